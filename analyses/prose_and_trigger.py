@@ -31,7 +31,7 @@ from sink_lens.edits.quantisation import quantisation
 from sink_lens.measures.variance import s2
 from sink_lens.models.headnorm import undecayed
 from sink_lens.models.load import wrap
-from sink_lens.report.style import COLOURS, MARKS, logarithmic
+from sink_lens.report.style import COLOURS, MARKS, log_scale
 from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.stats import Interval, t_intervals
 from sink_lens.training import SinkMonitor, TrainConfig
@@ -520,4 +520,4 @@ def draw_trials(axes: Any, trials: pd.DataFrame, styles: Mapping[str, Mapping[st
     """Draw the loss on prose of each arm's trials by rate."""
     for arm, rows in trials.sort_values("step").groupby("arm"):
         axes.plot(rows.groupby("rate")["prose"].last(), label=arm, **styles[str(arm)])
-    logarithmic(axes, axis="x")
+    log_scale(axes, axis="x")

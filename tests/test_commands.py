@@ -270,7 +270,7 @@ def done(workshop):
         before = {path for path in Path().rglob("*") if "cache" not in path.parts}
         with pytest.MonkeyPatch.context() as patch:
             if name not in EVERY and not COMMANDS[name].page:  # the page of its command is drawn for another row
-                patch.setattr(html, "page_text", short_page)
+                patch.setattr(html, "page_html", short_page)
             given = run(*words_of(name), "--json")
         assert given.exit_code == COMMANDS[name].code, given.output
         if "--dry-run" in name:
@@ -339,14 +339,14 @@ def is_drawn_again(given, name, monkeypatch):
     drawn = page.read_bytes()
     page.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(html, "page_text", short_page)
+        patch.setattr(html, "page_html", short_page)
         patch.setattr(Path, "write_text", full)
         first = run(*words)
     assert first.exit_code == 2, first.output
     assert "No space left" in first.stderr
     assert f"sink-lens report {name}" in first.stderr
     assert not page.exists()
-    monkeypatch.setattr(html, "page_text", short_page)
+    monkeypatch.setattr(html, "page_html", short_page)
     again = run(*words, "--quiet")
     assert again.exit_code == 0, again.output
     assert again.stdout.splitlines()[-1].endswith((name, "report.html", "drawn now"))
@@ -554,7 +554,7 @@ def test_what_is_refused_leaves_the_run_that_it_would_overwrite(line, kept):
 
 @pytest.mark.filterwarnings("default:missing is left out")
 def test_a_model_that_cannot_be_opened_is_left_out_with_its_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(html, "page_text", short_page)
+    monkeypatch.setattr(html, "page_html", short_page)
     done = run("preference", "missing", *meant("GPT2 --length 16"), "--out", tmp_path / "run")
     assert done.exit_code == 0, done.stderr
     assert "missing is left out" in done.stderr
@@ -574,7 +574,7 @@ def test_the_page_is_not_drawn_for_another_question_nor_left_beside_an_overwritt
         raise KeyboardInterrupt
 
     out = tmp_path / "run"
-    monkeypatch.setattr(html, "page_text", stopped)
+    monkeypatch.setattr(html, "page_html", stopped)
     first = run(*ISOLATE, "--out", out)
     assert first.exit_code == 130
     assert f"sink-lens report {out}" in " ".join(first.stderr.split())
@@ -677,7 +677,7 @@ def test_failed_cells_are_code_1_and_computed_again_when_that_is_asked(tmp_path,
     kind = kinds.Kind(meaning="breaks", make=fragile)
     monkeypatch.setattr(kinds, "KINDS", kinds.KINDS | {"zero": kind})
     monkeypatch.setattr("sink_lens.sweeps.grid.KINDS", kinds.KINDS)
-    monkeypatch.setattr(html, "page_text", short_page)
+    monkeypatch.setattr(html, "page_html", short_page)
     file = tmp_path / "heads.toml"
     file.write_text("controls = 0\n" + FILES["sweep.toml"] + 'layers = "0-1"\n')
     words = ["sweep", file, "--model", "MODEL", "--device", "cpu", "--out", tmp_path / "out"]

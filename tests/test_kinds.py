@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from sink_lens import cli
 from sink_lens.cli.run_kinds import add_command
 from sink_lens.kinds import import_object, kinds
-from sink_lens.report.html import page_text
+from sink_lens.report.html import page_html
 from sink_lens.report.page import Page
 from sink_lens.schema import tables_of
 
@@ -112,7 +112,7 @@ def test_a_kind_of_another_package_has_a_command_tables_and_a_page(installed, tm
     answer = json.loads(done.stdout)
     assert answer["sentence"] == "4 letters"
     assert answer["rows"] == [{"letter": "a", "count": 2}, {"letter": "b", "count": 2}]
-    text = page_text(tmp_path / "run")
+    text = page_html(tmp_path / "run")
     assert "2 different letters" in text
     assert "How often it stands in the text." in text
     assert [one.name for one in tables_of("letters")] == ["letters"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..report.html import conclusion
+from ..report.html import page_title
 from ..text import as_text, edge_label
 from .config import CircuitConfig, View
 from .given import Comparison, compare
@@ -29,7 +29,7 @@ def run(
 def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFrame]:
     """Yield what the terminal shows of ``found``: conclusion, sentences, and the ``view.top`` largest edges."""
     if isinstance(found, CircuitRun):
-        yield f"{conclusion(found.folder)}."
+        yield f"{page_title(found.folder)}."
     yield from found.sentences
     edges, lines = found.frame.head(view.top), []
     core = found.tables.get("core") if isinstance(found, CircuitRun) else None

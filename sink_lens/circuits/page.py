@@ -23,11 +23,11 @@ from sink_lens.report.page import (
     Page,
     PageTable,
     has_table,
-    more_note,
     page_table,
     paper_figure,
+    rest_note,
     table_maker,
-    whole_table,
+    table_reader,
 )
 from sink_lens.text import as_text, edge_label, name_in_words, node_label, safe_line, token_text
 
@@ -176,7 +176,7 @@ def _listed_table(
             table = table.sort_values(list(first), key=lambda one: one.abs(), ascending=False, ignore_index=True)
         part = "edge" if "edge" in table else "node"
         shown = table.assign(**{part: [edge_label(str(one)) for one in table[part]]})
-        return see + more_note(len(table), name), page_table(shown, heads or [str(column) for column in table.columns])
+        return see + rest_note(len(table), name), page_table(shown, heads or [str(column) for column in table.columns])
 
     return Listed(key=key, title=title, make=make, when=has_table(name))
 
@@ -198,7 +198,7 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
         correct=[token_text(one) for one in table["correct"]],
         incorrect=[token_text(one) for one in table["incorrect"]],
     )
-    return "The prompts (a dot is a space)." + more_note(len(table), "pairs"), page_table(shown, heads, most=8)
+    return "The prompts (a dot is a space)." + rest_note(len(table), "pairs"), page_table(shown, heads, most=8)
 
 
 _SCORE = {"edge": "edge", "score": "score"}
@@ -208,9 +208,9 @@ CIRCUIT = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="circuit", title="The circuit", make=_circuit_figure, data=whole_table("circuit"), on_page=False),
-        paper_figure(read_edge_circuit, see="The strongest edges, one number each.", data=whole_table("circuit")),
-        Drawn(key="curve", title="How faithful it is", make=_curve_figure, data=whole_table("curve")),
+        Drawn(key="circuit", title="The circuit", make=_circuit_figure, data=table_reader("circuit"), on_page=False),
+        paper_figure(read_edge_circuit, see="The strongest edges, one number each.", data=table_reader("circuit")),
+        Drawn(key="curve", title="How faithful it is", make=_curve_figure, data=table_reader("curve")),
     ),
     tables=(
         _listed_table(

@@ -15,7 +15,7 @@ from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.explorer import Explorer
-from sink_lens.report.style import FONT, INK, PAPER, canvas, without_formulas
+from sink_lens.report.style import FONT, INK, PAPER, new_figure, without_formulas
 from sink_lens.text import node_label
 
 _PLAIN = "#6b6b6b"
@@ -100,7 +100,7 @@ def draw_edges(edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int 
             x = (at - (len(some) - 1) / 2) * max(1.0, 0.75 * widest / len(some)) + shift
             place[node] = (x, level[row])
     width, height = min(4.4 + 1.0 * widest, 11.0), min(1.8 + 0.42 * len(rows), 13.0)
-    figure = canvas(width=width, height=height)
+    figure = new_figure(width=width, height=height)
     axes = figure.add_subplot()
     xs = [x for x, _ in place.values()] or [0.0]
     left, right = min(xs) - 0.9, max(xs) + 0.9
@@ -175,7 +175,7 @@ def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, f
 
 def draw_curve(curve: pd.DataFrame) -> Figure:
     """Draw the faithfulness in a curve's table over the share of edges or nodes, on a logarithmic axis."""
-    figure = canvas(width=6.4, height=3.6)
+    figure = new_figure(width=6.4, height=3.6)
     axes = figure.add_subplot()
     styles = {"edges": ("#2b6cb0", "o", "edges"), "nodes": ("#2e8b57", "s", "whole nodes")}
     for by, (colour, marker, label) in styles.items():

@@ -50,9 +50,9 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
             print_message("error" if config.only else "warning", f"not drawn: {why}")
 
     def collect_answer() -> dict[str, Any]:
-        from ..report.html import conclusion
+        from ..report.html import page_title
 
-        said = {"sentence": conclusion(config.runs[0])} if len(config.runs) == 1 else {}
+        said = {"sentence": page_title(config.runs[0])} if len(config.runs) == 1 else {}
         return {"runs": config.runs, "report": page, "figures": files, "not_drawn": missing} | said
 
     return Answer(found=collect_answer, exit_code=int(bool(config.only and missing)))

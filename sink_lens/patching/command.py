@@ -58,10 +58,10 @@ def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[R
     """Yield what the terminal shows: conclusion, tokens that differ, the ``view.top`` strongest patches, the check."""
     from rich.text import Text
 
-    from ..report.html import conclusion
+    from ..report.html import page_title
 
     for folder in found.folders:
-        yield Text(f"{conclusion(folder)}.", style="bold")
+        yield Text(f"{page_title(folder)}.", style="bold")
     n = len(found.differences)
     most = f"; the first {_MOST_DIFFERENCES}" * (n > _MOST_DIFFERENCES)
     yield f"the prompts differ in {plural(n, 'token')}{most}"

@@ -14,13 +14,13 @@ from sink_lens.report.page import (
     Listed,
     Page,
     PageTable,
-    intervals,
+    ci_texts,
     largest_first,
-    more_note,
     page_table,
-    whole_table,
+    rest_note,
+    table_reader,
 )
-from sink_lens.report.style import FONT, INK, add_colour_scale, canvas, draw_map, without_formulas
+from sink_lens.report.style import FONT, INK, add_colour_scale, draw_map, new_figure, without_formulas
 from sink_lens.text import as_text, capitalise, join_and, name_in_words, percent, safe_line, site_label, token_text
 
 _CARRIES = 0.5
@@ -68,7 +68,7 @@ def patch_map(
     sizes = [len(set(frame[down].tolist())) for down, _ in pairs]
     height = sum(min(max(1.9, 0.6 + 0.17 * size), 6.5) for size in sizes)
     across = 1 if pairs[0][1] is None else len(set(frame[by[0]].tolist()))
-    figure = canvas(width=min(max(5.0, 2.2 + 0.13 * across), 11.0), height=height + 0.5)
+    figure = new_figure(width=min(max(5.0, 2.2 + 0.13 * across), 11.0), height=height + 0.5)
     limit = float(np.nanmax(np.abs(frame[value].to_numpy(float)), initial=0.0)) or 1.0
     drawn = [
         draw_map(figure, frame, pair, place=(len(pairs), 1, 1 + index), value=value, limit=limit, labels=labels or {})
@@ -221,27 +221,27 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
     table = largest_first(run.need("patches", columns=["effect"]), "effect")
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
-            table = table.assign(**{name: intervals(table, low, high)})
+            table = table.assign(**{name: ci_texts(table, low, high)})
     names = (*_BY, "baseline", "value", "effect", "95%", "control_effect", "over_control", "95% above controls")
     names = (*names, "normalised_effect", "approximation", "changed", "n")
     heads = {name: _HEADS.get(name, name.replace("_", " ")) for name in dict.fromkeys(names) if name in table.columns}
     heads = {name: head for name, head in heads.items() if bool(table[name].notna().any())}
     see = "The patches, the largest effect first; controls are random parts of the same size."
-    return see + more_note(len(table), "patches"), page_table(table, heads)
+    return see + rest_note(len(table), "patches"), page_table(table, heads)
 
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of the positions at which the prompts differ."""
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
     shown = table.assign(**{name: [token_text(text) for text in table[name]] for name in ("clean", "corrupted")})
-    see = "Where the two prompts differ (a dot is a space)." + more_note(len(table), "differences")
+    see = "Where the two prompts differ (a dot is a space)." + rest_note(len(table), "differences")
     return see, page_table(shown, ("sequence", "position", "clean", "corrupted"))
 
 
 PATCH = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="map", title="Where it is decided", make=_heatmap_figure, data=whole_table("patches")),),
+    figures=(Drawn(key="map", title="Where it is decided", make=_heatmap_figure, data=table_reader("patches")),),
     tables=(
         Listed(key="patch-table", title="Strongest patches", make=_patch_table),
         Listed(key="difference-table", title="The prompts", make=_difference_table),

@@ -23,7 +23,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.report.style import BLUE, BOX, FAINT, GREEN, INK, ORANGE, PAPER, QUIET, canvas, without_formulas
+from sink_lens.report.style import BLUE, BOX, FAINT, GREEN, INK, ORANGE, PAPER, QUIET, new_figure, without_formulas
 
 Style = Literal["page", "paper"]
 MOST_WORDS = 8
@@ -322,7 +322,7 @@ def _legend_entries(diagram: Diagram, room: float, *, form: _Form, small: float)
 
 def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
     """Draw a diagram as a figure; ``placed`` says where each box and text stands."""
-    figure = canvas(width=form.width, height=placed.height)
+    figure = new_figure(width=form.width, height=placed.height)
     figure.set_layout_engine("none")
     limits: dict[str, Any] = {"xlim": (0, form.width), "ylim": (0, placed.height)}
     axes = figure.add_axes((0, 0, 1, 1), frame_on=False, xticks=[], yticks=[], **limits)

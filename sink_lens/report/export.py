@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import InputError, RunError, refuse_tilde
 from sink_lens.records import Run, read_run, refuse_file_of_run
-from sink_lens.report.page import Drawn, attempt, csv_text
-from sink_lens.report.pages import is_on_page, page_of
+from sink_lens.report.page import Drawn, csv_text, try_make
+from sink_lens.report.pages import is_on_page, page_of_run
 from sink_lens.report.style import FORMATS, figure_bytes, fix_layout
 
 
@@ -38,7 +38,7 @@ def save_figures(
     refuse_tilde(folder, what="the folder of the figures")
     check_formats(formats)
     folder, files, missing = Path(folder), [], []
-    shown = [(run, [one for one in page_of(run).figures if is_on_page(run, one)]) for run in map(read_run, runs)]
+    shown = [(run, [one for one in page_of_run(run).figures if is_on_page(run, one)]) for run in map(read_run, runs)]
     keys = list(dict.fromkeys(one.key for _, figures in shown for one in figures))
     if unknown := [name for name in only if name not in keys]:
         raise InputError(f"there is no figure {unknown[0]!r}; need some of {', '.join(keys)}")
@@ -53,11 +53,11 @@ def save_figures(
                 fix_layout(figure)
                 return figure
 
-            made, why = attempt(run, draw)
+            made, why = try_make(run, draw)
             if made is None:
                 missing.append(f"{prefix}{drawn.key}: {why}")
                 continue
-            data, _ = attempt(run, lambda drawn=drawn, run=run: drawn.data(run))
+            data, _ = try_make(run, lambda drawn=drawn, run=run: drawn.data(run))
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 for form in formats:

@@ -20,10 +20,10 @@ import matplotlib as mpl
 from sink_lens.errors import RunError, check_file_name
 from sink_lens.records import PAGE_FILE, Run, read_run, refuse_file_of_run
 from sink_lens.report import explorer, views
-from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, attempt, csv_text
-from sink_lens.report.pages import is_on_page, page_of
+from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, csv_text, try_make
+from sink_lens.report.pages import is_on_page, page_of_run
 from sink_lens.report.patterns import MOST_BYTES, embed_patterns, tokens_for_page
-from sink_lens.report.side_by_side import Comparison, check_comparable, compare_parts
+from sink_lens.report.side_by_side import Comparison, check_comparable, compare_contents
 from sink_lens.report.style import UNWRITABLE, figure_svg, thin_lines
 from sink_lens.schema import column_meanings
 from sink_lens.text import capitalise, join_and, safe_line
@@ -40,7 +40,7 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
     A figure or table of a run ``beside`` it that this run lacks is there too, with the reason why it is missing.
     """
     run = _run_for_page(run)
-    page = page_of(run)
+    page = page_of_run(run)
 
     def stands(of: Drawn | Listed) -> bool:
         return any(is_on_page(one, of) for one in (run, *beside))
@@ -55,8 +55,8 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
     return Content(
         run=run,
         name=safe_line(str(model or run.folder.resolve().name)),
-        title=attempt(run, lambda: page.title(run))[0] or f"A run of {safe_line(run.kind)}",
-        headline=attempt(run, lambda: page.headline(run))[0] or [],
+        title=try_make(run, lambda: page.title(run))[0] or f"A run of {safe_line(run.kind)}",
+        headline=try_make(run, lambda: page.headline(run))[0] or [],
         notes=[capitalise(safe_line(note, limit=400)) for note in notes],
         incomplete=incomplete,
         first=first,
@@ -81,14 +81,14 @@ def _shortened_notes(run: Run) -> list[str]:
     return said
 
 
-def conclusion(folder: str | os.PathLike[str]) -> str:
+def page_title(folder: str | os.PathLike[str]) -> str:
     """Return the title of a run's page: a sentence that says what the run found.
 
     Raises:
         RunError: There is no run in the folder, or its run.json is damaged.
     """
     run = _run_for_page(read_run(folder))
-    return attempt(run, lambda: page_of(run).title(run))[0] or f"A run of {safe_line(run.kind)}"
+    return try_make(run, lambda: page_of_run(run).title(run))[0] or f"A run of {safe_line(run.kind)}"
 
 
 def compare_runs(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[Content], Comparison]:
@@ -100,7 +100,7 @@ def compare_runs(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[C
     """
     check_comparable(runs, by=by)
     parts = [page_content(run, prefix=f"run-{index}-", beside=runs) for index, run in enumerate(runs, start=1)]
-    return parts, compare_parts(parts)
+    return parts, compare_contents(parts)
 
 
 def _figure_for_page(run: Run, of: Drawn, *, prefix: str) -> Shown:
@@ -111,18 +111,18 @@ def _figure_for_page(run: Run, of: Drawn, *, prefix: str) -> Shown:
         see, figure = of.make(run)
         see += thin_lines(figure)
         wide = bool(figure.get_figwidth() > 6)
-        data, _ = attempt(run, lambda: of.data(run))
+        data, _ = try_make(run, lambda: of.data(run))
         numbers = "" if data is None else csv_text(data)
         return Shown(key=key, title=of.title, see=see, svg=figure_svg(figure, name=key), wide=wide, csv=numbers)
 
-    made, missing = attempt(run, make)
+    made, missing = try_make(run, make)
     return made or Shown(key=key, title=of.title, missing=missing, wide=True)
 
 
 def _table_for_page(run: Run, of: Listed, *, prefix: str) -> Shown:
     """Make the table ``of`` a run for its page: cells, caption, CSV, or why it is missing; its id gets the prefix."""
     key = f"{prefix}{of.key}"
-    made, missing = attempt(run, lambda: of.make(run))
+    made, missing = try_make(run, lambda: of.make(run))
     if made is None:
         return Shown(key=key, title=of.title, missing=missing)
     see, table = made
@@ -141,7 +141,7 @@ def _incomplete_sentence(run: Run) -> str:
         sentences.append(safe_line(run.error, limit=300))
     if missing:
         sentences.append(f"Not in this folder: {join_and(missing, most=20)}")
-    if damaged := [safe_line(name) for name in run.tables if attempt(run, lambda name=name: run.tables[name])[1]]:
+    if damaged := [safe_line(name) for name in run.tables if try_make(run, lambda name=name: run.tables[name])[1]]:
         sentences.append(f"Damaged: {join_and(damaged, most=20)}")
     return f"{'. '.join(sentences)}. Everything else is shown." if sentences else ""
 
@@ -192,7 +192,7 @@ def render(
         path = path.with_name(f"{path.name}.html")
     check_file_name(path, what="the name of the page")
     refuse_file_of_run(path, replaceable=(".html", ".htm"))
-    text = page_text(folder, *others, by=by)
+    text = page_html(folder, *others, by=by)
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # others may draw it too
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def render(
     return path
 
 
-def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
+def page_html(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     """Return the HTML of the page of a run folder, or of several, which may differ in the settings named in ``by``.
 
     Raises:
@@ -223,10 +223,10 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     for part in parts:
         found, why = None, ""
         if part.first is not None:
-            found, why = attempt(part.run, lambda run=part.run: embed_patterns(run, most_bytes=room))
+            found, why = try_make(part.run, lambda run=part.run: embed_patterns(run, most_bytes=room))
         embedded.append(found or {"data": None, "said": why})
-    explore = page_of(parts[0].run).explore
-    made = [attempt(part.run, partial(explore, part.run)) for part in parts[:2]] if explore else []
+    explore = page_of_run(parts[0].run).explore
+    made = [try_make(part.run, partial(explore, part.run)) for part in parts[:2]] if explore else []
     graphs = [graph for graph, _ in made if graph]
     exploring = explorer.explorer_script(graphs) if graphs else ""
     script = (_HERE / "page.js").read_text(encoding="utf-8")

@@ -73,11 +73,11 @@ MADE: Mapping[str, str] = {
 """Column that a page's table makes itself -> its meaning; those of stored tables are in the schema."""
 
 
-Heads = Mapping[str, str] | Iterable[str]
+Headings = Mapping[str, str] | Iterable[str]
 """Columns of a table: each with its head, or by their names, whose heads are the names in words."""
 
 
-def page_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> PageTable:
+def page_table(frame: pd.DataFrame, heads: Headings, *, most: int = MOST_ROWS) -> PageTable:
     """Make a page's table of a data frame's first ``most`` rows; ``heads`` is its columns, or column -> heading."""
     heads = heads if isinstance(heads, Mapping) else {name: name_in_words(str(name)) for name in heads}
     columns = [name for name in heads if name in frame.columns]
@@ -99,7 +99,7 @@ def page_table(frame: pd.DataFrame, heads: Heads, *, most: int = MOST_ROWS) -> P
     )
 
 
-def run_sentence(run: Run, *, limit: int) -> list[str]:
+def summary_lines(run: Run, *, limit: int) -> list[str]:
     """Return [the sentence in a run's table ``summary``], cut to ``limit`` characters; [] if the table is empty."""
     return [safe_line(text, limit=limit) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
 
@@ -109,14 +109,14 @@ def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
     return table.sort_values(column, key=abs, ascending=False, kind="stable")
 
 
-def intervals(
+def ci_texts(
     frame: pd.DataFrame, low: str = "ci_low", high: str = "ci_high", *, shown: Callable[[Any], str] = as_text
 ) -> list[str]:
     """Return each row's interval as a text such as "[0.1, 0.3]", from two columns; "" if an end is undefined."""
     return [interval_text(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)]
 
 
-def more_note(total: int, name: str, *, most: int = MOST_ROWS) -> str:
+def rest_note(total: int, name: str, *, most: int = MOST_ROWS) -> str:
     """Return a sentence that counts the rows over ``most`` and names the file that has them; "" if there are none."""
     file = name if "." in name else f"{name}.parquet"
     return f" The first {most} of {total}; all are in {file}." if total > most else ""
@@ -148,7 +148,7 @@ def run_in_words(run: Run) -> str:
     return f"{run.folder} is a run of {safe_line(run.kind)}"
 
 
-def whole_table(name: str) -> Callable[[Run], pd.DataFrame]:
+def table_reader(name: str) -> Callable[[Run], pd.DataFrame]:
     """Return a function that reads a table of a run, for a figure's CSV."""
     return lambda run: run.need(name, columns=())
 
@@ -194,7 +194,7 @@ def has_table(name: str) -> Callable[[Run], bool]:
 
 
 def table_maker(
-    name: str, see: str, heads: Heads, *, need: Sequence[str] = ()
+    name: str, see: str, heads: Headings, *, need: Sequence[str] = ()
 ) -> Callable[[Run], tuple[str, PageTable]]:
     """Return a function that makes a caption and a table for a page from a table of the run, unchanged.
 
@@ -208,7 +208,7 @@ def table_maker(
     def make(run: Run) -> tuple[str, PageTable]:
         frame = run.need(name, columns=need or list(heads))
         shortened = run.tables.shortened.get(name)
-        see_all = more_note(len(frame) if shortened is None else shortened.rows, name)
+        see_all = rest_note(len(frame) if shortened is None else shortened.rows, name)
         return see + see_all, page_table(frame, heads)
 
     return make
@@ -310,7 +310,7 @@ _UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, A
 """What comes of a table that holds something else; the last is what Arrow says of a sum of texts."""
 
 
-def attempt(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
+def try_make(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
     """Call ``make``; return (its result, ""), or (None, the reason) if the run's tables lack what it needs."""
     try:
         return make(), ""

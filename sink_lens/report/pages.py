@@ -7,19 +7,19 @@ from sink_lens.errors import RunError
 from sink_lens.kinds import import_object, kinds
 from sink_lens.records import Run, read_run
 from sink_lens.report.drawable import Drawable
-from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, attempt, page_table, run_in_words
+from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, page_table, run_in_words, try_make
 from sink_lens.text import plural, safe_line
 
 
-def page_for(kind: str) -> Page | None:
+def page_of_kind(kind: str) -> Page | None:
     """Return the page of a kind of run, such as ``trace``; None if no kind has this name."""
     found = kinds().get(kind)
     return import_object(found.page) if found else None
 
 
-def page_of(run: Run) -> Page:
+def page_of_run(run: Run) -> Page:
     """Return the page of a run's kind; for a kind that is not known, a page of all tables of the run."""
-    if found := page_for(run.kind):
+    if found := page_of_kind(run.kind):
         return found
     listed = tuple(Listed(key=f"{name}-table", title=name, make=partial(_full_table, name)) for name in run.tables)
     return Page(title=lambda run: f"A run of {safe_line(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
@@ -27,7 +27,7 @@ def page_of(run: Run) -> Page:
 
 def is_on_page(run: Run, of: Drawn | Listed) -> bool:
     """Check whether a figure or table (``of``) belongs on a run's page; True also if a damaged table leaves it open."""
-    return attempt(run, lambda: of.when(run))[0] is not False
+    return try_make(run, lambda: of.when(run))[0] is not False
 
 
 def _full_table(name: str, run: Run) -> tuple[str, PageTable]:
@@ -46,7 +46,7 @@ def circuit_of(source: Run | str | Path) -> Drawable:
         RunError: the run is of another kind, or lacks what a circuit needs.
     """
     run = source if isinstance(source, Run) else read_run(source)
-    circuit = page_of(run).circuit
+    circuit = page_of_run(run).circuit
     if circuit is None:
         raise RunError(
             f"{run_in_words(run)}, which has no circuit; need a run of trace or circuit. {MAKES['circuit']}, or with "

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Content, Shown, attempt, csv_text
+from sink_lens.report.page import Content, Shown, csv_text, try_make
 from sink_lens.schema import VERDICTS
 from sink_lens.text import as_text, interval_text, join_and, name_in_words, safe_line
 
@@ -119,14 +119,14 @@ class Comparison:
         return tuple(found)
 
 
-def compare_parts(parts: Sequence[Content]) -> Comparison:
+def compare_contents(parts: Sequence[Content]) -> Comparison:
     """Compare runs by the content of their pages, one for each run: verdicts, summaries and provenance."""
     names = tuple(part.name for part in parts)
     if len(set(names)) < len(names):
         names = tuple(safe_line(part.run.folder.resolve().name) for part in parts)
     firsts = [part.first for part in parts if part.first]
     judged = {one.key: one.name for first in firsts for one in first.judged}
-    summaries = [attempt(part.run, lambda run=part.run: _summary_texts(run))[0] or {} for part in parts]
+    summaries = [try_make(part.run, lambda run=part.run: _summary_texts(run))[0] or {} for part in parts]
     quantities = dict.fromkeys(name for summary in summaries for name in summary)
     known = dict.fromkeys(name for part in parts for name in part.provenance)
     rows = [_make_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]

@@ -134,7 +134,7 @@ FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
 """Format -> what it calls the date, which is left out."""
 
 
-def canvas(*, width: float = WIDTH, height: float = 2.9) -> Figure:
+def new_figure(*, width: float = WIDTH, height: float = 2.9) -> Figure:
     """Return an empty figure of this width and height in inches."""
     return Picture(figsize=(width, height), dpi=150, layout="constrained")
 
@@ -280,7 +280,7 @@ def set_integer_ticks(axes: Axes, *, y: bool = True) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
-def logarithmic(axes: Axes, *, axis: str) -> None:
+def log_scale(axes: Axes, *, axis: str) -> None:
     """Make an axis (``x`` or ``y``) logarithmic, with plain numbers at its ticks instead of powers of ten."""
     (axes.set_xscale if axis == "x" else axes.set_yscale)("log")
     low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()

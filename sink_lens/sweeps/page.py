@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, largest_first, page_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, ci_texts, largest_first, page_table
 from sink_lens.report.style import (
     BLUE,
     FONT,
@@ -16,9 +16,9 @@ from sink_lens.report.style import (
     ORANGE,
     QUIET,
     add_colour_scale,
-    canvas,
     draw_map,
     legend,
+    new_figure,
     panel,
     style_axes,
     without_formulas,
@@ -66,7 +66,7 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
     heights = [  # a line's is fixed, a map's grows with its rows
         2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * len(set(rows[axes[0]]))), 5.5) for _, rows, axes in drawn
     ]
-    figure = canvas(width=8.0, height=0.4 + sum(heights))
+    figure = new_figure(width=8.0, height=0.4 + sum(heights))
     images = []
     for index, (name, rows, axes) in enumerate(drawn):
         place = (len(drawn), 1, index + 1)
@@ -162,7 +162,7 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
     named = len(rows) <= _MOST_NAMED
     shown = rows.head(_MOST_NAMED)
     parts = [(shown, told_apart[: len(shown)], True)] + ([] if named else [(rows, told_apart, False)])
-    figure = canvas(width=8.0, height=0.9 + 0.19 * len(shown) + (0.0 if named else 3.0))
+    figure = new_figure(width=8.0, height=0.9 + 0.19 * len(shown) + (0.0 if named else 3.0))
     grid = figure.add_gridspec(len(parts), 1, height_ratios=[0.6 + 0.19 * len(shown), 3.0][: len(parts)])
     for place, (part, apart, with_names) in enumerate(parts):
         axes = figure.add_subplot(grid[place])
@@ -261,7 +261,7 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
     for name, low, high in (("interval", "ci_low", "ci_high"), ("over", "over_low", "over_high")):
         if {low, high} <= set(rows.columns):
             marks = [MARK if 0 < n < FEW else "" for n in rows["n"]] if "n" in rows.columns else [""] * len(rows)
-            told = zip(intervals(rows, low, high), marks, strict=True)
+            told = zip(ci_texts(rows, low, high), marks, strict=True)
             rows = rows.assign(**{name: [text and f"{text}{mark}" for text, mark in told]})
     heads = {"metric": "metric", "kind": "edit", "site": "site", "where": "where", "factor": "factor"}
     heads |= {"centre": "centre", "effect": "effect", "interval": "95%", "control_effect": "controls"}

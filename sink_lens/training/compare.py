@@ -356,11 +356,11 @@ def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
     """Yield what the terminal shows of a comparison: sentences, final losses, and measures if sinks were compared."""
     from rich.text import Text
 
-    from ..report.html import conclusion
+    from ..report.html import page_title
     from .pages.training import final_loss_table, variant_measure_table
 
     if found.folder is not None:
-        yield Text(f"{conclusion(found.folder)}.", style="bold")
+        yield Text(f"{page_title(found.folder)}.", style="bold")
     yield from found.sentences
     yield "\nfinal losses, nats"
     finals = found.tables["finals"]

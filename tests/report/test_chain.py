@@ -8,7 +8,7 @@ import pytest
 from sink_lens.chain.page.story import chain_steps, link_rows, named_links
 from sink_lens.records import read_run
 from sink_lens.report import circuit_of, sketches
-from sink_lens.report.html import page_text
+from sink_lens.report.html import page_html
 
 from .circuits import CHAIN, LINKS, NODES, tables, traced
 from .test_page import Page
@@ -45,10 +45,10 @@ def test_the_chain_of_a_run_is_its_table_and_without_it_there_is_none(tmp_path):
 
 
 def test_a_seventh_link_stands_on_the_page_with_its_node_sentence_and_numbers(later):
-    page = Page(page_text(later))
+    page = Page(page_html(later))
     said = page.text.split("The chain, link by link", 2)[-1].split("What to see")[0]
     assert "4 of 7 links hold" in said
-    (drawn,) = re.findall(r'<ol class="chain".*?</ol>', page_text(later), flags=re.S)
+    (drawn,) = re.findall(r'<ol class="chain".*?</ol>', page_html(later), flags=re.S)
     steps = [" ".join(re.sub("<[^>]+>", " ", step).split()) for step in drawn.split("</li>")]
     assert steps[-3:] == ["attention sink ✓ holds →", "a small output", ""]
     row = said.split("attention sink → a small output", 1)[1]
@@ -99,4 +99,4 @@ def test_what_keeps_a_link_undecided_stands_under_its_claim(tmp_path):
     rows = {row.link: row for row in link_rows(read_run(folder)) if row.primary}
     assert len(rows["variance_neurons"].remarks) == 1
     assert rows["variance_neurons"].remarks[0].startswith("Undecided: breaking it may remove less than 25%")
-    assert rows["variance_neurons"].remarks[0] in " ".join(Page(page_text(folder)).text.split())
+    assert rows["variance_neurons"].remarks[0] in " ".join(Page(page_html(folder)).text.split())

@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgba
 from sink_lens.errors import RunError
 from sink_lens.records import read_run
 from sink_lens.report import circuit_of, sketches
-from sink_lens.report.html import page_text
+from sink_lens.report.html import page_html
 from sink_lens.report.style import BLUE, GREEN, ORANGE, figure_svg
 
 from .circuits import SHARES, VERDICTS, tables, traced
@@ -144,7 +144,7 @@ def test_without_interventions_nothing_holds_and_no_arrow_is_a_cause(tmp_path):
     assert {arrow.kind for arrow in drawn.arrows} == set(circuit.edges["verdict"]) == kinds
     faces = {patch.get_facecolor() for patch in circuit.draw().axes[0].patches}
     assert not {to_rgba(GREEN), to_rgba(BLUE), to_rgba(ORANGE)} & faces
-    text = page_text(folder)
+    text = page_html(folder)
     shown = re.sub(r"<(style|script).*?</\1>|<[^>]+>", " ", text, flags=re.S)
     assert "3 of 6 links are present, 1 is absent and 2 are undecided. No link was tested" in shown
     assert "no arrow says that one thing causes another" in shown
@@ -157,7 +157,7 @@ def test_without_a_sink_nothing_is_said_to_make_one(tmp_path):
     drawn = sketches.sketch_chain(circuit_of(folder))
     assert drawn.title == "What was measured at position 0 of toy, which has no attention sink"
     assert drawn.says == "No position is an attention sink, so no link was intervened on."
-    text = page_text(folder)
+    text = page_html(folder)
     assert "It is no attention sink, so no link was intervened on" in text
     assert "of heads have a sink score above 0.3 at position 0" in text
     for claim in ("What makes position", "leave out --no-interventions", "as wide as the share of the sink"):

@@ -128,7 +128,7 @@ def test_dimensions_stand_in_order_of_magnitude():
 
 @pytest.mark.parametrize("text", ["$x$", "$\\frac{1}", "<b>&amp;", "]]>", "‮", "日本", "a" * 1000, "\x00", ""])
 def test_a_token_at_an_axis_is_text(text):
-    figure = style.canvas()
+    figure = style.new_figure()
     style.panel(figure).set_xticks(range(2), [token_text(one, limit=8, counted=False) for one in (text, "x")])
     drawn = figure_svg(style.without_formulas(figure), name="p")
     shown = [found for found in texts(drawn) if found == "x" or found.startswith(text[:8].strip("‮\x00") or "⟨")]
@@ -151,7 +151,7 @@ def test_figures_leave_the_settings_of_matplotlib_alone():
 
 
 def test_what_cannot_be_read_is_found():
-    figure = style.canvas(width=3, height=2)
+    figure = style.new_figure(width=3, height=2)
     axes = style.panel(figure)
     axes.add_patch(matplotlib.patches.Rectangle((0, 0), 1, 1))
     assert faults(figure) == []

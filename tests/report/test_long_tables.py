@@ -9,7 +9,7 @@ from sink_lens.records import RunLog, read_log, read_run
 from sink_lens.records.long_tables import shorten_table
 from sink_lens.report import html
 from sink_lens.report.html import page_content
-from sink_lens.report.style import canvas, panel, thin_lines
+from sink_lens.report.style import new_figure, panel, thin_lines
 
 from .circuits import grid, write_run
 
@@ -67,7 +67,7 @@ def test_of_other_tables_the_extremes_are_read():
 
 
 def test_very_many_points_keep_their_extremes():
-    figure = canvas()
+    figure = new_figure()
     axes = panel(figure)
     values = np.zeros(100_000)
     values[70_001] = 5.0
@@ -78,4 +78,4 @@ def test_very_many_points_keep_their_extremes():
     assert len(x) <= 20_002
     assert x[y == 5.0].tolist() == [70_001]
     assert axes.collections[0].get_rasterized()
-    assert thin_lines(canvas()) == ""
+    assert thin_lines(new_figure()) == ""

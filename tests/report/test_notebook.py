@@ -9,7 +9,7 @@ from sink_lens.chain.page import figures
 from sink_lens.chain.trace import Trace
 from sink_lens.records import read_run
 from sink_lens.report import notebook
-from sink_lens.report.style import canvas
+from sink_lens.report.style import new_figure
 
 from .circuits import tables, traced
 from .test_figures import heads
@@ -52,7 +52,7 @@ def test_a_run_says_what_it_is_and_what_it_holds(tmp_path):
         assert text in shown.text
 
 
-@pytest.mark.parametrize("make", [canvas, lambda: figures.draw_sink_scores(heads(), position=0)])
+@pytest.mark.parametrize("make", [new_figure, lambda: figures.draw_sink_scores(heads(), position=0)])
 def test_a_figure_shows_itself_without_pyplot(make):
     from IPython.core.formatters import DisplayFormatter  # here: half a second that collecting need not take
 

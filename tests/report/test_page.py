@@ -16,7 +16,7 @@ import pytest
 
 from sink_lens.errors import RunError
 from sink_lens.records import create_run
-from sink_lens.report.html import page_text, render
+from sink_lens.report.html import page_html, render
 from sink_lens.schema import table_of
 from sink_lens.text import as_text, safe_line
 
@@ -263,7 +263,7 @@ def test_the_heads_of_tables_say_what_the_schema_says(page):
 
 
 def test_hostile_text_and_odd_tokens_are_shown_as_text(tmp_path):
-    hostile = page_text(hostile_run(tmp_path / "run"))
+    hostile = page_html(hostile_run(tmp_path / "run"))
     page = assert_harmless(hostile)
     for text in HOSTILE:
         assert safe_line(text, limit=100)[:90].split("…")[0] in page.text
@@ -289,7 +289,7 @@ def test_what_a_partial_run_lacks_is_named_and_the_rest_is_shown(copied, names):
     assert {name for part in PARTS for name in part} == {path.stem for path in copied.iterdir()} - {"run"}
     for path in [path for path in copied.iterdir() if path.stem in names]:
         path.unlink()
-    page = assert_harmless(page_text(copied))
+    page = assert_harmless(page_html(copied))
     said = page.text.split("Not in this folder: ", 1)[1].split(". ", 1)[0]
     assert set(re.findall(r"\w+", said)) - {"and"} == set(names)
     assert page.text.count("Where these numbers come from") == 1
@@ -300,7 +300,7 @@ def test_what_a_partial_run_lacks_is_named_and_the_rest_is_shown(copied, names):
 def test_a_run_with_nothing_but_its_record_has_a_page(tmp_path):
     frames = few(*(name for part in PARTS for name in part))
     folder = synthetic_run(tmp_path / "run", frames=frames, without=(*frames, "summary", "patterns"))
-    page = assert_harmless(page_text(folder))
+    page = assert_harmless(page_html(folder))
     assert "The sink was not measured" in page.text
     assert "This run has no table 'links'" in page.text
 
@@ -309,7 +309,7 @@ def test_a_run_with_nothing_but_its_record_has_a_page(tmp_path):
 def test_a_damaged_table_is_named_and_the_rest_is_shown(copied, tmp_path):
     (copied / "neurons.parquet").write_bytes(b"PAR1 not really")
     (copied / "patterns.safetensors").write_bytes(b"\xff" * 40)
-    page = assert_harmless(page_text(copied))
+    page = assert_harmless(page_html(copied))
     assert str(tmp_path) not in page.text
     assert "Damaged: neurons. Everything else is shown." in page.text
     assert "neurons.parquet cannot be read: it is damaged" in page.text
@@ -323,7 +323,7 @@ def test_an_interrupted_run_says_so(tmp_path):
     with pytest.raises(KeyboardInterrupt), create_run(tmp_path / "run", **record) as writer:
         writer.write_table("heads", few("heads")["heads"])
         raise KeyboardInterrupt
-    page = assert_harmless(page_text(tmp_path / "run"))
+    page = assert_harmless(page_html(tmp_path / "run"))
     assert "This run was interrupted. Not in this folder: links." in page.text
     assert "threshold (not recorded)" in page.text
 
@@ -335,7 +335,7 @@ def test_a_model_without_a_sink_is_not_given_one(tmp_path):
     frames["dimensions"]["is_outlier"] = False
     frames |= {name: frames[name].head(0) for name in ("growth_steps", "neurons")}
     folder = synthetic_run(tmp_path / "run", frames=frames, drawn=patterns(**SIZE), without=("summary",))
-    page = assert_harmless(page_text(folder))
+    page = assert_harmless(page_html(folder))
     for said in (
         "No position is an attention sink",
         "Each cell is a head; none attends to position 0 above the threshold, most of all L0.H0 (score 0.02)",
@@ -355,7 +355,7 @@ def test_what_was_not_measured_is_said_and_the_rest_is_drawn(tmp_path):
     frames["heads"] = frames["heads"].drop(columns="sink_mass")
     frames["neurons"]["gate_norm_rank"] = pd.array([pd.NA] * len(frames["neurons"]), dtype="Int64")
     del frames["layers"]
-    text = page_text(synthetic_run(tmp_path / "run", frames=frames, without=("patterns",)))
+    text = page_html(synthetic_run(tmp_path / "run", frames=frames, without=("patterns",)))
     page = Page(text)
     assert "– not measured" in page.text.split(IN_WORDS["key_sink"], 1)[1][:200]
     assert "1 was not measured" in page.text

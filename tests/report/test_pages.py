@@ -15,9 +15,9 @@ from sink_lens.kinds import kinds
 from sink_lens.records import create_run, read_run
 from sink_lens.report import html
 from sink_lens.report.export import save_figures
-from sink_lens.report.html import page_content, page_text
+from sink_lens.report.html import page_content, page_html
 from sink_lens.report.page import csv_text, page_table
-from sink_lens.report.pages import page_for
+from sink_lens.report.pages import page_of_kind
 from sink_lens.studies.pages.interventions import removed_share_figure
 
 from .circuits import grid, write_run
@@ -195,7 +195,7 @@ def test_three_reports_on_one_run_at_once_all_succeed(tmp_path, monkeypatch):
         together.wait()
         return "a page"
 
-    monkeypatch.setattr(html, "page_text", slow)
+    monkeypatch.setattr(html, "page_html", slow)
     with ThreadPoolExecutor(3) as pool:
         drawn = [future.result() for future in [pool.submit(html.render, tmp_path) for _ in range(3)]]
     assert drawn == [tmp_path / "report.html"] * 3
@@ -204,7 +204,7 @@ def test_three_reports_on_one_run_at_once_all_succeed(tmp_path, monkeypatch):
 
 
 def test_a_kind_without_a_page_shows_its_tables(tmp_path):
-    text = page_text(write_run(tmp_path, "other", things={"a<b": [1, 2], "name": ["x", "<i>"]}))
+    text = page_html(write_run(tmp_path, "other", things={"a<b": [1, 2], "name": ["x", "<i>"]}))
     assert "A run of other" in text
     assert "a&lt;b" in text
     assert "<i>" not in text
@@ -212,7 +212,7 @@ def test_a_kind_without_a_page_shows_its_tables(tmp_path):
 
 def test_every_page_that_is_listed_is_whole():
     for kind in kinds():
-        page = page_for(kind)
+        page = page_of_kind(kind)
         keys = [one.key for one in (*page.figures, *page.tables)]
         assert len(keys) == len(set(keys)), kind
 

@@ -8,7 +8,7 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
 from sink_lens.report import config
 from sink_lens.report.config import ReportConfig
-from sink_lens.report.html import compare_runs, page_text, render
+from sink_lens.report.html import compare_runs, page_html, render
 from sink_lens.report.side_by_side import COMPARED_BY, check_comparable
 
 from .circuits import CHAIN, write_run
@@ -34,7 +34,7 @@ def test_alike_runs_stand_beside_each_other_and_differences_are_marked(tmp_path)
     assert [cell.text.split(":")[0] for cell in row.cells] == ["✓ holds", "✗ fails"]
     assert [cell.differs for cell in row.cells] == [False, True]
     assert {row.name: row.differs for row in beside.summary} == {"sink_rate": True, "model": False}
-    text = page_text(one, other)
+    text = page_html(one, other)
     assert text.count('class="differs"') >= 2
     judged = "“the sink&#39;s key → attention sink” ✓ holds in one, ✗ fails in other"
     assert f"one and other: 1 of 6 links of the chain is judged differently: {judged}" in text
@@ -47,7 +47,7 @@ def test_a_part_of_one_run_stands_beside_why_the_other_lacks_it(tmp_path):
     sink = a_run(tmp_path / "sink", **asked)
     none = a_run(tmp_path / "none", verdict="not applicable", model="b", weights_sha256="ef", **asked)
     for runs in ((sink, none), (none, sink)):
-        (table,) = page_text(*runs).split('id="run-1-effect-table-card"')[1:]
+        (table,) = page_html(*runs).split('id="run-1-effect-table-card"')[1:]
         assert table.split("</div>")[0].count('class="missing"') == 2
 
 
@@ -85,9 +85,9 @@ def test_runs_that_are_not_comparable_are_refused(tmp_path, changed, named):
 )
 def test_runs_may_differ_by_what_they_are_compared_by_and_by_nothing_else(tmp_path, by, changed, other):
     one, two = a_run(tmp_path / "one"), a_run(tmp_path / "other", **changed)
-    assert "2 runs beside each other" in page_text(one, two, by=[by])
+    assert "2 runs beside each other" in page_html(one, two, by=[by])
     with pytest.raises(RunError, match=r"or name what they differ in, such as --by dtype"):
-        page_text(one, two, by=[other])
+        page_html(one, two, by=[other])
 
 
 def test_what_runs_may_be_compared_by_is_what_the_command_offers_and_six_are_the_most(tmp_path):
@@ -97,7 +97,7 @@ def test_what_runs_may_be_compared_by_is_what_the_command_offers_and_six_are_the
         ReportConfig(by=("taste",))
     folder = a_run(tmp_path / "one")
     with pytest.raises(InputError, match="7 runs were given; need 2 to 6"):
-        page_text(*[folder] * 7)
+        page_html(*[folder] * 7)
 
 
 def test_a_refused_page_writes_nothing(tmp_path):

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from sink_lens.report.html import page_text
-from sink_lens.report.style import canvas, figure_bytes, figure_svg, panel
+from sink_lens.report.html import page_html
+from sink_lens.report.style import figure_bytes, figure_svg, new_figure, panel
 from sink_lens.report.views import View
 
 from .circuits import tables, traced, write_run
@@ -28,7 +28,7 @@ def changed(frame, *, text="\x00\x1b\ufffe", number=1e308):
 @pytest.mark.parametrize("kind", SAYS)
 def test_no_kind_of_run_loses_its_page(tmp_path, kind):
     frames = {name: changed(frame) for name, frame in frames_of(kind).items()}
-    text = page_text(write_run(tmp_path, kind, config=CONFIGS.get(kind), **frames))
+    text = page_html(write_run(tmp_path, kind, config=CONFIGS.get(kind), **frames))
     assert "</html>" in text
     assert "\x00" not in text
 
@@ -36,11 +36,11 @@ def test_no_kind_of_run_loses_its_page(tmp_path, kind):
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 def test_a_trace_does_not_lose_its_page(tmp_path):
     frames = {name: changed(frame, text="") for name, frame in tables().items()}
-    assert "</html>" in page_text(traced(tmp_path, frames=frames))
+    assert "</html>" in page_html(traced(tmp_path, frames=frames))
 
 
 def test_texts_of_a_figure_may_hold_anything():
-    figure = canvas()
+    figure = new_figure()
     panel(figure, xlabel="a\x00b\x0bc\ufffe")
     assert "a\ufffdb\ufffdc\ufffd" in figure_svg(figure, name="one")
     ElementTree.fromstring(figure_bytes(figure, "svg"))

@@ -17,7 +17,7 @@ from transformers import Trainer
 from analyses.tiny_families import tiny
 from sink_lens.errors import InputError, ModelError
 from sink_lens.records import read_run
-from sink_lens.report.html import page_text
+from sink_lens.report.html import page_html
 from sink_lens.training import SinkMonitor, SinkMonitorCallback
 from sink_lens.training.monitor_keys import KeySums
 
@@ -79,7 +79,7 @@ def test_a_killed_training_has_every_reading_and_goes_on_to_those_of_an_unbroken
     run = read_run(tmp_path / "run")
     assert (run.status, run.missing) == ("running", [])
     pd.testing.assert_frame_equal(run.tables["monitor"], whole[whole["step"] < 5].reset_index(drop=True))
-    assert "of 5 readings" in page_text(tmp_path / "run")
+    assert "of 5 readings" in page_html(tmp_path / "run")
     with SinkMonitor(training.model, every=1, folder=tmp_path / "run", first_step=5) as monitor:
         training.steps(5, 9, monitor)
         pd.testing.assert_frame_equal(monitor.frame(), whole)

@@ -72,7 +72,7 @@ def warm(template: Path, folder: Path) -> None:
     import sink_lens.training.train
     import sink_lens.training.watch
 
-    sink_lens.report.html.page_text("runs/sweep")
+    sink_lens.report.html.page_html("runs/sweep")
     os.chdir(folder.parent)
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from analyses.claims import Measured, Work, main
 from sink_lens import run_with
 from sink_lens.edits import amplify, centring_means
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, legend, new_figure, panel, without_formulas
 
 SEED = 1
 PLACES = (5, 10, 20, 40)
@@ -48,7 +48,7 @@ def measure(work: Work) -> Measured:
 
     order = list(CENTRES)
     ordered = dict(sorted(numbers.items(), key=lambda one: order.index(one[0].partition(" @ ")[0])))
-    figure = canvas(width=9.6, height=3.2)
+    figure = new_figure(width=9.6, height=3.2)
     for side, name in enumerate(inputs):
         axes = panel(figure, place=(1, 2, side + 1), xlabel=f"position ({name})", ylabel="rise of the attention to it")
         for number, colour, shift in zip(CENTRES, (BLUE, GREEN, ORANGE), (-0.1, 0, 0.1), strict=True):

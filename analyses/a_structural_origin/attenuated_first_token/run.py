@@ -8,7 +8,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import capture, run_with
 from sink_lens.edits import amplify, centring_means, isolate
 from sink_lens.measures.variance import token_std
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, legend, new_figure, panel, without_formulas
 
 SEED, PLACE, SETTLED = 1, 9, 8
 CENTRES = {"values": BLUE, "z": GREEN, "text": ORANGE}
@@ -77,7 +77,7 @@ def measure(work: Work) -> Measured:
     order = ("removed", "half", "isolated", "loss", "ordinary", "left")
     ordered = sorted(numbers.items(), key=lambda one: order.index(one[0].partition(" @ ")[0]))
 
-    figure = canvas(width=6.4, height=3.2)
+    figure = new_figure(width=6.4, height=3.2)
     axes = panel(figure, xlabel="layer", ylabel="attention to position 0")
     for name, curve in curves.items():
         axes.plot(

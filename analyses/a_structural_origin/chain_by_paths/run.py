@@ -5,7 +5,7 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.errors import InputError
-from sink_lens.report.style import BLUE, GREEN, INK, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, INK, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
 PATHS = {
@@ -39,7 +39,7 @@ def measure(work: Work) -> Measured:
     told = pd.DataFrame(rows).T
     numbers["control"] = certain(told["control_largest"].astype(float).max())
 
-    figure = canvas(width=6.8, height=0.8 + 0.24 * len(rows))
+    figure = new_figure(width=6.8, height=0.8 + 0.24 * len(rows))
     axes = panel(figure, xlabel="share of the growth step's sink that goes with the path")
     for place, row in enumerate(reversed(rows.values())):
         axes.barh(place, row["share"], color=BLUE, height=0.6, label="" if place else "path")

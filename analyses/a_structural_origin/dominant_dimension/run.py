@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, run_with, stream
 from sink_lens.edits.constructors import freeze, zero
-from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, ORANGE, legend, new_figure, panel, without_formulas
 
 
 def measure(work: Work) -> Measured:
@@ -25,7 +25,7 @@ def measure(work: Work) -> Measured:
         numbers[f"zero_removes @ {where}"] = work.ratio(*gone.T)
         drawn.append((where, {name: numbers[f"{name}_cost @ {where}"] for name in costs}))
 
-    figure = canvas(width=5.0, height=2.9)
+    figure = new_figure(width=5.0, height=2.9)
     axes = panel(figure, ylabel="change of the loss, nats")
     for index, (name, colour) in enumerate((("zero", ORANGE), ("mean", BLUE), ("random", GREEN))):
         found = [costs[name] for _, costs in drawn]

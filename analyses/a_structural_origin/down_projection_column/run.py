@@ -4,7 +4,7 @@ import numpy as np
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.models.weights import mlp_weights
-from sink_lens.report.style import BLUE, ORANGE, canvas, panel, without_formulas
+from sink_lens.report.style import BLUE, ORANGE, new_figure, panel, without_formulas
 
 
 def measure(work: Work) -> Measured:
@@ -24,7 +24,7 @@ def measure(work: Work) -> Measured:
             f"energy @ {name}": certain(np.sort(column**2)[-2:].sum() / (column**2).sum()),
         }
     top, column = strongest
-    figure = canvas(width=6.4, height=2.8)
+    figure = new_figure(width=6.4, height=2.8)
     title = f"entry of neuron {top['layer']}.{top['neuron']}'s column"
     axes = panel(figure, xlabel="residual dimension", ylabel=title)
     axes.vlines(range(len(column)), 0, column, color=BLUE, linewidth=0.8)

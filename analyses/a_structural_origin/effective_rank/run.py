@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.rank import effective_rank
-from sink_lens.report.style import BLUE, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, ORANGE, legend, new_figure, panel, without_formulas
 
 
 def measure(work: Work) -> Measured:
@@ -37,7 +37,7 @@ def measure(work: Work) -> Measured:
     numbers["middle_without"] = work.interval(first[:, middle, 0].mean(1))
     numbers["mean_with"], numbers["mean_without"] = (work.interval(long[..., index].mean(1)) for index in (1, 0))
 
-    figure = canvas(width=5.6, height=3.0)
+    figure = new_figure(width=5.6, height=3.0)
     axes = panel(figure, xlabel="after layer", ylabel="effective rank of 64 tokens")
     for index, colour, label in ((0, ORANGE, "without token 0"), (1, BLUE, "with token 0")):
         for number, rows in enumerate(found.values()):

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analyses.claims import Measured, Work, main
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 from sink_lens.training import compare
 
@@ -52,7 +52,7 @@ def measure(work: Work) -> Measured:
         **{f"parity_added @ {SAYS[one]}": of("s2_ratio", one, *value) for one in added},
     }
 
-    figure = canvas(width=9.6, height=3.2)
+    figure = new_figure(width=9.6, height=3.2)
     axes = panel(figure, place=(1, 2, 1), ylabel="evaluation loss, nats")
     ends = finals.query("curve == 'evaluation'").pivot(index="seed", columns="variant", values="loss")
     for row in ends[["none", *SAYS]].to_numpy():

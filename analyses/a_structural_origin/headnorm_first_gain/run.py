@@ -42,7 +42,7 @@ from analyses.prose_and_trigger import (
     styles_of,
     training,
 )
-from sink_lens.report.style import canvas, legend, panel, without_formulas
+from sink_lens.report.style import legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
 DRAWN: dict[str, Any] = {"value_norm": "per_head", "value_norm_init": "dummy_pass", "decay_unshared_gain": True}
@@ -388,7 +388,7 @@ def draw(table: pd.DataFrame):
         shown.append(("controls", says, controls, name, paired))
     there = [one for one in shown if len(one[2]) and not (one[4] and SOFTMAX not in set(one[2]["arm"]))]
     rows = math.ceil(len(there) / 4)
-    figure = canvas(width=12, height=2.9 * rows + 0.5)
+    figure = new_figure(width=12, height=2.9 * rows + 0.5)
     for place, (data, says, frame, name, paired) in enumerate(there, start=1):
         xlabel = "tokens, millions" if name else "learning rate"
         axes = panel(figure, place=(rows, 4, place), xlabel=xlabel, ylabel=says)

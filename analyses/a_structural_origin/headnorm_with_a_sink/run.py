@@ -25,7 +25,7 @@ from analyses.prose_and_trigger import (
     styles_of,
     training,
 )
-from sink_lens.report.style import canvas, legend, panel, without_formulas
+from sink_lens.report.style import legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -182,7 +182,7 @@ def draw(table: pd.DataFrame):
         "heads with a sink, prose": ("rate_first_prose", False),
     }
     shown = panels if len(finals) else {}  # before the first seed is there the trials are drawn alone
-    figure = canvas(width=11 if shown else 4.8, height=3.2)
+    figure = new_figure(width=11 if shown else 4.8, height=3.2)
     for place, (ylabel, (name, paired)) in enumerate(shown.items()):
         axes = panel(figure, place=(1, 4, place + 1), xlabel="tokens, thousands", ylabel=ylabel)
         draw_bands(axes, finals, STYLES, name=name, paired=paired, unit=1e3)

@@ -6,7 +6,7 @@ import pandas as pd
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.attention import sink_score
-from sink_lens.report.style import BLUE, ORANGE, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import BLUE, ORANGE, legend, log_scale, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
 LENGTHS = {16: 32, 64: 32, 256: 16, 1024: 8, 4096: 4}
@@ -45,13 +45,13 @@ def measure(work: Work) -> Measured:
     for name in ("mass", "rate"):
         numbers |= {f"{name} @ {length} tokens": work.interval(table[name]) for length, table in tables.items()}
 
-    figure = canvas(width=5.0, height=2.9)
+    figure = new_figure(width=5.0, height=2.9)
     axes = panel(figure, xlabel="tokens")
     for name, colour, label in (("mass", BLUE, "attention to the first token"), ("rate", ORANGE, "sink rate at 0.3")):
         found = [numbers[f"{name} @ {length} tokens"] for length in lengths]
         spread = [[one.estimate - one.low for one in found], [one.high - one.estimate for one in found]]
         axes.errorbar(list(lengths), [one.estimate for one in found], spread, color=colour, marker="o", label=label)
-    logarithmic(axes, axis="x")
+    log_scale(axes, axis="x")
     axes.set_ylim(0, 1)
     legend(axes, columns=2)
     return Measured(numbers=numbers, figure=without_formulas(figure))

@@ -3,7 +3,7 @@
 from analyses.claims import Measured, Work, main
 from sink_lens import run_with
 from sink_lens.edits import isolate
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, legend, new_figure, panel, without_formulas
 
 PLACES = (9, 5, 20, 40)
 
@@ -37,7 +37,7 @@ def measure(work: Work) -> Measured:
         "loss_change": work.interval((first.loss - baseline.loss).numpy()),
     }
 
-    figure = canvas(width=6.4, height=3.2)
+    figure = new_figure(width=6.4, height=3.2)
     axes = panel(figure, xlabel="layer", ylabel="attention from later tokens")
     lines = (
         (baseline, 0, INK, "-", "position 0, no edit"),

@@ -6,7 +6,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import capture, run_with
 from sink_lens.edits import isolate
 from sink_lens.edits.constructors import freeze
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, ORANGE, legend, new_figure, panel, without_formulas
 
 PLACE = 21
 
@@ -42,7 +42,7 @@ def measure(work: Work) -> Measured:
         numbers |= {f"{link} @ {name}": share for link, (share, _) in found.items() if share is not None}
     numbers = {name: numbers[name] for link in holds for name in numbers if name.startswith(f"{link} @")}
 
-    figure = canvas(width=7.4, height=3.0)
+    figure = new_figure(width=7.4, height=3.0)
     axes = panel(figure, place=(1, 2, 1), xlabel="share of the sink that survives")
     first = {link: next(one for name, one in numbers.items() if name.startswith(f"{link} @")) for link in holds}
     for place, (link, found) in enumerate(first.items()):

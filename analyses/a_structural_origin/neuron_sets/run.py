@@ -5,7 +5,7 @@ import tempfile
 from analyses.claims import Measured, Work, main
 from sink_lens import capture, run_with
 from sink_lens.edits.constructors import freeze, scalar
-from sink_lens.report.style import BLUE, INK, canvas, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 from sink_lens.studies import ablate
 
@@ -43,7 +43,7 @@ def measure(work: Work) -> Measured:
             numbers |= {f"{name} @ {where}, {text}": share for name, share in shares.items()}
     numbers = here | numbers
 
-    figure = canvas(width=6.4, height=0.8 + 0.3 * len(here))
+    figure = new_figure(width=6.4, height=0.8 + 0.3 * len(here))
     axes = panel(figure, xlabel="share of the sink that goes")
     for place, found in enumerate(here.values()):
         axes.barh(place, found.estimate, color=BLUE, height=0.6)

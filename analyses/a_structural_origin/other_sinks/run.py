@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.attention import sink_score
-from sink_lens.report.style import BLUE, INK, canvas, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, new_figure, panel, without_formulas
 
 LENGTH, LAST_KEY, LAST_SECOND, AFTER = 64, 48, 40, 4
 DELIMITERS, STOPS = set(".,;:\n"), set(".\n")
@@ -33,7 +33,7 @@ def measure(work: Work) -> Measured:
         numbers[f"second @ {name}"] = work.interval(streamed.stacked("second").mean(0).numpy())
         drawn[name] = numbers[f"delimiters @ {name}"]
 
-    figure = canvas(width=5.4, height=2.6)
+    figure = new_figure(width=5.4, height=2.6)
     axes = panel(figure, xlabel="attention to delimiters ÷ other tokens, position taken out")
     for place, found in enumerate(drawn.values()):
         axes.barh(place, found.estimate, color=BLUE, height=0.6)

@@ -10,7 +10,7 @@ from analyses.claims import Measured, Work, certain, main
 from sink_lens import capture
 from sink_lens.measures.variance import output_preservation
 from sink_lens.models.weights import attention_weights
-from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, ORANGE, legend, new_figure, panel, without_formulas
 
 FIRST, OTHER = 0, 20
 
@@ -57,7 +57,7 @@ def measure(work: Work) -> Measured:
     )
     numbers["planted"] = certain(taus(first, some, planted=True).nanmean())
 
-    figure = canvas(width=6.0, height=3.0)
+    figure = new_figure(width=6.0, height=3.0)
     axes = panel(figure, xlabel="layer", ylabel="Kendall tau, mean over outputs")
     for z, colour, marker, label in ((first, BLUE, "o", "position 0"), (other, ORANGE, "s", f"position {OTHER}")):
         axes.plot(taus(z), color=colour, marker=marker, markersize=3, label=label)

@@ -9,7 +9,7 @@ from sink_lens.errors import InputError
 from sink_lens.measures.heads import expand_kv
 from sink_lens.measures.locking import positive_share, qk_alignment
 from sink_lens.models.weights import attention_weights
-from sink_lens.report.style import BLUE, GREEN, ORANGE, QUIET, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, ORANGE, QUIET, legend, new_figure, panel, without_formulas
 
 OTHER = 20
 READ = ("positive_share", "positive_elsewhere", "alignment_key", "mean_query")
@@ -80,7 +80,7 @@ def measure(work: Work) -> Measured:
 
     first = first.mean(0)
     layers = [layer for layer, _ in chosen]
-    figure = canvas(width=7.4, height=3.0)
+    figure = new_figure(width=7.4, height=3.0)
     axes = panel(figure, place=(1, 2, 1), xlabel="layer", ylabel="share of positive products")
     axes.scatter(layers, first[:, 0], s=12, color=ORANGE, label="first token's key")
     axes.scatter(layers, by_column[..., 1].mean(0), s=12, color=BLUE, label="column of W_K")

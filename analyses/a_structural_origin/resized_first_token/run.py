@@ -8,7 +8,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import capture, run_with
 from sink_lens.edits import centring_means, edit
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, legend, new_figure, panel, without_formulas
 
 SEED, SETTLED = 2, 8
 DIRECTIONS = {"own": INK, "text mean": ORANGE, "value mean": BLUE, "random": GREEN}
@@ -64,7 +64,7 @@ def measure(work: Work) -> Measured:
     order = (*SIZES, "loss")
     ordered = dict(sorted(numbers.items(), key=lambda one: order.index(one[0].partition(" @ ")[0])))
 
-    figure = canvas(width=6.4, height=3.4)
+    figure = new_figure(width=6.4, height=3.4)
     axes = panel(figure, xlabel="layer", ylabel="attention to position 0")
     for name, curve in curves.items():
         direction, _, size = name.partition(", ")

@@ -8,7 +8,7 @@ from sink_lens import Reading, stream
 from sink_lens.chain.setting import draw_other_indices
 from sink_lens.measures.neurons import selectivity
 from sink_lens.models.weights import mlp_weights
-from sink_lens.report.style import GREEN, ORANGE, QUIET, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import GREEN, ORANGE, QUIET, legend, log_scale, new_figure, panel, without_formulas
 
 
 def measure(work: Work) -> Measured:
@@ -56,19 +56,19 @@ def measure(work: Work) -> Measured:
         "random_ratio": work.interval(pair(drawn), statistic=ratio),
     }
 
-    figure = canvas(width=7.4, height=3.0)
+    figure = new_figure(width=7.4, height=3.0)
     axes = panel(figure, place=(1, 2, 1), xlabel="position + 1", ylabel="mean |activation|")
     for values, colour, label in ((drawn, QUIET, "random"), (active, ORANGE, "super neurons")):
         curves = values.mean(0)
         for index, curve in enumerate(curves.T):
             axes.plot(range(1, 65), curve, color=colour, linewidth=1, label=label if index == 0 else None)
-    logarithmic(axes, axis="x")
-    logarithmic(axes, axis="y")
+    log_scale(axes, axis="x")
+    log_scale(axes, axis="y")
     legend(axes, columns=2)
     axes = panel(figure, place=(1, 2, 2), xlabel="position + 1", ylabel="cosine with the gate row")
     for curve in turned.mean(0).T:
         axes.plot(range(1, 65), curve, color=GREEN, linewidth=1)
-    logarithmic(axes, axis="x")
+    log_scale(axes, axis="x")
     return Measured(numbers=numbers, figure=without_formulas(figure))
 
 

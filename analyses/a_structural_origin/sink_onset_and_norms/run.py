@@ -8,7 +8,7 @@ from sink_lens import Reading, stream
 from sink_lens.chain.locate import find_growth_steps, onset_layer
 from sink_lens.measures.attention import sink_mass, sink_score
 from sink_lens.measures.dimensions import growth_ratio
-from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, ORANGE, legend, log_scale, new_figure, panel, without_formulas
 
 
 def measure(work: Work) -> Measured:
@@ -55,7 +55,7 @@ def measure(work: Work) -> Measured:
         "sink_rate": work.interval(found.stacked("over").T.numpy()),
     }
 
-    figure = canvas(width=7.4, height=3.0)
+    figure = new_figure(width=7.4, height=3.0)
     axes = panel(figure, place=(1, 2, 1), xlabel="layer", ylabel="attention to the first token")
     axes.plot(masses.mean(0), color=BLUE, marker="o", markersize=3, label="mean over heads")
     axes.axhline(0.3, color=ORANGE, linestyle="--", linewidth=1, label="0.3")
@@ -64,7 +64,7 @@ def measure(work: Work) -> Measured:
     legend(axes, columns=3)
     axes = panel(figure, place=(1, 2, 2), xlabel="after layer", ylabel="norm ÷ others' median")
     axes.plot(range(-1, ratios.shape[1] - 1), ratios.mean(0), color=BLUE, marker="o", markersize=3)
-    logarithmic(axes, axis="y")
+    log_scale(axes, axis="y")
     return Measured(numbers=numbers, figure=without_formulas(figure))
 
 

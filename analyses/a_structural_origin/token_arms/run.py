@@ -3,7 +3,7 @@
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, TokenBatch, stream
 from sink_lens.measures.attention import sink_score
-from sink_lens.report.style import BLUE, INK, canvas, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, new_figure, panel, without_formulas
 
 THRESHOLD = 0.3
 
@@ -28,7 +28,7 @@ def measure(work: Work) -> Measured:
         numbers[f"repeated{suffix}"] = rate(TokenBatch.repeated(work.lens.tokenizer, **repeated, **size))
         numbers[f"text{suffix}"] = rate(work.text(bos=bos, **size))
 
-    figure = canvas(width=5.4, height=2.6)
+    figure = new_figure(width=5.4, height=2.6)
     axes = panel(figure, xlabel=f"share of layers and heads with a sink score over {THRESHOLD}")
     for place, found in enumerate(numbers.values()):
         axes.barh(place, found.estimate, color=BLUE, height=0.6)

@@ -6,7 +6,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import run_with
 from sink_lens.edits import amplify, centring_means
 from sink_lens.edits.amplification import FACTORS
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, legend, log_scale, new_figure, panel, without_formulas
 
 PLACE = 10
 
@@ -49,7 +49,7 @@ def measure(work: Work) -> Measured:
     order = ("centred_on_values", "norm_share", "centred_on_z", "share_of_natural")
     numbers = {name: found[name] for name in sorted(found, key=lambda one: order.index(one.partition(" @ ")[0]))}
 
-    figure = canvas(width=9.6, height=3.2)
+    figure = new_figure(width=9.6, height=3.2)
     names = {"values": "centred on the mean value", "aggregated": "centred on the mean of z", "none": "scaled only"}
     one_layer = [where for where in curves if where.endswith(next(iter(spans)))]
     for place, where in enumerate(one_layer):
@@ -59,7 +59,7 @@ def measure(work: Work) -> Measured:
         for (centre, curve), colour, marker in zip(curves[where].items(), (BLUE, GREEN, ORANGE), "os^", strict=True):
             axes.plot(FACTORS, curve.mean(1), color=colour, marker=marker, markersize=4, label=names[centre])
         axes.axhline(natural[where].mean(), color=INK, linestyle="--", label="position 0, no edit")
-        logarithmic(axes, axis="x")
+        log_scale(axes, axis="x")
         axes.set_ylim(0, None)
         legend(axes, columns=2)
     return Measured(numbers=numbers, figure=without_formulas(figure))

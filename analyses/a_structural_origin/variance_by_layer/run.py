@@ -9,7 +9,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import Reading, capture, stream
 from sink_lens.measures.variance import decay_exponent, output_preservation, s1, token_std, variance_ratio
 from sink_lens.models.weights import attention_weights
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, legend, log_scale, new_figure, panel, without_formulas
 
 BLOCK = 25
 SEED = 1
@@ -66,7 +66,7 @@ def measure(work: Work) -> Measured:
     order = ("s1_ratio", "s2_ratio", "s1_exponent", "after", "tau")
     ordered = sorted(numbers.items(), key=lambda one: order.index(one[0].partition(" @ ")[0]))
 
-    figure = canvas(width=9.6, height=3.2)
+    figure = new_figure(width=9.6, height=3.2)
     t = np.arange(1, 65)
     for place, (rows, title) in enumerate(((of_random, "S1, random tokens"), (written, "S2 after W_O, text"))):
         axes = panel(figure, place=(1, 2, place + 1), xlabel="position + 1", ylabel=f"{title} ÷ position 0")
@@ -75,8 +75,8 @@ def measure(work: Work) -> Measured:
             axes.plot(t, mean / mean[0], color=colour, marker=marker, markersize=3, label=f"layer {layer}")
         if not place:
             axes.plot(t, t**-0.5, color=INK, linestyle="--", label="1/√t (idealised)")
-        logarithmic(axes, axis="x")
-        logarithmic(axes, axis="y")
+        log_scale(axes, axis="x")
+        log_scale(axes, axis="y")
         legend(axes, columns=2)
     return Measured(numbers=dict(ordered), figure=without_formulas(figure))
 

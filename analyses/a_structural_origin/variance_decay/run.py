@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.variance import decay_exponent, s1, token_std, variance_ratio
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, ORANGE, legend, log_scale, new_figure, panel, without_formulas
 
 BLOCK = 25
 
@@ -38,15 +38,15 @@ def measure(work: Work) -> Measured:
         numbers[f"{name}_exponent"] = work.interval(rows, statistic=_exponent)
     numbers["toy_exponent"] = work.interval(toy, statistic=_exponent, n_resamples=200)
 
-    figure = canvas(width=5.4, height=3.3)
+    figure = new_figure(width=5.4, height=3.3)
     axes = panel(figure, xlabel="position + 1", ylabel="spread ÷ that of position 0")
     t = np.arange(1, 65)
     for rows, colour, marker, label in ((blocks, BLUE, "o", "S1, random tokens"), (sequences, ORANGE, "s", "S2, text")):
         mean = rows.mean(0)
         axes.plot(t, mean / mean[0], color=colour, marker=marker, markersize=3, label=label)
     axes.plot(t, t**-0.5, color=INK, linestyle="--", label="1/√t")
-    logarithmic(axes, axis="x")
-    logarithmic(axes, axis="y")
+    log_scale(axes, axis="x")
+    log_scale(axes, axis="y")
     legend(axes, columns=3)
     return Measured(numbers=numbers, figure=without_formulas(figure))
 

@@ -7,7 +7,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.neurons import contributions, norm_rank, row_norms
 from sink_lens.models.weights import mlp_weights
-from sink_lens.report.style import BLUE, ORANGE, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import BLUE, ORANGE, legend, log_scale, new_figure, panel, without_formulas
 
 TOP = 5
 
@@ -57,7 +57,7 @@ def measure(work: Work) -> Measured:
         for name, rows in found.items():
             numbers[f"{key} @ {name}"] = work.interval(rows, statistic=statistic, n_resamples=500)
 
-    figure = canvas(width=7.4, height=3.0)
+    figure = new_figure(width=7.4, height=3.0)
     first = next(iter(found.values()))
     for place, layer in enumerate(places, start=1):
         axes = panel(figure, place=(1, len(places), place), xlabel="rank by weight norm")
@@ -66,7 +66,7 @@ def measure(work: Work) -> Measured:
         strongest = np.argsort(-np.abs(height))[:TOP]
         axes.scatter(ranks[layer][strongest], height[strongest], s=24, color=ORANGE, marker="^", label="top 5")
         axes.axvline(TOP + 0.5, color=ORANGE, linestyle=":", linewidth=1)
-        logarithmic(axes, axis="x")
+        log_scale(axes, axis="x")
         axes.set_title(f"layer {layer}", fontsize=9)
         if place == 1:
             axes.set_ylabel("share of the layer's change, %")

@@ -4,7 +4,7 @@ import dataclasses
 
 from analyses.claims import Measured, Work, main
 from analyses.variance_calibrations import CALIBRATIONS, calibration
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
 SEED = 1
@@ -34,7 +34,7 @@ def measure(work: Work) -> Measured:
     order = ("removed", "cost", "attention")
     ordered = dict(sorted(numbers.items(), key=lambda one: order.index(one[0].partition(" @ ")[0])))
 
-    figure = canvas(width=5.4, height=3.2)
+    figure = new_figure(width=5.4, height=3.2)
     axes = panel(figure, xlabel="change of the loss, nats", ylabel="attention to position 0")
     for name, colour in COLOURS.items():
         at = 0.0 if name == "none" else ordered[f"cost @ {name}"].estimate

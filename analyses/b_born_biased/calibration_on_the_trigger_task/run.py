@@ -8,7 +8,7 @@ import torch
 
 from analyses.claims import Measured, Work, main
 from analyses.trigger_training import BATCH, LENGTH, RATE, VOCAB, train_on_trigger
-from sink_lens.report.style import COLOURS, MARKS, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import COLOURS, MARKS, legend, log_scale, new_figure, panel, without_formulas
 from sink_lens.stats import Interval, t_intervals
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.model import model_of
@@ -65,7 +65,7 @@ def trained(work: Work, arm: str) -> pd.DataFrame:
 
 def draw(table: pd.DataFrame):
     """Sink rate, attention to position 0 and error by step, mean over seeds."""
-    figure = canvas(width=9.6, height=3.2)
+    figure = new_figure(width=9.6, height=3.2)
     names = {"rate_first": "share of heads with a sink", "mass_first": "attention to position 0", "loss": "error"}
     for place, (name, ylabel) in enumerate(names.items()):
         axes = panel(figure, place=(1, 3, place + 1), xlabel="step", ylabel=ylabel)
@@ -73,7 +73,7 @@ def draw(table: pd.DataFrame):
             mean = table[table["arm"] == arm].groupby("step")[name].mean()
             axes.plot(mean, color=COLOURS[index], marker=MARKS[index], markersize=3, linewidth=1.3, label=arm)
         if name == "loss":
-            logarithmic(axes, axis="y")
+            log_scale(axes, axis="y")
     legend(figure.axes[0], columns=4, over=figure)
     return without_formulas(figure)
 

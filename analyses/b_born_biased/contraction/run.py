@@ -4,7 +4,7 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, main
 from sink_lens.identity import UntrainedConfig, contraction, untrained
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval, summarise_differences
 
 ARMS = {
@@ -72,7 +72,7 @@ def measured(work: Work, arm: str) -> pd.DataFrame:
 
 def draw(table: pd.DataFrame):
     """The gain after every sublayer, mean over seeds: between sequences, and between positions."""
-    figure = canvas(width=9.6, height=3.4)
+    figure = new_figure(width=9.6, height=3.4)
     colours = dict(zip(ARMS, (ORANGE, GREEN, BLUE, ORANGE, ORANGE, INK, INK, INK), strict=True))
     for place, (name, says) in enumerate((("inter", "sequences"), ("intra", "positions"))):
         axes = panel(figure, place=(1, 2, place + 1), xlabel="sublayer", ylabel=f"gain in cosine between {says}")

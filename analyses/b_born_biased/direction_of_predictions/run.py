@@ -10,7 +10,7 @@ from torch import Tensor
 from analyses.claims import Measured, Work, main
 from sink_lens.data.tokens import random_tokens
 from sink_lens.identity import UntrainedConfig, untrained
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, ORANGE, legend, log_scale, new_figure, panel, without_formulas
 from sink_lens.stats import Interval, summarise_differences
 
 ARMS = {"GPT-2, ReLU": {"style": "gpt2", "activation": "relu"}, "Llama": {"style": "llama"}}
@@ -110,7 +110,7 @@ def factor(predicted: Tensor, *, size: int) -> float:
 
 def draw(numbers):
     """Cosines and shares at the left, factors at the right."""
-    figure = canvas(width=8.4, height=3.2)
+    figure = new_figure(width=8.4, height=3.2)
     left = panel(figure, place=(1, 2, 1), ylabel="cosine, or share")
     right = panel(figure, place=(1, 2, 2), ylabel="most frequent prediction, times chance")
     shown = {
@@ -127,7 +127,7 @@ def draw(numbers):
     right.set_xticks(range(3), ["whole\nstates", "along it\nalone", "without it"])
     left.axhline(0, color=INK, linewidth=1)
     right.axhline(1, color=INK, linewidth=1)
-    logarithmic(right, axis="y")
+    log_scale(right, axis="y")
     legend(left, columns=2, over=figure)
     return without_formulas(figure)
 

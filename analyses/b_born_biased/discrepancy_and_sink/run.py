@@ -9,7 +9,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from analyses.trigger_training import LENGTH, RATE, VOCAB, train_on_trigger
 from sink_lens.identity import UntrainedConfig, contraction, untrained
-from sink_lens.report.style import COLOURS, MARKS, canvas, legend, panel, without_formulas
+from sink_lens.report.style import COLOURS, MARKS, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval, t_intervals
 
 ACTIVATIONS = {"ReLU": "relu", "GELU": "gelu", "tanh": "tanh"}
@@ -67,7 +67,7 @@ def trained(work: Work, name: str) -> pd.DataFrame:
 
 def draw(start: pd.DataFrame, end: pd.DataFrame):
     """The attention to position 0 at the end by the discrepancy at the start, a mark a model."""
-    figure = canvas(width=4.8, height=3.4)
+    figure = new_figure(width=4.8, height=3.4)
     axes = panel(
         figure, place=(1, 1, 1), xlabel="discrepancy at the start", ylabel="attention to position 0 at the end"
     )

@@ -27,9 +27,9 @@ from sink_lens.report.style import (
     INK,
     ORANGE,
     QUIET,
-    canvas,
     legend,
-    logarithmic,
+    log_scale,
+    new_figure,
     panel,
     without_formulas,
 )
@@ -250,7 +250,7 @@ def means_of(place: np.ndarray, k: int, *, generator: np.random.Generator) -> np
 def draw(course: pd.DataFrame, ranks: pd.DataFrame, tests: pd.DataFrame):
     """Where what was chosen stood at the initialisation, and the final dimension's rank along training."""
     colours = dict(zip(SEEDS, (BLUE, ORANGE, GREEN), strict=True))
-    figure = canvas(width=9.0, height=1.3 + 0.24 * len(tests))
+    figure = new_figure(width=9.0, height=1.3 + 0.24 * len(tests))
     axes = panel(figure, place=(1, 2, 1), xlabel="place at the initialisation (0 top, 1 bottom)")
     lines = {(row.of, row.statistic): line for line, row in enumerate(tests.itertuples())}
     for seed, colour in colours.items():
@@ -268,8 +268,8 @@ def draw(course: pd.DataFrame, ranks: pd.DataFrame, tests: pd.DataFrame):
         rows = course[course["seed"] == seed]
         axes.plot(rows["step"].clip(lower=0.5), rows["final_rank"], color=colour, marker="o", markersize=4)
     axes.axhline((course["d_model"].max() + 1) / 2, color=QUIET, linewidth=1, linestyle=":")
-    logarithmic(axes, axis="x")
-    logarithmic(axes, axis="y")
+    log_scale(axes, axis="x")
+    log_scale(axes, axis="y")
     axes.set_ylim(1.3 * course["d_model"].max(), 0.8)
     return without_formulas(figure)
 

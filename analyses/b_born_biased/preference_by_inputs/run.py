@@ -5,7 +5,18 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.identity import UntrainedConfig, preference, untrained
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    OCHRE,
+    ORANGE,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval, summarise_differences
 
 ARMS = {
@@ -80,7 +91,7 @@ def votes(work: Work, *, size: str, arm: str) -> pd.DataFrame:
 
 def draw(numbers, cells):
     """The three numbers of each cell on one logarithmic axis."""
-    figure = canvas(width=8.4, height=3.4)
+    figure = new_figure(width=8.4, height=3.4)
     axes = panel(figure, ylabel="times chance, or times uniform")
     for place, (number, colour) in enumerate(zip(NUMBERS, (ORANGE, BLUE, GREEN), strict=True)):
         found = [numbers[f"{number} @ {cell}"] for cell in cells]
@@ -90,7 +101,7 @@ def draw(numbers, cells):
     axes.axhline(1, color=INK, linewidth=1)
     axes.axhline(100, color=OCHRE, linestyle="--", linewidth=1, label="two orders of magnitude")
     axes.set_xticks(range(len(cells)), [cell.replace(", ", "\n") for cell in cells], fontsize=7)
-    logarithmic(axes, axis="y")
+    log_scale(axes, axis="y")
     legend(axes, columns=4)
     return without_formulas(figure)
 

@@ -7,7 +7,18 @@ from scipy.stats import spearmanr
 from analyses.claims import Measured, Work, main
 from sink_lens import load
 from sink_lens.identity import UntrainedConfig, preference, untrained
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, QUIET, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    QUIET,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval, summarise_differences
 
 ARMS = {
@@ -82,14 +93,14 @@ def trained(work: Work) -> pd.DataFrame:
 
 def draw(arms, course):
     """Return how many tokens cover which share of the predictions; and how long the initial preference lasts."""
-    figure = canvas(width=9.6, height=3.3)
+    figure = new_figure(width=9.6, height=3.3)
     axes = panel(figure, place=(1, 2, 1), xlabel="tokens, the most frequent first", ylabel="share of predictions")
     for (arm, table), colour in zip(arms.items(), (ORANGE, GREEN, BLUE, INK), strict=True):
         curve = table[table["kind"] == "coverage"].astype({"name": int}).groupby("name")
         axes.plot(curve["value"].mean(), color=colour, label=arm)
         if arm == list(arms)[-1]:
             axes.plot(curve["null"].mean(), color=QUIET, linestyle=":", label="chance")
-    logarithmic(axes, axis="x")
+    log_scale(axes, axis="x")
     legend(axes, columns=3)
     axes = panel(figure, place=(1, 2, 2), xlabel="step of training", ylabel="correlation of preferences (Spearman)")
     for own, colour in ((True, ORANGE), (False, QUIET)):

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.identity import UntrainedConfig, contraction, preference, untrained
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, ORANGE, legend, log_scale, new_figure, panel, without_formulas
 from sink_lens.stats import Interval, summarise_differences
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -123,7 +123,7 @@ def measured(work: Work, name: str, fields: Mapping[str, Any], seed: int) -> dic
 
 def draw(gain: pd.DataFrame, factor: pd.DataFrame):
     """Both by depth and by width, a line an arm, each seed a point."""
-    figure = canvas(width=9.6, height=5.8)
+    figure = new_figure(width=9.6, height=5.8)
     for at, (rows, says) in enumerate(((gain, "gain in cosine"), (factor, "top prediction ÷ null"))):
         for side, (sizes, xlabel) in enumerate(((DEPTHS, "layers of width 1,024"), (WIDTHS, "width of 12 layers"))):
             axes = panel(figure, place=(2, 2, 2 * at + side + 1), xlabel=xlabel, ylabel=says if not side else "")
@@ -132,11 +132,11 @@ def draw(gain: pd.DataFrame, factor: pd.DataFrame):
                 values = rows.loc[names].to_numpy()
                 axes.plot(sizes, np.exp(np.log(values).mean(1)) if at else values.mean(1), color=colour, label=arm)
                 axes.plot(sizes, values, color=colour, marker="o", markersize=3, linestyle="none")
-            logarithmic(axes, axis="x")
+            log_scale(axes, axis="x")
             axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
             axes.axhline(1 if at else 0, color=INK, linestyle=":", linewidth=1)
             if at:
-                logarithmic(axes, axis="y")
+                log_scale(axes, axis="y")
     legend(axes, columns=3, over=figure)
     return without_formulas(figure)
 

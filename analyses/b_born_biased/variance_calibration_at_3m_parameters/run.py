@@ -6,7 +6,7 @@ import pandas as pd
 from analyses.claims import Measured, Work, main
 from sink_lens import load, read_run
 from sink_lens.identity import contraction, preference
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, ORANGE, new_figure, panel, without_formulas
 from sink_lens.stats import Interval, summarise_differences
 from sink_lens.training import compare
 
@@ -81,7 +81,7 @@ def biased(folder, *, step: int, random: dict) -> dict[str, float]:
 def draw(wide: pd.DataFrame):
     """A panel a number: a dot a seed, an arm a place."""
     names = list(dict.fromkeys(wide.index.get_level_values("number")))
-    figure = canvas(width=11.0, height=4.6)
+    figure = new_figure(width=11.0, height=4.6)
     for place, name in enumerate(names):
         axes = panel(figure, place=(2, -(-len(names) // 2), place + 1), ylabel=name.replace("_", ", "))
         for spot, (arm, colour) in enumerate(zip(ARMS, (INK, ORANGE, BLUE), strict=True)):

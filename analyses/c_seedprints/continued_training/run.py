@@ -22,9 +22,9 @@ from sink_lens.report.style import (
     OCHRE,
     ORANGE,
     QUIET,
-    canvas,
     legend,
-    logarithmic,
+    log_scale,
+    new_figure,
     panel,
     without_formulas,
 )
@@ -145,7 +145,7 @@ def kept(model):
 
 def draw(pairs: pd.DataFrame, course: pd.DataFrame):
     """Each fingerprint's scores of four kinds of pairs, and tau_bar of checkpoints with the last model."""
-    figure = canvas(width=10.4, height=3.6)
+    figure = new_figure(width=10.4, height=3.6)
     rows = pairs[pairs["inputs"] == "tokens"]
     alike = rows["seed_a"] == rows["seed_b"]
     groups = {
@@ -172,7 +172,7 @@ def draw(pairs: pd.DataFrame, course: pd.DataFrame):
     for kind, colour in zip(KINDS, (BLUE, GREEN), strict=True):
         of = course[course["inputs"] == kind]
         axes.plot(of["step"], of["tau_bar"], marker="o", markersize=3, color=colour, label=kind)
-    logarithmic(axes, axis="x")
+    log_scale(axes, axis="x")
     legend(axes, columns=2)
     return without_formulas(figure)
 

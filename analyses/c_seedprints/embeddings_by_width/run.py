@@ -6,7 +6,7 @@ import pandas as pd
 from analyses.claims import Measured, Work, certain, main
 from analyses.lineages import p_of
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
-from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 
 CELLS = {
     "Llama, width 64, 6 layers": {"style": "llama", "d_model": 64, "n_heads": 4, "n_layers": 6},
@@ -34,7 +34,7 @@ def measure(work: Work) -> Measured:
     order = ("wide", "between", "narrow", "least_p")
     ordered = dict(sorted(numbers.items(), key=lambda one: order.index(one[0].partition(" @ ")[0])))
 
-    figure = canvas(width=8.4, height=3.4)
+    figure = new_figure(width=8.4, height=3.4)
     axes = panel(figure, ylabel="p of unrelated pairs (log10)")
     for at, table in enumerate(tables.values()):
         for place, (null, colour) in enumerate(NULLS.items()):

@@ -9,7 +9,7 @@ from analyses.claims import Measured, Work, main
 from analyses.lineages import p_of
 from sink_lens import LensModel, load, wrap
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 
 NULLS = ("analytical", "matrices", "pipeline", "shuffled", "relabelled")
 KINDS = ("tokens", "embeddings")
@@ -54,7 +54,7 @@ def measure(work: Work) -> Measured:
         numbers[f"tokens_pipeline_{cell.split()[-1]} @ {cell}"] = shares["tokens", "pipeline", cell]
         numbers[f"embeddings_relabelled @ {cell}"] = shares["embeddings", "relabelled", cell]
         numbers[f"embeddings_pipeline @ {cell}"] = shares["embeddings", "pipeline", cell]
-    figure = canvas(width=9.6, height=3.4)
+    figure = new_figure(width=9.6, height=3.4)
     for place, kind in enumerate(KINDS):
         axes = panel(figure, place=(1, 2, place + 1), ylabel="unrelated pairs with p > .01" if not place else "")
         axes.set_title(f"random {kind}", fontsize=9.5, loc="left", color=INK)

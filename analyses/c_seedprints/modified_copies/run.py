@@ -16,7 +16,7 @@ from sink_lens.edits import quantised_weights
 from sink_lens.errors import InputError
 from sink_lens.identity import FingerprintConfig, fingerprint
 from sink_lens.models.load import random_init
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, ORANGE, legend, new_figure, panel, without_formulas
 
 OTHERS = (11, 12)
 """Seeds of the unrelated models: one that is compared and averaged, and one that the average is held against."""
@@ -68,7 +68,7 @@ def measure(work: Work) -> Measured:
     order = ("kept", "heavy", "unrelated", "effect")
     ordered = dict(sorted(numbers.items(), key=lambda one: order.index(one[0].partition(" @ ")[0])))
 
-    figure = canvas(width=6.4, height=3.2)
+    figure = new_figure(width=6.4, height=3.2)
     axes = panel(figure, ylabel="tau_bar")
     for shift, key, colour in ((-0.1, "copy", ORANGE), (0.1, "unrelated", BLUE)):
         values = [table.loc[key, "tau_bar"] for table in tables.values()]

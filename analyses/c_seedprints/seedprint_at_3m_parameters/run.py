@@ -22,8 +22,8 @@ from sink_lens.report.style import (
     ORANGE,
     PURPLE,
     QUIET,
-    canvas,
     legend,
+    new_figure,
     panel,
     without_formulas,
 )
@@ -148,7 +148,7 @@ def wanted(a, b) -> bool:
 
 def draw(untrained_pairs: pd.DataFrame, pairs: pd.DataFrame):
     """Three panels: p of unrelated untrained pairs, tau_bar along training, p of trained pairs of two seeds."""
-    figure = canvas(width=12.0, height=3.4)
+    figure = new_figure(width=12.0, height=3.4)
     axes = panel(figure, place=(1, 3, 1), xlabel="share of untrained pairs of two seeds", ylabel="p")
     for name, colour in zip(NULLS, (ORANGE, OCHRE, GREEN, PURPLE, BLUE), strict=True):
         p = np.sort(untrained_pairs[untrained_pairs["null"] == name]["p"])

@@ -23,8 +23,8 @@ from sink_lens.report.style import (
     ORANGE,
     PURPLE,
     QUIET,
-    canvas,
     legend,
+    new_figure,
     panel,
     without_formulas,
 )
@@ -227,7 +227,7 @@ def _figure(sequences, means):
     """Who gets the attention of the sink heads in every arm; by layer; by query; and the loss."""
     mean = sequences.groupby(["arm", "length"]).mean()
     curve = means.set_index(["over", "arm", "length"]).sort_index(kind="stable")
-    figure = canvas(width=9.6, height=6.4)
+    figure = new_figure(width=9.6, height=6.4)
     above, under = figure.subfigures(2, 1, height_ratios=(0.85, 1))
 
     axes = panel(above, ylabel="attention of the sink heads")

@@ -15,7 +15,7 @@ from analyses.texts import data_folder
 from sink_lens.data.corpora import bundled_text
 from sink_lens.errors import InputError
 from sink_lens.models.private_apis import set_attention
-from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, legend, new_figure, panel, without_formulas
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.stats import Interval
 from sink_lens.training import get_prefix_model
@@ -270,7 +270,7 @@ def _figure(table, tasks):
     names = {"none": "untuned", "prefix": "prefix", "outside": "outside", "lora": "LoRA", "full": "all weights"}
     mean = table.groupby(["task", "arm"]).mean(numeric_only=True)
     seeds = table.groupby(["task", "arm", "seed"]).mean(numeric_only=True)
-    figure = canvas(width=9.6, height=6.4)
+    figure = new_figure(width=9.6, height=6.4)
     above, under = figure.subfigures(2, 1)
     for place, (column, label) in enumerate((("right", "held-out accuracy"), ("loss", "held-out loss, nats")), start=1):
         axes = panel(above, place=(1, 2, place), ylabel=label)

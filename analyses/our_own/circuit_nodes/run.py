@@ -21,7 +21,7 @@ from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.records import write_whole
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
 SEEDS = range(2_100, 2_103)
@@ -186,7 +186,7 @@ def markdown(rows: pd.DataFrame) -> str:
 
 def draw(rows: pd.DataFrame):
     """Share of the wrong and of the right circuits with a warning, for each method and ablation."""
-    figure = canvas(width=6.4, height=2.6)
+    figure = new_figure(width=6.4, height=2.6)
     axes = panel(figure, place=(1, 1, 1), xlabel="circuits with a warning, %")
     groups = rows.groupby(["method", "ablation"], sort=False).sum(numeric_only=True)
     places = np.arange(len(groups))

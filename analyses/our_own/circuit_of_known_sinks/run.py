@@ -21,7 +21,7 @@ from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.edits import metrics
 from sink_lens.records import write_whole
-from sink_lens.report.style import BLUE, INK, ORANGE, QUIET, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, ORANGE, QUIET, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
 SEED = 4_100
@@ -130,7 +130,7 @@ def markdown(rows: pd.DataFrame) -> str:
 
 def draw(rows: pd.DataFrame):
     """AUROC of every combination, by method."""
-    figure = canvas(width=6.4, height=4.4)
+    figure = new_figure(width=6.4, height=4.4)
     axes = panel(figure, place=(1, 1, 1), xlabel="AUROC of the needed edges")
     names = list(dict.fromkeys(rows["mechanism"]))
     for at, (method, colour) in enumerate(zip(METHODS, (QUIET, BLUE, ORANGE), strict=True)):

@@ -28,7 +28,7 @@ from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.stability import edge_verdicts
 from sink_lens.models.lens import LensModel
 from sink_lens.records import write_whole
-from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
 SEEDS = range(1_000, 1_010)
@@ -362,7 +362,7 @@ def markdown(rows: pd.DataFrame, circuits: pd.DataFrame) -> str:
 
 def draw(rows: pd.DataFrame):
     """AUROC of the default method beside exact patches, mechanism by mechanism, a mark for each architecture."""
-    figure = canvas(width=7.4, height=3.4)
+    figure = new_figure(width=7.4, height=3.4)
     axes = panel(figure, place=(1, 1, 1), xlabel="AUROC of the needed edges, a mark for each architecture")
     names = list(rows["mechanism"].unique())
     styles = (("resample", BLUE), ("mean_ordinary", OCHRE), ("zero", ORANGE))

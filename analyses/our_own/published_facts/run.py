@@ -32,7 +32,7 @@ from sink_lens.data.tokens import TokenBatch
 from sink_lens.errors import InputError, SinkLensError
 from sink_lens.models.inputs import load_model, make_tokens
 from sink_lens.models.lens import LensModel
-from sink_lens.report.style import BLUE, ORANGE, QUIET, canvas, panel, without_formulas
+from sink_lens.report.style import BLUE, ORANGE, QUIET, new_figure, panel, without_formulas
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.studies.observed import ObservedModel
 from sink_lens.text import as_text, join_and, plural
@@ -222,7 +222,7 @@ def measure(work: Work) -> Measured:
     compared = counts[0] + counts[1]
     numbers = {"agree": certain(counts[0] / compared if compared else float("nan"))}
     numbers |= {"compared": certain(compared), "not_comparable": certain(counts[2])}
-    figure = canvas(width=5.6, height=1.6)
+    figure = new_figure(width=5.6, height=1.6)
     axes = panel(figure, xlabel="published facts", ylabel="")
     axes.barh(VERDICTS, counts, color=[_COLOURS[verdict] for verdict in VERDICTS])
     return Measured(numbers=numbers, figure=without_formulas(figure))

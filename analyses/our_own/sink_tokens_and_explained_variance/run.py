@@ -9,7 +9,7 @@ from torch import Tensor
 from analyses.claims import Measured, Work, certain, main
 from sink_lens import TokenBatch, sink_mask
 from sink_lens.activations.record import capture
-from sink_lens.report.style import BLUE, ORANGE, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import BLUE, ORANGE, legend, log_scale, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
 COMPONENTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -163,12 +163,12 @@ class _Autoencoder:
 
 
 def _drawn(components: list[int], curves: dict[str, np.ndarray], numbers: dict[str, Interval], judged: int):
-    figure = canvas(width=8.4, height=3.2)
+    figure = new_figure(width=8.4, height=3.2)
     left = panel(figure, place=(1, 2, 1), xlabel="principal components", ylabel="explained variance, ordinary tokens")
     names = (("with", BLUE, "fitted on all tokens"), ("without", ORANGE, "without marked tokens"))
     for name, colour, label in names:
         left.plot(components, curves[name], color=colour, marker="o", markersize=3.5, label=label)
-    logarithmic(left, axis="x")
+    log_scale(left, axis="x")
     left.set_ylim(min(0.0, *(float(curve.min()) for curve in curves.values())), 1.02)
     legend(left, columns=2)
     right = panel(figure, place=(1, 2, 2), ylabel="explained variance, ordinary tokens")

@@ -8,7 +8,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from analyses.trigger_training import BATCH, LENGTH, RATE, VOCAB, train_on_trigger
 from sink_lens.models.headnorm import undecayed
-from sink_lens.report.style import COLOURS, MARKS, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.style import COLOURS, MARKS, legend, log_scale, new_figure, panel, without_formulas
 from sink_lens.stats import Interval, summarise_differences
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.model import model_of
@@ -93,7 +93,7 @@ def training(work: Work, variant: str, seed: int) -> Iterator[dict[str, float]]:
 
 def draw(table: pd.DataFrame):
     """Sink rate, kurtosis and loss by step, mean over seeds."""
-    figure = canvas(width=9.6, height=3.6)
+    figure = new_figure(width=9.6, height=3.6)
     names = {"rate_first": "share of heads with a sink", "kurtosis": "excess kurtosis", "loss": "loss"}
     for place, (name, ylabel) in enumerate(names.items()):
         axes = panel(figure, place=(1, 3, place + 1), xlabel="step", ylabel=ylabel)
@@ -103,7 +103,7 @@ def draw(table: pd.DataFrame):
             colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
             axes.plot(mean, color=colour, marker=mark, markersize=3, linestyle=style, linewidth=1.3, label=variant)
         if name == "loss":
-            logarithmic(axes, axis="y")
+            log_scale(axes, axis="y")
     legend(figure.axes[0], columns=4, over=figure)
     return without_formulas(figure)
 

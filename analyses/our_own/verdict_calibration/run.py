@@ -29,7 +29,7 @@ from sink_lens.chain.page.story import evidence_tables, find_story
 from sink_lens.chain.page.words import headline_phrases
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import Run, write_whole
-from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.schema import QUESTIONS
 from sink_lens.stats import Interval
 
@@ -296,7 +296,7 @@ def draw(counts: pd.DataFrame):
     """Return how many verdicts on a link are right, wrong and undecided, where there is something to answer."""
     table = judge(counts)
     asked = table[(table["question"] == "verdict") & table["truth"].isin(["intact", "broken"])]
-    figure = canvas(width=7.4, height=3.2)
+    figure = new_figure(width=7.4, height=3.2)
     axes = panel(figure, place=(1, 1, 1), xlabel="verdicts on intact and broken links")
     for place, link in enumerate(LINKS):
         left = 0

@@ -22,7 +22,7 @@ from analyses.claims import Measured, Work, main
 from analyses.zoo import LINKS, ZOO, ZooModel, build
 from sink_lens import TokenBatch, TraceConfig, trace, wrap
 from sink_lens.models.tiny import tiny_tokenizer
-from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, legend, panel, without_formulas
+from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
 SEEDS = range(31_000, 31_004)
@@ -138,7 +138,7 @@ def draw(rows: pd.DataFrame):
     rows = judge(rows)
     intact = rows[rows["truth"] == "intact"]
     weak = intact[(intact["strength"] < 1.0) & (intact["sequences"] == 20)]
-    figure = canvas(width=9.0, height=3.0)
+    figure = new_figure(width=9.0, height=3.0)
     axes = panel(figure, place=(1, 2, 1), xlabel="sequences in interventions", ylabel="share of intact links")
     _bars(axes, list(intact[intact["strength"] == 1.0].groupby("sequences")))
     axes = panel(figure, place=(1, 2, 2), xlabel="mass of a weak sink, 20 sequences", ylabel="share of intact links")

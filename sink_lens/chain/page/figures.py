@@ -24,10 +24,10 @@ from sink_lens.report.style import (
     QUIET,
     WIDTH,
     add_colour_scale,
-    canvas,
     draw_heat_map,
     legend,
-    logarithmic,
+    log_scale,
+    new_figure,
     panel,
     set_integer_ticks,
     without_formulas,
@@ -48,7 +48,7 @@ def draw_sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | N
     """
     grid = layer_head_grid(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape
-    figure = canvas(width=WIDTH + 0.055 * max(0, n_layers - 40), height=min(max(2.9, 1.1 + 0.13 * n_heads), 6.0))
+    figure = new_figure(width=WIDTH + 0.055 * max(0, n_layers - 40), height=min(max(2.9, 1.1 + 0.13 * n_heads), 6.0))
     axes = panel(figure, xlabel="layer", ylabel="head", grid=False)
     image = draw_heat_map(axes, grid.T)
     set_integer_ticks(axes)
@@ -75,7 +75,7 @@ def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> F
     """
     mass = layer_head_grid(heads, "sink_mass", position=position)
     layers = np.arange(len(mass))
-    figure = canvas()
+    figure = new_figure()
     axes = panel(figure, xlabel="layer", ylabel=f"attention mass on position {position}")
     low = np.nan_to_num(mass, nan=np.inf).min(axis=1)
     high = np.nan_to_num(mass, nan=-np.inf).max(axis=1)
@@ -98,10 +98,10 @@ def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | Non
     """
     layers = layers.sort_values("layer")
     layer = layers["layer"].to_numpy(float)
-    figure = canvas(height=4.1)
+    figure = new_figure(height=4.1)
     top = panel(figure, place=(2, 1, 1), ylabel="norm ÷ others' median")
     top.plot(layer, layers["norm_ratio"].to_numpy(float), color=BLUE, marker="o", markersize=3.5)
-    logarithmic(top, axis="y")
+    log_scale(top, axis="y")
     below = panel(figure, place=(2, 1, 2), xlabel="layer", ylabel="strongest dimension")
     below.sharex(top)
     top.tick_params(labelbottom=False)
@@ -136,7 +136,7 @@ def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int])
 
     ``positions`` has the columns layer, site, position, s1, s2 (standard deviations); ``layers`` are drawn.
     """
-    figure = canvas(width=7.4, height=3.1)
+    figure = new_figure(width=7.4, height=3.1)
     chosen = positions.loc[positions["site"] == "z"]
     for place, (column, name) in enumerate((("s1", "S1: over sequences"), ("s2", "S2: within the token")), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="position + 1", ylabel="÷ first value" if place == 1 else "")
@@ -160,8 +160,8 @@ def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int])
                 law = np.union1d(law, t)
         axes.plot(law, 1 / np.sqrt(law), color=INK, linestyle="--", linewidth=1.3, label="σ/√t")
         axes.set_title(name, fontsize=FONT, loc="left", color=INK)
-        logarithmic(axes, axis="x")
-        logarithmic(axes, axis="y")
+        log_scale(axes, axis="x")
+        log_scale(axes, axis="y")
     legend(figure.axes[-1], columns=len(layers) + 1, over=figure)
     return without_formulas(figure)
 
@@ -179,7 +179,7 @@ def draw_super_neurons(neurons: pd.DataFrame, *, position: int, share: float | N
     ranks = np.stack([table["gate_norm_rank"].to_numpy(float), table["up_norm_rank"].to_numpy(float)])
     rank = np.nan_to_num(ranks, nan=np.inf).min(axis=0)
     is_super = table["is_super"].eq(True).to_numpy()
-    figure = canvas(width=7.4, height=3.5)
+    figure = new_figure(width=7.4, height=3.5)
     first: Axes | None = None
     spike = table["spike_ratio"].to_numpy(float)
     sides = ((spike, "activation ÷ other positions"), (rank, "weight-norm rank (1: largest)"))
@@ -200,7 +200,7 @@ def draw_super_neurons(neurons: pd.DataFrame, *, position: int, share: float | N
         axes.scatter(x[chosen], height[chosen], s=34, color=ORANGE, marker="^", linewidths=0, label="super neurons")
         if shares and share is not None:
             axes.axhline(share * 100, color=BLUE, linestyle=":", linewidth=1.3, label=f"{share:.0%}")
-        logarithmic(axes, axis="x")
+        log_scale(axes, axis="x")
         if first is None:
             axes.set_ylabel("share of the layer's change, %" if shares else "contribution", fontsize=FONT, color=INK)
             first = axes
@@ -220,7 +220,7 @@ def draw_top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, 
     """
     table = dimensions.loc[dimensions["sink_position"] == position]
     table = table.loc[table["layer"] == layer].sort_values("value", key=abs, ascending=False, kind="stable").head(most)
-    figure = canvas(height=0.9 + 0.23 * max(len(table), 4))
+    figure = new_figure(height=0.9 + 0.23 * max(len(table), 4))
     axes = panel(figure, xlabel=f"|value| at position {position} after layer {layer}", ylabel="dimension")
     places, outlier = np.arange(len(table)), table["is_outlier"].eq(True).to_numpy()
     size = np.abs(table["value"].to_numpy(float))
@@ -293,7 +293,7 @@ def draw_key_split(split: pd.DataFrame) -> Figure:
     layers = split.index.to_numpy(int)
     split = split.reindex(range(layers[0], layers[-1] + 1))  # no line where nothing was measured
     layer = split.index.to_numpy(float)
-    figure = canvas(width=7.4, height=3.3)
+    figure = new_figure(width=7.4, height=3.3)
     of_key = (
         ("key_cosine_sink", "sink's key", ORANGE, "^"),
         ("key_cosine_other_positions", "other keys", BLUE, "o"),
@@ -335,7 +335,7 @@ def draw_amplification(table: pd.DataFrame) -> Figure:
     ``table`` has the columns centre, factor, mass, baseline_mass; change, change_low, change_high if the run has them.
     """
     table = add_change_columns(table)
-    figure = canvas(width=WIDTH, height=3.2)
+    figure = new_figure(width=WIDTH, height=3.2)
     axes = panel(figure, xlabel="factor", ylabel="attention added at the position")
     for centre, (colour, marker) in CENTRES.items():
         part = table.loc[table["centre"] == centre]
@@ -368,7 +368,7 @@ def draw_mediation(table: pd.DataFrame) -> Figure:
             if len(cell):
                 grid[index, column] = cell["surviving_share"].iloc[0]
                 control[index, column] = cell["control_surviving_share"].iloc[0]
-    figure = canvas(width=WIDTH, height=1.2 + 0.42 * len(keys))
+    figure = new_figure(width=WIDTH, height=1.2 + 0.42 * len(keys))
     axes = panel(figure, xlabel="what is frozen", ylabel="", grid=False)
     image = draw_heat_map(axes, np.clip(grid, 0, 1))
     axes.set_xticks(range(len(names)), names, fontsize=FONT - 1.5)

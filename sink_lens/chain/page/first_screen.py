@@ -16,14 +16,14 @@ from sink_lens.chain.page.story import (
 )
 from sink_lens.records import Run
 from sink_lens.report.explorer import template_environment
-from sink_lens.report.page import FirstScreen, Judged, attempt
+from sink_lens.report.page import FirstScreen, Judged, try_make
 from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS
 from sink_lens.text import name_in_words
 
 
 def first_screen(run: Run) -> FirstScreen:
     """Return the first screen of a trace's page; a part is empty if the run lacks its tables."""
-    found, missing = attempt(run, lambda: link_rows(run))
+    found, missing = try_make(run, lambda: link_rows(run))
     links: list[LinkRow] = found or []
     notes = []
     summary = run.optional("summary", columns=["quantity", "note"])
@@ -35,7 +35,7 @@ def first_screen(run: Run) -> FirstScreen:
             "floors not calibrated: a floor or a threshold was changed, so the verdicts' error rates do not apply"
         )
     return FirstScreen(
-        numbers=attempt(run, lambda: headline_numbers(run))[0] or [],
+        numbers=try_make(run, lambda: headline_numbers(run))[0] or [],
         leads=("scores", "circuit"),
         name="The chain",
         heading="The chain, link by link",
@@ -44,7 +44,7 @@ def first_screen(run: Run) -> FirstScreen:
         judged=_judged_links(run, links),
         of=("link", "links of the chain"),
         notes=tuple(notes),
-        meanings=word_meanings(attempt(run, lambda: title(run))[0] or ""),
+        meanings=word_meanings(try_make(run, lambda: title(run))[0] or ""),
     )
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from sink_lens.chain.page.story import ablation_sample_text, find_story, format_edit_name, link_rows, named_links
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Listed, PageTable, intervals, largest_first, more_note, page_table, table_maker
+from sink_lens.report.page import Listed, PageTable, ci_texts, largest_first, page_table, rest_note, table_maker
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
 from sink_lens.text import capitalise, label_parts, name_in_words, percent, signed_change
@@ -44,7 +44,7 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
         source=[end(*source) for source in zip(table["source"], table["source_step"], strict=True)],
         target=[end(*target) for target in zip(table["target"], table["target_step"], strict=True)],
         share=[percent(share) for share in table["share"]],
-        interval=intervals(table, shown=percent),
+        interval=ci_texts(table, shown=percent),
     )
     if "control_largest" in table.columns:
         shown["control_largest"] = [percent(share) if np.isfinite(share) else "" for share in table["control_largest"]]
@@ -62,7 +62,7 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
         "target's growth step (for MLPs, and for a target without a step, in all layers with a sink); a negative "
         "share is a larger sink. Everything: all sources at once."
     )
-    return see + more_note(len(shown), "paths"), page_table(shown, heads)
+    return see + rest_note(len(shown), "paths"), page_table(shown, heads)
 
 
 def _effect_table(run: Run) -> tuple[str, PageTable]:
@@ -73,7 +73,7 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
     titles = {link.name: link.words for link in named_links(run)}
     shown = table.assign(
         link=[titles.get(name, name_in_words(str(name))) for name in table["link"]],
-        interval=intervals(table, shown=percent),
+        interval=ci_texts(table, shown=percent),
         share=[percent(share) for share in table["share"]],
         edit=[format_edit_name(edit) for edit in table["edit"]],
     )
@@ -105,7 +105,7 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"])
     table = table.loc[table["control_of"].eq("")]
     shown = table.assign(
-        interval=intervals(table, shown=percent),
+        interval=ci_texts(table, shown=percent),
         removed=[percent(share) for share in table["removed"]],
         parts=[label_parts(parts) for parts in table["parts"]],
         control_largest=[percent(share) for share in table["control_largest"]],
@@ -205,7 +205,7 @@ def _super_neuron_table(run: Run) -> tuple[str, PageTable]:
     chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == studied_position(run))]
     chosen = largest_first(chosen, "contribution")
     see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
-    see += more_note(len(chosen), "neurons") if len(chosen) else " There are none."
+    see += rest_note(len(chosen), "neurons") if len(chosen) else " There are none."
     return see, page_table(chosen, heads)
 
 

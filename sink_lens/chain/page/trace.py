@@ -19,7 +19,7 @@ from sink_lens.chain.page.story import (
 from sink_lens.chain.page.tables import TABLES, has_interventions, read_intervention_table
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Page, largest_first, paper_figure, whole_table
+from sink_lens.report.page import Drawn, Page, largest_first, paper_figure, table_reader
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ANOTHER_PATH
 from sink_lens.text import as_text, head_name, interval_text, plural
@@ -249,7 +249,7 @@ _FIGURES = (
         data=partial(_sink_rows, "dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
     ),
     Drawn(key="neurons", title="Do super neurons write them?", make=_neuron_figure, data=_neuron_rows),
-    Drawn(key="qk", title="What makes the key", make=_key_split_figure, data=whole_table("key_split")),
+    Drawn(key="qk", title="What makes the key", make=_key_split_figure, data=table_reader("key_split")),
 )
 
 
@@ -307,14 +307,14 @@ _CAUSAL_FIGURES = (
         key="mediation",
         title="Which link carries the sink",
         make=_mediation_figure,
-        data=whole_table("mediation"),
+        data=table_reader("mediation"),
         when=has_interventions,
     ),
     Drawn(
         key="amplification",
         title="Does variance make a sink?",
         make=_amplification_figure,
-        data=whole_table("amplification"),
+        data=table_reader("amplification"),
         when=has_interventions,
     ),
 )

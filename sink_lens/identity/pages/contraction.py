@@ -28,8 +28,8 @@ from sink_lens.identity.pages.survey import (
     variant_names,
 )
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, whole_table
-from sink_lens.report.style import COLOURS, INK, QUIET, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, rest_note, table_reader
+from sink_lens.report.style import COLOURS, INK, QUIET, legend, log_scale, new_figure, panel, without_formulas
 from sink_lens.text import as_text, plural, safe_line
 
 _DEPTHS = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
@@ -45,7 +45,7 @@ def _layer_figure(run: Run) -> tuple[str, Figure]:
         "its MLP; the last point is after the final norm."
     )
     variants = variant_names(layers)
-    figure = canvas(width=9.2, height=3.7)
+    figure = new_figure(width=9.2, height=3.7)
     for place, (measure, label) in enumerate((("inter", "between sequences"), ("intra", "between positions")), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=f"excess cosine {label}")
         rows = layers.loc[layers["measure"] == measure]
@@ -86,7 +86,7 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
         "nothing; its difference to the last position is the positional discrepancy. Right: the norm of the states."
     )
     variants = variant_names(positions)
-    figure = canvas(width=9.2, height=3.5)
+    figure = new_figure(width=9.2, height=3.5)
     quantities = (("excess", "excess cosine between sequences"), ("norm", "norm ÷ that of position 0"))
     for place, (quantity, label) in enumerate(quantities, start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="position", ylabel=label)
@@ -97,7 +97,7 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
             values = means / means.iloc[0] if quantity == "norm" else means
             axes.plot(means.index.to_numpy(float) + 1, values, markersize=4, linewidth=1.4,
                       label=legend_name(variant, among=variants), **style)  # fmt: skip
-        logarithmic(axes, axis="x")
+        log_scale(axes, axis="x")
         last = int(positions["position"].to_numpy(float).max())
         ticks = [0, *(4**power for power in range(9) if 4**power < last / 1.5), last]
         axes.set_xticks([tick + 1 for tick in ticks], [str(tick) for tick in ticks])
@@ -119,7 +119,7 @@ def _agreement_figure(run: Run) -> tuple[str, Figure]:
             groups.setdefault(relation_text(facts[row["a"]], facts[row["b"]]), []).append(float(row["cosine"]))
     if not groups:
         raise RunError("this figure needs two models of one width; there are none.")
-    figure = canvas(width=7.6, height=1.2 + 0.45 * len(groups))
+    figure = new_figure(width=7.6, height=1.2 + 0.45 * len(groups))
     axes = panel(figure, xlabel="cosine of the contraction directions after the last layer")
     chance = pairs["chance"].to_numpy(float).max()
     axes.axvspan(-2 * chance, 2 * chance, color=QUIET, alpha=0.25, linewidth=0)
@@ -227,7 +227,7 @@ def _measure_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"sink_mass": "sink mass", "uniform_mass": "uniform", "sink_rate": "sink rate", "s2_ratio": "S2 ratio"}
     heads |= {"norm_ratio": "norm ratio", "dominance_ratio": "dominance"}
     see = "The positional discrepancy beside the sink measures at position 0; uniform: the mass under equal attention."
-    return see + more_note(len(wide), "summary.csv", most=60), page_table(wide, heads, most=60)
+    return see + rest_note(len(wide), "summary.csv", most=60), page_table(wide, heads, most=60)
 
 
 def _alignment_table(run: Run) -> tuple[str, PageTable]:
@@ -239,14 +239,14 @@ def _alignment_table(run: Run) -> tuple[str, PageTable]:
         "How well the contraction direction aligns with the unembedding of the preferred tokens, and with the "
         "first token's largest dimension. Rank 1: nothing aligns better."
     )
-    return see + more_note(len(table), "alignment", most=60), page_table(shorten_model_names(table), heads, most=60)
+    return see + rest_note(len(table), "alignment", most=60), page_table(shorten_model_names(table), heads, most=60)
 
 
 CONTRACTION = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="by-layer", title="Where do states become alike?", make=_layer_figure, data=whole_table("layers")),
+        Drawn(key="by-layer", title="Where do states become alike?", make=_layer_figure, data=table_reader("layers")),
         figure_over_seeds(
             "contraction-variants",
             title="What makes sequences alike?",
@@ -258,13 +258,13 @@ CONTRACTION = Page(
             key="positions",
             title="Does it depend on the position?",
             make=_position_figure,
-            data=whole_table("positions"),
+            data=table_reader("positions"),
         ),
         Drawn(
             key="agreement",
             title="Does the seed set the direction?",
             make=_agreement_figure,
-            data=whole_table("agreement"),
+            data=table_reader("agreement"),
         ),
         figure_along_training(
             "contraction-course",

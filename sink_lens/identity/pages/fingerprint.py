@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from sink_lens.errors import RunError
 from sink_lens.identity.config import NO_ANSWER, NOT_SHOWN, SAME
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table
-from sink_lens.report.style import COLOURS, FONT, INK, QUIET, add_colour_scale, canvas, panel, without_formulas
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, rest_note
+from sink_lens.report.style import COLOURS, FONT, INK, QUIET, add_colour_scale, new_figure, panel, without_formulas
 from sink_lens.schema import FINGERPRINT_ERRORS
 from sink_lens.text import as_text, join_and, plural, safe_line
 
@@ -73,7 +73,7 @@ def draw_pairs(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]
     """Draw ``tau_bar`` of up to four pairs on its nulls, or of more pairs as a heat map of the models ``names``."""
     few = len(pairs) <= _FEW
     tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
-    figure = canvas(width=6.4, height=tall)
+    figure = new_figure(width=6.4, height=tall)
     if few:
         _draw_against_nulls(figure, pairs, nulls)
     else:
@@ -206,7 +206,7 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
             "(the published one) means nothing."
         )
     ordered = pairs.iloc[np.argsort(-np.nan_to_num(pairs["tau_bar"].to_numpy(float), nan=-2), kind="stable")]
-    return see + more_note(len(pairs), "pairs"), page_table(ordered, heads)
+    return see + rest_note(len(pairs), "pairs"), page_table(ordered, heads)
 
 
 def _null_table(run: Run) -> tuple[str, PageTable]:
@@ -219,7 +219,7 @@ def _null_table(run: Run) -> tuple[str, PageTable]:
         "coordinates, relabelled also keeps what both models share about an input. p is given by both conventions: "
         "that of the paper's text and that of its code."
     )
-    return see + more_note(len(nulls), "nulls"), page_table(nulls, heads)
+    return see + rest_note(len(nulls), "nulls"), page_table(nulls, heads)
 
 
 FINGERPRINT = Page(
@@ -240,5 +240,5 @@ def show(found: Any) -> Iterator[str | PageTable]:
     pairs, decides = _rename_models(found.frame, names).sort_values("tau_bar", ascending=False), found.config.decides
     heads = {"a": "model", "b": "and", "verdict": "verdict", "tau_bar": "mean tau", "shared": "shared"}
     yield page_table(pairs, heads | {f"log10_p_{decides}": f"log10 p, {decides}"}, most=20)
-    yield more_note(len(pairs), "pairs", most=20).strip()
+    yield rest_note(len(pairs), "pairs", most=20).strip()
     yield from found.sentences

@@ -21,8 +21,8 @@ from sink_lens.identity.pages.survey import (
     variant_names,
 )
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, whole_table
-from sink_lens.report.style import GRID, INK, QUIET, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, rest_note, table_reader
+from sink_lens.report.style import GRID, INK, QUIET, legend, log_scale, new_figure, panel, without_formulas
 from sink_lens.text import as_text, token_text
 
 
@@ -34,7 +34,7 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
         "its 95% band. A line above the band is a preference. Later checkpoints are darker."
     )
     variants = variant_names(table)
-    figure = canvas(width=9.0, height=3.6)
+    figure = new_figure(width=9.0, height=3.6)
     for place, kind in enumerate(("argmax", "argmin"), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="most frequent tokens", ylabel=f"share of the {kind}")
         rows = table.loc[table["kind"] == kind]
@@ -50,7 +50,7 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
                 axes.plot(one["tokens"], one["share"], label=label, alpha=fade, linewidth=1.4,
                           color=style["color"], linestyle=style["linestyle"])  # fmt: skip
         axes.axhline(0.8, color=GRID, linewidth=1)
-        logarithmic(axes, axis="x")
+        log_scale(axes, axis="x")
         axes.set_ylim(0, 1.02)
     legend(figure.axes[0], columns=4, over=figure)
     return see, without_formulas(figure)
@@ -123,7 +123,7 @@ def _token_table(run: Run) -> tuple[str, PageTable]:
     heads = {"model": "model", "kind": "kind", "token": "id", "text": "token", "count": "times", "share": "share"}
     heads |= {"probability_ratio": "mean probability × vocabulary"}
     see = "The three tokens that each model predicts most often; tokens.parquet has twenty."
-    return see + more_note(len(first), "tokens", most=60), page_table(first, heads, most=60)
+    return see + rest_note(len(first), "tokens", most=60), page_table(first, heads, most=60)
 
 
 PREFERENCE = Page(
@@ -134,7 +134,7 @@ PREFERENCE = Page(
             key="coverage",
             title="Do few tokens take most predictions?",
             make=_coverage_figure,
-            data=whole_table("coverage"),
+            data=table_reader("coverage"),
         ),
         figure_over_seeds(
             "preference-variants",

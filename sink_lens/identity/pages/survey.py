@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, PageTable, more_note, page_table
-from sink_lens.report.style import COLOURS, INK, MARKS, QUIET, canvas, legend, logarithmic, panel, without_formulas
+from sink_lens.report.page import Drawn, Listed, PageTable, page_table, rest_note
+from sink_lens.report.style import COLOURS, INK, MARKS, QUIET, legend, log_scale, new_figure, panel, without_formulas
 from sink_lens.text import as_text, name_in_words, plural, safe_line
 
 MOST_VARIANTS = 10
@@ -64,7 +64,7 @@ def seed_figure(run: Run, measures: Measures) -> Figure:
     names = variant_names(variants)
     if not names:
         raise RunError("this figure needs models that are no checkpoints; there is none.")
-    figure = canvas(width=9.2, height=1.1 + 0.3 * len(names))
+    figure = new_figure(width=9.2, height=1.1 + 0.3 * len(names))
     for place, (measure, label, log) in enumerate(measures, start=1):
         axes = panel(figure, place=(1, len(measures), place), xlabel=label)
         of_models, of_variants = (one.loc[one["measure"] == measure] for one in (summary, variants))
@@ -78,7 +78,7 @@ def seed_figure(run: Run, measures: Measures) -> Figure:
             low, high = of_models["null_low"].to_numpy(float).min(), of_models["null_high"].to_numpy(float).max()
             axes.axvspan(low, high, color=QUIET, alpha=0.25, linewidth=0)
         if log:
-            logarithmic(axes, axis="x")
+            log_scale(axes, axis="x")
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=max(2, 9 // len(measures))))
             axes.axvline(0, color=QUIET, linewidth=0.9)
@@ -94,7 +94,7 @@ def step_figure(run: Run, measures: Measures) -> Figure:
     rows = select_measures(run, measures=measures, with_step=True)
     if not len(rows):
         raise RunError("this figure needs the checkpoints of a training; there is none.")
-    figure = canvas(width=9.2, height=2.9 * -(-len(measures) // 3))
+    figure = new_figure(width=9.2, height=2.9 * -(-len(measures) // 3))
     variants = variant_names(rows)
     for place, (measure, label, log) in enumerate(measures, start=1):
         axes = panel(figure, place=(-(-len(measures) // 3), min(3, len(measures)), place), xlabel="step", ylabel=label)
@@ -109,12 +109,12 @@ def step_figure(run: Run, measures: Measures) -> Figure:
                 label=legend_name(variant, among=variants),
                 **style,
             )
-        logarithmic(axes, axis="x")
+        log_scale(axes, axis="x")
         ticks = [0.5, *(10**power for power in range(8) if 10**power <= axes.get_xlim()[1])]
         axes.set_xticks(ticks, ["0", *(f"{tick:g}" for tick in ticks[1:])])
         axes.set_xticks([], minor=True)
         if log:
-            logarithmic(axes, axis="y")
+            log_scale(axes, axis="y")
     legend(figure.axes[0], columns=4, over=figure)
     return without_formulas(figure)
 
@@ -156,7 +156,7 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
         variant=[legend_name(variant, among=among) for variant in variants["variant"].tolist()],
         measure=[name_in_words(str(name)) for name in variants["measure"]],
     )
-    return see + more_note(len(variants), "variants.csv", most=200), page_table(shown, heads, most=200)
+    return see + rest_note(len(variants), "variants.csv", most=200), page_table(shown, heads, most=200)
 
 
 def find_mean_row(variants: pd.DataFrame, variant: str, measure: str) -> dict[Any, Any]:

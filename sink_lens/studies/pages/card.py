@@ -9,14 +9,14 @@ from sink_lens.report.page import (
     Listed,
     Page,
     PageTable,
-    intervals,
-    more_note,
+    ci_texts,
     page_table,
-    run_sentence,
+    rest_note,
+    summary_lines,
     table_maker,
-    whole_table,
+    table_reader,
 )
-from sink_lens.report.style import BLUE, ORANGE, canvas, logarithmic, panel, set_integer_ticks, without_formulas
+from sink_lens.report.style import BLUE, ORANGE, log_scale, new_figure, panel, set_integer_ticks, without_formulas
 from sink_lens.text import capitalise, interval_text, join_and, percent, safe_line
 
 _LOSSES = {
@@ -34,7 +34,7 @@ def _sink_figure(run: Run) -> tuple[str, Figure]:
         "Layer by layer: when heads begin to attend to the first token, and when its norm grows. The layer where "
         "the norm jumps writes the outlier dimension."
     )
-    figure = canvas(width=7.4, height=2.8)
+    figure = new_figure(width=7.4, height=2.8)
     for place, (column, label, colour) in enumerate(
         (
             ("sink_attention", "attention to the first token", BLUE),
@@ -45,7 +45,7 @@ def _sink_figure(run: Run) -> tuple[str, Figure]:
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=label)
         axes.plot(layers["layer"], layers[column].to_numpy(float), color=colour, marker="o", markersize=3.5)
         if column == "norm_ratio":
-            logarithmic(axes, axis="y")
+            log_scale(axes, axis="y")
         else:
             axes.set_ylim(bottom=0)
         set_integer_ticks(axes, y=False)
@@ -69,7 +69,7 @@ def _title(run: Run) -> str:
 
 def _headline(run: Run) -> list[str]:
     """Return the sentence of a card's run, and one on the positions that a KV cache must keep."""
-    sentences = run_sentence(run, limit=900)
+    sentences = summary_lines(run, limit=900)
     sinks = run.need("summary", columns=["sink_positions"])["sink_positions"].astype("string").fillna("").tolist()[:1]
     if any(sinks):
         places = join_and(f"position {place}" for place in str(sinks[0]).split(","))
@@ -86,7 +86,7 @@ def _dimension_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("dimensions", columns=["kind", "dimension", "layers", "value", "coverage"])
     see = (
         "Outlier dimensions dominate the studied token; residual ones are large on most other tokens. Keep both "
-        "in 16 bit, or leave them out when you choose a scale." + more_note(len(table), "dimensions")
+        "in 16 bit, or leave them out when you choose a scale." + rest_note(len(table), "dimensions")
     )
     heads = {"kind": "kind", "dimension": "dimension", "layers": "after layers", "value": "value"}
     shown = table.assign(coverage=["" if pd.isna(one) else f"{one:.0%}" for one in table["coverage"]])
@@ -99,7 +99,7 @@ def _writer_table(run: Run) -> tuple[str, PageTable]:
     see = (
         "What writes the dimension in the layers where the token's norm grows. A share is a share of the "
         "dimension's change; for a super weight (arXiv 2411.07191), a share of what the MLP writes there."
-        + more_note(len(table), "writers")
+        + rest_note(len(table), "writers")
     )
     shown = table.assign(unit=["" if pd.isna(one) else str(int(one)) for one in table["unit"]])
     heads = {
@@ -117,7 +117,7 @@ def _loss_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("losses", columns=["condition", "loss_nats", "change_nats", "change_low", "change_high"])
     shown = table.assign(
         condition=[_LOSSES.get(str(name), safe_line(name)) for name in table["condition"]],
-        interval=intervals(table, "change_low", "change_high"),
+        interval=ci_texts(table, "change_low", "change_high"),
     )
     see = "The loss with the outlier dimensions set to zero, and set to their mean."
     heads = {"condition": "condition", "loss_nats": "loss, nats", "change_nats": "change", "interval": "95%"}
@@ -127,7 +127,7 @@ def _loss_table(run: Run) -> tuple[str, PageTable]:
 CARD = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="sink", title="The first token by layer", make=_sink_figure, data=whole_table("layers")),),
+    figures=(Drawn(key="sink", title="The first token by layer", make=_sink_figure, data=table_reader("layers")),),
     tables=(
         Listed(key="dimension-table", title="Large dimensions", make=_dimension_table),
         Listed(key="writer-table", title="What writes them", make=_writer_table),

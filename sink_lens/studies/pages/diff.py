@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from sink_lens.records import Run
-from sink_lens.report.page import Listed, Page, PageTable, has_table, intervals, page_table, run_sentence, table_maker
+from sink_lens.report.page import Listed, Page, PageTable, ci_texts, has_table, page_table, summary_lines, table_maker
 from sink_lens.text import as_text, interval_text, label_parts, safe_line
 
 
@@ -41,7 +41,7 @@ def _number_table(run: Run) -> tuple[str, PageTable]:
     table = table.loc[~table["unit"].isin(["index", "text"])]
     shown = table.assign(
         quantity=[str(name).replace("_", " ") for name in table["quantity"]],
-        interval=intervals(table, "change_low", "change_high"),
+        interval=ci_texts(table, "change_low", "change_high"),
     )
     see = "Both models on the same tokens, paired by sequence; an interval without 0 is a change."
     heads = {"quantity": "quantity", "first": "first", "second": "second", "change": "change", "interval": "95%"}
@@ -59,7 +59,7 @@ def _text_table(run: Run) -> tuple[str, PageTable]:
 
 DIFF = Page(
     title=_title,
-    headline=lambda run: run_sentence(run, limit=1500),
+    headline=lambda run: summary_lines(run, limit=1500),
     figures=(),
     tables=(
         Listed(key="change-table", title="What changed", make=_number_table),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.chain.page import figures
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, intervals, more_note, page_table, whole_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, ci_texts, page_table, rest_note, table_reader
 from sink_lens.report.style import (
     BLUE,
     FONT,
@@ -18,8 +18,8 @@ from sink_lens.report.style import (
     ORANGE,
     PURPLE,
     QUIET,
-    canvas,
     legend,
+    new_figure,
     panel,
     set_integer_ticks,
     without_formulas,
@@ -67,7 +67,7 @@ def removed_share_figure(ablations: pd.DataFrame) -> Figure:
         only = [f"{kind}, outlier entries" for kind in ablations["kind"].tolist()]
         ablations = ablations.assign(kind=np.where(entries, only, ablations["kind"].tolist()))
     steps = sorted(set(ablations["step"].to_numpy(float).tolist()))[:_MOST_STEPS]
-    figure = canvas(width=7.4, height=0.6 + 2.0 * max(len(steps), 1))
+    figure = new_figure(width=7.4, height=0.6 + 2.0 * max(len(steps), 1))
     for place, step in enumerate(steps, start=1):
         rows = ablations.loc[ablations["step"] == step]
         last = place == len(steps)
@@ -193,7 +193,7 @@ def _layer_figure(run: Run) -> tuple[str, Figure]:
         f"Attention to {which} and to the sink position, layer by layer: dashed without the edit, solid with it. "
         "A sink that moves leaves its own position; one that is shared leaves part of it."
     )
-    figure = canvas(width=7.4, height=3.2)
+    figure = new_figure(width=7.4, height=3.2)
     axes = panel(figure, xlabel="layer", ylabel="attention")
     for name, label, colour, style, mark in _LINES:
         axes.plot(first["layer"], first[name], color=colour, linestyle=style, marker=mark, markersize=3.5, label=label)
@@ -243,15 +243,15 @@ def _ablation_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of all ablations of a run."""
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     heads = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "interval", "loss_nats")
-    shown = table.assign(interval=intervals(table))
-    return "Every ablation." + more_note(len(table), "ablations", most=60), page_table(shown, heads, most=60)
+    shown = table.assign(interval=ci_texts(table))
+    return "Every ablation." + rest_note(len(table), "ablations", most=60), page_table(shown, heads, most=60)
 
 
 def _summary_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and a run's table of the summary: a row per edit, or per set of neurons."""
     table = run.need("summary", columns=[])
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
-        table = table.assign(interval=intervals(table, "loss_change_low", "loss_change_high"))
+        table = table.assign(interval=ci_texts(table, "loss_change_low", "loss_change_high"))
     if "target_mass" in table.columns:
         see = "What each edit did: attention at the position and at the sink position, and the loss."
         return see, page_table(table, _HEADS)
@@ -263,14 +263,14 @@ _SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)
 ISOLATE = Page(
     title=_title,
     headline=lambda run: isolation_sentences(run.need("summary", columns=["target_position", *_MASSES])),
-    figures=(Drawn(key="layers", title="Layer by layer", make=_layer_figure, data=whole_table("layers")),),
+    figures=(Drawn(key="layers", title="Layer by layer", make=_layer_figure, data=table_reader("layers")),),
     tables=(_SUMMARY,),
 )
 AMPLIFY = Page(
     title=_title,
     headline=lambda run: amplification_sentences(run.need("summary", columns=["centre", "factor", "times", *_MASSES])),
     figures=(
-        Drawn(key="factors", title="Does variance make a sink?", make=_factor_figure, data=whole_table("summary")),
+        Drawn(key="factors", title="Does variance make a sink?", make=_factor_figure, data=table_reader("summary")),
     ),
     tables=(_SUMMARY,),
 )
@@ -282,7 +282,7 @@ ABLATE = Page(
         )
     ),
     figures=(
-        Drawn(key="removed", title="How much of the sink goes", make=_ablation_figure, data=whole_table("ablations")),
+        Drawn(key="removed", title="How much of the sink goes", make=_ablation_figure, data=table_reader("ablations")),
     ),
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),
 )
@@ -304,7 +304,7 @@ def show_ablation(found: Result) -> Iterator[str | pd.DataFrame]:
     table = table.assign(
         edit=[f"{method} of {what[of]}, {where}" for method, of, where in edits],
         removed=[percent(share) for share in table["removed_share"]],
-        **{"95%": intervals(table, shown=percent)},
+        **{"95%": ci_texts(table, shown=percent)},
     )
     yield table.filter(items=("step", "kind", "neurons", "edit", "removed", "95%"))
 

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Listed, Page, PageTable, intervals, more_note, page_table, run_sentence
+from sink_lens.report.page import Listed, Page, PageTable, ci_texts, page_table, rest_note, summary_lines
 from sink_lens.text import name_in_words, percent, plural, safe_line
 
 _COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_share", "closed_low", "closed_high"]
@@ -44,7 +44,7 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
     shown = named.assign(
         what=[_condition_text(row) for row in named.to_dict("records")],
         closed=[percent(share) for share in named["closed_share"].to_numpy(float)],
-        interval=intervals(named, "closed_low", "closed_high", shown=percent),
+        interval=ci_texts(named, "closed_low", "closed_high", shown=percent),
     )
     heads = {"what": "what is kept", "loss_nats": "loss, nats", "perplexity": "perplexity", "change_nats": "cost, nats"}
     see = "Held-out loss of every condition, and how much of the cost of rounding everything it wins back."
@@ -54,12 +54,12 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
             f" {len(random)} random sets of that size close {percent(shares.min())} to {percent(shares.max())} of it."
         )
     table = page_table(shown, heads | {"closed": "gap closed", "interval": "95%"}, most=40)
-    return see + more_note(len(shown), "conditions", most=40), table
+    return see + rest_note(len(shown), "conditions", most=40), table
 
 
 QUANTISE = Page(
     title=_title,
-    headline=lambda run: run_sentence(run, limit=900),
+    headline=lambda run: summary_lines(run, limit=900),
     figures=(),
     tables=(Listed(key="condition-table", title="Conditions", make=_condition_table),),
 )

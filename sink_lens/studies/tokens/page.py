@@ -9,16 +9,16 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, whole_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, rest_note, table_reader
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
     MARKS,
     ORANGE,
     QUIET,
-    canvas,
     legend,
-    logarithmic,
+    log_scale,
+    new_figure,
     panel,
     set_integer_ticks,
     without_formulas,
@@ -36,7 +36,7 @@ def _histogram_figure(run: Run) -> tuple[str, Figure]:
         "other."
     )
     scores = {"attention": ("fair shares of attention", ORANGE), "norm": ("norm ÷ the sequence's median", BLUE)}
-    figure = canvas(width=9.0, height=3.0)
+    figure = new_figure(width=9.0, height=3.0)
     for place, (by, (label, colour)) in enumerate(scores.items(), start=1):
         bins = histogram.loc[histogram["by"] == by]
         axes = panel(figure, place=(1, 2, place), xlabel=label, ylabel="tokens" if place == 1 else "")
@@ -51,7 +51,7 @@ def _histogram_figure(run: Run) -> tuple[str, Figure]:
         axes.set_yscale("symlog", linthresh=1)
         axes.set_yticks([0, 1, 10, 100, 1000, 10000], ["0", "1", "10", "100", "1,000", "10,000"])
         axes.set_ylim(0, 1.5 * max(float(bins["tokens"].max() or 1), 1.0))
-        logarithmic(axes, axis="x")
+        log_scale(axes, axis="x")
         legend(axes, columns=2)
     return see, without_formulas(figure)
 
@@ -59,7 +59,7 @@ def _histogram_figure(run: Run) -> tuple[str, Figure]:
 def _position_figure(run: Run) -> tuple[str, Figure]:
     """Draw the share of a run's tokens at each position that are sinks, or massive; return caption and figure."""
     positions = run.need("positions", columns=["position", "sink_rate", "massive_rate"])
-    figure = canvas(width=7.4)
+    figure = new_figure(width=7.4)
     axes = panel(figure, xlabel="position", ylabel="share of sequences, %")
     lines = (("sink_rate", "sinks", ORANGE, "o"), ("massive_rate", "massive activations", BLUE, "x"))
     for name, label, colour, mark in lines:
@@ -82,7 +82,7 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
         "marked tokens (right) are different dimensions."
     )
     layers = range(int(dimensions["layer"].to_numpy(int).max(initial=0)) + 1)
-    figure = canvas(width=9.0, height=3.2)
+    figure = new_figure(width=9.0, height=3.2)
     for place, kind in enumerate(("residual", "sink token"), start=1):
         part = dimensions.loc[dimensions["kind"] == kind]
         ylabel = "share of these tokens, %" if place == 1 else ""
@@ -188,7 +188,7 @@ def _marked_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"massive": "massive", "share_score": "fair shares", "received": "attention", "norm_ratio": "norm ratio"}
     heads |= {"sink_layers": "sink in layers", "massive_layers": "massive in layers", "dimensions": "dimensions"}
     see = "Every marked token, the most attended first." if len(table) else "No token is marked."
-    return see + more_note(len(table), "sink_tokens"), page_table(make_text_readable(shown), heads)
+    return see + rest_note(len(table), "sink_tokens"), page_table(make_text_readable(shown), heads)
 
 
 def _token_id_table(run: Run) -> tuple[str, PageTable]:
@@ -198,7 +198,7 @@ def _token_id_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
     heads |= {"median_norm": "norm ratio, median", "largest_norm": "largest "}
     see = "Tokens after position 0 by id: the most often marked first, then the most attended."
-    return see + more_note(len(table), "token_ids"), page_table(make_text_readable(table), heads)
+    return see + rest_note(len(table), "token_ids"), page_table(make_text_readable(table), heads)
 
 
 def make_text_readable(table: pd.DataFrame) -> pd.DataFrame:
@@ -230,10 +230,10 @@ TOKENS = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="scores", title="Is there a gap?", make=_histogram_figure, data=whole_table("histogram")),
-        Drawn(key="positions", title="At which positions", make=_position_figure, data=whole_table("positions")),
+        Drawn(key="scores", title="Is there a gap?", make=_histogram_figure, data=table_reader("histogram")),
+        Drawn(key="positions", title="At which positions", make=_position_figure, data=table_reader("positions")),
         Drawn(
-            key="dimensions", title="Which dimensions are large", make=_coverage_figure, data=whole_table("dimensions")
+            key="dimensions", title="Which dimensions are large", make=_coverage_figure, data=table_reader("dimensions")
         ),
     ),
     tables=(

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, more_note, page_table, table_maker, whole_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, rest_note, table_maker, table_reader
 from sink_lens.report.style import (
     BLUE,
     GREEN,
@@ -14,10 +14,10 @@ from sink_lens.report.style import (
     PURPLE,
     QUIET,
     add_layer_scale,
-    canvas,
     draw_layer_lines,
     legend,
-    logarithmic,
+    log_scale,
+    new_figure,
     panel,
     set_integer_ticks,
     without_formulas,
@@ -52,7 +52,7 @@ def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, t
         alarms: step and rule of each alarm; None draws no alarms.
         threshold: threshold of the sink score, which an axis label names.
     """
-    figure = canvas(width=9.4, height=9.6)
+    figure = new_figure(width=9.4, height=9.6)
     rate = panel(figure, place=(4, 2, 1), ylabel=f"share of heads above {threshold:g}")
     for key, label, colour, marker, line in (
         ("rate_first", "at position 0", BLUE, "o", "-"),
@@ -68,7 +68,7 @@ def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, t
         rows = readings.loc[readings["key"] == key].sort_values("step")
         images.append(draw_layer_lines(axes, rows, x=lambda own: own["step"]))
         if is_logarithmic:
-            logarithmic(axes, axis="y")
+            log_scale(axes, axis="y")
         by_layer.append(axes)
     for axes in figure.axes:
         set_integer_ticks(axes, y=False)
@@ -154,13 +154,13 @@ def _reading_table(run: Run) -> tuple[str, PageTable]:
     rows = readings.loc[readings["layer"].isna()]
     wide = rows.pivot_table(index="step", columns="key", values="value", sort=False).reset_index()
     see = "The whole model at each reading, newest first; monitor.parquet has the single layers."
-    return see + more_note(len(wide), "monitor"), page_table(wide.iloc[::-1], wide.columns)
+    return see + rest_note(len(wide), "monitor"), page_table(wide.iloc[::-1], wide.columns)
 
 
 MONITOR = Page(
     title=_title,
     headline=_sentences,
-    figures=(Drawn(key="course", title="What the monitor read", make=_course_figure, data=whole_table("monitor")),),
+    figures=(Drawn(key="course", title="What the monitor read", make=_course_figure, data=table_reader("monitor")),),
     tables=(
         Listed(
             key="alarm-table",

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, has_table, more_note, page_table, whole_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, has_table, page_table, rest_note, table_reader
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -24,10 +24,10 @@ from sink_lens.report.style import (
     PURPLE,
     QUIET,
     add_layer_scale,
-    canvas,
     draw_layer_lines,
     legend,
-    logarithmic,
+    log_scale,
+    new_figure,
     panel,
     set_integer_ticks,
     without_formulas,
@@ -57,7 +57,7 @@ def draw_course(watched: pd.DataFrame, *, log: pd.DataFrame | None = None, born:
         born: number of tokens at the sink's birth, which a line marks; None draws no line.
     """
     watched, unit = _use_steps_if_tokens_unknown(watched)
-    figure = canvas(width=9.4, height=9.6)
+    figure = new_figure(width=9.4, height=9.6)
     scale = _TokenScale(watched["tokens"].to_numpy(float))
     places = iter(range(1, 9))
 
@@ -91,7 +91,7 @@ def draw_course(watched: pd.DataFrame, *, log: pd.DataFrame | None = None, born:
             axes.set_ylim(0, max(0.1, axes.get_ylim()[1]))
             legend(axes, columns=1)
             continue
-        logarithmic(axes, axis="y")
+        log_scale(axes, axis="y")
         if level is not None:
             axes.axhline(level, color=QUIET, linewidth=0.8)
     ranks, counts = add_panel("effective rank, layer mean"), add_panel("how many")
@@ -142,7 +142,7 @@ def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[st
     bands, finals, curves, differences = (
         tables[name].loc[tables[name]["curve"] == curve] for name in ("bands", "finals", "curves", "differences")
     )
-    figure = canvas(width=9.4, height=6.6)
+    figure = new_figure(width=9.4, height=6.6)
     top = panel(figure, place=(2, 2, 1), xlabel="tokens", ylabel=f"{curve} loss, nats")
     gap = panel(figure, place=(2, 2, 2), xlabel="tokens", ylabel=f"{curve} loss − baseline, nats")
     ends = panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline")
@@ -221,7 +221,7 @@ class _TokenScale:
         margin = (self._high / self._low) ** 0.03 if self._high > self._low else 2.0
         low, high = self._low / margin, self._high * margin
         axes.set_xlim(low, high)
-        logarithmic(axes, axis="x")
+        log_scale(axes, axis="x")
         ticks = [tick for tick in axes.get_xticks() if max(low, self._least * 0.99) <= tick <= high]
         names = [short_count(tick) for tick in ticks]
         if self._has_zero:
@@ -348,7 +348,7 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
 def _loss_figure(run: Run) -> tuple[str, Figure]:
     """Return (caption, figure) of the training and held-out loss by tokens."""
     log = run.need("log", columns=_LOG)
-    figure = canvas(width=7.4, height=3.2)
+    figure = new_figure(width=7.4, height=3.2)
     axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
     scale = _TokenScale(log["tokens"].to_numpy(float))
     _draw_losses(axes, log, scale)
@@ -398,7 +398,7 @@ def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
 def _log_table(run: Run) -> tuple[str, PageTable]:
     """Return (caption, table) of the log, newest row first."""
     log = run.need("log", columns=_LOG)
-    return "What was logged, newest first." + more_note(len(log), "log"), page_table(log.iloc[::-1], log.columns)
+    return "What was logged, newest first." + rest_note(len(log), "log"), page_table(log.iloc[::-1], log.columns)
 
 
 _COURSE = Drawn(
@@ -411,7 +411,7 @@ _CHECKPOINTS = Listed(key="checkpoint-table", title="Checkpoints", make=_checkpo
 TRAIN = Page(
     title=_training_title,
     headline=_training_sentences,
-    figures=(Drawn(key="loss", title="Loss", make=_loss_figure, data=whole_table("log")), _COURSE),
+    figures=(Drawn(key="loss", title="Loss", make=_loss_figure, data=table_reader("log")), _COURSE),
     tables=(_CHECKPOINTS, Listed(key="log-table", title="Log", make=_log_table)),
 )
 WATCH = Page(title=_watch_title, headline=_training_sentences, figures=(_COURSE,), tables=(_CHECKPOINTS,))
@@ -523,7 +523,7 @@ def _measure_table(run: Run) -> tuple[str, PageTable]:
 COMPARE = Page(
     title=_compare_title,
     headline=_read_findings,
-    figures=(Drawn(key="comparison", title="The variants", make=_comparison_figure, data=whole_table("bands")),),
+    figures=(Drawn(key="comparison", title="The variants", make=_comparison_figure, data=table_reader("bands")),),
     tables=(
         Listed(key="final-table", title="Final losses", make=_final_table),
         Listed(key="measure-table", title="The chain at the end", make=_measure_table, when=has_table("measures")),
