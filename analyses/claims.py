@@ -36,7 +36,7 @@ from sink_lens.errors import InputError, SinkLensError
 from sink_lens.models.lens import LensModel
 from sink_lens.models.load import load, weights_hash, wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
-from sink_lens.records import RUN_FILE, RunWriter, create_run, read_run, versions
+from sink_lens.records import RUN_FILE, RunWriter, create_run, package_versions, read_run
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.stats import Interval
 from sink_lens.stats import interval as bootstrap
@@ -270,7 +270,7 @@ def run_claim(
     made_from: dict[str, Any] = {"model": claim.model}
     if claim.model is None:
         made_from = {"model": lens().name, "weights_sha256": weights(), "notes": list(lens().notes)}
-    made_from |= {"versions": versions(), "seeds": {"all": 0}}
+    made_from |= {"versions": package_versions(), "seeds": {"all": 0}}
     asked: dict[str, Any] = {"claim": claim.name, "tiny": tiny, "retrain": retrain}
     if one_text:
         asked["one_text"] = True

@@ -279,11 +279,11 @@ def machine(setting: Setting, *, minutes: float) -> dict[str, Any]:
     """The card, its driver, versions and the command."""
     import torch
 
-    from sink_lens.records.provenance import versions
+    from sink_lens.records.provenance import package_versions
 
     command = os.environ.get("SINK_LENS_COMMAND", " ".join(sys.argv))
     found: dict[str, Any] = {"command": f"python {command}", "minutes": minutes, "dry_run": setting.dry}
-    found |= {"platform": platform.platform(), "cores": os.cpu_count(), "versions": versions()}
+    found |= {"platform": platform.platform(), "cores": os.cpu_count(), "versions": package_versions()}
     found["matmul_precision"] = torch.get_float32_matmul_precision()
     if setting.on_gpu:
         properties = torch.cuda.get_device_properties(0)

@@ -17,7 +17,7 @@ from typer.main import get_command
 import sink_lens
 from sink_lens.cli import app as commands
 from sink_lens.edits.named_edits import KINDS
-from sink_lens.kinds import kinds
+from sink_lens.kinds import all_kinds
 from sink_lens.lazy import read_stub
 from sink_lens.measures.table import MEASURES
 from sink_lens.models.families import FAMILIES
@@ -106,7 +106,7 @@ Layers, heads, positions, neurons and dimensions are counted from 0. A number th
 def _write_tables() -> None:
     """``api/tables.md``: every table of every kind of run, column by column, and the units."""
     parts = ["# Tables of run folders", _BEFORE_TABLES, _rows(("unit", "what it is"), list(UNITS.items()))]
-    for kind in sorted(kinds()):
+    for kind in sorted(all_kinds()):
         parts.append(f"## {kind}")
         for table in tables_of(kind):
             when = f" Only in runs {table.when}." if table.when else ""

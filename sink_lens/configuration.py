@@ -55,7 +55,7 @@ def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
     changes = flatten_tables(kind, changes, where=where)
     renamed = {field.metadata["option"]: name for name, field in known.items() if "option" in field.metadata}
     refuse_unknown_names(changes, known, where=where or kind.__name__, options=renamed)
-    made = {name: convert_value(known[name], known[name].type, value) for name, value in changes.items()}
+    made = {name: convert_field_value(known[name], known[name].type, value) for name, value in changes.items()}
     return kind(**made) if given is None else cast("C", replace(cast("Any", given), **made))
 
 
@@ -118,7 +118,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def convert_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:
+def convert_field_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:
     """Return a field's value in the type ``kind``: a list, or a text such as ``0-3,7``, as a tuple; refuse others."""
     name = name or field.name
     kind, optional = split_off_none(kind)
@@ -153,11 +153,11 @@ def choices_of(kind: Any) -> tuple[str, ...]:
     return get_args(item) if get_origin(item) is Literal else ()
 
 
-def check_types(config: Any) -> None:
+def check_field_types(config: Any) -> None:
     """Refuse a configuration with a value of another type or choice than its field's; turn its lists into tuples."""
     for field in fields(config):
         if "file_only" not in field.metadata:
-            object.__setattr__(config, field.name, convert_value(field, field.type, getattr(config, field.name)))
+            object.__setattr__(config, field.name, convert_field_value(field, field.type, getattr(config, field.name)))
     check_seeds({field.name: getattr(config, field.name) for field in fields(config)})
 
 

@@ -66,7 +66,7 @@ class UndrawnError(RunError):
 
 
 @contextmanager
-def note_user_function(whose: str, *, given: Iterable[Any] = ()) -> Iterator[None]:
+def note_whose_function_failed(whose: str, *, given: Iterable[Any] = ()) -> Iterator[None]:
     """Within the block, add a note to an error that says whose code raised it: ``whose``, such as "the metric 'm'".
 
     Raises:

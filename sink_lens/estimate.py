@@ -176,7 +176,7 @@ class Cost:
         return sum(map(self.seconds_of, self.passes.parts))
 
 
-def estimate(config: Any, passes: CountPasses) -> Cost:
+def estimate_cost(config: Any, passes: CountPasses) -> Cost:
     """Estimate the cost of a run with this configuration; ``passes`` counts its passes from a model's sizes.
 
     Raises:
@@ -354,13 +354,13 @@ def max_n_tokens(texts: Sequence[str]) -> int:
     return 8 + 2 * max((len(text.encode()) for text in texts), default=0)
 
 
-def bytes_of_forward(header: Header, *, tokens: int) -> int:
+def forward_activation_bytes(header: Header, *, tokens: int) -> int:
     """Estimate the bytes of a forward pass of so many tokens, from the sizes in ``header``: logits, not weights."""
     held = min(tokens, _TOKENS_A_FORWARD)
-    return round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab) + bytes_of_a_layer(header, tokens=held)
+    return round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab) + layer_activation_bytes(header, tokens=held)
 
 
-def bytes_of_a_layer(header: Header, *, tokens: int) -> int:
+def layer_activation_bytes(header: Header, *, tokens: int) -> int:
     """Estimate the bytes of one layer's activations for so many tokens, from the model's sizes (``header``)."""
     return _COPIES * 4 * tokens * 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
 

@@ -13,7 +13,7 @@ from sink_lens import estimate as estimating
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.passes import passes as of_trace
 from sink_lens.errors import InputError
-from sink_lens.estimate import Pass, Passes, cost_table, estimate
+from sink_lens.estimate import Pass, Passes, cost_table, estimate_cost
 from sink_lens.models.bundled import read_header
 from sink_lens.models.header import axis_sizes
 from sink_lens.models.load import load
@@ -33,7 +33,9 @@ def test_time_is_operations_over_their_speed_and_memory_is_libraries_weights_and
     header = read_header(planted_folder)
     for unembeds, weights in ((False, header.n_body), (True, header.n_body + header.n_vocab)):
         asked = Passes(parts=parts, sequences=1, positions=10, bytes=1000, unembeds=unembeds)
-        cost = estimate(CardConfig(model=str(planted_folder), device="cpu"), lambda config, sizes, asked=asked: asked)
+        cost = estimate_cost(
+            CardConfig(model=str(planted_folder), device="cpu"), lambda config, sizes, asked=asked: asked
+        )
         # 2 x 10 tokens; (1 + 3) x 5 tokens, twice as slow; 2 operations a number, and (1 + 400 / 48) for no products
         assert cost.seconds == pytest.approx((20 + 40) * 2 * weights * (1 + 400 / header.d_model) / 1e6)
         assert cost.bytes_peak == 650_000_000 + header.weight_bytes() + 1000
@@ -44,21 +46,21 @@ def test_a_model_whose_headers_do_not_say_it_all_is_loaded_and_a_pass_is_timed(t
     lens.plain.save_pretrained(tmp_path / "model")
     asked = {"model": str(tmp_path / "model"), "tokens": "random", "device": "cpu", "length": 16, "sequences": 8}
     monkeypatch.setattr(estimating, "time_call", lambda piece, *, device, warm_up: piece() and 0.5)
-    cost = estimate(IsolateConfig(**asked), of_study)
+    cost = estimate_cost(IsolateConfig(**asked), of_study)
     assert cost.seconds == pytest.approx(4 * 0.5)  # four passes over all sequences, each as long as the timed one
     assert cost.bytes_weights == 4 * lens.plain.num_parameters()
     assert cost.bytes_peak > cost.bytes_weights
     assert "passes at most 4 over all 8 sequences, 512 tokens time about 2 s, from one timed pass" in shown(cost)
-    text = shown(estimate(TraceConfig(**asked, random_init=False), of_trace))
+    text = shown(estimate_cost(TraceConfig(**asked, random_init=False), of_trace))
     for part in ("8 sequences of up to 16 tokens, on cpu", "scout", "measure", "interventions", "kernel fused", "disk"):
         assert part in text
     with pytest.raises(InputError, match="has no tokenizer, so no text can be read"):
-        estimate(TraceConfig(**asked | {"tokens": "text"}), of_trace)
+        estimate_cost(TraceConfig(**asked | {"tokens": "text"}), of_trace)
 
 
 def test_two_models_are_read_in_the_same_passes(planted_folder):
     alone, both = (
-        estimate(CardConfig(model=str(planted_folder), others=others, device="cpu"), of_study)
+        estimate_cost(CardConfig(model=str(planted_folder), others=others, device="cpu"), of_study)
         for others in ((), (str(planted_folder),))
     )
     assert both.bytes_weights == 2 * alone.bytes_weights
@@ -68,7 +70,7 @@ def test_two_models_are_read_in_the_same_passes(planted_folder):
 def test_weights_that_are_narrower_in_their_files_are_said(planted_folder, tmp_path):
     lens = load(planted_folder, dtype="bfloat16")
     lens.plain.save_pretrained(tmp_path / "half")
-    text = shown(estimate(CardConfig(model=str(tmp_path / "half"), tokens="random", device="cpu"), of_study))
+    text = shown(estimate_cost(CardConfig(model=str(tmp_path / "half"), tokens="random", device="cpu"), of_study))
     assert "in the checkpoint's own type (--dtype auto)" in text
 
 
@@ -76,11 +78,11 @@ def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothin
     monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
     gguf = tmp_path / "tiny.gguf"
     write_gguf(gguf)
-    text = shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16, device="cpu"), of_trace))
+    text = shown(estimate_cost(TraceConfig(model=str(gguf), sequences=6, length=16, device="cpu"), of_trace))
     for part in ("tiny.gguf: 6 sequences of up to 16 tokens", "interventions", "tiny.gguf is converted first, once: "):
         assert part in text
     assert "about 6 over all 16 sequences" in shown(
-        estimate(CardConfig(model=str(gguf), length=16, device="cpu"), of_study)
+        estimate_cost(CardConfig(model=str(gguf), length=16, device="cpu"), of_study)
     )
     assert not (tmp_path / "cache").exists()
     header = read_header(gguf)
@@ -92,7 +94,7 @@ def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothin
     assert header.family == lens.family
     for axes in ("batch position head d_head", "batch position kv_head d_head", "batch position d_mlp"):
         assert axis_sizes(header, axes, n_positions=5) == lens.sizes(axes, n_positions=5)
-    assert "converted first" not in shown(estimate(TraceConfig(model=str(gguf), sequences=6, length=16), of_trace))
+    assert "converted first" not in shown(estimate_cost(TraceConfig(model=str(gguf), sequences=6, length=16), of_trace))
 
 
 SWEPT = '[tokens]\nkind = "random"\nlength = 10\n[[edits]]\nsite = "z"\nheads = "each"\nlayers = "0-1"\n'

@@ -5,7 +5,7 @@ import re
 import pytest
 from said import listed, phrases
 
-from sink_lens.kinds import kinds
+from sink_lens.kinds import all_kinds
 
 NO_SENTENCE = {
     "tokens": {"batch position", "sink token", "sink tokens"},
@@ -33,7 +33,7 @@ SHARED = {"watch": ("train",), "isolate": ("amplify",), "amplify": ("isolate",)}
 """Kind -> kinds whose sentences the same functions make."""
 
 
-@pytest.mark.parametrize("kind", [kind for kind in kinds() if kind != "trace"])  # its phrases have keys of their own
+@pytest.mark.parametrize("kind", [kind for kind in all_kinds() if kind != "trace"])  # its phrases have own keys
 def test_no_phrase_of_the_code_is_missing_in_the_table(kind):
     table = "\n".join(one for name in (kind, *SHARED.get(kind, ())) for one in listed(name).values()).lower()
     pieces = {piece.strip(" .;,:").lower() for one in phrases(kind) for piece in re.split(r"[.;:] ", one)}

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.cli.run_kinds import add_command
-from sink_lens.kinds import import_object, kinds
+from sink_lens.kinds import all_kinds, import_object
 from sink_lens.report.html import page_html
 from sink_lens.report.page import Page
 from sink_lens.schema import tables_of
@@ -84,17 +84,17 @@ def installed(tmp_path, monkeypatch):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(textwrap.dedent(text), encoding="utf-8")
         monkeypatch.syspath_prepend(tmp_path / "site")
-        kinds.cache_clear()
+        all_kinds.cache_clear()
 
     known = list(cli.app.registered_commands)
     yield install
     cli.app.registered_commands[:] = known
-    kinds.cache_clear()
+    all_kinds.cache_clear()
 
 
 def test_every_place_that_a_kind_names_is_there():
     texts = ("name", "tables", "heading", "help", "examples", "shards")
-    for kind in kinds().values():
+    for kind in all_kinds().values():
         places = [place for name, place in dataclasses.asdict(kind).items() if place and name not in texts]
         assert [import_object(place) for place in places]
         assert isinstance(import_object(kind.page), Page)
@@ -104,7 +104,7 @@ def test_every_place_that_a_kind_names_is_there():
 
 def test_a_kind_of_another_package_has_a_command_tables_and_a_page(installed, tmp_path):
     installed("[sink_lens.kinds]\nletters = toy_letters:KIND\n")
-    add_command(kinds()["letters"])
+    add_command(all_kinds()["letters"])
     run = CliRunner().invoke
     assert "letters" in run(cli.app, ["--help"]).stdout.split("Decide")[1].split("Train")[0]
     done = run(cli.app, ["letters", "abba", "--out", str(tmp_path / "run"), "--json"])
@@ -129,10 +129,10 @@ def test_a_kind_of_another_package_has_a_command_tables_and_a_page(installed, tm
 def test_a_kind_that_cannot_be_loaded_is_left_out_with_the_reason(line, why, installed):
     installed(f"[sink_lens.kinds]\n{line}\n")
     with pytest.warns(UserWarning, match=f"'letters'.*is left out: .*{why}"):
-        assert "letters" not in kinds()
+        assert "letters" not in all_kinds()
 
 
 def test_no_package_takes_the_place_of_a_kind(installed):
     installed("[sink_lens.kinds]\na = toy_letters:KIND\nb = toy_letters:KIND\n")
     with pytest.warns(UserWarning, match="'b'.*a kind of that name is there already"):
-        assert kinds()["letters"] is metadata.entry_points(group="sink_lens.kinds")["a"].load()
+        assert all_kinds()["letters"] is metadata.entry_points(group="sink_lens.kinds")["a"].load()

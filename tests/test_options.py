@@ -16,7 +16,7 @@ from sink_lens.cli.options import add_config_options, build_config, off_option_n
 from sink_lens.configuration import choices_of, field_docs, make_config
 from sink_lens.data.cache import CacheConfig
 from sink_lens.errors import InputError
-from sink_lens.kinds import import_object, kinds
+from sink_lens.kinds import all_kinds, import_object
 from sink_lens.patching.run_pair import merge_patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.studies.config import AblateConfig, CardConfig
@@ -24,7 +24,7 @@ from sink_lens.studies.study import make_study_config
 from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training.config import TrainConfig, WatchConfig
 
-COMMANDS = {kind.name: import_object(kind.config) for kind in kinds().values() if kind.config}
+COMMANDS = {kind.name: import_object(kind.config) for kind in all_kinds().values() if kind.config}
 COMMANDS |= {"report": ReportConfig, "cache": CacheConfig}
 OF_A_MODEL = ("trace", "isolate", "amplify", "ablate", "patch")
 EDITS = [{"site": "z", "heads": "each"}]

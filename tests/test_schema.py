@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from written_tables import complaints
 
-from sink_lens.kinds import kinds
+from sink_lens.kinds import all_kinds
 from sink_lens.records import create_run
 from sink_lens.schema import UNITS, table_of, tables_of
 
-EVERY = [(kind, table) for kind in kinds() for table in tables_of(kind)]
+EVERY = [(kind, table) for kind in all_kinds() for table in tables_of(kind)]
 COLUMNS = [(f"{kind}/{table.name}", column) for kind, table in EVERY for column in table.columns]
 
 

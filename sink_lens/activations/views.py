@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..data.tokens import TokenBatch
-from ..errors import InputError, ModelError, SiteError, note_user_function
+from ..errors import InputError, ModelError, SiteError, note_whose_function_failed
 from ..measures.attention import row_shares
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -70,7 +70,7 @@ class Reading:
 
         An error that the function raises gets a note that names the reading.
         """
-        with note_user_function(f"the reading {self.name!r}, layer {view.layer}", given=view.tensors.values()):
+        with note_whose_function_failed(f"the reading {self.name!r}, layer {view.layer}", given=view.tensors.values()):
             return self.function(view)
 
     def fwd_hooks(

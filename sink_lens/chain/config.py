@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, fields
 
-from ..configuration import check_at_least, check_at_most, check_types
+from ..configuration import check_at_least, check_at_most, check_field_types
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_input_config
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL, MIN_SINK_RATE, SINK_THRESHOLD, KernelChoice
@@ -75,7 +75,7 @@ class ReadConfig:
     """Seed of every random choice: tokens, bootstrap, controls."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_field_types(self)
         check_input_config(self)
         check_at_least(self, 1, "batch_size")
 

@@ -33,7 +33,7 @@ from ..models.memory import collect_garbage, free_bytes, store_parameters_on_dis
 from ..models.running import exclusive_use
 from ..models.sites import site_of
 from ..progress import tqdm
-from ..records import Result, RunWriter, create_run, default_folder, read_run
+from ..records import Result, RunWriter, create_run, default_run_folder, read_run
 from ..text import size_text
 from . import summary, tables
 from .at_token import Occurrences, cut_at_token
@@ -176,7 +176,7 @@ def trace(
     why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:
         warnings.warn(f"no intervention is made: {why_not}; links are judged by what is measured alone", stacklevel=2)
-    folder = Path(out) if out is not None else default_folder(lens.name)
+    folder = Path(out) if out is not None else default_run_folder(lens.name)
     try:
         writer = create_run(
             folder,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..configuration import check_at_least, check_at_most, check_types, refuse_unread_fields
+from ..configuration import check_at_least, check_at_most, check_field_types, refuse_unread_fields
 from ..data.described import BosCondition
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
@@ -131,7 +131,7 @@ class CircuitConfig:
     """float32, bfloat16, float16 or float64. Default: float32."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_field_types(self)
         check_at_least(self, 1, "steps", "most_steps", "edges", "check_pairs", "batch_size")
         check_at_least(self, 2, "pairs", "length")
         check_at_least(self, 0, "random", "check", "threshold", "sink_position")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..estimate import Pass, Passes, Sizes, bytes_of_a_layer
+from ..estimate import Pass, Passes, Sizes, layer_activation_bytes
 from ..text import size_text
 from .config import REST, CircuitConfig
 from .graph import Graph
@@ -60,7 +60,7 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
         sequences=config.pairs,
         positions=n_positions,
         unit="pair",
-        bytes=stacks + header.n_layers * bytes_of_a_layer(header, tokens=rows) + of_pairs,
+        bytes=stacks + header.n_layers * layer_activation_bytes(header, tokens=rows) + of_pairs,
         facts={"edges": f"{graph.n_edges:,}"},
         memory=f"; scores by pair take {size_text(of_pairs)} of it and of disk",
         apart="more points of the scores if sums are not complete",

@@ -24,7 +24,7 @@ from ..errors import InputError, RunError
 from ..models.inputs import describe_provenance, load_model
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import Result, RunWriter, create_run, default_folder, display, read_run, refuse_unhashed_code
+from ..records import Result, RunWriter, create_run, default_run_folder, display, read_run, refuse_unhashed_code
 from ..records.shards import check_shard, compute_run, process_name
 from ..stats import interval
 from .attention import explain_attention
@@ -112,7 +112,7 @@ def run(
     asked = _make_request(model, config=config, fields=fields)
     if shard is not None:
         refuse_unhashed_code(asked.metric_code_field())
-    folder = default_folder(asked.lens.name) if out is None else Path(out)
+    folder = default_run_folder(asked.lens.name) if out is None else Path(out)
     found = compute_run(
         folder,
         shard=shard,

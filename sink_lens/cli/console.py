@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import SinkLensError
 from ..gone import refuse_removed
-from ..kinds import kinds
+from ..kinds import all_kinds
 from ..text import safe_for_terminal, safe_line
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Commands(_RefusesVisibly, TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands into the help, under headings."""
-        headings = {name: kind.heading for name, kind in kinds().items()} | _OF_TOOLS
+        headings = {name: kind.heading for name, kind in all_kinds().items()} | _OF_TOOLS
         panels: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)

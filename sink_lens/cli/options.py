@@ -20,7 +20,7 @@ import typer
 
 from ..configuration import (
     choices_of,
-    convert_value,
+    convert_field_value,
     field_docs,
     flatten_tables,
     make_config,
@@ -102,7 +102,7 @@ def add_config_options(
                     field = known[name]
                     if field.metadata.get("written") in ("commas", "ranges"):
                         value = ",".join(value)  # the option may be given several times
-                    settings[name] = convert_value(field, field.type, value, name=option_name(field))
+                    settings[name] = convert_field_value(field, field.type, value, name=option_name(field))
             return command(build_config(kind, settings, where="" if file is None else str(file), make=make), **given)
 
         @functools.wraps(command)

@@ -5,7 +5,7 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..kinds import RunKind, import_object, kinds
+from ..kinds import RunKind, all_kinds, import_object
 from .console import (
     app,
     console,
@@ -36,11 +36,11 @@ def add_command(kind: RunKind) -> None:
         if kind.check:
             import_object(kind.check)(config)
         if asked.get("dry_run"):
-            from ..estimate import estimate
+            from ..estimate import estimate_cost
 
             if kind.cost:
                 return print_items(import_object(kind.cost)(config))
-            return print_items([estimate(config, import_object(kind.passes))])
+            return print_items([estimate_cost(config, import_object(kind.passes))])
         how = {"shard": shard} if kind.shards else {}
         result = import_object(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)
         if not result.finished:
@@ -115,6 +115,6 @@ def print_items(items: Iterable[Any]) -> Answer:
     return Answer(found=lambda: {"dry_run": found})
 
 
-for _kind in kinds().values():
+for _kind in all_kinds().values():
     if _kind.run:
         add_command(_kind)

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from ..data.tokens import TokenBatch
-from ..errors import InputError, ModelError, SiteError, note_user_function
+from ..errors import InputError, ModelError, SiteError, note_whose_function_failed
 from ..models.lens import LensModel, check_layers_have
 from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
@@ -200,7 +200,7 @@ class Applied:
         places = {"layer": layer, "sequences": sequences, "n_sequences": n_sequences, "positions": positions}
         at = At(**places, valid=valid, read=held.get("read"))
         version = _n_in_place_changes(old)
-        with note_user_function(f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"):
+        with note_whose_function_failed(f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"):
             new = one.change(old, at)
         if _n_in_place_changes(old) != version:
             raise EditError(f"the edit {one.label!r} changed its values in place; need new values: clone them first")

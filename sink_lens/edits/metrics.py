@@ -20,7 +20,7 @@ from ..arguments import check_calls, value_in_words
 from ..data.token_ids import answer_id
 from ..data.tokens import TokenBatch
 from ..edits.outcome import Outcome
-from ..errors import InputError, note_user_function
+from ..errors import InputError, note_whose_function_failed
 from ..measures.dimensions import dominance_ratio
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
@@ -358,7 +358,7 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
             "run_with"
         )
     held = (run.valid, run.mass, run.state, run.loss, run.logits, run.token_loss, *run.tensors.values())
-    with note_user_function(f"the metric {metric.name!r}", given=(one for one in held if one is not None)):
+    with note_whose_function_failed(f"the metric {metric.name!r}", given=(one for one in held if one is not None)):
         found = metric.function(run)
     n = run.valid.shape[0]
     if isinstance(found, float | int):

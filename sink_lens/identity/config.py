@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..configuration import check_types
+from ..configuration import check_field_types
 from ..data.described import BosCondition
 from ..errors import InputError
 from ..schema import NULLS, NullName
@@ -57,7 +57,7 @@ class SurveyConfig(ModelsConfig):
     """Seed of the sequences."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_field_types(self)
         if self.switches and not self.untrained:
             raise InputError("--switch was given and no untrained model; need one to switch: --untrained gpt2")
         if self.seeds != (0,) and not self.untrained:
@@ -130,7 +130,7 @@ class FingerprintConfig(ModelsConfig):
     """Seed of the inputs and of every draw."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_field_types(self)
         for name, low, high in (("alpha", 0, 1), ("temperature", 0, math.inf)):
             if not low < getattr(self, name) < high:
                 raise InputError(f"{name} is {getattr(self, name)}; need a number over {low}, under {high}")

@@ -15,7 +15,7 @@ from ..configuration import make_config
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
-from ..records import Finding, check_folder_free, create_run, default_folder, versions
+from ..records import Finding, check_folder_free, create_run, default_run_folder, package_versions
 from ..schema import column_names
 from .config import TWO, FingerprintConfig
 from .features import Inputs, ModelFacts, cached_features, read_facts, read_features, shared_inputs
@@ -184,7 +184,7 @@ def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool
         "token_source": f"random {inputs.kind}",
         "bos_condition": "without",
         "dtype": sorted(set(found.tables["models"]["dtype"])),
-        "versions": versions(),
+        "versions": package_versions(),
     }
     record = {"config": asdict(found.config), "provenance": provenance, "overwrite": overwrite}
     with create_run(out, kind="fingerprint", expects=("models", "pairs", "nulls", "findings"), **record) as writer:
@@ -198,7 +198,7 @@ def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool
 
 def run(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Fingerprint:
     """Run ``sink-lens fingerprint``: compare the models of ``config``; write the folder ``out``, or one in ``runs``."""
-    folder = default_folder("fingerprint") if out is None else out
+    folder = default_run_folder("fingerprint") if out is None else out
     return fingerprint(config=config, out=folder, overwrite=overwrite, progress=progress)
 
 

@@ -20,7 +20,7 @@ from ..errors import InputError, SinkLensError, UndrawnError
 from ..models.lens import LensModel
 from ..models.load import find_device
 from ..progress import tqdm
-from ..records import Result, create_run, default_folder, display, read_run, versions
+from ..records import Result, create_run, default_run_folder, display, package_versions, read_run
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig
 from .contraction import contraction, direction_cosines
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
@@ -79,10 +79,10 @@ def survey(
         "bos_condition": draws.bos,
         "dtype": config.dtype or "float32",
         "device": device,
-        "versions": versions(),
+        "versions": package_versions(),
     }
     how: dict[str, Any] = {"expects": ["models", *_TABLES[kind], "variants"], "overwrite": overwrite}
-    folder = default_folder(kind) if out is None else out
+    folder = default_run_folder(kind) if out is None else out
     try:
         writer = create_run(folder, kind=kind, config=asked, provenance=provenance, **how)
     except UndrawnError as error:

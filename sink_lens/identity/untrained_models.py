@@ -22,7 +22,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from ..arguments import check_seeds
-from ..configuration import check_at_least, check_at_most, check_types, parse_setting
+from ..configuration import check_at_least, check_at_most, check_field_types, parse_setting
 from ..errors import InputError
 from ..models.checks import checked_family
 from ..models.family import Family
@@ -82,7 +82,7 @@ class UntrainedConfig:
 
     def __post_init__(self) -> None:
         """Fill in what the style decides, and refuse what cannot be built."""
-        check_types(self)
+        check_field_types(self)
         for name, own in {**_OWN[self.style], "scaled_writers": self.style == "gpt2"}.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, own)

@@ -9,7 +9,7 @@ from ..data.corpora import bundled_text, read_text
 from ..data.described import BosCondition, InputConfig
 from ..data.tokens import TokenBatch, from_prompts, from_text, random_tokens, repeated_tokens
 from ..errors import InputError
-from ..records import versions
+from ..records import package_versions
 from .bundled import find_header
 from .header import Header, check_sequences_fit
 from .lens import LensModel
@@ -89,5 +89,5 @@ def describe_provenance(lens: LensModel, batch: TokenBatch, *, kernel: str) -> d
         "dtype": str(lens.dtype).removeprefix("torch."),
         "device": str(lens.device),
         "kernel": kernel,
-        "versions": versions(),
+        "versions": package_versions(),
     }

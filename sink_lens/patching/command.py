@@ -11,7 +11,7 @@ import torch
 
 from ..errors import InputError
 from ..models.load import load
-from ..records import default_folder
+from ..records import default_run_folder
 from ..text import as_text, interval_text, plural, token_text
 from .attribution import attribution_patch
 from .config import PatchConfig, PatchView
@@ -41,7 +41,7 @@ def run(
         raise InputError("--shard and --approximate were given; an approximation is one pass, which is not divided")
     check_before_loading(config)
     lens = load(config.model, device=config.device, dtype=config.dtype, announce=log.info)
-    folder = default_folder(config.model) if out is None else Path(out)
+    folder = default_run_folder(config.model) if out is None else Path(out)
     if not config.approximate:
         return patch(lens, config=config, out=folder, shard=shard, overwrite=overwrite, progress=progress)
     runs, _, pair = prepare_runs(lens, None, None, config=config)

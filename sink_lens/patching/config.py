@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..configuration import check_at_least, check_types, refuse_unread_fields
+from ..configuration import check_at_least, check_field_types, refuse_unread_fields
 from ..data.described import BosCondition
 from ..edits.named_edits import KINDS
 from ..edits.named_metrics import MetricSpec, metric_spec, refuse_unread_metric_fields
@@ -122,7 +122,7 @@ class PatchConfig:
     """float32, bfloat16, float16 or float64. Default: float32."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_field_types(self)
         object.__setattr__(self, "edits", (self.edits,) if hasattr(self.edits, "site") else tuple(self.edits))
         object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
         check_at_least(self, 1, "steps", "check", "batch_size")

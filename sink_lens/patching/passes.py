@@ -4,7 +4,7 @@ Which cells differ between the runs only the model can tell; before the first to
 it all are counted.
 """
 
-from ..estimate import Pass, Passes, Sizes, bytes_of_forward, max_n_tokens
+from ..estimate import Pass, Passes, Sizes, forward_activation_bytes, max_n_tokens
 from ..models.bundled import find_header
 from ..models.header import axis_sizes
 from ..models.sites import SITES
@@ -55,7 +55,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
         parts=(whole,),
         sequences=len(clean),
         positions=n_positions,
-        bytes=bytes_of_forward(header, tokens=whole.all_tokens),
+        bytes=forward_activation_bytes(header, tokens=whole.all_tokens),
     )
 
 

@@ -7,7 +7,7 @@ reused. Nothing in this package loads torch.
 """
 
 from sink_lens.records.log import LOG_FILE, RunLog, log_lines, read_log
-from sink_lens.records.provenance import CIRCUMSTANCE, versions
+from sink_lens.records.provenance import CIRCUMSTANCE, package_versions
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run, refuse_file_of_run
 from sink_lens.records.result import Finding, Result
 from sink_lens.records.writing import (
@@ -16,10 +16,10 @@ from sink_lens.records.writing import (
     add_to_run,
     check_folder_free,
     create_run,
-    default_folder,
+    default_run_folder,
     refuse_unhashed_code,
     run_state,
-    write_whole,
+    write_atomically,
 )
 
 __all__ = [
@@ -37,13 +37,13 @@ __all__ = [
     "add_to_run",
     "check_folder_free",
     "create_run",
-    "default_folder",
+    "default_run_folder",
     "log_lines",
+    "package_versions",
     "read_log",
     "read_run",
     "refuse_file_of_run",
     "refuse_unhashed_code",
     "run_state",
-    "versions",
-    "write_whole",
+    "write_atomically",
 ]

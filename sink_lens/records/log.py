@@ -118,7 +118,7 @@ class RunLog:
         if not whole:
             self._write_bytes(json.dumps({"columns": columns}).encode() + b"\n")
         try:
-            known, last = columns_of_log(self.path), max((line.part for line in all_log_lines(self.path)), default=-1)
+            known, last = read_log_columns(self.path), max((line.part for line in all_log_lines(self.path)), default=-1)
         except ValueError as error:
             raise RunError(f"{self.path} is damaged ({error}). Choose another folder.") from error
         if known != columns:
@@ -157,7 +157,7 @@ def refuse_used_log(folder: Path) -> None:
                 )
 
 
-def columns_of_log(path: Path) -> dict[str, dict[str, str]]:
+def read_log_columns(path: Path) -> dict[str, dict[str, str]]:
     """Read the first line of a log: table -> column -> dtype.
 
     Raises:
@@ -220,7 +220,7 @@ def read_log(path: Path) -> dict[str, pd.DataFrame]:
     Raises:
         ValueError: the log is damaged.
     """
-    dtypes = columns_of_log(path)
+    dtypes = read_log_columns(path)
     found: dict[str, dict[str, list[Any]]] = {name: {one: [] for one in of} for name, of in dtypes.items()}
     for line in log_lines(path):
         for name, blocks in line.tables.items():

@@ -19,7 +19,7 @@ CIRCUMSTANCE = ("versions", "device", "kernel")
 """Provenance fields that are where a run was made, not what it is of."""
 
 
-def versions() -> dict[str, str | None]:
+def package_versions() -> dict[str, str | None]:
     """Return the versions of ``python`` and of the packages that affect numbers; None if one is not installed."""
     found: dict[str, str | None] = {"python": python_version()}
     for package in ("torch", "transformers", "transformer-lens", "sink-lens"):

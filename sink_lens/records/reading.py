@@ -19,7 +19,7 @@ from pandas.api import types
 
 from sink_lens.errors import InputError, RunError, check_file_name, is_plain_file_name, refuse_tilde
 from sink_lens.gone import refuse_removed
-from sink_lens.records.log import LOG_FILE, columns_of_log, read_log
+from sink_lens.records.log import LOG_FILE, read_log, read_log_columns
 from sink_lens.records.long_tables import Shortened, shorten_table
 from sink_lens.schema import table_of
 
@@ -70,7 +70,7 @@ class Tables(Mapping[str, pd.DataFrame]):
             return
         grown = log.stat().st_size > files[log.name]["bytes"]  # since the tables were written: all are read from it
         with contextlib.suppress(OSError, ValueError):
-            self._paths |= {name: log for name in columns_of_log(log) if grown or name not in self._paths}
+            self._paths |= {name: log for name in read_log_columns(log) if grown or name not in self._paths}
 
     def cached_copy(self, *, most: int | None = None) -> "Tables":
         """Return a copy that reads each table only once, for code that never changes the tables.
@@ -89,10 +89,10 @@ class Tables(Mapping[str, pd.DataFrame]):
             return self._kept[name]
         path = self._paths[name]
         try:
-            if not is_intact(path, self._files[path.name]):
+            if not is_file_intact(path, self._files[path.name]):
                 raise ValueError(f"it is not what {RUN_FILE} says was written")
             if path.name == LOG_FILE:
-                table = checked_table(read_log(path)[name], kind=self._kind, name=name)
+                table = check_table(read_log(path)[name], kind=self._kind, name=name)
             else:
                 table = read_table(path, kind=self._kind)
             if self._most is not None and len(table) > self._most:
@@ -184,7 +184,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         GoneError: The run is of a kind that was removed.
     """
     folder = Path(folder)
-    record = read_record(folder)
+    record = read_run_json(folder)
     kind, of_its_tables = record["kind"], ". Its tables are Parquet and CSV files, which pandas reads"
     refuse_removed(f"kind {kind}", said=f"{folder} is a run of the kind {kind!r}, which", more=of_its_tables)
     written = {Path(file).stem for file in record["files"]}
@@ -206,10 +206,10 @@ def read_table(path: Path, *, kind: str) -> pd.DataFrame:
     """
     table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
     name = _RENAMED.get(kind, {}).get(path.stem, path.stem)
-    return checked_table(table, kind=kind, name=name, text_too=path.suffix == ".csv")
+    return check_table(table, kind=kind, name=name, text_too=path.suffix == ".csv")
 
 
-def checked_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:
+def check_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:
     """Check a table's columns against the schema of table ``name`` in runs of a kind; return the table unchanged.
 
     Raises:
@@ -240,7 +240,7 @@ def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool)
         raise ValueError(f"the column {name!r} is {found}; need {dtype}")
 
 
-def read_record(folder: Path) -> dict[str, Any]:
+def read_run_json(folder: Path) -> dict[str, Any]:
     """Read run.json of a folder, and check that it has every required field, of the right type."""
     path = folder / RUN_FILE
     check_file_name(path, what="the folder of a run")
@@ -289,14 +289,14 @@ def refuse_file_of_run(path: Path, *, replaceable: Collection[str]) -> None:
         if not (folder / RUN_FILE).is_file():
             continue
         try:
-            own = {RUN_FILE, *read_record(folder)["files"]}
+            own = {RUN_FILE, *read_run_json(folder)["files"]}
         except RunError:  # run.json is damaged, so the files that it lists are unknown
             own = {RUN_FILE}
         if str(target.relative_to(folder)) in own or (target.is_file() and target.suffix.lower() not in replaceable):
             raise InputError(f"{path} belongs to the run in {folder}; need a file of its own. Choose another name.")
 
 
-def is_intact(path: Path, entry: Mapping[str, Any]) -> bool:
+def is_file_intact(path: Path, entry: Mapping[str, Any]) -> bool:
     """Return True if a file has the size and hash of its entry in run.json; a log may have become longer."""
     if not path.is_file() or path.stat().st_size < entry["bytes"]:
         return False

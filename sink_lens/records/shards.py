@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from ..errors import InputError, RunError
-from .reading import RUN_FILE, is_intact, read_record, read_table
+from .reading import RUN_FILE, is_file_intact, read_run_json, read_table
 from .writing import RunWriter, run_state
 
 _FOLDER = re.compile(r"shard-([0-9]+)-of-([0-9]+)")
@@ -156,7 +156,7 @@ def list_shards(run: Path) -> list[Shard]:
 def all_shards_finished(run: Path) -> bool:
     """Check whether every shard of a run is in its folder and finished."""
     found = list_shards(run)
-    done = [read_record(shard.folder(run))["status"] == "finished" for shard in found]
+    done = [read_run_json(shard.folder(run))["status"] == "finished" for shard in found]
     return bool(found) and len(found) == found[0].count and all(done)
 
 
@@ -174,17 +174,17 @@ def copy_shard_parts(writer: RunWriter) -> None:
     shards = list_shards(writer.folder)
     for shard in shards:
         if run_state(shard.folder(writer.folder)) == "running":
-            record = read_record(shard.folder(writer.folder))
+            record = read_run_json(shard.folder(writer.folder))
             raise RunError(
                 f"shard {shard} of {writer.folder} is being computed ({record['provenance'].get('holder')}); wait for "
                 f"it, or stop it. sink-lens status {writer.folder} lists all of them"
             )
     for shard in shards:
         folder = shard.folder(writer.folder)
-        record = read_record(folder)
+        record = read_run_json(folder)
         for name, entry in record["files"].items():
             is_missing = Path(name).stem in record["config"]["parts"] and not writer.has(name)
-            if is_missing and is_intact(folder / name, entry):
+            if is_missing and is_file_intact(folder / name, entry):
                 writer.write_bytes(name, (folder / name).read_bytes())
 
 
@@ -207,7 +207,7 @@ def _progress_row(run: Path, shard: Shard) -> dict[str, Any]:
     folder = shard.folder(run)
     if not (folder / RUN_FILE).is_file():
         return {"shard": str(shard), "state": "not begun", "done": 0, "cells": None, "failed": 0, "holder": None}
-    record = read_record(folder)
+    record = read_run_json(folder)
     parts, state = record["config"]["parts"], run_state(folder)
     failed = set[int]()
     for name in record["files"] if record["kind"] == "sweep" else ():

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_file_name, refuse_tilde
 from sink_lens.records.log import in_use_error
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, plain_json
-from sink_lens.records.reading import PAGE_FILE, RUN_FILE, damaged_file_error, is_intact, read_record, read_table
+from sink_lens.records.reading import PAGE_FILE, RUN_FILE, damaged_file_error, is_file_intact, read_run_json, read_table
 
 UNKNOWN = "cannot be known: "
 """Beginning of what a configuration has instead of a hash for code that cannot be compared; the reason follows."""
@@ -31,7 +31,7 @@ _REPLACED = ".replaced"
 """Folder that keeps the run being replaced until the new run has written its first file."""
 
 
-def default_folder(name: str) -> Path:
+def default_run_folder(name: str) -> Path:
     """Return the folder of a run if the user names none: ``runs/NAME-DATE-TIME`` in the working folder."""
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "model"
     return Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -157,7 +157,7 @@ class RunWriter:
         for leftover in self.folder.glob(f"*{_PART}"):
             leftover.unlink()
         if (self.folder / RUN_FILE).exists():
-            earlier = read_record(self.folder)
+            earlier = read_run_json(self.folder)
             if folders := [file for file in earlier["files"] if (self.folder / file).is_dir()]:
                 raise RunError(
                     f"{self.folder} has a folder where its run has the file {folders[0]}; need the run as written. "
@@ -176,7 +176,7 @@ class RunWriter:
                 self._earlier = earlier
                 self._record["started"] = earlier["started"]
                 self._record["files"] = {
-                    file: entry for file, entry in earlier["files"].items() if is_intact(self.folder / file, entry)
+                    file: entry for file, entry in earlier["files"].items() if is_file_intact(self.folder / file, entry)
                 }
         self._write_run_json()
 
@@ -219,7 +219,7 @@ class RunWriter:
         """Write a file whole or not at all, without listing it in run.json."""
         path = self.folder / filename
         try:
-            write_whole(path, payload)
+            write_atomically(path, payload)
         except OSError as error:
             complete = f"Complete in this run: {', '.join(self._record['files']) or 'none'}."
             text = f"{path} cannot be written ({error.strerror}). {complete}"
@@ -233,7 +233,7 @@ class RunWriter:
         return path
 
 
-def write_whole(path: Path, payload: bytes) -> None:
+def write_atomically(path: Path, payload: bytes) -> None:
     """Write bytes to a file whole or not at all: under another name first, which is then renamed.
 
     Raises:
@@ -349,7 +349,7 @@ def check_folder_free(folder: str | os.PathLike[str] | None, *, overwrite: bool)
         _refuse_other_files(folder)
     if overwrite or not (folder / RUN_FILE).is_file():
         return
-    earlier = read_record(folder)
+    earlier = read_run_json(folder)
     if earlier["status"] == "finished" and (folder / PAGE_FILE).exists():
         raise RunError(_finished_run_text(folder, earlier))
 
@@ -371,7 +371,7 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
         RunError: There is no run in the folder, its run.json is damaged, or it is in use.
     """
     folder = Path(folder)
-    read_record(folder)
+    read_run_json(folder)
     lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
     try:
         lock.acquire()
@@ -380,7 +380,7 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
     except OSError as error:
         raise RunError(f"{folder} cannot be written ({error.strerror}). Make it writable, or copy it.") from error
     try:
-        record = read_record(folder)
+        record = read_run_json(folder)
     except BaseException:
         _unlock(lock)
         raise
@@ -389,7 +389,7 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
 
 def run_state(folder: Path) -> str:
     """Return the state of a run: finished, failed, interrupted, running, or stopped (killed while running)."""
-    status = str(read_record(folder)["status"])
+    status = str(read_run_json(folder)["status"])
     lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
     if status != "running" or not Path(lock.lock_file).exists():
         return "stopped" if status == "running" else status

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..configuration import check_types
+from ..configuration import check_field_types
 from ..errors import InputError
 
 MayDiffer = Literal["dtype", "bos", "tokens", "thresholds"]
@@ -29,7 +29,7 @@ class ReportConfig:
 
     def __post_init__(self) -> None:
         """Refuse an unknown name in ``by``, and options of figures if no figures are written."""
-        check_types(self)
+        check_field_types(self)
         for name in ("only", "format"):
             if self.figures is None and getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise InputError(f"--{name} was given without --figures; need the folder of the figures")

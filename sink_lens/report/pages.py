@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from sink_lens.errors import RunError
-from sink_lens.kinds import import_object, kinds
+from sink_lens.kinds import all_kinds, import_object
 from sink_lens.records import Run, read_run
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, page_table, run_in_words, try_make
@@ -13,7 +13,7 @@ from sink_lens.text import plural, safe_line
 
 def page_of_kind(kind: str) -> Page | None:
     """Return the page of a kind of run, such as ``trace``; None if no kind has this name."""
-    found = kinds().get(kind)
+    found = all_kinds().get(kind)
     return import_object(found.page) if found else None
 
 

@@ -15,7 +15,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from ..kinds import kinds
+from ..kinds import all_kinds
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """Name of the bundled model; no model on the hub has this name."""
@@ -204,7 +204,7 @@ _NAME = re.compile(r"(\w+)(?:/(\w+))?(\??)")
 
 def tables_of(kind: str) -> tuple[Table, ...]:
     """Return the descriptions of all tables of a kind of run; empty if there is no such kind."""
-    return _read_tables(kind) if kind in kinds() else ()
+    return _read_tables(kind) if kind in all_kinds() else ()
 
 
 @functools.cache
@@ -214,7 +214,7 @@ def _read_tables(kind: str) -> tuple[Table, ...]:
     A column is `name = "type, unit. Meaning."`; a name that ends in `?` is an optional column, and `low/high` makes two
     columns, the ends of an interval.
     """
-    package, _, file = kinds()[kind].tables.partition(":")
+    package, _, file = all_kinds()[kind].tables.partition(":")
     described = tomllib.loads(resources.files(package).joinpath(file).read_text(encoding="utf-8"))
     tables = []
     for name, rest in described.items():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ..chain.config import ReadConfig
 from ..errors import InputError
-from ..estimate import Cost, Pass, Passes, Sizes, bytes_of_forward, estimate
+from ..estimate import Cost, Pass, Passes, Sizes, estimate_cost, forward_activation_bytes
 from ..models.header import check_sequences_fit
 from .config import MOST_IN_SET, AblateConfig, AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig, is_run_folder
 
@@ -39,13 +39,13 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
         InputError: every row of the table is that of a run.
     """
     if not config.makes_table():
-        yield estimate(config, count_passes)
+        yield estimate_cost(config, count_passes)
         return
     models = [name for name in (config.model, *config.others) if not is_run_folder(name)]
     if not models:
         raise InputError("--dry-run was given and every row is that of a run; need a model to measure")
     for name in models:
-        yield estimate(replace(config, model=name, others=()), count_passes)
+        yield estimate_cost(replace(config, model=name, others=()), count_passes)
 
 
 def passes_of_forwards(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes:
@@ -66,7 +66,7 @@ def passes_of_forwards(config: ReadConfig, sizes: Sizes, *, forwards: float) -> 
         parts=(Pass(forwards=forwards, tokens=tokens),),
         sequences=sequences,
         positions=config.length,
-        bytes=bytes_of_forward(sizes.header, tokens=tokens),
+        bytes=forward_activation_bytes(sizes.header, tokens=tokens),
         bound="at most",
     )
 

@@ -29,7 +29,7 @@ from ..models.inputs import check_sequences, describe_provenance, load_model, ma
 from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
-from ..records import check_folder_free, create_run, default_folder
+from ..records import check_folder_free, create_run, default_run_folder
 from ..schema import table_of
 from .config import StudyConfig
 
@@ -220,7 +220,7 @@ def write_study(
 ) -> Study:
     """Write what a study ``found`` on ``batch`` into the run folder ``out``, and return it as a ``result``."""
     frames = {"tokens": decode_tokens(batch, lens.tokenizer)} | dict(found.frames)
-    folder = Path(out) if out is not None else default_folder(lens.name)
+    folder = Path(out) if out is not None else default_run_folder(lens.name)
     if isinstance(config, TraceConfig):
         record = trace_provenance(lens, batch, config=config, kernel=found.kernel)
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..configuration import (
     check_at_least,
-    check_types,
+    check_field_types,
     flatten_tables,
     make_config,
     read_settings,
@@ -95,7 +95,7 @@ class SweepConfig:
         from ..edits.named_metrics import MetricSpec
         from .grid import Grid
 
-        check_types(self)
+        check_field_types(self)
         check_input_config(self)
         check_at_least(self, 1, "workers")
         if not isinstance(self.grid, Grid):

@@ -1,6 +1,6 @@
 """Count the passes of a sweep: the share of layers and positions that each cell runs, without torch."""
 
-from ..estimate import Pass, Passes, Sizes, bytes_of_forward
+from ..estimate import Pass, Passes, Sizes, forward_activation_bytes
 from ..models.header import check_sequences_fit
 from ..models.sites import SITES
 from .config import SweepConfig
@@ -42,7 +42,7 @@ def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
         parts=(Pass(forwards=made, tokens=len(lengths) * n_positions),),
         sequences=len(lengths),
         positions=n_positions,
-        bytes=bytes_of_forward(header, tokens=len(lengths) * n_positions),
+        bytes=forward_activation_bytes(header, tokens=len(lengths) * n_positions),
         facts={
             "cells": f"{len(specs):,}",
             "random controls beside them": f"{len(every) - len(specs):,}",

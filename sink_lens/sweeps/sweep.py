@@ -33,7 +33,7 @@ from ..models.inputs import check_sequences, describe_provenance, load_model, ma
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
-from ..records import RunWriter, create_run, default_folder, display, refuse_unhashed_code
+from ..records import RunWriter, create_run, default_run_folder, display, refuse_unhashed_code
 from ..records.reading import damaged_file_error
 from ..records.shards import check_shard, compute_run, process_name
 from ..schema import MEANS
@@ -96,7 +96,7 @@ def sweep(
     check_engine(how.engine, workers=how.workers)
     if shard is not None:
         refuse_unhashed_code(asked.config)
-    folder = Path(out) if out is not None else default_folder(asked.lens.name)
+    folder = Path(out) if out is not None else default_run_folder(asked.lens.name)
     made: list[tuple[Job, Engine]] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
-from ..records import write_whole
+from ..records import write_atomically
 from ..text import json_value
 
 KEPT, LATEST = "checkpoint-", "latest-"
@@ -53,7 +53,7 @@ def seal_checkpoint(folder: Path, *, step: int, facts: Mapping[str, Any]) -> Non
             os.fsync(file.fileno())
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
     manifest = {"step": step, "facts": dict(facts), "files": files}
-    write_whole(folder / _MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
+    write_atomically(folder / _MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
@@ -135,7 +135,7 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
             listed = json_value((path / _MANIFEST).read_text(encoding="utf-8"))
             gone = {part.name for part in state}
             listed["files"] = {name: one for name, one in listed["files"].items() if name.split("/")[0] not in gone}
-            write_whole(path / _MANIFEST, json.dumps(listed, indent=1, allow_nan=False).encode())
+            write_atomically(path / _MANIFEST, json.dumps(listed, indent=1, allow_nan=False).encode())
             for part in state:
                 if part.is_dir():
                     shutil.rmtree(part)

@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..configuration import make_config
 from ..errors import InputError, RunError
-from ..records import Finding, check_folder_free, create_run, default_folder, versions
+from ..records import Finding, check_folder_free, create_run, default_run_folder, package_versions
 from ..schema import MIN_SINK_RATE
 from ..stats import Difference, summarise_differences, t_intervals
 from ..text import as_text, interval_text, join_and, name_in_words, plural, short_count, signed_change
@@ -235,7 +235,7 @@ def write_comparison(comparison: Comparison, folder: str | Path, *, overwrite: b
         variant: {str(one): str(run.folder) for one, run in runs.items()} for variant, runs in variants.runs.items()
     }
     of_first = variants.runs[variants.baseline][variants.seeds[0]].provenance
-    provenance = {name: of_first.get(name) for name in DATA} | {"versions": versions()}
+    provenance = {name: of_first.get(name) for name in DATA} | {"versions": package_versions()}
     with create_run(
         folder,
         kind="compare",
@@ -348,7 +348,7 @@ def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
 
 def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any) -> Comparison:
     """Compare the runs that a configuration names; write the result to ``out`` (None: ``runs/compare-DATE-TIME``)."""
-    out = default_folder("compare") if out is None else out
+    out = default_run_folder("compare") if out is None else out
     return compare(config.runs, config=config, out=out, overwrite=overwrite)
 
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 from ..configuration import (
     check_at_least,
     check_at_most,
-    check_types,
-    convert_value,
+    check_field_types,
+    convert_field_value,
     make_config,
     read_settings,
     refuse_unknown_names,
@@ -161,8 +161,8 @@ class TrainConfig:
                 value = self.steps // 10  # a training that is shorter than its size's warm-up
             value = of_size.get(one.name) if value is None else value
             if value is not None or self.size in tuple(SIZES):
-                object.__setattr__(self, one.name, convert_value(one, one.type, value))
-        check_types(self)
+                object.__setattr__(self, one.name, convert_field_value(one, one.type, value))
+        check_field_types(self)
         if self.n_kv_heads == 0:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         self._check()
@@ -246,7 +246,7 @@ class WatchConfig:
     """Keep earlier measurements, or measure every checkpoint again."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_field_types(self)
         if not self.run:
             raise InputError("no run was given; need the folder of a training: sink-lens watch runs/NAME")
         if self.step_tokens is not None:
@@ -271,7 +271,7 @@ class CompareConfig:
     """Seed of the bootstrap."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_field_types(self)
 
 
 _LEAST = {

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ..errors import RunError
-from ..records import LOG_FILE, RunLog, RunWriter, create_run, log_lines, read_log, versions
+from ..records import LOG_FILE, RunLog, RunWriter, create_run, log_lines, package_versions, read_log
 from ..records.log import TakenError, refuse_used_log
 from .monitor_alarms import Alarm
 from .monitor_keys import KEYS, Reading
@@ -78,7 +78,7 @@ class ReadingLog:
                 place,
                 kind="monitor",
                 config=config,
-                provenance={**provenance, "versions": versions()},
+                provenance={**provenance, "versions": package_versions()},
                 expects=tuple(_COLUMNS),
                 patience=_PATIENCE,
             )

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 from transformers import PreTrainedModel
 
-from ..configuration import check_at_least, check_types, make_config, refuse_unknown_names
+from ..configuration import check_at_least, check_field_types, make_config, refuse_unknown_names
 from ..errors import InputError, ModelError
 from ..models import checks
 from ..models.families import head_sizes
@@ -74,7 +74,7 @@ class PrefixConfig:
     """Seed of the keys of a limited rank; a full M has nothing random."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_field_types(self)
         check_at_least(self, 1, "rank")
         if self.phi == "constant" and self.rank is not None:
             raise InputError(f"phi is constant and rank {self.rank}: M has one row then; need rank None")

@@ -25,7 +25,7 @@ from transformers.utils import logging
 from ..errors import CheckpointError, InputError, RunError, SinkLensError
 from ..models.private_apis import use_one_gpu
 from ..models.wrapping import keep_random_state
-from ..records import Result, RunWriter, create_run, versions
+from ..records import Result, RunWriter, create_run, package_versions
 from . import checkpoint_files
 from .batches import Rows, TrainingRows, check_given_rows, load_training_rows, tokenizer_hash
 from .checkpoint_files import Checkpoint
@@ -274,7 +274,7 @@ def _open_run(
         "device": args.device.type,
         "processes": args.world_size,
         "kernel": "sdpa",
-        "versions": versions(),
+        "versions": package_versions(),
         "seeds": {"weights": config.seed, "order": config.data_seed},
     }
     with contextlib.ExitStack() as stack:

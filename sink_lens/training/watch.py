@@ -23,7 +23,7 @@ from ..models.load import load
 from ..models.running import switch_to_eval_mode
 from ..models.wrapping import keep_random_state
 from ..progress import tqdm
-from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, read_run, versions
+from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, package_versions, read_run
 from ..records.checkpoints import checkpoint_folders
 from ..schema import SINK_THRESHOLD
 from .batches import load_training_rows
@@ -173,7 +173,7 @@ def _watch_other_checkpoints(
         watch_output_folder(config),
         kind="watch",
         config={"checkpoints": named},
-        provenance={"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": versions()},
+        provenance={"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": package_versions()},
         expects=("watch",),
         reopen=True,
         overwrite=not config.resume,

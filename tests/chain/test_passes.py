@@ -12,7 +12,7 @@ from sink_lens.chain.passes import bytes_beside_model, passes
 from sink_lens.chain.trace import trace
 from sink_lens.cli.console import render_lines
 from sink_lens.errors import InputError
-from sink_lens.estimate import Sizes, cost_table, estimate
+from sink_lens.estimate import Sizes, cost_table, estimate_cost
 from sink_lens.models.bundled import read_header
 from sink_lens.models.load import load
 from sink_lens.models.memory import store_parameters_on_disk
@@ -46,7 +46,7 @@ def test_a_trace_that_does_not_fit_is_refused_and_its_dry_run_says_so(planted_fo
     for module in (counting, estimating):
         monkeypatch.setattr(module, "free_bytes", lambda: 1000)
     config = TraceConfig(model=str(planted_folder), tokens="random", length=16, device="cpu")
-    text = "\n".join(render_lines(cost_table(estimate(config, passes)), width=999))
+    text = "\n".join(render_lines(cost_table(estimate_cost(config, passes)), width=999))
     assert "one model after the other; 1 kB are free, so that it would be refused: need fewer sequences" in text
     with pytest.raises(InputError, match=r"the trace takes about .* beside the model and 1 kB are free"):
         trace(config, out=tmp_path / "run", progress=False)

@@ -25,7 +25,7 @@ from sink_lens.chain.trace import FILES, trace
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
-from sink_lens.records import default_folder, read_run
+from sink_lens.records import default_run_folder, read_run
 
 KEYS = {
     "tokens": ["sequence", "position"],
@@ -250,8 +250,8 @@ def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path)
 
 
 def test_the_default_folder_is_named_after_model_and_time():
-    assert default_folder("org/My Model.gguf").parent == Path("runs")
-    assert default_folder("org/My Model.gguf").name.startswith("My-Model.gguf-20")
+    assert default_run_folder("org/My Model.gguf").parent == Path("runs")
+    assert default_run_folder("org/My Model.gguf").name.startswith("My-Model.gguf-20")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from sink_lens.kinds import import_object, kinds
+from sink_lens.kinds import all_kinds, import_object
 
 _ROW = re.compile(r"^\| `(.+?)` \| (.+?) \| .+? \| .+? \|$", flags=re.M)
 NUMBER = re.compile(r"[−+]?\d+(?:[.,]\d+)*")
@@ -32,7 +32,7 @@ def normalised(text: str) -> str:
 
 def roots(name: str) -> list[object]:
     """Return the functions that word the title and the sentences of a kind's page."""
-    page = import_object(kinds()[name].page)
+    page = import_object(all_kinds()[name].page)
     return [page.title, page.headline, *(object_at(place) for place in SENTENCES.get(name, ()))]
 
 

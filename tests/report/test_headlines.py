@@ -14,7 +14,7 @@ from said import listed, normalised
 
 from sink_lens.activations.sink_mask import ScoreGap
 from sink_lens.identity.pages.fingerprint import NO_ANSWER, NOT_SHOWN, SAME
-from sink_lens.kinds import import_object, kinds
+from sink_lens.kinds import all_kinds, import_object
 from sink_lens.records import Run
 from sink_lens.studies import card_pair
 from sink_lens.training.sink_birth import Birth
@@ -42,7 +42,7 @@ def page(kind, *, config=None, folder="nowhere", **tables):
         folder=Path(folder), kind=kind, status="finished", error=None, started="", ended=None, config=config or {},
         provenance={"least_effect": 0.01}, tables=Tables(frames), missing=[],
     )  # fmt: skip
-    shown = import_object(kinds()[kind].page)
+    shown = import_object(all_kinds()[kind].page)
     return normalised(f"{shown.title(run)}. {' '.join(shown.headline(run))}")
 
 
@@ -416,7 +416,7 @@ CASES = {
 """Kind -> rows: a page, two sets of its arguments, keys of sentences that only the first makes it say, the second's."""
 
 
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind", all_kinds())
 def test_every_kind_has_its_table(kind):
     keys = sorted(key for *_, first, second in CASES.get(kind, []) for key in (*first, *second))
     assert kind in ("trace", "circuit") or sorted(listed(kind)) == keys

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sink_lens.cli import app
 from sink_lens.errors import InputError, RunError
-from sink_lens.kinds import kinds
+from sink_lens.kinds import all_kinds
 from sink_lens.records import create_run, read_run
 from sink_lens.report import html
 from sink_lens.report.export import save_figures
@@ -211,7 +211,7 @@ def test_a_kind_without_a_page_shows_its_tables(tmp_path):
 
 
 def test_every_page_that_is_listed_is_whole():
-    for kind in kinds():
+    for kind in all_kinds():
         page = page_of_kind(kind)
         keys = [one.key for one in (*page.figures, *page.tables)]
         assert len(keys) == len(set(keys)), kind

@@ -20,7 +20,7 @@ from sink_lens.circuits.circuit import Circuit, find_in_runs
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
-from sink_lens.records import write_whole
+from sink_lens.records import write_atomically
 from sink_lens.report.style import BLUE, INK, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
@@ -65,7 +65,7 @@ def count_all(asked: list[tuple[str, str, int]], *, folder: Path | None) -> pd.D
             table = count(*each)
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(file, table.to_csv(index=False).encode())
+                write_atomically(file, table.to_csv(index=False).encode())
         else:
             table = pd.read_csv(file)
         tables.append(table)

@@ -20,7 +20,7 @@ from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.edits import metrics
-from sink_lens.records import write_whole
+from sink_lens.records import write_atomically
 from sink_lens.report.style import BLUE, INK, ORANGE, QUIET, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
@@ -52,7 +52,7 @@ def judge_all(folder: Path) -> pd.DataFrame:
         file = folder / f"{name}-{family}.csv"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, judge(name, family).to_csv(index=False).encode())
+            write_atomically(file, judge(name, family).to_csv(index=False).encode())
         tables.append(pd.read_csv(file))
     return pd.concat(tables, ignore_index=True)
 

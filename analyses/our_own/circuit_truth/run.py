@@ -27,7 +27,7 @@ from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.stability import edge_verdicts
 from sink_lens.models.lens import LensModel
-from sink_lens.records import write_whole
+from sink_lens.records import write_atomically
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
@@ -83,7 +83,7 @@ def score_all(asked: list[tuple[str, str, int]], *, folder: Path | None) -> tupl
             found = judge(*each)
             for file, table in zip(files, found, strict=False):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(file, table.to_csv(index=False).encode())
+                write_atomically(file, table.to_csv(index=False).encode())
         else:
             found = [pd.read_csv(file) for file in files]
         for rows, table in zip(tables, found, strict=True):

@@ -28,7 +28,7 @@ from sink_lens.chain.links.words import Phrase
 from sink_lens.chain.page.story import evidence_tables, find_story
 from sink_lens.chain.page.words import headline_phrases
 from sink_lens.models.tiny import tiny_tokenizer
-from sink_lens.records import Run, write_whole
+from sink_lens.records import Run, write_atomically
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.schema import QUESTIONS
 from sink_lens.stats import Interval
@@ -96,7 +96,7 @@ def answers(asked: list[tuple[str, str, int]], *, folder: Path) -> Iterator[pd.D
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         todo = {pool.submit(here.traced, *each): file for each, file in files.items() if not file.exists()}
         for one in as_completed(todo):
-            write_whole(todo[one], one.result().to_csv(index=False, lineterminator="\n").encode())
+            write_atomically(todo[one], one.result().to_csv(index=False, lineterminator="\n").encode())
     for file in files.values():
         yield pd.read_csv(file, dtype={"said": str}, keep_default_na=False)
 
