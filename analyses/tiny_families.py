@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.headnorm import HeadNormConfig
-from sink_lens.models.tiny import SIZES, VOCAB_SIZE, build_random
+from sink_lens.models.tiny import SIZES, VOCAB_SIZE, build_random_model
 
 WINDOW = 8
 """Sliding window of the families that have a window: a query sees itself and the 7 positions before it."""
@@ -220,7 +220,7 @@ def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         ModelError: The family is not in the list.
         InputError: The config has no such field.
     """
-    return build_random(config_of(family, **overrides), seed=seed, noise=0.1)
+    return build_random_model(config_of(family, **overrides), seed=seed, noise=0.1)
 
 
 def config_of(family: str, **overrides: Any) -> Any:

@@ -25,7 +25,7 @@ from transformers.activations import ACT2FN
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from sink_lens.errors import ModelError
-from sink_lens.models.tiny import build_random
+from sink_lens.models.tiny import build_random_model
 
 WIRED = ("llama", "qwen3", "olmo2", "gemma2", "gpt2", "gpt_neox")
 """The architectures: pre-norm; with a QK-norm; post-norm; both norms; LayerNorm and learned places; parallel blocks."""
@@ -357,7 +357,7 @@ class Wiring:
         fields = {names.get(key, key): value for key, value in (fields | _TYPES[self.family]).items()}
         if self.family == "gpt2":
             del fields["intermediate_size"]
-        made: Any = build_random(config(**fields), seed=self.seed, noise=0.0)
+        made: Any = build_random_model(config(**fields), seed=self.seed, noise=0.0)
         _STORES[self.family](self, made)
         return made
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from analyses.tiny_families import config_of
 from sink_lens.errors import ModelError
-from sink_lens.models.tiny import BOS_ID, build_random, planted
+from sink_lens.models.tiny import BOS_ID, build_random_model, planted
 
 from .truth import BESIDE, FIRST_ORDINARY, LINKS, NO, NOTHING, YES, Answers, Maker, Truth, ZooModel
 from .writing import (
@@ -317,7 +317,7 @@ def key_bias(*, seed: int, family: str) -> ZooModel:
 def sink_logit(*, seed: int, family: str) -> ZooModel:
     """(i) A learned logit in every head takes nine tenths of the attention from the second layer on; no key gets it."""
     if family == "gpt_oss":
-        model: Any = build_random(config_of("gpt_oss", initializer_range=0.02), seed=seed, noise=0.0)
+        model: Any = build_random_model(config_of("gpt_oss", initializer_range=0.02), seed=seed, noise=0.0)
     elif family == "headnorm":
         model = draft(family="headnorm", seed=seed, attention="sink_logit").model
     else:

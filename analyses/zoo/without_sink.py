@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from analyses.tiny_families import config_of
-from sink_lens.models.tiny import BOS_ID, build_random
+from sink_lens.models.tiny import BOS_ID, build_random_model
 
 from .truth import BROKEN, LINKS, NOTHING, SEEN, Maker, Truth, ZooModel
 from .with_sink import fire, mark
@@ -61,7 +61,7 @@ def sigmoid(*, seed: int, family: str) -> ZooModel:
 def untrained(*, seed: int, family: str) -> ZooModel:
     """(o) An untrained model as Hugging Face initialises it: biases are 0, gains are 1. Every family of `tiny`."""
     fields: dict[str, Any] = {_STD_FIELD.get(family, "initializer_range"): _UNTRAINED_STD}
-    model = build_random(config_of(family, **fields), seed=seed, noise=0.0)
+    model = build_random_model(config_of(family, **fields), seed=seed, noise=0.0)
     first = BROKEN if family == "headnorm_sigmoid" else SEEN
     links = dict.fromkeys(LINKS, NOTHING) | {LINKS[0]: first, LINKS[2]: BROKEN}
     if first is SEEN:

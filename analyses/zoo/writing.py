@@ -29,7 +29,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from sink_lens.errors import ModelError
 from sink_lens.models.headnorm import HeadNormConfig
-from sink_lens.models.tiny import BOS_ID, EOS_ID, VOCAB_SIZE, build_random
+from sink_lens.models.tiny import BOS_ID, EOS_ID, VOCAB_SIZE, build_random_model
 
 D_MODEL, N_HEADS, N_KV_HEADS, D_HEAD, D_MLP = 96, 4, 2, 24, 160
 """Sizes of every model that this package writes."""
@@ -203,7 +203,7 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
         sizes |= LATENT | {"num_key_value_heads": N_HEADS, "tie_word_embeddings": False}
         sizes |= {"q_lora_rank": None, "first_k_dense_replace": n_layers} if family == "deepseek_v2" else {}
     config = HeadNormConfig if family == "headnorm" else CONFIG_MAPPING[_TYPES[family]]
-    model: Any = build_random(config(**(sizes | fields)), seed=seed, noise=0.02)
+    model: Any = build_random_model(config(**(sizes | fields)), seed=seed, noise=0.02)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(D_MODEL, generator=generator).tolist()
     sign = 1.0 if torch.rand((), generator=generator) < 0.5 else -1.0

@@ -189,7 +189,8 @@ def bytes_to_capture(
             sizes = lens.sizes(site.axes, n_positions=batch.n_positions, layer=layer)
             if positions is not None:
                 sizes = [
-                    len(positions) if name == "position" else size for name, size in zip(site.parts, sizes, strict=True)
+                    len(positions) if name == "position" else size
+                    for name, size in zip(site.axis_names, sizes, strict=True)
                 ]
             numbers += prod(sizes)
     return numbers * batch.n_sequences * lens.dtype.itemsize

@@ -442,7 +442,7 @@ def _make_room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Pat
                 yield
         finally:
             for one in records:
-                one.note_addresses()
+                one.record_addresses()
 
 
 def _first_patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:

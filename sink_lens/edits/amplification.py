@@ -34,7 +34,7 @@ class CentringMeans:
     values: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
     """Mean value vectors; each key-value head is repeated for the query heads that share it."""
     aggregated: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
-    """Mean aggregated values z, at the family's site of them (``Family.aggregated``)."""
+    """Mean aggregated values z, at the family's site of them (``Family.aggregated_site``)."""
     n_tokens: int
     seed: int
 
@@ -52,7 +52,7 @@ class CentringMeans:
 
 def usable_centres(lens: LensModel) -> tuple[Centre, ...]:
     """Return the centres that ``amplify`` can use on this model: not ``values`` if a gate multiplies value averages."""
-    return tuple(centre for centre in CENTRES if centre != "values" or lens.family.aggregated == "z_raw")
+    return tuple(centre for centre in CENTRES if centre != "values" or lens.family.aggregated_site == "z_raw")
 
 
 def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, progress: bool = False) -> CentringMeans:
@@ -61,7 +61,7 @@ def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, prog
     This takes one pass of the plain model over ``n_tokens`` tokens, at least 64, which are drawn with ``seed``.
     """
     lens = as_lens(lens)
-    site = lens.family.aggregated
+    site = lens.family.aggregated_site
     length = min(_LENGTH, lens.n_context or _LENGTH)
     if n_tokens < length:
         raise InputError(f"n_tokens is {n_tokens}; need at least {length}, one sequence of random tokens")
@@ -106,7 +106,7 @@ def amplify(
         centre: ``values``, ``aggregated``, or ``none`` (the norm-only control).
         means: the result of ``centring_means``; not needed if the centre is ``none``.
         heads: query heads; None means all.
-        site: the site of the aggregated values: ``lens.family.aggregated``.
+        site: the site of the aggregated values: ``lens.family.aggregated_site``.
         label: name of the edit.
 
     Raises:

@@ -80,7 +80,7 @@ class Part:
     @property
     def indices_by_axis(self) -> tuple[Indices, ...]:
         """The chosen indices on each axis of the site after the axis of sequences; None is the whole axis."""
-        return tuple(self.indices_on(axis) for axis in SITES[self.site].parts)
+        return tuple(self.indices_on(axis) for axis in SITES[self.site].axis_names)
 
     @property
     def where(self) -> Where:
@@ -114,7 +114,7 @@ class Part:
 
         from ..models.memory import copy_to_device
 
-        names = ("sequence", *SITES[self.site].parts)
+        names = ("sequence", *SITES[self.site].axis_names)
         vectors: list[Tensor | None] = [None]
         for name, indices, size in zip(names[1:], self.indices_by_axis, tensor.shape[1:], strict=True):
             first = begin if name == "position" else 0
@@ -153,7 +153,7 @@ def replace_full_axes_by_none(part: Part, *, sizes: Sequence[int]) -> Part:
     """
     whole = {
         f"{axis}s": None
-        for axis, size in zip(SITES[part.site].parts, sizes, strict=True)
+        for axis, size in zip(SITES[part.site].axis_names, sizes, strict=True)
         if part.indices_on(axis) == tuple(range(size))
     }
     return replace(part, **whole, **({} if SITES[part.site].per_layer else {"layers": None}))

@@ -11,7 +11,7 @@ from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.outcome import Outcome, join_outcomes
 from ..models.lens import LensModel
-from ..models.points import check_no_hooks
+from ..models.points import check_no_user_hooks
 from ..models.running import prepare_passes
 from .forward import Early
 from .needs import Needs
@@ -41,7 +41,7 @@ class BaselineRun:
         each third sequence is run. At most ``most`` batches of prompts are kept; None keeps all. ``lanes`` are those of
         another run of the same model; None makes its own.
         """
-        check_no_hooks(lens)
+        check_no_user_hooks(lens)
         self.lens, self.tokens, self.plan, self.needs = lens, tokens, plan, needs
         self.edits, self.every = tuple(edits), every
         self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)

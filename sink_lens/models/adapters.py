@@ -121,11 +121,7 @@ def copy_sharing_tensors(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def check_no_adapter(folder: Path) -> None:
-    """Raise an error if a folder holds only an adapter (``adapter_config.json``) and no whole model.
-
-    Raises:
-        ModelError: the message names the adapter's base model and says how to merge both.
-    """
+    """Raise ModelError if a folder holds only an adapter (``adapter_config.json``); the error says how to merge it."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         return

@@ -159,9 +159,9 @@ def read_header(path: Path) -> Header | None:
 def read_tokenizer(path: Path) -> "PreTrainedTokenizerBase | None":
     """Read the tokenizer from a GGUF file, or from a folder's ``tokenizer.json``; None if there is none."""
     if path.suffix == ".gguf":
-        from .gguf_conversion import gguf_tokenizer
+        from .gguf_conversion import read_gguf_tokenizer
 
-        return gguf_tokenizer(path)
+        return read_gguf_tokenizer(path)
     if not (path / "tokenizer.json").is_file():
         return None
     from transformers import PreTrainedTokenizerFast

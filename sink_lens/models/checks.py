@@ -68,10 +68,9 @@ def check_no_shared_modules(plain: PreTrainedModel, *, family: Family, name: str
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise an error for a folder that is not a saved model, or whose weights are pickled.
+    """Raise ModelError for a folder that is not a whole saved model, or whose weights are pickled.
 
-    Raises:
-        ModelError: the folder has no config.json or no safetensors, or ``check_config`` refuses its configuration.
+    The folder needs safetensors and a config.json that ``check_config`` accepts.
     """
     refuse_named_pipes(folder)
     config_file = folder / "config.json"

@@ -347,11 +347,7 @@ LEFT_OUT = {
 
 
 def family_of(architecture: str) -> Family:
-    """Look up the table row (names and conventions) of an architecture, by the class name of its Hugging Face model.
-
-    Raises:
-        ModelError: the table has no such row.
-    """
+    """Look up the table row of an architecture by its Hugging Face class name; raise ModelError if there is none."""
     if architecture not in FAMILIES:
         why = LEFT_OUT.get(architecture)
         more = "To add it, add its row in sink_lens/models/families.py" if why is None else f"It is left out: {why}"
@@ -362,8 +358,7 @@ def family_of(architecture: str) -> Family:
 def family_of_model(architecture: str, *, config: Any) -> Family:
     """Look up the table row of a model's architecture, adapted to the model's configuration.
 
-    Raises:
-        ModelError: the table has no row for the architecture, or the configuration has a setting that is not supported.
+    Raise ModelError if there is no row, or if the configuration has a setting that is not supported.
     """
     row = family_of(architecture)
     for name, reason in _REFUSED.get(architecture, {}).items():

@@ -135,7 +135,7 @@ class Family:
     then what the heads multiply: rotated, and of a width of their own each."""
 
     @property
-    def aggregated(self) -> str:
+    def aggregated_site(self) -> str:
         """Name of the site that holds the values summed by attention: ``z_raw`` or, if no module shows it, ``z``."""
         return "z" if self.gated_q else "z_raw"
 

@@ -91,12 +91,8 @@ def convert_gguf(file: Path, *, folder: Path) -> None:
         raise _unreadable_error(file, error) from error
 
 
-def gguf_tokenizer(file: Path) -> Any:
-    """Read the tokenizer of a GGUF file, and write nothing; None if the file has no tokenizer.
-
-    Raises:
-        ModelError: the file is damaged, or has an unknown architecture.
-    """
+def read_gguf_tokenizer(file: Path) -> Any:
+    """Read the tokenizer of a GGUF file; None if the file has none. Raise ModelError if the file cannot be read."""
     if not read_gguf_header(file).has_tokenizer:
         return None
     try:

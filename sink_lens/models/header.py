@@ -1,4 +1,4 @@
-"""The size of a model, read from the headers of its files: neither weights nor torch are loaded."""
+"""The sizes of a model and its sites, read from the headers of its files: neither weights nor torch are loaded."""
 
 import contextlib
 import math
@@ -81,7 +81,7 @@ class Header:
         return family_of(self.architecture)
 
     def layers_with(self, site: str) -> tuple[int, ...]:
-        """Numbers of the layers that have this site: all layers, since hybrids have no ``Header``."""
+        """Return the numbers of the layers that have this site: all layers, since hybrids have no ``Header``."""
         return tuple(range(self.n_layers))
 
     @property

@@ -111,7 +111,7 @@ class LensModel:
         return min(map(self.n_neurons, layers))
 
     def n_neurons(self, layer: int) -> int:
-        """Number of neurons in one layer's MLP, over all its experts; 0 if the model has no site ``neurons``."""
+        """Return the number of neurons in a layer's MLP, over all experts; 0 if the model has no site ``neurons``."""
         if self.family.experts is not None:
             return self.layer(layer).get_submodule(str(self.family.mlp)).__dict__["width"]
         if self.family.down is None:
@@ -311,7 +311,7 @@ def check_layers_have_attention(lens: LensModel, layers: Iterable[int], *, what:
 
 
 def layers_from_zero(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
-    """Convert negative layer numbers, which count from the last of ``n_layers``, to numbers from 0; keep all others."""
+    """Return layer numbers that count from 0; negative ones counted from the last of ``n_layers``, as in a list."""
     return tuple(n_layers + layer if -n_layers <= layer < 0 else layer for layer in layers)
 
 

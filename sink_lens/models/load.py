@@ -335,11 +335,7 @@ def _placement_arguments(
 
 
 def find_device(device: torch.device | str | None) -> torch.device:
-    """Return the device of this name; for None the first GPU, or the CPU if there is no GPU.
-
-    Raises:
-        InputError: this machine has no such device.
-    """
+    """Return the device of this name, or raise InputError; for None, the first GPU or, without a GPU, the CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -24,10 +24,7 @@ def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
     """Return a module's weight as stored; for a packed (quantised) layer, the matrix [out, in] that it multiplies by.
 
     That matrix is computed by multiplying the identity, in type ``dtype``. It is exact for all formats that pack
-    weights alone.
-
-    Raises:
-        ModelError: the weight is packed and the module is not a linear layer.
+    weights alone. A packed module that is not a linear layer raises ModelError.
     """
     with in_memory(module), torch.no_grad():
         if not is_packed(module):

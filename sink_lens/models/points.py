@@ -118,7 +118,7 @@ def register_hooks(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Ten
             point.fwd_hooks.remove(handle)
 
 
-def check_no_hooks(lens: LensModel) -> None:
+def check_no_user_hooks(lens: LensModel) -> None:
     """Raise InputError if the user put functions at hook points of the bridge.
 
     A pass over several cells would give these functions the rows of all cells at once.

@@ -46,15 +46,15 @@ def exclusive_use(lens: LensModel) -> Iterator[None]:
         yield
 
 
-def new_state(unchanged: ModelRecord, *modules: nn.Module) -> LensState:
-    """Make the state of a new lens from ``unchanged``, its record, and the lock of the model that has these modules."""
-    turns = lock_of(*modules)
-    turns.noted.add(unchanged)
-    return LensState(turns=turns, unchanged=unchanged)
+def new_state(record: ModelRecord, *modules: nn.Module) -> LensState:
+    """Make the state of a new lens from the record of its model and the lock of the model that has these modules."""
+    turns = shared_lock(*modules)
+    turns.noted.add(record)
+    return LensState(turns=turns, unchanged=record)
 
 
-def lock_of(*modules: nn.Module) -> ModelLock:
-    """Return the lock that all lenses on one model share; any of the model's modules finds it."""
+def shared_lock(*modules: nn.Module) -> ModelLock:
+    """Return the lock that all lenses on one model share; one of the model's modules is enough to find it."""
     with _NEW:
         found = next((_TURNS[one] for one in modules if one in _TURNS), None) or ModelLock()
         for one in modules:
@@ -64,7 +64,7 @@ def lock_of(*modules: nn.Module) -> ModelLock:
 
 def take_turn_to_wrap(*modules: nn.Module, name: str) -> contextlib.AbstractContextManager[object]:
     """Within the block, only this caller may use a model with any of ``modules``; ``name`` is the model's in errors."""
-    return _hold_lock(lock_of(*modules), name=name)
+    return _hold_lock(shared_lock(*modules), name=name)
 
 
 @contextlib.contextmanager
@@ -129,12 +129,7 @@ def in_eval_mode(lens: LensModel) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def prepare_pass(lens: LensModel) -> Iterator[None]:
-    """Within the block, only this caller may use the model, for one forward in eval mode.
-
-    Raises:
-        ModelError: the model was changed.
-        InputError: the caller is called by a pass of the same model.
-    """
+    """Within the block, only this caller may use the model, for one forward in eval mode; see ``exclusive_use``."""
     with exclusive_use(lens), forbid_nested_passes(lens), in_eval_mode(lens):
         yield
 

@@ -59,19 +59,19 @@ class Site:
     """True if the plain path reads the site in its attention function (``capture.attention``), not by a module hook."""
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Name of each axis after the axis of sequences: position, head, key or unit."""
+    def axis_names(self) -> tuple[str, ...]:
+        """What each axis counts, without the axis of sequences: ``position``, ``head``, ``key`` or ``unit``."""
         return tuple(_PARTS.get(axis, "unit") for axis in self.axes.split()[1:])
 
     @property
     def by_token(self) -> bool:
         """True if each value belongs to one token; False if it belongs to a query and a key (scores and pattern)."""
-        return self.parts[0] == "position"
+        return self.axis_names[0] == "position"
 
     @property
     def position_axis(self) -> int:
         """Number of the axis of positions; in scores and pattern, the axis of queries."""
-        return 1 + self.parts.index("position")
+        return 1 + self.axis_names.index("position")
 
     def address(self, family: Family) -> Address | None:
         """Return where a family's plain model has this site; None if no module has it."""

@@ -30,7 +30,7 @@ SIZES: dict[str, Any] = {
 """Sizes of a tiny model, by the names of Hugging Face."""
 
 
-def build_random(config: Any, *, seed: int, noise: float) -> PreTrainedModel:
+def build_random_model(config: Any, *, seed: int, noise: float) -> PreTrainedModel:
     """Build a language model of ``config`` with random weights, drawn with ``seed``.
 
     Biases and gains get normal noise with the standard deviation ``noise``.
@@ -115,7 +115,7 @@ def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
     fields: dict[str, Any] = SIZES | {"num_key_value_heads": 2, "intermediate_size": 80}
     fields |= {"num_hidden_layers": 5, "initializer_range": 0.1}
     rope = {"rope_type": "default", "rope_theta": 1e6}
-    model: Any = build_random(LlamaConfig(**fields, rope_parameters=rope), seed=seed, noise=0.02)
+    model: Any = build_random_model(LlamaConfig(**fields, rope_parameters=rope), seed=seed, noise=0.02)
 
     places = torch.Generator().manual_seed(seed)
     shared, trigger, outlier = torch.randperm(48, generator=places)[:3].tolist()

@@ -93,14 +93,14 @@ class ModelRecord:
         if bridge is not None:
             roots += [("of the bridge, ", bridge), ("of the bridge, ", bridge.original_model)]
             for key in ("compatibility_mode", PROCESSED):
-                self._note_entry(vars(bridge), key, f"{key} of the bridge")
+                self._record_entry(vars(bridge), key, f"{key} of the bridge")
         seen: set[int] = set()
         n_plain = 0
         for where, root in roots:
-            self.modules += self._note_modules(root, where=where, seen=seen)
+            self.modules += self._record_modules(root, where=where, seen=seen)
             n_plain = n_plain or len(self._tensors)
         if source is not None:
-            for _ in self._note_modules(source, where="", seen=seen):
+            for _ in self._record_modules(source, where="", seen=seen):
                 pass
         self._n_plain = n_plain
         self.settings = list(map(vars, self.modules))
@@ -141,7 +141,7 @@ class ModelRecord:
         """Record the present values of the plain model's parameters and buffers; return the record."""
         return TensorValues(list(zip(self._tensor_names, self._tensors, strict=True))[: self._n_plain])
 
-    def note_addresses(self) -> None:
+    def record_addresses(self) -> None:
         """Record the present memory addresses of the parameters, after they were stored on disk and read back."""
         self._pointers = list(map(Tensor.data_ptr, self._tensors))
 
@@ -150,7 +150,7 @@ class ModelRecord:
         plain = {one.untyped_storage().data_ptr() for one in self._tensors[: self._n_plain]}
         return any(one.untyped_storage().data_ptr() in plain for one in self._tensors[self._n_plain :])
 
-    def _note_modules(self, root: nn.Module, *, where: str, seen: set[int]) -> Iterator[nn.Module]:
+    def _record_modules(self, root: nn.Module, *, where: str, seen: set[int]) -> Iterator[nn.Module]:
         """Record and yield ``root`` and every module in it, except hook points and modules whose ids are in ``seen``.
 
         The ids are added to ``seen``. Errors call each module by its path after ``where``. Settings are recorded too if
@@ -162,11 +162,11 @@ class ModelRecord:
             if module is None or id(module) in seen or isinstance(module, HookPoint):
                 continue
             seen.add(id(module))
-            self._note_module(module, name=where + name_in_plain_model(path), settings=not where)
+            self._record_module(module, name=where + name_in_plain_model(path), settings=not where)
             yield module
             waiting += [(f"{path}.{key}" if path else key, one) for key, one in reversed(module._modules.items())]
 
-    def _note_module(self, module: nn.Module, *, name: str, settings: bool) -> None:
+    def _record_module(self, module: nn.Module, *, name: str, settings: bool) -> None:
         """Record tensors, submodules, forward and hooks of the module ``name`` and, if ``settings``, its settings."""
         growing = any(kind in str(getattr(module, "rope_type", "")) for kind in _GROWING)
         for kind in ("_parameters", "_modules") if growing else _WORD:
@@ -175,7 +175,7 @@ class ModelRecord:
                 if isinstance(one, HookPoint) or (isinstance(one, Tensor) and one.device.type == "meta"):
                     continue
                 whole = f"{name}.{key}" if name and not name.endswith(", ") else name + key
-                self._note_entry(container, key, whole)
+                self._record_entry(container, key, whole)
                 if isinstance(one, Tensor) and id(one) not in self._known and _has_address(one):
                     self._known.add(id(one))
                     self._tensors.append(one)
@@ -184,26 +184,26 @@ class ModelRecord:
             self._full.append(module._modules)
             self._full_names.append(name)
         own = vars(module)
-        self._note_entry(own, "forward", f"the forward of {name or 'the model'}")
+        self._record_entry(own, "forward", f"the forward of {name or 'the model'}")
         if settings and not growing and type(module) not in _WITHOUT_SETTINGS:
-            self._note_settings(own, name=name)
+            self._record_settings(own, name=name)
         config = own.get("config") if settings else None
         if config is not None and id(config) not in self._known and hasattr(config, "to_dict"):
             self._known.add(id(config))
-            self._note_settings(vars(config), name="the configuration")
+            self._record_settings(vars(config), name="the configuration")
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             self._hooks.append(hooks)
             self._users.append(_user_hooks(hooks))
             self._hook_names.append(name or "the model")
 
-    def _note_settings(self, own: dict[str, Any], *, name: str) -> None:
+    def _record_settings(self, own: dict[str, Any], *, name: str) -> None:
         """Record the settings of a module or configuration ``name``: attributes that are a number, text or None."""
         for key, value in own.items():
             free = key.startswith("_") or key in _FREE or any(part in key for part in _FREE_PARTS)
             if not free and (value is None or isinstance(value, int | float | str)):
-                self._note_entry(own, key, f"{key} of {name or 'the model'}")
+                self._record_entry(own, key, f"{key} of {name or 'the model'}")
 
-    def _note_entry(self, container: dict[str, Any], key: str, name: str) -> None:
+    def _record_entry(self, container: dict[str, Any], key: str, name: str) -> None:
         """Record which object a container has under ``key`` (None if it has none); errors call it ``name``."""
         self._containers.append(container)
         self._keys.append(key)

@@ -50,7 +50,7 @@ def indices_by_axis(
     size differs between layers.
     """
     known = site_of(site, family=model.family)
-    names = known.parts
+    names = known.axis_names
     able = ("layer", *names)
     if unknown := [name for name in by if name not in able]:
         raise InputError(f"a sweep of {site!r} by {', '.join(unknown)} is not possible; need some of {', '.join(able)}")
@@ -90,7 +90,7 @@ def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws:
     of length ``shortest``. There are fewer if the site's axes, of these ``sizes``, have too few other indices, and none
     for a part that is whole on all axes. Parts that differ only in the drawn axis share their draws.
     """
-    names = SITES[part.site].parts
+    names = SITES[part.site].axis_names
     size_of = dict(zip(names, sizes, strict=True))
     able = (name for name in ("unit", "head", "position", "key") if name in size_of)
     few = (name for name in able if (own := part.indices_on(name)) is not None and len(own) < size_of[name])

@@ -82,13 +82,13 @@ class EditGrid(OptionLists):
     def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
         """Return the values of each axis and option, and axis -> its size at the site (positions: ``n_positions``)."""
         kind, site = look_up_kind(self.kind, site=self._site()), site_of(self._site(), family=lens.family)
-        sizes = dict(zip(site.parts, axis_sizes(lens, site.axes, n_positions=n_positions), strict=True))
+        sizes = dict(zip(site.axis_names, axis_sizes(lens, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
             sizes["layer"] = lens.n_layers
         elif self.layers not in ("each", "all"):
             raise InputError(f"{site.name!r} is computed once, after the last layer; leave layers out")
         axes: list[list[Any]] = []
-        words = dict(zip(site.parts, site.axes.split()[1:], strict=True))
+        words = dict(zip(site.axis_names, site.axes.split()[1:], strict=True))
         for name in AXES:
             given = getattr(self, f"{name}s")
             if given == "each" and name in words and lens.has_differing_sizes(f"batch {words[name]}"):

@@ -11,7 +11,7 @@ from sink_lens.chain.trace import trace
 from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import BOS_ID, build_random, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, build_random_model, tiny_tokenizer
 
 N_EXPERTS, LAYER, EXPERT, NEURON, OUTLIER = 64, 2, 41, 11, 23
 SHARED, TRIGGER = 5, 17
@@ -21,7 +21,7 @@ SHARED, TRIGGER = 5, 17
 def planted_expert(sink: bool = True):
     """As `planted`, with 64 experts: the router sends BOS, and nothing else, to one whose neuron writes the outlier."""
     sizes = {"num_hidden_layers": 5, "num_local_experts": N_EXPERTS, "intermediate_size": 24}
-    model = build_random(config_of("mixtral", initializer_range=0.1, **sizes), seed=0, noise=0.02)
+    model = build_random_model(config_of("mixtral", initializer_range=0.1, **sizes), seed=0, noise=0.02)
     slowest = model.model.layers[0].self_attn.head_dim // 2 - 1
     with torch.no_grad():
         embedding = model.model.embed_tokens.weight

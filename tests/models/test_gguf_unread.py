@@ -10,7 +10,7 @@ from rounding import assert_rows_close
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sink_lens.errors import ModelError
-from sink_lens.models.gguf_conversion import gguf_tokenizer
+from sink_lens.models.gguf_conversion import read_gguf_tokenizer
 from sink_lens.models.gguf_header import HeaderReader
 from sink_lens.models.load import load
 
@@ -161,7 +161,7 @@ def test_what_is_not_read_is_refused(said, text, tmp_path):
 def test_a_llama_3_begins_with_bos_where_its_file_does_not_say(tmp_path):
     adds = {}
     for pre in ("llama-bpe", "gpt-2"):
-        tokenizer = gguf_tokenizer(write_gguf(tmp_path / f"{pre}.gguf", pre=pre))
+        tokenizer = read_gguf_tokenizer(write_gguf(tmp_path / f"{pre}.gguf", pre=pre))
         adds[pre] = tokenizer("hel")["input_ids"][0] == tokenizer.bos_token_id
     assert adds == {"llama-bpe": True, "gpt-2": False}
 

@@ -80,7 +80,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
             reads=setting.sink_layers,
         )
     ]
-    site = setting.lens.family.aggregated
+    site = setting.lens.family.aggregated_site
     layers = setting.layers_having(site, range(max(1, min(setting.sink_layers)))) or setting.feeding_layers
     values = setting.freeze_site(site, layers=layers, position=setting.sink_position)
     found.append(make_mean_ablation(values, setting=setting, name="aggregated values, mean ablated", is_primary=False))
@@ -98,7 +98,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 def _freeze_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
     """Make edits that freeze value averages at ``position`` up to the segment's last layer; controls: other places."""
-    site = setting.lens.family.aggregated
+    site = setting.lens.family.aggregated_site
     layers = setting.layers_having(site, range(segment.layers[-1] + 1))
     return setting.freeze_site(site, layers=layers, position=position)
 
