@@ -34,11 +34,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..circuits.graph import is_parallel
 from ..circuits.stream import apply_norm, post_norm_factor
 from ..edits.constructors import Edit, freeze
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
+from ..models.lens import is_parallel
 from ..models.weights import exact_keys, mlp_weights, norm_weights
 from ..schema import ALL_STEPS, LEAST_PATH, column_names
 from ..text import as_ranges

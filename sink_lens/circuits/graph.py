@@ -86,7 +86,7 @@ class Graph:
             ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
             InputError: a layer or a neuron that does not exist.
         """
-        from ..models.lens import check_plain_layers
+        from ..models.lens import check_plain_layers, is_parallel
 
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)
@@ -102,7 +102,8 @@ class Graph:
                 f"{lens.name} is a mixture of experts: which experts run changes with the input, so that what an MLP "
                 "writes is no sum of fixed parts; need a dense model. sink-lens patch works on this one"
             )
-        return cls.of_sizes(lens, parallel=is_parallel(lens), gated=has_gate(lens), neurons=neurons, spans=spans)
+        gated = bool(getattr(lens.layer(0).get_submodule(lens.family.attention), "gated", False))
+        return cls.of_sizes(lens, parallel=is_parallel(lens), gated=gated, neurons=neurons, spans=spans)
 
     @classmethod
     def of_sizes(
@@ -254,15 +255,3 @@ class Graph:
 def place_of_reader(kind: str) -> str:
     """Return where a reader of this kind (q, k, v, mlp, ...) reads the stream: attention, mlp or logits."""
     return {"mlp": "mlp", "neurons": "mlp", "logits": "logits"}.get(kind, "attention")
-
-
-def is_parallel(lens: "LensModel") -> bool:
-    """Check whether attention and MLP of a layer read the same stream (parallel blocks)."""
-    family = lens.family
-    shared = family.attn_norm is not None and family.attn_norm == family.mlp_norm
-    return shared or bool(getattr(lens.config, "use_parallel_residual", False))
-
-
-def has_gate(lens: "LensModel") -> bool:
-    """Check whether each head's output is multiplied by a gate that reads the attention's input."""
-    return bool(getattr(lens.layer(0).get_submodule(lens.family.attention), "gated", False))

@@ -281,6 +281,13 @@ def missing_sites_text(lens: LensModel, sites: Iterable[str]) -> str:
     return f"layers {as_ranges(others)} of {lens.name} attend to the keys and values of an earlier layer"
 
 
+def is_parallel(lens: LensModel) -> bool:
+    """Check whether attention and MLP of a layer read the same stream (parallel blocks)."""
+    family = lens.family
+    shared = family.attn_norm is not None and family.attn_norm == family.mlp_norm
+    return shared or bool(getattr(lens.config, "use_parallel_residual", False))
+
+
 def check_plain_layers(lens: LensModel) -> None:
     """Raise ModelError unless every layer consists of plain attention and an MLP.
 
