@@ -198,11 +198,6 @@ class CircuitConfig:
         return len(self.sizes) * (1 + self.nodes) + self.random * sum(one < 1 for one in self.sizes)
 
     @property
-    def frozen_position(self) -> int | None:
-        """The position at which all values stay those of the clean run; None if nothing is frozen."""
-        return self.sink_position if self.freeze else None
-
-    @property
     def neurons_by_layer(self) -> dict[int, tuple[int, ...]]:
         """Layer -> the neurons that form a node of their own, from the texts in ``neurons``."""
         found: dict[int, tuple[int, ...]] = {}

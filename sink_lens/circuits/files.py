@@ -155,7 +155,7 @@ def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
         if path.suffix == ".csv":
             return _circuit_from_list(pd.DataFrame(pd.read_csv(path, dtype=str, keep_default_na=False)), graph)
         if path.suffix == ".pt":
-            circuit = _circuit_from_tensors(_read_tensors(path), n_kv_heads)
+            circuit = _circuit_from_tensors(path, n_kv_heads)
         elif path.name == "run.json":
             run = read_run(path.parent)
             circuit = _circuit_from_table(run.need("edges", columns=_NEEDED), run.provenance.get("d_model"))
@@ -178,14 +178,6 @@ def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
 
 _NEEDED = ["edge", "score", "in_circuit"]
 _HEAD, _MLP = re.compile(r"[aAL]?(\d+)\.?[hH]?(\d+)"), re.compile(r"(?:m|mlp|MLP)(\d+)")
-
-
-def _read_tensors(path: Path) -> Any:
-    """Read a .pt file without running code in it; ValueError if it is damaged or holds more than tensors and texts."""
-    try:
-        return torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # noqa: BLE001 - the kinds are those of torch and of the pickle format
-        raise ValueError(f"damaged, or more than tensors, texts and numbers: {str(error).splitlines()[:1]}") from None
 
 
 def _circuit_from_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
@@ -307,8 +299,12 @@ def _circuit_from_json(held: Mapping[str, Any], n_kv_heads: int | None) -> Saved
     return _convert_from_eap_ig(plain, plain.matrix(scores)[0], plain.matrix(kept)[0], n_kv_heads=n_kv_heads)
 
 
-def _circuit_from_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
-    """Make the circuit from ``held``, EAP-IG's tensors, for a model with ``n_kv_heads`` (None: as in the file)."""
+def _circuit_from_tensors(path: Path, n_kv_heads: int | None) -> SavedCircuit:
+    """Read EAP-IG's .pt file, without running code in it, for a model with ``n_kv_heads`` (None: as in the file)."""
+    try:
+        held = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # noqa: BLE001 - the kinds are those of torch and of the pickle format
+        raise ValueError(f"damaged, or more than tensors, texts and numbers: {str(error).splitlines()[:1]}") from None
     plain, scores, kept = _eap_ig_graph(held["cfg"]), held["edges_scores"], held["edges_in_graph"].bool()
     if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:
         raise ValueError(f"scores of the shape {tuple(scores.shape)}; its graph has {len(plain.writers)} writers")

@@ -120,7 +120,7 @@ def run(
         opened=partial(asked.open_run, reopen=shard is not None),
         begin=lambda writer: asked.n_pairs_by_group(),
         compute=partial(asked.score_pair_groups, progress=progress),
-        finish=partial(asked.finish_run, progress=progress),
+        finish=partial(_finish_run, asked, progress=progress),
     )
     if found is None:
         return CircuitRun.unfinished(folder, shard=str(shard))
@@ -208,13 +208,6 @@ class _Request:
                 runs = self.make_runs(ablation)
                 score_edges(runs, self.config, writer=writer, name=name, progress=progress, only=names)
 
-    def finish_run(self, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
-        """Score the pairs that the folder lacks, choose and judge the circuit, and write tables by ``writer``."""
-        circuit, sentences = _write_tables(self, writer=writer, progress=progress)
-        for path in self.config.save:
-            circuit.save(path)
-        return circuit, sentences
-
 
 def _make_request(
     model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | None, fields: Mapping[str, Any]
@@ -244,8 +237,11 @@ def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | 
     return function(task) if next(iter(signature(function).parameters), "") == "task" else function
 
 
-def _write_tables(asked: _Request, *, writer: RunWriter, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
-    """Compute the circuit that ``asked`` describes, write its tables, and return it with sentences on the result."""
+def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
+    """Score the pairs that the folder lacks, choose and judge the circuit, and write the run's tables.
+
+    Return the circuit, and sentences on the result.
+    """
     from .sentences import circuit_sentences
 
     lens, task, config, given = asked.lens, asked.task, asked.config, asked.given
@@ -327,6 +323,8 @@ def _write_tables(asked: _Request, *, writer: RunWriter, progress: bool) -> tupl
     row["left_sum"], row["left_pairs"] = left_sum_completeness(runs, config=config)
     summary = pd.DataFrame([row])
     writer.write_csv("summary", summary)
+    for path in config.save:
+        circuit.save(path)
     sentences = [task.sentence] if config.task != "text" else []
     return circuit, (*sentences, *circuit_sentences(summary, sizes=config.sizes))
 

@@ -112,7 +112,7 @@ class Runs:
             clean=pair.clean,
             corrupted=None if corrupted is None else pair.corrupted,
             ablation=config.used_ablation,
-            frozen=config.frozen_position,
+            frozen=config.sink_position if config.freeze else None,
             batch_size=config.batch_size,
             clean_values=empty,
             corrupted_values=empty,

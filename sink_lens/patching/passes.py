@@ -27,7 +27,10 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
     clean, corrupted = both[: len(config.clean)], both[len(config.clean) :]
     config.check_together()
     check_put_edit(config)
-    first, n_positions = _first_difference(clean, corrupted), max(map(len, clean))
+    check_pair_lengths([*map(len, clean)], [*map(len, corrupted)])
+    n_positions = max(map(len, clean))
+    joined = [zip(one, other, strict=True) for one, other in zip(clean, corrupted, strict=True)]
+    first = min((place for pair in joined for place, (a, b) in enumerate(pair) if a != b), default=n_positions)
     if config.put == "source":
         refuse_equal_tokens(clean != corrupted)
     made, backwards = 0.0, 0
@@ -77,12 +80,3 @@ def check_before_loading(config: PatchConfig) -> None:
         config.metric_spec().last_layer(header)
     if all(site in SITES for site in config.sites):
         check_put_edit(config)
-
-
-def _first_difference(clean: list[list[int]], corrupted: list[list[int]]) -> int:
-    """Return the first position at which the token ids of any pair differ; the longest length if none do."""
-    check_pair_lengths([*map(len, clean)], [*map(len, corrupted)])
-    found = [max(map(len, clean))]
-    for one, other in zip(clean, corrupted, strict=True):
-        found += [place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b][:1]
-    return min(found)

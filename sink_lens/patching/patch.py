@@ -134,7 +134,10 @@ def _patch_site(
         compute=measure_parts,
         finish=partial(request.finish_run, progress=progress and shard is None),
     )
-    return request.make_unfinished_result(Path(out)) if found is None else found
+    if found is not None:
+        return found
+    nothing = replace(request, grid=[], controls=[], approximations=None)  # other shards are still running
+    return replace(nothing.make_result(None, progress=False), folder=Path(out), finished=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,11 +191,6 @@ class _Request:
             baselines=every[:2],
             **sweep_result_fields(runs, self.pair, self.config),
         )
-
-    def make_unfinished_result(self, folder: Path) -> PatchResult:
-        """Return the result of a shard while other shards are still running: it has no rows."""
-        nothing = replace(self, grid=[], controls=[], approximations=None)
-        return replace(nothing.make_result(None, progress=False), folder=folder, finished=False)
 
     def finish_run(self, writer: RunWriter, *, progress: bool) -> PatchResult:
         """Measure the patches that the folder lacks, write the run's tables into it, and return the result."""

@@ -18,7 +18,6 @@ from ..edits.metrics import Metric, as_metric, evaluate, metric_for_tokens
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where, replace_full_axes_by_none
 from ..edits.references import References
-from ..engine.cells import Cell
 from ..engine.engine import Engine
 from ..engine.forward import baseline_logits, run_with
 from ..engine.trust import make_engine
@@ -166,7 +165,13 @@ class RunPair:
             patches = [cell_of_edit(part, sizes=self.sizes, make=make, edits=self.edits) for part in todo]
         if not patches:
             return found
-        engine = self._make_engine(patches, kept=kept, batch_size=batch_size)
+        plan = None if kept is None else kept.plan
+        if plan is not None:
+            engine = Engine(self.lens, self.run, patches, [self.metric], plan=plan)
+        else:
+            how: dict[str, Any] = {"batch_size": batch_size, "whole": self.has_single_value}
+            how |= {} if kept is None else {"keep_plan": kept.keep_plan}
+            engine = make_engine(self.lens, self.run, patches, [self.metric], **how)
         blocks = engine.blocks if kept is None else kept.blocks_to_measure(engine.blocks)
         rows: list[Row] = []
 
@@ -197,15 +202,6 @@ class RunPair:
                     found[name].changed |= bool(did)
                 rows.clear()
         return found
-
-    def _make_engine(self, patches: Sequence[Cell], *, kept: KeptBlocks | None, batch_size: int | None) -> Engine:
-        """Return the engine that runs ``patches`` in passes of ``batch_size``, or by the plan in ``kept``, if any."""
-        plan = None if kept is None else kept.plan
-        if plan is not None:
-            return Engine(self.lens, self.run, patches, [self.metric], plan=plan)
-        options = {} if kept is None else {"keep_plan": kept.keep_plan}
-        whole = self.has_single_value
-        return make_engine(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole, **options)
 
 
 def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
