@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from .arguments import check_seeds
-from .errors import InputError, check_file_name, check_regular_file
+from .errors import InputError
+from .files import check_file_name, check_regular_file
 from .text import parse_ranges, safe_line
 
 C = TypeVar("C")

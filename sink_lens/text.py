@@ -1,6 +1,5 @@
 """Numbers, lists, names and sets of indices as people read and write them."""
 
-import json
 import math
 import re
 import unicodedata
@@ -34,18 +33,6 @@ def safe_line(text: object, *, limit: int = 120, counted: bool = True) -> str:
             return f"{''.join(shown)}…" + f" ({len(text):,} characters)" * counted
         shown.append(piece)
     return "".join(shown)
-
-
-def json_value(text: str | bytes) -> Any:
-    """Parse a JSON text and return its value.
-
-    Raises:
-        ValueError: the text is no JSON, or is nested too deep.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
 
 
 def safe_for_terminal(text: str) -> str:

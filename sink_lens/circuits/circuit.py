@@ -23,7 +23,8 @@ from jaxtyping import Bool, Float
 from ..configuration import make_config
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
-from ..errors import InputError, refuse_tilde
+from ..errors import InputError
+from ..files import refuse_tilde
 from ..models.load import ModelLike
 from ..patching.config import refuse_equal_tokens
 from ..patching.pairs import Sequences

@@ -26,9 +26,10 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 
-from ..errors import InputError, SinkLensError, check_regular_file
+from ..errors import InputError, SinkLensError
+from ..files import check_regular_file, parse_json
 from ..records import read_run
-from ..text import json_value, plural, safe_line
+from ..text import plural, safe_line
 from .choice import edges_between
 from .config import COLOURS, LOWERS
 from .graph import Graph
@@ -165,7 +166,7 @@ def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
             frame = pd.read_parquet(path)
             circuit = _circuit_from_table(frame, frame.attrs.get("d_model"))
         else:
-            circuit = _circuit_from_json(json_value(path.read_text("utf-8")), n_kv_heads)
+            circuit = _circuit_from_json(parse_json(path.read_text("utf-8")), n_kv_heads)
     except _UNREADABLE as error:
         if isinstance(error, SinkLensError):
             raise

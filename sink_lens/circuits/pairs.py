@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.described import BosCondition
-from ..errors import InputError, check_regular_file
-from ..text import json_value, plural, safe_line
+from ..errors import InputError
+from ..files import check_regular_file, parse_json
+from ..text import plural, safe_line
 from .config import CircuitConfig, parse_span_positions
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
             continue
         where = f"line {number} of {path}"
         try:
-            row = json_value(line) if isinstance(line, str) else line
+            row = parse_json(line) if isinstance(line, str) else line
             fields = {name: row[name] for name in ("clean", "corrupted", "correct", "incorrect")}
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(

@@ -18,8 +18,8 @@ from typing import Any
 import platformdirs
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import InputError, RunError, is_plain_file_name
-from sink_lens.text import json_value
+from sink_lens.errors import InputError, RunError
+from sink_lens.files import is_plain_file_name, parse_json
 
 MANIFEST = "manifest.json"
 """Name of the file that lists the content of a cache folder."""
@@ -129,7 +129,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Read the manifest of a folder; None if there is no valid manifest."""
     try:
-        manifest = json_value((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
         names = manifest["files"]
         believed = all(
             is_plain_file_name(name) and type(one["bytes"]) is int and type(one["sha256"]) is str

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sink_lens.data.cache import expand_home
-from sink_lens.errors import InputError, check_regular_file, first_line_of_error
+from sink_lens.errors import InputError, first_line_of_error
+from sink_lens.files import check_regular_file
 
 _COLUMN = "text"
 _ENDINGS = (".txt", ".jsonl", ".parquet")

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from ..errors import InputError, check_file_name, check_regular_file
+from ..errors import InputError
+from ..files import check_file_name, check_regular_file
 
 TokenKind = Literal["text", "random", "repeated"]
 BosCondition = Literal["auto", "with", "without"]

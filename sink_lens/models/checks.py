@@ -16,8 +16,8 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import ModelError, first_line_of_error, is_plain_file_name
-from ..text import json_value
+from ..errors import ModelError, first_line_of_error
+from ..files import is_plain_file_name, parse_json
 from .families import TEXT_PART, family_of, family_of_model
 from .family import Family
 from .header import refuse_named_pipes
@@ -77,7 +77,7 @@ def check_model_folder(folder: Path) -> None:
     if not config_file.is_file():
         raise ModelError(f"{folder} has no config.json; need a folder written by save_pretrained")
     try:
-        config = json_value(config_file.read_text("utf-8"))
+        config = parse_json(config_file.read_text("utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise ModelError(
             f"{config_file} cannot be read ({error}); need the file as save_pretrained wrote it"
@@ -100,7 +100,7 @@ def _check_index(folder: Path) -> None:
     """Raise ModelError if a folder's weight index cannot be read, or names files that are not in the folder itself."""
     for index in folder.glob("*.safetensors.index.json"):
         try:
-            files = set(json_value(index.read_text("utf-8"))["weight_map"].values())
+            files = set(parse_json(index.read_text("utf-8"))["weight_map"].values())
             away = sorted(str(name) for name in files if not isinstance(name, str) or not is_plain_file_name(name))
             lost = sorted(name for name in files if name not in away and not (folder / str(name)).is_file())
         except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -29,7 +29,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 
 from ..errors import ModelError, first_line_of_error
-from ..text import json_value
+from ..files import parse_json
 from .gguf_header import HeaderReader, metadata_value, read_gguf_header
 
 _ROOM = 32_000_000
@@ -240,7 +240,7 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
             scales its rotary positions neither linearly nor as Llama 3 does (by a factor for each frequency).
     """
     path = folder / "config.json"
-    config, known = json_value(path.read_text("utf-8")), AutoConfig.from_pretrained(folder).to_dict()
+    config, known = parse_json(path.read_text("utf-8")), AutoConfig.from_pretrained(folder).to_dict()
     kind = metadata_value(reader, "general.architecture")
 
     def entry_of(field: str) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 
 from gguf import GGUFEndian, GGUFReader, GGUFValueType
 
-from ..errors import ModelError, check_regular_file, first_line_of_error
+from ..errors import ModelError, first_line_of_error
+from ..files import check_regular_file
 from .header import Header
 
 _MAGIC = b"GGUF"

@@ -10,8 +10,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ..data.described import InputConfig
-from ..errors import InputError, check_regular_file
-from ..text import json_value
+from ..errors import InputError
+from ..files import check_regular_file, parse_json
 from .families import TEXT_PART, family_of
 from .family import Family
 
@@ -143,7 +143,7 @@ def read_folder_header(folder: Path) -> Header | None:
     """
     refuse_named_pipes(folder)
     try:
-        config = json_value((folder / "config.json").read_text("utf-8"))
+        config = parse_json((folder / "config.json").read_text("utf-8"))
         inner = config.get("text_config", config)
         found: dict[str, Any] = {
             name: next((inner[key] for key in keys if key in inner), None) for name, keys in _NAMES.items()

@@ -30,7 +30,8 @@ from transformers.utils import logging as of_transformers
 from transformers.utils.hub import cached_file
 
 from ..data.cache import expand_home
-from ..errors import InputError, ModelError, check_file_name, first_line_of_error
+from ..errors import InputError, ModelError, first_line_of_error
+from ..files import check_file_name
 from ..schema import DEFAULT_MODEL
 from . import checks
 from .adapters import check_no_adapter

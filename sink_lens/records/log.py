@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sink_lens.errors import RunError
-from sink_lens.text import json_value
+from sink_lens.files import parse_json
 
 LOG_FILE = "log.jsonl"
 _CLAIM = ".log.lock"
@@ -164,7 +164,7 @@ def read_log_columns(path: Path) -> dict[str, dict[str, str]]:
         ValueError: the first line has another form.
     """
     with path.open("rb") as file:
-        first = json_value(file.readline())
+        first = parse_json(file.readline())
     columns = first.get("columns") if isinstance(first, dict) else None
     if not isinstance(columns, dict) or not all(
         isinstance(one, dict) and one and all(dtype in _DTYPES for dtype in one.values()) for one in columns.values()
@@ -184,7 +184,7 @@ def all_log_lines(path: Path) -> Iterator[Line]:
         for number, text in enumerate(file, start=2):
             if not text.endswith(b"\n"):
                 return
-            found = json_value(text)
+            found = parse_json(text)
             line = Line(**found) if isinstance(found, dict) and set(found) == set(Line._fields) else None
             if (
                 line is None

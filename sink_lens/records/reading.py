@@ -17,7 +17,8 @@ import safetensors
 import safetensors.numpy
 from pandas.api import types
 
-from sink_lens.errors import InputError, RunError, check_file_name, is_plain_file_name, refuse_tilde
+from sink_lens.errors import InputError, RunError
+from sink_lens.files import check_file_name, is_plain_file_name, refuse_tilde
 from sink_lens.gone import refuse_removed
 from sink_lens.records.log import LOG_FILE, read_log, read_log_columns
 from sink_lens.records.long_tables import Shortened, shorten_table

@@ -18,7 +18,8 @@ import pandas as pd
 import safetensors.numpy
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_file_name, refuse_tilde
+from sink_lens.errors import RunError, SinkLensError, UndrawnError
+from sink_lens.files import check_file_name, refuse_tilde
 from sink_lens.records.log import in_use_error
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, plain_json
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, damaged_file_error, is_file_intact, read_run_json, read_table

@@ -17,7 +17,8 @@ from typing import Any
 
 import matplotlib as mpl
 
-from sink_lens.errors import RunError, check_file_name
+from sink_lens.errors import RunError
+from sink_lens.files import check_file_name
 from sink_lens.records import PAGE_FILE, Run, read_run, refuse_file_of_run
 from sink_lens.report import explorer, views
 from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, csv_text, try_make

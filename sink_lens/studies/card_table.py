@@ -12,9 +12,10 @@ from ..chain.page.story import read_links
 from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import Tokens
 from ..errors import InputError, RunError
+from ..files import parse_json
 from ..models.load import ModelLike, as_lens
 from ..records import Run, read_run
-from ..text import as_text, interval_text, json_value, safe_line
+from ..text import as_text, interval_text, safe_line
 from .card import card, card_text_rows
 from .config import CardConfig, is_run_folder
 from .study import Study
@@ -137,7 +138,7 @@ def _read_trace_row(run: Run) -> Row:
 def _read_card_row(run: Run) -> Row:
     """Return the row (column -> value) of a card's run, read from ``card.json`` in its run folder."""
     try:
-        card = json_value((run.folder / "card.json").read_text(encoding="utf-8"))
+        card = parse_json((run.folder / "card.json").read_text(encoding="utf-8"))
         sink, loss, bos = card["sink"], card["loss"], card["bos"]
         entries = (f"{one['layer']} [{one['row']}, {one['column']}]" for one in card["super_weights"])
         row = {

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
+from ..files import parse_json
 from ..records import write_atomically
-from ..text import json_value
 
 KEPT, LATEST = "checkpoint-", "latest-"
 LOG = "log.parquet"
@@ -89,7 +89,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         RunError: a file is missing or changed.
     """
     try:
-        listed = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))
+        listed = parse_json((folder / _MANIFEST).read_text(encoding="utf-8"))
         files, step, facts = listed["files"], listed["step"], listed["facts"]
         if type(step) is not int or not all(math.isfinite(float(facts[name])) for name in ("since_row", "seconds")):
             raise ValueError("its step or its facts are no numbers")
@@ -132,7 +132,7 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
             state = [part for pattern in _STATE for part in path.glob(pattern)]
             if not state or not _looks_resumable(path):
                 continue
-            listed = json_value((path / _MANIFEST).read_text(encoding="utf-8"))
+            listed = parse_json((path / _MANIFEST).read_text(encoding="utf-8"))
             gone = {part.name for part in state}
             listed["files"] = {name: one for name, one in listed["files"].items() if name.split("/")[0] not in gone}
             write_atomically(path / _MANIFEST, json.dumps(listed, indent=1, allow_nan=False).encode())
@@ -146,7 +146,7 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
 def _looks_resumable(folder: Path) -> bool:
     """Check that the checkpoint has the optimizer's state and that its files have the sizes in its manifest."""
     try:
-        files = json_value((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
+        files = parse_json((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
         return _NEEDED in files and all((folder / name).stat().st_size == files[name]["bytes"] for name in files)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from ..errors import InputError, RunError
-from ..text import json_value
+from ..files import parse_json
 
 Checkpoints = str | Path | Mapping[int, str | Path | PreTrainedModel]
 """A folder of checkpoints, or step -> what ``load`` takes."""
@@ -55,7 +55,7 @@ def count_tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None)
     if step_tokens is not None:
         return step * step_tokens
     try:
-        state = json_value((Path(str(checkpoint)) / "trainer_state.json").read_text(encoding="utf-8"))
+        state = parse_json((Path(str(checkpoint)) / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     seen = state.get("num_input_tokens_seen") if isinstance(state, dict) else None

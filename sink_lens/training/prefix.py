@@ -33,13 +33,13 @@ from transformers import PreTrainedModel
 
 from ..configuration import check_at_least, check_field_types, make_config, refuse_unknown_names
 from ..errors import InputError, ModelError
+from ..files import parse_json
 from ..models import checks
 from ..models.families import head_sizes
 from ..models.family import Family
 from ..models.interfaced import give_attention_interface
 from ..models.private_apis import source_of_config
 from ..models.sites import SITES, bridge_hook_name, read_site
-from ..text import json_value
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 """What PEFT calls the two files of an adapter."""
@@ -390,7 +390,7 @@ def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None,
 def _read_saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
     """Read the configuration of the adapter saved in ``folder``; refuse another model class than ``architecture``."""
     try:
-        saved = json_value((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        saved = parse_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{folder} has no {CONFIG_FILE} that can be read; need the folder that save_pretrained wrote. For a "

@@ -15,7 +15,8 @@ from typing import Any
 
 from analyses.our_own.published_facts.quantities import QUANTITIES, Value
 from sink_lens.configuration import refuse_unknown_names
-from sink_lens.errors import InputError, check_regular_file
+from sink_lens.errors import InputError
+from sink_lens.files import check_regular_file
 
 FACTS_SCHEMA = "sink_lens.facts/1"
 """Version of the files; the number grows where a field goes or changes its meaning."""

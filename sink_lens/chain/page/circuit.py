@@ -20,13 +20,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.chain.page.story import NamedLink, find_story, named_links, read_links
+from sink_lens.files import parse_json
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
-from sink_lens.text import json_value, safe_line
+from sink_lens.text import safe_line
 
 NODE_COLUMNS = ("id", "kind", "step", "layers", "label", "detail", "quantity", "value")
 EDGE_COLUMNS = (
@@ -67,7 +68,7 @@ class ChainCircuit(Drawable):
 
     def to_json(self) -> str:
         """Return the circuit as JSON text for other tools; undefined numbers are null."""
-        frames = {name: json_value(getattr(self, name).to_json(orient="records")) for name in ("nodes", "edges")}
+        frames = {name: parse_json(getattr(self, name).to_json(orient="records")) for name in ("nodes", "edges")}
         told = {"format": "sink_lens circuit 1", "about": self.about, **frames}
         return json.dumps(told, ensure_ascii=False, indent=1)
 
