@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch, Tokens, as_batch, check_positions
 from ..errors import InputError, SiteError
-from ..models.lens import LensModel, check_layers, check_layers_have, layers_from_zero, missing_sites_text
+from ..models.lens import LensModel, check_layers, check_layers_have_site, layers_from_zero, missing_sites_text
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_lists_to_cpu, return_freed_memory
 from ..models.private_apis import kernel_of
@@ -136,7 +136,7 @@ def capture(
     chosen = sorted(set(lens.layers_with(*names) if layers is None else layers_from_zero(layers, lens.n_layers)))
     check_layers(chosen, lens)
     for name in names:
-        check_layers_have(lens, chosen, site=name)
+        check_layers_have_site(lens, chosen, site=name)
     check_positions(positions or (), batch)
     needed = bytes_to_capture(lens, batch, sites=names, layers=chosen, positions=positions)
     allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC)

@@ -39,7 +39,7 @@ from ..edits.constructors import Edit, freeze
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
 from ..models.lens import is_parallel
-from ..models.weights import exact_keys, mlp_weights, norm_weights
+from ..models.weights import keys_at_position, mlp_weights, norm_weights
 from ..schema import ALL_STEPS, LEAST_PATH, column_names
 from ..text import as_ranges
 from .config import PATH_CONTROLS, PATH_LENGTH
@@ -171,7 +171,7 @@ class Writings:
             change = change.masked_fill(others, 0.0)
         x = (self.stream_read_by(layer, mlp=False)[:, position] - change).to(lens.device)
         norm = norm_weights(lens, layer=layer, which="attn_norm")
-        key = exact_keys(lens, apply_norm(x, norm), layer=layer, position=position)
+        key = keys_at_position(lens, apply_norm(x, norm), layer=layer, position=position)
         return freeze("k", {layer: key[:, None]}, positions=[position], label=_path_label(path))
 
     def _make_mlp_edits(self, path: Path, layer: int) -> Iterator[Edit]:

@@ -20,7 +20,7 @@ from transformer_lens.hook_points import HookPoint
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError, ModelError, SiteError, note_whose_function_failed
-from ..models.lens import LensModel, check_layers_have
+from ..models.lens import LensModel, check_layers_have_site
 from ..models.load import ModelLike, as_lens
 from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook_name, site_of, site_of_hook
@@ -251,7 +251,7 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
         if site.per_layer:
             for name in (one.site, one.reads):
                 if name is not None:
-                    check_layers_have(lens, one.layers or (), site=name)
+                    check_layers_have_site(lens, one.layers or (), site=name)
         used, layers = [f"{name}s" for name in site.axis_names], one.layers or lens.layers_with(one.site)
         every = [lens.sizes(site.axes, n_positions=n_positions, layer=layer) for layer in layers]
         for axis, name, sizes in zip(site.axes.split()[1:], used, zip(*every, strict=True), strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER
 from ..edits.metrics import Metric
-from ..models.lens import LensModel, check_layers_have
+from ..models.lens import LensModel, check_layers_have_site
 from ..models.sites import SITES
 from .cells import Touches
 
@@ -32,7 +32,7 @@ class Needs:
         """Collect all that these metrics read."""
         for metric in metrics:
             for site in metric.sites:
-                check_layers_have(lens, metric.layers or (), site=site)
+                check_layers_have_site(lens, metric.layers or (), site=site)
         layers = {layer for metric in metrics for layer in metric.read_layers(lens.n_layers)}
         scored = {metric.scored for metric in metrics if metric.logits}
         whole = any(metric.whole for metric in metrics)

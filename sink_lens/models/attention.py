@@ -60,7 +60,10 @@ def weights_from_scores(
 
 
 def add_sink_logits(lse: Float[Tensor, "batch head query"], sink: Tensor | None) -> Float[Tensor, "batch head query"]:
-    """Return the log-sum-exp of each query's scores and its sink logit, from ``lse``, that of the scores alone."""
+    """Return the log-sum-exp of each query's scores and its sink logit.
+
+    ``lse`` is that of the scores alone, and is returned itself if ``sink`` is None.
+    """
     if sink is None:
         return lse
     sink = sink.detach().float()

@@ -115,7 +115,7 @@ def _check_index(folder: Path) -> None:
 
 
 def _check_depth(config: Mapping[str, Any], folder: Path) -> None:
-    """Raise ModelError if a configuration has over 200 layers, and more than the weights in ``folder`` have tensors."""
+    """Raise ModelError if a configuration asks for over 200 layers and ``folder`` has fewer tensors than layers."""
     asked = [config.get(name) for name in ("num_hidden_layers", "n_layer", "num_layers")]
     layers = max((one for one in asked if isinstance(one, int | float)), default=0)
     if layers <= _FEW_LAYERS:

@@ -36,7 +36,7 @@ class _HookedMixture:
     """Mixin for an MLP with experts: adds a hook point for the neurons to the Hugging Face class."""
 
     def forward(self, hidden_states: Float[Tensor, "batch position d_model"], *args: Any, **kwargs: Any) -> Any:
-        """Compute the MLP's output for hidden states; for tokens with an edited neuron, from the edited neurons."""
+        """Compute the MLP's output; that of a token with an edited neuron is computed from the edited neurons."""
         block: Any = self
         point, given = getattr(block, HOOK), dict[str, Any]()
         if not (point._forward_hooks or point._forward_pre_hooks):
@@ -160,20 +160,20 @@ class Dense(NamedTuple):
     down: Any
 
 
-def mlp_submodules(block: Any) -> dict[str, Any]:
+def mlp_submodules(mlp: Any) -> dict[str, Any]:
     """Return an MLP's submodules by name, without those that it lacks.
 
     ``experts`` holds the routed experts, ``dense`` the projections of the shared expert (or of a dense MLP), and
     ``gate`` the projection whose sigmoid multiplies the shared expert's output.
     """
-    names = block.__dict__["names"]
-    experts = _unwrapped_module(block, "experts")
-    dense = block if experts is None else _unwrapped_module(block, names["shared"]) if names["shared"] else None
+    names = mlp.__dict__["names"]
+    experts = _unwrapped_module(mlp, "experts")
+    dense = mlp if experts is None else _unwrapped_module(mlp, names["shared"]) if names["shared"] else None
     found: dict[str, Any] = {} if experts is None else {"experts": experts}
     if dense is not None:
         found["dense"] = Dense(*(_unwrapped_module(dense, name) for name in names["dense"]))
     if experts is not None and names["gate"]:
-        found["gate"] = _unwrapped_module(block, names["gate"])
+        found["gate"] = _unwrapped_module(mlp, names["gate"])
     return found
 
 

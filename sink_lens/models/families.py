@@ -447,7 +447,7 @@ def layer_of_keys(config: Any, *, layer: int) -> int:
 
 
 def sliding_window_of(config: Any, *, layer: int) -> int | None:
-    """Return the number of positions in a layer's sliding window, with the query's own; None without a window.
+    """Return how many positions a layer's sliding window has, the query's own included; None without a window.
 
     A configuration with a window and no list of layer types has it in every layer (Mistral, Phi-3).
     """

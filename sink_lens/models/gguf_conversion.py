@@ -158,7 +158,10 @@ def _no_room_error(file: Path, *, folder: Path, needed: int, found: str) -> Mode
 
 
 def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], TensorProcessor]:
-    """Return the file's tensors by their names in ``model``, and the processor by which transformers converts them."""
+    """Return the file's tensors by their names in ``model``, and the processor by which transformers converts them.
+
+    Raise ModelError if the file lacks a tensor of the model, or has biases that the model has not.
+    """
     held = gguf.GGUFReader(str(file))  # a text, as transformers has it: see _parse_file_once
     processor_class = TENSOR_PROCESSORS.get(held.fields["general.architecture"].contents(), TensorProcessor)
     processor = processor_class(config=load_gguf_checkpoint(str(file))["config"])

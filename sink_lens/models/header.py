@@ -46,11 +46,6 @@ def axis_sizes(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
     return tuple(sizes[axis] for axis in axes.split()[1:])
 
 
-def different_sizes_text(site: str, parts: str) -> str:
-    """Return the error text for a site whose layers have different numbers of ``parts``, such as "heads"."""
-    return f"layers differ in the number of {parts} of {site!r}; need them named, and layers that have them"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """Sizes of a model, as read from the headers of its files without its weights."""

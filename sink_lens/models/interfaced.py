@@ -122,7 +122,7 @@ class InterfacedBloom(BloomAttention):
     """BLOOM's attention, which adds slope times position of the key to each head's scores (ALiBi)."""
 
     def forward(self, hidden_states: Tensor, residual: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Project, attend, project back and add ``residual``, as BLOOM does here; return the output and the pattern."""
+        """Project, attend, project back and add ``residual``; return the sum and the pattern."""
         attend = _chosen_attention_function(self)
         if attend is None:
             return super().forward(hidden_states, residual, *args, **kwargs)

@@ -17,7 +17,7 @@ from .experts import expert_width
 from .families import head_sizes, layer_of_keys, sliding_window_of
 from .family import OF_ATTENTION, Family
 from .header import axis_sizes
-from .offload import NoBridge, bytes_on_disk, device_of
+from .offload import NoBridge, bytes_on_disk, compute_device
 from .private_apis import kernel_of
 from .unchanged import LensState
 
@@ -153,7 +153,7 @@ class LensModel:
         return getattr(self.config, "max_position_embeddings", None)
 
     def reach(self, layer: int) -> int | None:
-        """Return the number of positions in a layer's sliding window, with the query's own; None without a window."""
+        """Return how many positions a layer's sliding window has, the query's own included; None without a window."""
         return sliding_window_of(self.config, layer=layer)
 
     @property
@@ -201,10 +201,10 @@ class LensModel:
 
     @property
     def remaining_scales(self) -> tuple[float, ...]:
-        """For each layer, the product of the factors (``scale``) of this layer and all later ones; last, a 1.
+        """Factors that convert the stream before each layer to the unit of the stream after the last layer.
 
-        Multiplying the stream before a layer by the layer's number gives it the unit of the stream after the last
-        layer, to which the 1 belongs. All numbers are 1 except in Gemma 4.
+        A layer's factor is the product of the ``scale`` of this layer and of all later ones. One more factor, 1,
+        belongs to the stream after the last layer. All are 1 except in Gemma 4.
         """
         scales = [self.scale(layer) for layer in reversed(range(self.n_layers))]
         return tuple(accumulate(scales, mul, initial=1.0))[::-1]
@@ -230,7 +230,7 @@ class LensModel:
         """Device that inputs must be on."""
         embedding = self.plain.get_input_embeddings()
         assert isinstance(embedding.weight, torch.Tensor)
-        return device_of(embedding.weight, embedding)
+        return compute_device(embedding.weight, embedding)
 
     @property
     def offloaded(self) -> bool:
@@ -323,13 +323,13 @@ def layers_from_zero(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
 
 
 def check_layers(layers: Iterable[int], lens: LensModel) -> None:
-    """Refuse layers that are negative or that the model does not have."""
+    """Raise InputError for a layer number that is negative, or that the model does not have."""
     for layer in layers:
         if not 0 <= layer < lens.n_layers:
             raise InputError(f"layer {layer} does not exist; need 0 to {lens.n_layers - 1}")
 
 
-def check_layers_have(lens: LensModel, layers: Iterable[int], *, site: str) -> None:
+def check_layers_have_site(lens: LensModel, layers: Iterable[int], *, site: str) -> None:
     """Raise SiteError if one of these layers lacks a site, as in a hybrid."""
     if site in OF_ATTENTION and len(lens.layers_with(site)) == len(lens.attention_layers):
         check_layers_have_attention(lens, layers, what=repr(site))

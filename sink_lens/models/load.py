@@ -113,7 +113,7 @@ def load(
         raise InputError(f"dtype {wanted!r} is not known; need {', '.join(_DTYPES)} or auto")
     torch_dtype = _DTYPES.get(wanted, "auto")
     placement = _placement_arguments(device, device_map, max_memory)
-    folder, notes = _local_folder(str(name), announce)
+    folder, notes = _find_or_convert_folder(str(name), announce)
     if revision is not None and folder is not None:
         raise InputError(
             f"revision {revision!r} was given with {name}, which is not a hub name; a revision goes with a hub "
@@ -236,7 +236,7 @@ def _without_bars_and_conversion() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _local_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | None, tuple[str, ...]]:
+def _find_or_convert_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | None, tuple[str, ...]]:
     """Return the local folder of the model ``name`` (None for a hub name), and notes for the reader of the results.
 
     ``announce`` is called with a line before a conversion or a search on the hub; if None, the line is logged.

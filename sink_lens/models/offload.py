@@ -33,7 +33,7 @@ in_memory = align_module_device
 """Context manager: a module's offloaded parameters are loaded; a tensor taken from it stays afterwards."""
 
 
-def device_of(parameter: Tensor, module: nn.Module) -> torch.device:
+def compute_device(parameter: Tensor, module: nn.Module) -> torch.device:
     """Return the device on which a module computes, even if its parameter is stored on disk."""
     if parameter.device.type != "meta":
         return parameter.device

@@ -14,7 +14,7 @@ from .offload import in_memory
 
 
 def is_packed(module: nn.Module, name: str = "weight") -> bool:
-    """Check whether a module's parameter ``name`` is quantised, and not floating-point numbers of 16 bits or more."""
+    """Check whether a module's parameter ``name`` is anything but plain floating-point numbers of 16 bits or more."""
     weight: Any = getattr(module, name, None)
     plain = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.itemsize > 1
     return not plain

@@ -46,7 +46,7 @@ def exclusive_use(lens: LensModel) -> Iterator[None]:
         yield
 
 
-def new_state(record: ModelRecord, *modules: nn.Module) -> LensState:
+def new_lens_state(record: ModelRecord, *modules: nn.Module) -> LensState:
     """Make the state of a new lens from the record of its model and the lock of the model that has these modules."""
     turns = shared_lock(*modules)
     turns.noted.add(record)

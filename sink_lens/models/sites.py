@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import SiteError
+from ..errors import InputError, SiteError
 from .family import EXPERTS_HOOK, Family
 
 if TYPE_CHECKING:  # neither torch nor the types of shapes: a dry run knows the sites without them
@@ -246,6 +246,11 @@ def unknown_site_error(name: str) -> SiteError:
     return SiteError(f"there is no site {name!r}; need one of {', '.join(SITES)}")
 
 
+def differing_sizes_error(site: str, *, axis: str) -> InputError:
+    """Return the error for a site whose layers differ in the size of an axis (``head``), of which some are chosen."""
+    return InputError(f"layers differ in the number of {axis}s of {site!r}; need them named, and layers that have them")
+
+
 def site_of(name: str, *, family: Family) -> Site:
     """Look up a site by name, for a family that has it.
 
@@ -317,7 +322,7 @@ def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, in
 
     Args:
         name: such as ``blocks.5.hook_resid_post``; with the model, any name of a site's hook point.
-        lens: the model; without it, hook points in the MLP are unknown, since they are other sites in other families.
+        lens: the model; without it, hook points in the MLP are unknown, since families differ in what they hold.
 
     Raises:
         SiteError: no site has this hook point.

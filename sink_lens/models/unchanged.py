@@ -248,7 +248,7 @@ def _changed_error(found: str, *, also: str = "") -> ModelError:
 
 
 def _raise_hook_change(hook: object, *, name: str) -> None:
-    """Raise ModelError for a forward hook that was added to the module ``name``; if None, for one that was removed."""
+    """Raise ModelError for a hook that was added to the module ``name`` or, with None, for one that was removed."""
     if hook is None:
         raise _changed_error(f"a forward hook of {name} was removed")
     raise _changed_error(
@@ -259,7 +259,10 @@ def _raise_hook_change(hook: object, *, name: str) -> None:
 
 
 def _refuse_change(now: object, before: object, *, name: str) -> None:
-    """Raise ModelError if ``now``, the present object called ``name``, is not ``before`` nor an equal setting."""
+    """Raise ModelError if ``now``, the present object called ``name``, is another than ``before``.
+
+    Two settings, such as numbers or texts, need only be equal.
+    """
     if now is before:
         return
     if name in ("compatibility_mode of the bridge", f"{PROCESSED} of the bridge"):

@@ -42,7 +42,10 @@ def _scale_logits(lens: LensModel, product: Tensor) -> Tensor:
 def unembedding_vectors(
     lens: LensModel, ids: Int[Tensor, " batch"]
 ) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, " batch"]]:
-    """Return vectors and constants of token ids in float64: a token's uncapped logit is state @ vector + constant."""
+    """Return a vector and a constant for each token id, in float64.
+
+    The token's uncapped logit is ``state @ vector + constant``, for a state after the last norm.
+    """
     head = lens.plain.get_output_embeddings()
     assert head is not None
     with in_memory(head):

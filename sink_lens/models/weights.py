@@ -233,7 +233,7 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
     )
 
 
-def exact_keys(
+def keys_at_position(
     lens: LensModel, x: Float[Tensor, "batch d_model"], *, layer: int, position: int
 ) -> Float[Tensor, "batch kv_head d_head"]:
     """Return the keys that a layer's attention makes of inputs ``x`` at one position: what the site ``k`` would be."""
@@ -277,9 +277,9 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
     return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=b_down)
 
 
-def _mixture_weights(block: Any, *, width: int) -> MlpWeights:
+def _mixture_weights(mlp: Any, *, width: int) -> MlpWeights:
     """Return gate, up and down-projection of an MLP with experts, filled up with zeros to ``width`` neurons."""
-    parts = mlp_submodules(block)
+    parts = mlp_submodules(mlp)
     gate, up, down = list[Tensor](), list[Tensor](), list[Tensor]()
     with contextlib.ExitStack() as loaded:
         for module in (parts.get("experts"), *parts.get("dense", ())):

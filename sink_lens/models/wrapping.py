@@ -32,7 +32,7 @@ from .private_apis import (
     set_attention,
     source_of_config,
 )
-from .running import new_state, take_turn_to_wrap
+from .running import new_lens_state, take_turn_to_wrap
 from .unchanged import LensState, ModelRecord, name_in_plain_model
 
 _BRIDGE_BOS = (
@@ -132,7 +132,7 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     return LensModel(
         bridge=model,
         plain=plain,
-        state=new_state(ModelRecord(plain, bridge=model, copied=copied), model, plain.base_model),
+        state=new_lens_state(ModelRecord(plain, bridge=model, copied=copied), model, plain.base_model),
         tokenizer=model.tokenizer if tokenizer is None else tokenizer,
         family=family,
         name=name or model.cfg.model_name,
@@ -200,9 +200,9 @@ def _record_state(
     """Record the plain model, its bridge and, if adapters were ``merged``, the user's own model; return the state."""
     parts: list[nn.Module] = [plain.base_model] if bridge is None else [plain.base_model, bridge]
     if merged is None:
-        return new_state(ModelRecord(plain, bridge=bridge), *parts)
+        return new_lens_state(ModelRecord(plain, bridge=bridge), *parts)
     noted = ModelRecord(plain, bridge=bridge, source=merged.source, copied=merged.copied, states=merged.states)
-    return new_state(noted, merged.source.base_model, *parts)
+    return new_lens_state(noted, merged.source.base_model, *parts)
 
 
 def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:

@@ -15,8 +15,8 @@ from typing import Any, Unpack
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec
 from ..edits.part import SPARE_DRAWS, Indices, Part, Where, draw_index_sets
 from ..errors import InputError
-from ..models.header import axis_sizes, different_sizes_text
-from ..models.sites import SITES, site_of
+from ..models.header import axis_sizes
+from ..models.sites import SITES, differing_sizes_error, site_of
 from ..models.sized import Sized
 from ..text import as_ranges
 from .config import PatchConfig
@@ -68,7 +68,7 @@ def indices_by_axis(
     for name, axis, size in zip(names, known.axes.split()[1:], sizes, strict=True):
         whole = given[name] is None and model.has_differing_sizes(f"batch {axis}")
         if whole and name in by:
-            raise InputError(different_sizes_text(site, f"{name}s"))
+            raise differing_sizes_error(site, axis=name)
         chosen[name] = None if whole else _checked_indices(f"{name}s", given[name], size=size)
     having = model.layers_with(site)
     layers = at.get("layers")

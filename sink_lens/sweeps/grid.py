@@ -15,8 +15,8 @@ from ..edits.index_notation import axis_values
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec, OptionLists, hash_vector, look_up_kind
 from ..edits.part import AXES, SPARE_DRAWS, Part, draw_index_sets
 from ..errors import InputError
-from ..models.header import axis_sizes, different_sizes_text
-from ..models.sites import site_of
+from ..models.header import axis_sizes
+from ..models.sites import differing_sizes_error, site_of
 from ..models.sized import Sized
 from ..text import safe_line
 
@@ -92,7 +92,7 @@ class EditGrid(OptionLists):
         for name in AXES:
             given = getattr(self, f"{name}s")
             if given == "each" and name in words and lens.has_differing_sizes(f"batch {words[name]}"):
-                raise InputError(different_sizes_text(site.name, f"{name}s"))
+                raise differing_sizes_error(site.name, axis=name)
             if name not in sizes:
                 if name != "layer" and given != "all":
                     raise InputError(f"{site.name!r} has the axes {site.axes!r}, no {name}s; leave {name}s out")

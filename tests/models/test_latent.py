@@ -23,7 +23,7 @@ from sink_lens.errors import ModelError
 from sink_lens.models.families import family_of
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
-from sink_lens.models.weights import attention_weights, exact_keys
+from sink_lens.models.weights import attention_weights, keys_at_position
 from sink_lens.schema import QUESTIONS
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep
@@ -39,7 +39,7 @@ def assert_weights_are_those_of_the_sites(lens):
         torch.testing.assert_close(weights.keys(read)[:, 0], found["k", layer][:, 0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(weights.values(read), found["v", layer], atol=1e-5, rtol=1e-5)
         for position in (0, 7):
-            keys = exact_keys(lens, read[:, position], layer=layer, position=position)
+            keys = keys_at_position(lens, read[:, position], layer=layer, position=position)
             torch.testing.assert_close(keys, found["k", layer][:, position], atol=1e-5, rtol=1e-5)
         made = torch.einsum("bphe,hed->bpd", found["z", layer], weights.w_o) + weights.b_o
         torch.testing.assert_close(made, found["attn_out", layer], atol=1e-5, rtol=1e-5)

@@ -150,7 +150,7 @@ def test_matched_gains_are_measured_at_the_trainings_length_and_said(tmp_path):
     config = config_of(value_norm="per_head", value_norm_init="matched", n_layers=3, warmup=1, steps=2)
     model, plain = model_of(config), model_of(config_of(n_layers=3))
     assert model.config.value_norm_length == LENGTH
-    assert model.mean_gains() == pytest.approx(plain.rms_without_norm().mean(1).tolist())
+    assert model.mean_gains() == pytest.approx(plain.z_rms_without_norm().mean(1).tolist())
     found = trained(tmp_path / "run", config=config)
     least, most = (f"{of(model.mean_gains()):.3g}" for of in (min, max))
     assert f"value norm per_head (first gain, matched: {least} to {most} over layers)" in found.headline

@@ -12,7 +12,7 @@ from ...edits.constructors import At, Edit, edit
 from ...measures import locking
 from ...measures.reductions import mean_where
 from ...models.lens import LensModel
-from ...models.weights import attention_weights, exact_keys, norm_weights
+from ...models.weights import attention_weights, keys_at_position, norm_weights
 from ...schema import ALL_BUT
 from ..evidence import Evidence, Statistic, ratio_of_means, undefined_statistic
 from ..readings import OTHERS_FROM, MeasuringPass, later_queries
@@ -188,7 +188,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
                 return k - here.keys(x - mean, dimensions=dims)
             without = x.clone()
             without[..., dims] = mean[..., dims]
-            return exact_keys(lens, without[:, 0], layer=at.layer, position=setting.sink_position)[:, None]
+            return keys_at_position(lens, without[:, 0], layer=at.layer, position=setting.sink_position)[:, None]
 
         at = {"layers": tuple(entering), "positions": [setting.sink_position], "label": label}
         return edit("k", change, reads="attn_in", **at)

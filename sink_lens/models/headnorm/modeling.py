@@ -56,7 +56,7 @@ class _HeadNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor, gamma: Tensor, eps: float) -> Tensor:  # type: ignore[override]
-        """``z / sqrt(mean(z ** 2) + eps) * gamma``, with the mean over the last axis."""
+        """Compute ``z / sqrt(mean(z ** 2) + eps) * gamma``, with the mean over the last axis."""
         wide = z.float()
         return gamma * (wide * _inverse_rms(wide, eps)).to(z.dtype)
 
@@ -401,7 +401,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
         loaded = all(was_loaded(one.value_norm) for one in with_gain)
         if loaded or any(parameter.is_meta for parameter in self.parameters()):
             return
-        for one, sizes in zip(with_gain, self.rms_without_norm(), strict=True):
+        for one, sizes in zip(with_gain, self.z_rms_without_norm(), strict=True):
             one.set_gamma(sizes)
 
     @torch.no_grad()
@@ -410,7 +410,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
         return [one.value_norm.float().mean().item() for one in self._attentions() if one.value_norm is not None]
 
     @torch.no_grad()
-    def rms_without_norm(self) -> Float[Tensor, "layer head"]:
+    def z_rms_without_norm(self) -> Float[Tensor, "layer head"]:
         """Return the root mean square of each head's aggregated values over random tokens, without the heads' norms.
 
         The tokens are uniform, from a generator of their own: the caller's random state is neither used nor changed.
