@@ -1,5 +1,6 @@
 """Files that a user names: checks of their names and paths, and the JSON in them."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -34,6 +35,13 @@ def check_regular_file(path: str | os.PathLike[str], *, what: str) -> None:
     if path.exists() and not (path.is_file() or path.is_dir()):
         found = "named pipe" if path.is_fifo() else "device or a socket"
         raise InputError(f"{what}, {path}, cannot be read: it is a {found}; need a regular file with its content")
+
+
+def refuse_pipes_in(folder: Path) -> None:
+    """Refuse a folder that holds a named pipe, since reading one would wait for ever."""
+    with contextlib.suppress(OSError):  # a folder that cannot be read is refused with its reason later
+        for file in folder.iterdir():
+            check_regular_file(file, what=f"a file of the model {folder.name}")
 
 
 def refuse_tilde(path: str | os.PathLike[str], *, what: str) -> None:

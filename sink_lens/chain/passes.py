@@ -1,8 +1,8 @@
 """Count the passes of a trace and the memory that it takes beside the model, without torch."""
 
+from ..data.described import check_sequences_fit
 from ..errors import InputError
 from ..estimate import LIBRARIES, Pass, Passes, Sizes
-from ..models.header import check_sequences_fit
 from ..models.memory import LOSS_CHUNK, free_bytes
 from ..models.sized import Sized
 from ..text import size_text

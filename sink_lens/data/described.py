@@ -78,3 +78,22 @@ def check_input_config(config: InputConfig) -> None:
         check_regular_file(config.text, what="the text file")
         if not Path(config.text).exists():
             raise InputError(f"there is no file {config.text}; need a text file in UTF-8")
+
+
+def check_sequences_fit(
+    config: InputConfig, *, n_context: int | None, has_tokenizer: bool, name: str | None = None
+) -> None:
+    """Raise InputError if a run's sequences are too long for the model, or are text and the model has no tokenizer.
+
+    ``n_context`` is the model's longest input in tokens (None: any), and ``name`` is what the error calls the model.
+    """
+    name = name or config.model
+    if n_context is not None and config.length > n_context and not config.prompts:
+        raise InputError(
+            f"the length is {config.length} tokens; {name} takes at most {n_context}: use a shorter length"
+        )
+    if not has_tokenizer and config.tokens == "text":
+        raise InputError(
+            f"{name} has no tokenizer, so no text can be read; need one: load(..., tokenizer=...), or its "
+            "files beside the weights. Or give token ids (tokens= in Python), or draw them (--tokens random)"
+        )

@@ -7,7 +7,6 @@ are the user's own. The copy's logits are compared with the user's model. That m
 copied can no longer be followed, so a change of it is refused later (``unchanged``).
 """
 
-import copy
 import json
 import logging
 import sys
@@ -25,6 +24,7 @@ from transformers import PreTrainedModel
 from ..errors import ModelError, first_line_of_error
 from ..text import size_text
 from .checks import logit_tolerance, probe_tokens, relative_error
+from .memory import copy_sharing_tensors
 from .private_apis import forget_adapter
 from .running import switch_to_eval_mode, without_compiled_forwards
 
@@ -112,12 +112,6 @@ def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
     note = f"measured as a copy of the model with its adapters merged ({', '.join(kinds) or 'adapter layers'})"
     states = lambda: [_adapter_state(layer) for layer in found]  # noqa: E731
     return MergedModel(plain=plain, source=model, copied=copied, states=states, note=note)
-
-
-def copy_sharing_tensors(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a model, in eval mode, that shares the model's parameters and buffers."""
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, memo).eval()
 
 
 def check_no_adapter(folder: Path) -> None:

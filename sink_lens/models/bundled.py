@@ -1,4 +1,4 @@
-"""Models on this machine: the default model, their headers, and the cache in which a GGUF file is converted once.
+"""Models on this machine: the default model, headers, tokenizers, and the cache where a GGUF file is converted once.
 
 A cached folder is named after the SHA-256 of its GGUF file.
 """

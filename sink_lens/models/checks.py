@@ -17,10 +17,9 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ModelError, first_line_of_error
-from ..files import is_plain_file_name, parse_json
+from ..files import is_plain_file_name, parse_json, refuse_pipes_in
 from .families import TEXT_PART, family_of, family_of_model
 from .family import Family
-from .header import refuse_named_pipes
 from .headnorm import HeadNormForCausalLM
 from .private_apis import kernel_of, set_attention
 from .running import switch_to_eval_mode, without_compiled_forwards
@@ -72,7 +71,7 @@ def check_model_folder(folder: Path) -> None:
 
     The folder needs safetensors and a config.json that ``check_config`` accepts.
     """
-    refuse_named_pipes(folder)
+    refuse_pipes_in(folder)
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise ModelError(f"{folder} has no config.json; need a folder written by save_pretrained")

@@ -1,4 +1,4 @@
-"""A table with one row per architecture: the paths of its parts in the Hugging Face module, and its conventions.
+"""A table with one row per architecture: its module paths and conventions; also a layer's head sizes and window.
 
 To add a family, add a row to ``FAMILIES`` and a tiny random model to ``analyses/tiny_families.py``, then run the tests.
 They compare every site of the family on both paths.

@@ -147,7 +147,7 @@ class Family:
         return found if self.mixer is None else (*found, "mixer_out")
 
     @property
-    def without_attention(self) -> "Family":
+    def row_without_attention(self) -> "Family":
         """The row for a hybrid's layers without attention, in which some names differ (``in_mixer_layers``)."""
         return replace(self, **self.in_mixer_layers) if self.in_mixer_layers else self
 

@@ -1,6 +1,5 @@
 """The sizes of a model and its sites, read from the headers of its files: neither weights nor torch are loaded."""
 
-import contextlib
 import math
 import re
 from dataclasses import dataclass
@@ -9,9 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..data.described import InputConfig
-from ..errors import InputError
-from ..files import check_regular_file, parse_json
+from ..files import parse_json, refuse_pipes_in
 from .families import TEXT_PART, family_of
 from .family import Family
 
@@ -98,33 +95,7 @@ class Header:
         return self.n_weights * _BYTES.get(dtype or "float32", _BYTES["float32"])
 
 
-def check_sequences_fit(
-    config: InputConfig, *, n_context: int | None, has_tokenizer: bool, name: str | None = None
-) -> None:
-    """Raise InputError if a run's sequences are too long for the model, or are text and the model has no tokenizer.
-
-    ``n_context`` is the model's longest input in tokens (None: any), and ``name`` is what the error calls the model.
-    """
-    name = name or config.model
-    if n_context is not None and config.length > n_context and not config.prompts:
-        raise InputError(
-            f"the length is {config.length} tokens; {name} takes at most {n_context}: use a shorter length"
-        )
-    if not has_tokenizer and config.tokens == "text":
-        raise InputError(
-            f"{name} has no tokenizer, so no text can be read; need one: load(..., tokenizer=...), or its "
-            "files beside the weights. Or give token ids (tokens= in Python), or draw them (--tokens random)"
-        )
-
-
 _OF_IMAGES = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
-
-
-def refuse_named_pipes(folder: Path) -> None:
-    """Raise InputError for a folder that holds a named pipe, since reading one would wait for ever."""
-    with contextlib.suppress(OSError):  # a folder that cannot be read is refused with its reason later
-        for file in folder.iterdir():
-            check_regular_file(file, what=f"a file of the model {folder.name}")
 
 
 def read_folder_header(folder: Path) -> Header | None:
@@ -136,7 +107,7 @@ def read_folder_header(folder: Path) -> Header | None:
     Raises:
         ModelError: the architecture is not known.
     """
-    refuse_named_pipes(folder)
+    refuse_pipes_in(folder)
     try:
         config = parse_json((folder / "config.json").read_text("utf-8"))
         inner = config.get("text_config", config)

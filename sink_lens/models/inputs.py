@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from ..data.corpora import bundled_text, read_text
-from ..data.described import BosCondition, InputConfig
+from ..data.described import BosCondition, InputConfig, check_sequences_fit
 from ..data.tokens import TokenBatch, from_prompts, from_text, random_tokens, repeated_tokens
 from ..errors import InputError
 from ..records import package_versions
 from .bundled import find_header
-from .header import Header, check_sequences_fit
+from .header import Header
 from .lens import LensModel
 from .load import load, weights_hash
 

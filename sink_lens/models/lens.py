@@ -1,4 +1,4 @@
-"""``LensModel``: one set of weights, as a TransformerLens bridge and as a Hugging Face module."""
+"""``LensModel``: one set of weights, as a TransformerLens bridge and a Hugging Face module; checks of its layers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -219,7 +219,7 @@ class LensModel:
         """Return the family's names and conventions for one layer; in a hybrid the layer may lack attention."""
         if not self.family.in_mixer_layers or layer in self.attention_layers:
             return self.family
-        return self.family.without_attention
+        return self.family.row_without_attention
 
     def layer(self, index: int) -> nn.Module:
         """Return one decoder layer of the plain model, by its number."""

@@ -1,4 +1,4 @@
-"""Memory is counted, freed memory goes back to the system, weights that are not needed for a while wait in a file.
+"""Memory: what is used and free, copies that share it or move it, and weights that wait in a file for a while.
 
 The C library of Linux keeps what was freed, and finds no use for much of it: large tensors that come and go between
 small ones that stay leave holes. A measuring pass of many forwards held half as much again as it needed, and a model on
@@ -6,19 +6,21 @@ disk two thirds of its size.
 """
 
 import contextlib
+import copy
 import ctypes
 import gc
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
 LOSS_CHUNK = 256
 """Tokens whose logits are in memory at a time where only their loss is read."""
@@ -92,6 +94,12 @@ def store_parameters_on_disk(model: "nn.Module", *, folder: Path) -> Iterator[No
                 if one.shape != shape:
                     one.data = one.data.new_empty(shape)
                     file.readinto(one.detach().flatten().view(torch.uint8).numpy().data)
+
+
+def copy_sharing_tensors(model: "PreTrainedModel") -> "PreTrainedModel":
+    """Return a copy of a model, in eval mode, that shares the model's parameters and buffers."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, memo).eval()
 
 
 def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":

@@ -149,6 +149,11 @@ def is_processed(bridge: TransformerBridge) -> bool:
     return bool(bridge.compatibility_mode or bridge._weights_processed)
 
 
+def name_in_plain_model(path: str) -> str:
+    """Return a module's or parameter's name in the Hugging Face model, from its name in the bridge."""
+    return path.replace("._original_component", "").replace("_original_component.", "")
+
+
 def register_hook_point(bridge: TransformerBridge, point: HookPoint) -> None:
     """Register a named hook point with a bridge, so that the bridge finds it by name."""
     assert point.name is not None  # it was named

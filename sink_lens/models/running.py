@@ -1,4 +1,4 @@
-"""``prepare_pass`` and ``exclusive_use``: every pass over a model, one at a time, on the model that was wrapped.
+"""Every pass over a model runs alone, in eval mode, on the model as it was wrapped (``prepare_pass``).
 
 A pass puts hooks on modules, and for its time gives them another attention function and eval mode, so two passes at
 once would read each other's edits. A model therefore has one lock, which all lenses on it share, and a pass holds it.

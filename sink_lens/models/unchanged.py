@@ -39,7 +39,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
 from ..errors import ModelError
-from .private_apis import PROCESSED
+from .private_apis import PROCESSED, name_in_plain_model
 
 _LIBRARIES = ("accelerate", "sink_lens", "transformer_lens", "transformers")
 _GROWING = ("dynamic", "longrope")
@@ -303,11 +303,6 @@ def _has_address(tensor: Tensor) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return True
-
-
-def name_in_plain_model(path: str) -> str:
-    """Return a module's or parameter's name in the Hugging Face model, from its name in the bridge."""
-    return path.replace("._original_component", "").replace("_original_component.", "")
 
 
 def _hash_of_bits(tensor: Tensor) -> int:

@@ -21,19 +21,20 @@ from .families import TEXT_PART
 from .family import Family
 from .headnorm import adapter as headnorm
 from .lens import LensModel, layers_without_attention_text
-from .memory import return_freed_memory
+from .memory import copy_sharing_tensors, return_freed_memory
 from .offload import NoBridge, bytes_on_disk, why_not_editable
 from .packed import is_packed
 from .private_apis import (
     NAME_OF_CONFIG,
     build_bridge_from_module,
     is_processed,
+    name_in_plain_model,
     offload_device,
     set_attention,
     source_of_config,
 )
 from .running import new_lens_state, take_turn_to_wrap
-from .unchanged import LensState, ModelRecord, name_in_plain_model
+from .unchanged import LensState, ModelRecord
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even if the model's own does not; "
@@ -172,7 +173,7 @@ def assemble_lens(
         state, uneditable = _record_state(plain.eval(), bridge=None, merged=merged), frozenset()
     else:
         with keep_random_state():
-            bridge = _build_bridge(adapters.copy_sharing_tensors(plain), family=family, tokenizer=tokenizer, name=name)
+            bridge = _build_bridge(copy_sharing_tensors(plain), family=family, tokenizer=tokenizer, name=name)
         checks.check_bridge_logits(bridge, plain=plain)
         state = _record_state(plain, bridge=bridge, merged=merged)
         uneditable = checks.uneditable_sites(bridge, plain=plain)

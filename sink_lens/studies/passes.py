@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..chain.config import ReadConfig
+from ..data.described import check_sequences_fit
 from ..errors import InputError
 from ..estimate import Cost, Pass, Passes, Sizes, estimate_cost, forward_activation_bytes
-from ..models.header import check_sequences_fit
 from .config import MOST_IN_SET, AblateConfig, AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig, is_run_folder
 
 _LAYERS_OF_STEPS = 2

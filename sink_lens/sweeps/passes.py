@@ -1,7 +1,7 @@
 """Count the passes of a sweep: the share of layers and positions that each cell runs, without torch."""
 
+from ..data.described import check_sequences_fit
 from ..estimate import Pass, Passes, Sizes, forward_activation_bytes
-from ..models.header import check_sequences_fit
 from ..models.sites import SITES
 from .config import SweepConfig
 

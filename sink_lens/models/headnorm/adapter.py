@@ -80,7 +80,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
             return attn_scores.to(dtype).sigmoid()
         if self._attention.key_bias is not None:
             query, self.q.given = self.q.given, None
-            logits = self._attention.bias_logits(query.unflatten(-1, (attn_scores.shape[1], -1)))
+            logits = self._attention.key_bias_scores(query.unflatten(-1, (attn_scores.shape[1], -1)))
             return weights_from_scores(attn_scores, sink=logits)
         return super()._masked_softmax(attn_scores, dtype=dtype)
 

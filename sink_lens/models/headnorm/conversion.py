@@ -49,7 +49,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
             f"found {type(model).__module__}.{name}; need one of {', '.join(_SOURCES)}, which differ from a Llama in "
             "biases and norms only"
         )
-    _check_windows(model)
+    _check_window_length(model)
     known = {*vars(HeadNormConfig()), *HeadNormConfig.attribute_map}
     if unknown := sorted(set(changes) - known):
         raise InputError(f"{', '.join(unknown)}: no field of HeadNormConfig; use its names, as in value_norm='shared'")
@@ -69,7 +69,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
     return made.to(device).train(model.training)
 
 
-def _check_windows(model: PreTrainedModel) -> None:
+def _check_window_length(model: PreTrainedModel) -> None:
     """Raise ModelError for a model with a sliding window shorter than its context."""
     config = model.config
     reaches = [sliding_window_of(config, layer=layer) for layer in range(config.num_hidden_layers)]

@@ -162,7 +162,7 @@ class HeadNormAttention(LlamaAttention):
         positions = self.scaling_positions(position_ids)
         by_head = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(by_head)
-        logits = self.bias_logits(query)
+        logits = self.key_bias_scores(query)
         key = self.k_proj(hidden_states).view(by_head)
         value = self.v_proj(hidden_states).view(by_head).transpose(1, 2)
         if self.config.qk_norm:
@@ -195,7 +195,7 @@ class HeadNormAttention(LlamaAttention):
         gate = self.head_gate(hidden_states) if self.gated else None
         return self.o_proj(self.head_out(z_raw, self.value_norm, gate, positions)), pattern
 
-    def bias_logits(
+    def key_bias_scores(
         self, query: Float[Tensor, "batch position head d_head"]
     ) -> Float[Tensor, "batch head position"] | None:
         """Compute the score of each query (before rotation) with the key bias; None if the variant has no key bias."""
