@@ -2,12 +2,16 @@
 
 import io
 import sys
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from tqdm import std
 
 SHORT = 5.0
 """A bar that took fewer seconds leaves no line."""
+BAR = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
+"""How a bar says what is done and what is left."""
+Item = TypeVar("Item")
 
 
 class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
@@ -50,6 +54,11 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
             self._line = display({"text/plain": text}, raw=True, display_id=True)
         else:
             self._line.update({"text/plain": text}, raw=True)
+
+
+def progress_bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:
+    """Iterate over ``items``, with a bar named ``label`` that counts them if ``progress``."""
+    return tqdm(items, desc=label, bar_format=BAR, disable=not progress, leave=False)
 
 
 def _in_notebook() -> bool:

@@ -52,7 +52,7 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
         for position in range(int(batch.bos), int(batch.lengths[number]))
         if row[position] in ids
     ]
-    return _cut_around_occurrences(batch, places, ids=ids, text=_token_label(ids, lens.tokenizer))
+    return _cut_at_places(batch, places, ids=ids, text=_token_label(ids, lens.tokenizer))
 
 
 def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
@@ -82,9 +82,7 @@ def _token_label(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None
     return f"id {ids[0]}" if tokenizer is None else repr(tokenizer.decode([ids[0]]))
 
 
-def _cut_around_occurrences(
-    batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str
-) -> Occurrences:
+def _cut_at_places(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str) -> Occurrences:
     """Cut the tokens around each (sequence, position) of ``places``, into at most as many rows as ``batch`` has.
 
     ``ids`` and the token's ``text`` are stored in the result; an error quotes the text.

@@ -16,14 +16,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..data.tokens import TokenBatch
-from ..edits.amplification import FACTORS, CentringMeans, centring_means
-from ..edits.constructors import At, edit
+from ..edits.amplification import CentringMeans, centring_means
+from ..edits.constructors import edit
 from ..edits.effects import classify_change, gained_share, removed_share
 from ..edits.hooks import layers_of_edit
 from ..edits.outcome import Outcome
 from ..models.lens import LensModel
 from ..models.memory import collect_garbage
-from ..progress import tqdm
+from ..progress import BAR, tqdm
 from ..records import RunWriter
 from ..schema import column_names
 from ..stats import Interval, studentised_interval
@@ -34,7 +34,7 @@ from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
 from .readings import OTHERS_FROM
-from .setting import BAR, Setting, add_makers, make_setting, mean_mass, sequences_to_choose_by, why_no_interventions
+from .setting import Setting, add_makers, make_setting, mean_mass, sequences_to_choose_by, why_no_interventions
 
 CENTRING_TOKENS = 4096
 """Random tokens over which the means that amplification moves values away from are taken."""
@@ -160,14 +160,13 @@ def write_causal_tables(
         tables.writer.write_tensors("centring_means", {key: one.cpu().numpy() for key, one in found.tensors().items()})
         return found
 
-    def curve_table() -> pd.DataFrame:
-        return amplification.amplification_curve(setting(), means=means(), factors=FACTORS, progress=progress)
-
     def mediation() -> pd.DataFrame:
         amplified = amplification.strongest_amplification_edit(setting(), means=means(), curve=curve)
         return mediate.mediation_table(setting(), amplified=amplified, links=links, progress=progress)
 
-    curve = once("amplification", curve_table)
+    curve = once(
+        "amplification", lambda: amplification.amplification_curve(setting(), means=means(), progress=progress)
+    )
     once("effects", lambda: effect_table(setting(), means=means(), curve=curve, links=links, progress=progress))
     once("mediation", mediation)
     once("paths", lambda: paths.path_table(setting(), progress=progress))
@@ -183,10 +182,8 @@ def _loss_without_sink(setting: Setting) -> Float[Tensor, " batch"]:
     position, length = setting.sink_position, setting.tokens.n_positions
     first = max(position + 1, min(OTHERS_FROM, length // 4))
 
-    def mask_scores(scores: Tensor, at: At) -> Tensor:
-        return torch.full_like(scores, torch.finfo(scores.dtype).min)
-
-    masked = edit("scores", mask_scores, positions=range(first, length), keys=[position], label="sink masked")
+    at = {"positions": range(first, length), "keys": [position], "label": "sink masked"}
+    masked = edit("scores", lambda x, _: torch.full_like(x, torch.finfo(x.dtype).min), **at)
     loss = setting.run([masked], loss=True, quiet=True).loss
     assert loss is not None  # it was asked for
     return loss

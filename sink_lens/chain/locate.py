@@ -234,10 +234,8 @@ def find_location(
         outliers = {index - 1: (_strongest_dimension(state),) for index, state in enumerate(states)}
         spans = list(forced)
     else:
-        pairs = enumerate(zip(states, own, strict=True))
-        found = {
-            at - 1: find_outlier_dimensions(state, thresholds=thresholds, typical=usual) for at, (state, usual) in pairs
-        }
+        pairs = enumerate(zip(states, own, strict=True), start=-1)
+        found = {at: find_outlier_dimensions(state, thresholds=thresholds, typical=one) for at, (state, one) in pairs}
         outliers = {layer: dimensions for layer, dimensions in found.items() if dimensions}
         factor = thresholds.growth_factor
         spans = find_growth_steps(ratio, factor=factor)

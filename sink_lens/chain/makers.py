@@ -39,12 +39,13 @@ from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..measures.reductions import widen
 from ..models.weights import attention_weights
+from ..progress import progress_bar
 from ..schema import column_names
 from ..stats import Interval
 from ..text import join_and
 from .config import FEW_CONTROLS
 from .screen import SCREENS, Target, embedding_unit, read_embeddings, screen_parts
-from .setting import WHOLE, Edits, Kind, Maker, Setting, bar, draw_other_indices
+from .setting import WHOLE, Edits, Kind, Maker, Setting, draw_other_indices
 
 GOALS = {"half": 0.5, "four fifths": 0.8}
 """Name of a set -> share of the sink that it must remove on the sequences on which it is chosen. What it removes on
@@ -162,7 +163,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
 
     goals = GOALS | {ALL: NEARLY * longest}
     sets: dict[str, tuple[Maker, ...]] = {}
-    for name, goal in bar(list(goals.items()), label="makers", progress=progress):
+    for name, goal in progress_bar(list(goals.items()), label="makers", progress=progress):
         length = 0
         if longest >= GOALS["half"]:
             length = _shortest_prefix_length(lambda size: more(with_effect[:size]), goal=goal, most=most)
@@ -451,7 +452,7 @@ def _maker_set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker]
             "n": len(before),
         }
 
-    for name, parts in bar(list(sets.items()), label="maker sets", progress=progress):
+    for name, parts in progress_bar(list(sets.items()), label="maker sets", progress=progress):
         if frozenset(parts) in done:  # its controls are there under the other set's name
             same, run = done[frozenset(parts)]
             of_same = next(one for one in rows if one["set"] == same)
@@ -461,10 +462,8 @@ def _maker_set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker]
         (run,) = _run_ablations(setting, [parts], target=target, loss=True)
         done[frozenset(parts)] = name, run
         own = row(parts, name, "", run)
-        drawn = [
-            _draw_random_parts(setting, parts, generator) for _ in range(min(setting.config.controls, FEW_CONTROLS))
-        ]
-        drawn = [some for some in drawn if some]
+        draws = range(min(setting.config.controls, FEW_CONTROLS))
+        drawn = [some for _ in draws if (some := _draw_random_parts(setting, parts, generator))]
         runs = _run_ablations(setting, drawn, target=target, loss=True, of=few)
         controls = [row(some, RANDOM, name, one) for some, one in zip(drawn, runs, strict=True)]
         if controls:

@@ -163,7 +163,7 @@ def scout(
         r.norm_reading("resid_pre", positions=sites, layers=r.FIRST_LAYER),
         r.norm_reading("resid_post", positions=sites),
     ]
-    typical = r.typical_magnitude_readings(sinks, positions=sites)
+    typical = r.typical_token_readings(sinks, positions=sites)
     streamed = stream(lens, few, [*norms, *r.state_readings(sinks, positions=sites)[:2], *typical])
     nothing = Location(sink_positions=sinks, sink_found=bool(found), steps=(), outliers={})
     at = {"positions": sites, "shortest": shortest, "lasting": lens.remaining_scales}
@@ -228,7 +228,7 @@ def measure(
         *r.position_readings(one, positions, moments=moments),
         r.norm_reading("resid_pre", positions=positions, layers=r.FIRST_LAYER),
         *r.state_readings(sinks, positions=positions),
-        *r.typical_magnitude_readings(sinks, positions=positions),
+        *r.typical_token_readings(sinks, positions=positions),
         r.dominance_elsewhere_reading(positions),
         r.value_norm_reading(lens, sink_positions=sinks, positions=positions),
         *r.neuron_readings(lens, plan, positions=positions),

@@ -21,11 +21,12 @@ import torch
 
 from ..edits.constructors import Edit
 from ..edits.isolation import isolate
+from ..progress import progress_bar
 from ..schema import LEAST_ADDED, column_names
 from .config import FEW_CONTROLS
 from .links import LINKS
 from .links.link import Link
-from .setting import Setting, bar, mean_mass
+from .setting import Setting, mean_mass
 
 
 def mediation_table(
@@ -47,7 +48,7 @@ def mediation_table(
     runs = {name: setting.edited_baseline_run(edits) for name, edits in interventions.items()}
     fewer = {name: run.with_fewer_sequences(setting.config.control_sequences) for name, run in runs.items()}
     cells = [(name, segment) for name in interventions for segment in segments]
-    for name, segment in bar(cells, label="mediation", progress=progress):
+    for name, segment in progress_bar(cells, label="mediation", progress=progress):
         run, few, layers = runs[name], fewer[name], [one for one in segment.layers if one in setting.sink_layers]
         if not layers:
             continue

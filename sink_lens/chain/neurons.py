@@ -79,10 +79,8 @@ def split_growth_layers(
         weights = mlp_weights(lens, layer=layer)
         for position in panel.location.sink_positions:
             index = panel.sink_positions.index(position)
-            activations = panel.at("neurons_at_sinks", layer)[:, index].to(weights.w_down.device)
-            terms, bias = mlp_contributions(
-                lens, weights, layer=layer, activations=activations, dimension=step.dimension
-            )
+            active = panel.at("neurons_at_sinks", layer)[:, index].to(weights.w_down.device)
+            terms, bias = mlp_contributions(lens, weights, layer=layer, activations=active, dimension=step.dimension)
             by = lens.remaining_scales[layer]
             terms, bias = by * terms.cpu(), by * bias.cpu()
             added = {

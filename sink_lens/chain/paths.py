@@ -40,10 +40,11 @@ from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
 from ..models.lens import is_parallel
 from ..models.weights import keys_at_position, mlp_weights, norm_weights
+from ..progress import progress_bar
 from ..schema import ALL_STEPS, LEAST_PATH, column_names
 from ..text import as_ranges
 from .config import PATH_CONTROLS, PATH_LENGTH
-from .setting import Edits, Setting, bar, draw_other_indices, mean_mass, shorten_setting
+from .setting import Edits, Setting, draw_other_indices, mean_mass, shorten_setting
 
 NO_STEP = -1
 """Step of a source or target that belongs to no growth step."""
@@ -105,19 +106,14 @@ class Writings:
         return found
 
     def added_by_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
-        """Compute what neurons ``units`` of a layer write, less the mean over ordinary tokens.
-
-        The unit is that of ``added_by_kind``.
-        """
+        """Compute what neurons ``units`` of a layer write, less the mean over ordinary tokens; unit: last layer's."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
         part = setting.baseline_tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
         after = norm_weights(setting.lens, layer=layer, which="mlp_post_norm")
         if after is not None:
-            part = (
-                part
-                * post_norm_factor(setting.baseline_tensors("down_out", layers=[layer])[layer].float(), after).cpu()
-            )
+            output = setting.baseline_tensors("down_out", layers=[layer])[layer].float()
+            part = part * post_norm_factor(output, after).cpu()
         return setting.lens.remaining_scales[layer] * self._subtract_ordinary_mean(part)
 
     def _subtract_ordinary_mean(self, x: Tensor) -> Tensor:
@@ -149,7 +145,7 @@ class Writings:
         parts = [self.added_by_neurons(at, units)[:, position] for at, units in source.units.items() if at < layer]
         return sum(parts, torch.zeros_like(added[EMBEDDING][:, position])) / by
 
-    def make_cut_edits(self, path: Path) -> Edits:
+    def cut_edits(self, path: Path) -> Edits:
         """Make the edits that cut a path: its target then reads the stream without the source's part."""
         setting, source, target = self.setting, path.source, path.target
         if target.name == SINK:
@@ -220,7 +216,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     paths = list(list_paths(setting, groups=groups, lanes=lanes))
     rng, generator = np.random.default_rng(setting.config.seed), setting.make_generator()
     whole, few = short.baseline, short.control_baseline
-    edits = [writings.make_cut_edits(path) for path in paths]
+    edits = [writings.cut_edits(path) for path in paths]
     found = short.run_each(edits, layers=everything, quiet=True, label="paths" if progress else None)
 
     def lost(run: Outcome, before: Outcome, layers: Sequence[int]) -> float:
@@ -228,13 +224,11 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
         return (had - has) / had
 
     rows = []
-    for path, run in bar(list(zip(paths, found, strict=True)), label="controls of paths", progress=progress):
+    for path, run in progress_bar(list(zip(paths, found, strict=True)), label="controls of paths", progress=progress):
         kind, drawn = "", list[Path]()
         if max(abs(lost(run, whole, layers)) for layers in reads.values()) > LEAST_PATH:
             kind, drawn = _control_paths(short, path, generator=generator)
-        controls = short.run_each(
-            [writings.make_cut_edits(one) for one in drawn], layers=everything, of=few, quiet=True
-        )
+        controls = short.run_each([writings.cut_edits(one) for one in drawn], layers=everything, of=few, quiet=True)
         for number, layers in reads.items():
             if path.target.layers and max(layers) < min(path.target.layers):
                 continue  # it comes after what is read

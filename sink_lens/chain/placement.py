@@ -20,9 +20,10 @@ from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..engine.engine import outcomes
 from ..measures.attention import uniform_mass
+from ..progress import progress_bar
 from ..schema import column_names
 from .readings import OTHERS_FROM, evenly_spaced
-from .setting import Setting, bar, mean_mass
+from .setting import Setting, mean_mass
 
 Kind = Literal[
     "positional",
@@ -71,7 +72,7 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
         by_tokens.setdefault(id(case.tokens), []).append(case)
     rows = [
         row
-        for cases in bar(list(by_tokens.values()), label="position or token", progress=progress)
+        for cases in progress_bar(list(by_tokens.values()), label="position or token", progress=progress)
         for row in _run_cases(setting, cases)
     ]
     return pd.DataFrame(rows, columns=column_names("trace", "placement"))
@@ -122,20 +123,20 @@ def _make_cases(setting: Setting) -> list[_Case]:
     if ids.shape[1] < target + 2:
         return []
     plain = _batch_with_ids(tokens, ids)
-    cells = [_Case(position=0, token="ordinary", isolated=False, tokens=plain)]
-    cells += [_Case(position=target, token="ordinary", isolated=isolated, tokens=plain) for isolated in (False, True)]
+    cases = [_Case(position=0, token="ordinary", isolated=False, tokens=plain)]
+    cases += [_Case(position=target, token="ordinary", isolated=isolated, tokens=plain) for isolated in (False, True)]
     if bos is not None:
         first, inner = ids.clone(), ids.clone()
         first[:, 0], inner[:, target] = bos, bos
-        cells.append(_Case(position=0, token="bos", isolated=False, tokens=_batch_with_ids(tokens, first)))
+        cases.append(_Case(position=0, token="bos", isolated=False, tokens=_batch_with_ids(tokens, first)))
         inside = _batch_with_ids(tokens, inner)
-        cells += [_Case(position=target, token="bos", isolated=isolated, tokens=inside) for isolated in (False, True)]
+        cases += [_Case(position=target, token="bos", isolated=isolated, tokens=inside) for isolated in (False, True)]
     if at > 0 and max(at, target) + 1 < tokens.n_positions:
         other, moved = tokens.tokens.clone(), tokens.tokens.clone()
         other[:, at], moved[:, target] = tokens.tokens[:, target].roll(1, 0), tokens.tokens[:, at]
-        cells.append(_Case(position=at, token="other", isolated=False, tokens=replace(tokens, tokens=other)))
-        cells.append(_Case(position=target, token="own", isolated=False, tokens=replace(tokens, tokens=moved)))
-    return cells
+        cases.append(_Case(position=at, token="other", isolated=False, tokens=replace(tokens, tokens=other)))
+        cases.append(_Case(position=target, token="own", isolated=False, tokens=replace(tokens, tokens=moved)))
+    return cases
 
 
 def _batch_with_ids(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
@@ -168,26 +169,26 @@ def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> f
 
 
 def _case_row(
-    setting: Setting, cell: _Case, found: Outcome, others: Sequence[int], *, least: float
+    setting: Setting, case: _Case, found: Outcome, others: Sequence[int], *, least: float
 ) -> dict[str, object]:
-    """Make the row of ``placement`` of ``cell`` from its run ``found``; the positions ``others`` are ordinary.
+    """Make the row of ``placement`` of ``case`` from its run ``found``; the positions ``others`` are ordinary.
 
     A sink's mass exceeds that of uniform attention by at least ``least``.
     """
     assert found.loss is not None  # it was asked for
-    mass = mean_mass(found, cell.position, setting.sink_layers)
+    mass = mean_mass(found, case.position, setting.sink_layers)
     ordinary = float(torch.stack([found.mass_at(other, layers=setting.sink_layers) for other in others]).nanmean())
-    over = mass - _uniform_sink_mass(setting, cell.tokens, cell.position)
-    norms = torch.stack([found.state_at(one).norm(dim=-1) for one in (cell.position, *others)], -1)
+    over = mass - _uniform_sink_mass(setting, case.tokens, case.position)
+    norms = torch.stack([found.state_at(one).norm(dim=-1) for one in (case.position, *others)], -1)
     ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values
     return {
-        "position": cell.position,
-        "token": cell.token,
-        "isolated": cell.isolated,
+        "position": case.position,
+        "token": case.token,
+        "isolated": case.isolated,
         "sink_mass": mass,
         "ordinary_mass": ordinary,
         "norm_ratio": float(ratio.mean(1).max()) if others else math.nan,
         "loss_nats": float(found.loss.nanmean()),
         "is_sink": mass > _LEAST and mass > _TIMES * ordinary and over >= least,
-        "n": cell.tokens.n_sequences,
+        "n": case.tokens.n_sequences,
     }

@@ -186,9 +186,7 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
     ]
 
 
-def typical_magnitude_readings(
-    sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]
-) -> list[Reading]:
+def typical_token_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
     """Make the readings of a typical token: each dimension's median magnitude over ``positions`` >= 8 but the sinks."""
     others = (positions >= OTHERS_FROM) & ~torch.isin(positions, torch.tensor(sink_positions))
 

@@ -30,8 +30,9 @@ from ..models.attention import repeat_kv_heads, weights_from_scores
 from ..models.running import prepare_passes
 from ..models.sites import SITES, sites_of
 from ..models.weights import attention_weights, mlp_weights, output_weights
+from ..progress import progress_bar
 from .neurons import mlp_contributions
-from .setting import WHOLE, Kind, Setting, bar
+from .setting import WHOLE, Kind, Setting
 
 Target = Literal["sink", "outlier dimensions", "sink logit"]
 SCREENS = ("integrated", "gradient", "contribution")
@@ -81,7 +82,9 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
     steps = [((low + high) / 2, high - low) for low, high in itertools.pairwise(EDGES)]
     found: dict[str, _Effects] = {name: {} for name in SCREENS}
     run = _LayerRuns(setting)
-    for name, points in bar([("gradient", [(1.0, 1.0)]), ("integrated", steps)], label="screen", progress=progress):
+    for name, points in progress_bar(
+        [("gradient", [(1.0, 1.0)]), ("integrated", steps)], label="screen", progress=progress
+    ):
         _propagate_gradients(setting, found[name], run=run, points=points, stream=stream, change=change, target=target)
     _add_contributions(setting, found["contribution"], change=change)
     return _screen_table(setting, found)

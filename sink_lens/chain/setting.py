@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -43,7 +43,6 @@ from .readings import OTHERS_FROM, evenly_spaced
 Edits = tuple[Edit, ...]
 Units = Mapping[int, list[int]]
 """Layer -> neurons, or dimensions."""
-Item = TypeVar("Item")
 Kind = Literal["neuron", "head", "mixer", "layer input", "embedding", "position embedding", "key bias", "sink logit"]
 WHOLE: Mapping[Kind, str] = {"mixer": "mixer_out", "layer input": "per_layer_out"}
 """Kind of a part that there is once in a layer -> the site of what it adds."""
@@ -275,10 +274,8 @@ class Setting:
 
     def freeze_site_edit(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
         """Make the edit that freezes a site in ``layers`` at ``position`` at its baseline, or (``mean``) ablates it."""
-        values = {
-            layer: self._frozen_value(x, position, mean)
-            for layer, x in self.baseline_tensors(site, layers=layers).items()
-        }
+        baseline = self.baseline_tensors(site, layers=layers)
+        values = {layer: self.mean_ordinary(x) if mean else x[:, [position]] for layer, x in baseline.items()}
         label = f"{'mean_ordinary of' if mean else 'freeze'} {site} at {position}"
         return freeze(site, values, positions=[position], label=label)
 
@@ -286,7 +283,7 @@ class Setting:
         """Make edits that freeze ``chosen`` units of a site (by layer) at ``position``, or (``mean``) ablate them."""
         baseline, edits = self.baseline_tensors(site, layers=list(chosen)), []
         for layer, units in chosen.items():
-            value = self._frozen_value(baseline[layer], position, mean)
+            value = self.mean_ordinary(baseline[layer]) if mean else baseline[layer][:, [position]]
             label = f"{'mean_ordinary of' if mean else 'freeze'} {len(units)} {site} at {position}"
             edits.append(freeze(site, {layer: value[..., units]}, positions=[position], units=units, label=label))
         return tuple(edits)
@@ -322,10 +319,6 @@ class Setting:
             n = self.lens.n_neurons(layer) if site == "neurons" else self.lens.d_model
             drawn[layer] = [draw_other_indices(units, n=n, generator=generator) for _ in range(self.config.controls)]
         return [{layer: sets[i] for layer, sets in drawn.items()} for i in range(self.config.controls)]
-
-    def _frozen_value(self, baseline: Tensor, position: int, mean: bool) -> Tensor:
-        """Return the value to freeze at: ``baseline`` at ``position``, or (``mean``) its mean over ordinary tokens."""
-        return self.mean_ordinary(baseline) if mean else baseline[:, [position]]
 
 
 def make_setting(
@@ -481,12 +474,3 @@ def draw_other_indices(units: Sequence[int], *, n: int, generator: torch.Generat
 def mean_mass(run: Outcome, position: int, layers: Sequence[int]) -> float:
     """Average the attention to a position, in [0, 1], over the given layers, all heads and sequences."""
     return float(run.mass_at(position, layers=layers).nanmean())
-
-
-BAR = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
-"""How a bar says what is done and what is left."""
-
-
-def bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:
-    """Iterate over the items; show a progress bar named ``label`` if ``progress``."""
-    return tqdm(items, desc=label, bar_format=BAR, disable=not progress, leave=False)

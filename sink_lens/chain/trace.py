@@ -155,11 +155,8 @@ def trace(
     lens = model if isinstance(model, LensModel) else load_model(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = sequences if sequences is not None else make_tokens(lens, config=config, bos=config.bos)
-    other = (
-        None
-        if sequences is not None or config.at is not None
-        else batch_in_other_bos_condition(lens, batch, config=config)
-    )
+    reads_other = sequences is None and config.at is None
+    other = batch_in_other_bos_condition(lens, batch, config=config) if reads_other else None
     there = None if config.at is None else cut_at_token(lens, batch, config=config)
     batch = batch if there is None else there.tokens
     check_tokens(lens, batch)
@@ -273,12 +270,8 @@ def _measure_and_judge(
             collect_garbage()
     if config.interventions:
         supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
-        about = {
-            "location": panel.location,
-            "lacks_sink": panel.lacks_sink,
-            "too_few_sequences": located.too_few_sequences,
-        }
-        studied = Studied(lens=lens, batch=batch, supers=supers, **about)
+        about = {"location": panel.location, "lacks_sink": panel.lacks_sink}
+        studied = Studied(lens=lens, batch=batch, supers=supers, too_few_sequences=located.too_few_sequences, **about)
         write_causal_tables(studied, kept, config=config, links=links, progress=asked.progress)
     nulls = {"random_init": kept.frames.get("random_init_links"), "effects": kept.frames.get("effects")}
     kept.write("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))

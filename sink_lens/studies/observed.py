@@ -85,7 +85,7 @@ class ObservedModel:
             r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
             r.norm_reading("resid_post", positions=positions),
             *r.state_readings((0,), positions=positions)[:2],
-            *r.typical_magnitude_readings((0,), positions=positions),
+            *r.typical_token_readings((0,), positions=positions),
             r.token_loss_reading(lens),
             Reading(name="received", sites=("rows",), function=self._read_attention),
             Reading(name="kurtosis", sites=("resid_post",), function=self._read_kurtosis),

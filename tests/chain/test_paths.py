@@ -58,7 +58,7 @@ def test_sources_add_up_to_the_stream_and_a_source_that_adds_nothing_changes_not
         assert (parts - whole).abs().max() < 1e-5 * whole.abs().max(), (family, layer, mlp)
     nothing = End(name=paths.SUPER)
     for target in [*targets, *[neurons] * bool(neurons.units)]:
-        run = setting.run(writings.make_cut_edits(Path(source=nothing, target=target, position=0)), quiet=True)
+        run = setting.run(writings.cut_edits(Path(source=nothing, target=target, position=0)), quiet=True)
         assert (run.mass - setting.baseline.mass).nan_to_num().abs().max() < 2e-6, (family, target.name)
 
 
@@ -66,7 +66,7 @@ def test_a_path_from_neurons_to_keys_equals_path_patching_by_hand():
     setting = setting_at("llama")
     neurons, key, _ = ends_of(setting)
     writings = Writings(setting=setting, units=neurons.units)
-    found = setting.run(writings.make_cut_edits(Path(source=neurons, target=key, position=0)))
+    found = setting.run(writings.cut_edits(Path(source=neurons, target=key, position=0)))
     model, tokens, kept = setting.lens.plain, setting.tokens.tokens, {}
     before, reads = model.model.layers[1].mlp.down_proj, model.model.layers[2]
     handles = [

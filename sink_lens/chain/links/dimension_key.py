@@ -16,7 +16,6 @@ from ...models.weights import attention_weights, keys_at_position, norm_weights
 from ...schema import ALL_BUT
 from ..evidence import Evidence, Statistic, ratio_of_means, undefined_statistic
 from ..readings import OTHERS_FROM, MeasuringPass, later_queries
-from ..setting import FrozenQuantity, Segment, Setting
 from .link import Freeze, Intervention, Link, Trial
 
 _PARTS = {
@@ -209,11 +208,6 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     ]
 
 
-def _freeze_key(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
-    """Make edits that freeze the keys at ``position`` in the segment's layers; controls: keys of other positions."""
-    return setting.freeze_site("k", layers=setting.lens.key_layers(segment.layers), position=position)
-
-
 DIMENSION_KEY = Link(
     name="dimension_key",
     source="outlier dimension",
@@ -226,5 +220,10 @@ DIMENSION_KEY = Link(
     readings=_make_readings,
     parts=_PARTS,
     interventions=_make_interventions,
-    freeze=Freeze(name="key", make=_freeze_key),
+    freeze=Freeze(
+        name="key",
+        make=lambda setting, segment, position, _: setting.freeze_site(
+            "k", layers=setting.lens.key_layers(segment.layers), position=position
+        ),
+    ),
 )

@@ -152,10 +152,8 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
         return []
     until = {layer: torch.cat([one for at, one in written.items() if at <= layer]) for layer in layers}
     spans = {layer: torch.linalg.qr(columns.T.double())[0].float() for layer, columns in until.items()}
-    means = {
-        layer: setting.mean_ordinary(x)[0, 0]
-        for layer, x in setting.baseline_tensors("resid_post", layers=layers).items()
-    }
+    states = setting.baseline_tensors("resid_post", layers=layers)
+    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in states.items()}
 
     def removed(x: Tensor, span: Tensor, layer: int) -> Tensor:
         """The stream without its part in a span beyond the mean."""

@@ -205,7 +205,9 @@ def _step_nodes(
             },
         }
         for kind, told in values.items():
-            span = _layer_label(*(growth.layers if kind in ("neurons", "dimension") else growth.reads))
+            first, last = growth.layers if kind in ("neurons", "dimension") else growth.reads
+            span = f"layer {first}" if first == last else f"layers {first}–{last}"
+            span = span if first <= last else "no growth step"
             yield {"id": f"{kind}:{growth.step}", "kind": kind, "step": growth.step, "layers": span} | told
 
 
@@ -288,13 +290,6 @@ def _values_in_layers(table: pd.DataFrame | None, column: str, position: int, la
     if table is None:
         return []
     return table.loc[table["layer"].between(*layers) & (table["sink_position"] == position), column].tolist()
-
-
-def _layer_label(first: int, last: int) -> str:
-    """Name a range of layers: "layer 3", "layers 3–5", or "no growth step" for an empty range."""
-    if last < first:
-        return "no growth step"
-    return f"layers {first}–{last}" if last > first else f"layer {first}"
 
 
 def _row_dicts(table: pd.DataFrame) -> list[dict[str, Any]]:

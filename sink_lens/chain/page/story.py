@@ -80,20 +80,20 @@ _NEEDED = {
     "summary": ["quantity", "value"],
     "links": ["link", "statistic", "ci_low", "ci_high"],
     "effects": [
-        "link",
-        "edit",
-        "share",
-        "ci_low",
-        "ci_high",
-        "control_largest",
-        "is_primary",
-        "read_layers",
-        "position",
+        *("link", "edit", "position", "read_layers", "is_primary"),
+        *("share", "ci_low", "ci_high", "control_largest"),
     ],
     "dimensions": ["layer", "sink_position", "dimension", "is_outlier"],
     "maker_sets": ["set", "control_of", "target", "ci_low"],
 }
 """Table -> the columns without which it supports no sentence."""
+
+
+def has_interventions(run: Run) -> bool:
+    """Check whether the run made interventions: they were switched on, and there is a sink to remove."""
+    links = run.optional("links", columns=["verdict"])
+    without = links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
+    return bool(run.config.get("interventions")) and not without
 
 
 def headline(story: Story) -> list[str]:
@@ -260,17 +260,15 @@ class LinkRow:
     """Sentences of ``findings.link_remarks``, on the primary statistic."""
 
 
-def recorded_setting(run: Run, name: str) -> Any:
-    """Return the threshold or option ``name`` from a run's configuration or provenance; None if it is not recorded."""
+def recorded_number(run: Run, name: str) -> float | None:
+    """Return the number ``name``, such as a threshold, from a run's configuration or its provenance.
+
+    It is None if neither has it, or if what they have is not a number.
+    """
     for held in (run.config, run.provenance.get("thresholds"), run.provenance):
         if isinstance(held, Mapping) and held.get(name) is not None:
-            return held[name]
+            return float(held[name]) if isinstance(held[name], (int, float)) else None
     return None
-
-
-def float_or_none(value: Any) -> float | None:
-    """Return the value as a float; None if it is not a number."""
-    return float(value) if isinstance(value, (int, float)) else None
 
 
 def find_story(run: Run) -> Story:
@@ -278,8 +276,11 @@ def find_story(run: Run) -> Story:
     model = run.provenance.get("model") or run.config.get("model") or "a model without a name"
     if isinstance(model, Mapping):
         model = model.get("name") or next(iter(model.values()), "a model without a name")
-    minimum = float_or_none(recorded_setting(run, "min_sink_rate")) or 0.05
-    position, others, rate = _strongest_sink(run, minimum)
+    minimum = recorded_number(run, "min_sink_rate") or 0.05
+    rates = sink_rates(run)
+    position = max(rates, key=lambda place: rates[place]) if rates else None
+    rate = None if position is None else rates[position]
+    others = tuple(place for place in rates if place != position and rates[place] >= minimum)
     summary = run.optional("summary", columns=["quantity", "value", "ci_low", "ci_high"])
     bounds = having = None
     if summary is not None:
@@ -305,7 +306,7 @@ def find_story(run: Run) -> Story:
         sink_rate=rate,
         sink_interval=bounds,
         having=having,
-        threshold=float_or_none(recorded_setting(run, "threshold")),
+        threshold=recorded_number(run, "threshold"),
         min_sink_rate=minimum,
         dimensions=None if dimensions is None else outlier_dimensions(dimensions, position),
         lasting=None
@@ -314,19 +315,6 @@ def find_story(run: Run) -> Story:
         steps=found,
         super_neurons=None if neurons is None else _super_neuron_names(neurons, position),
     )
-
-
-def _strongest_sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ...], float | None]:
-    """Return the position with the highest sink rate, other positions with at least ``minimum``, and that highest rate.
-
-    The position and the rate are None if the run has no rates.
-    """
-    rates = sink_rates(run)
-    if not rates:
-        return None, (), None
-    position = max(rates, key=lambda place: rates[place])
-    others = tuple(place for place in rates if place != position and rates[place] >= minimum)
-    return position, others, rates[position]
 
 
 def outlier_dimensions(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:

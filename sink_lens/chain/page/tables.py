@@ -6,7 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sink_lens.chain.page.story import ablation_sample_text, find_story, format_edit_name, link_rows, named_links
+from sink_lens.chain.page.story import (
+    ablation_sample_text,
+    find_story,
+    format_edit_name,
+    has_interventions,
+    link_rows,
+    named_links,
+)
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Listed, PageTable, ci_texts, largest_first, page_table, rest_note, table_maker
@@ -67,9 +74,8 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
 
 def _effect_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of the interventions on the links, with their controls."""
-    table = read_intervention_table(
-        run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"]
-    )
+    columns = ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"]
+    table = read_intervention_table(run, "effects", columns)
     titles = {link.name: link.words for link in named_links(run)}
     shown = table.assign(
         link=[titles.get(name, name_in_words(str(name))) for name in table["link"]],
@@ -178,13 +184,6 @@ def _placement_table(run: Run) -> tuple[str, PageTable]:
         "without isolation."
     )
     return see, page_table(table, heads)
-
-
-def has_interventions(run: Run) -> bool:
-    """Check whether the run made interventions: they were switched on, and there is a sink to remove."""
-    links = run.optional("links", columns=["verdict"])
-    without = links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
-    return bool(run.config.get("interventions")) and not without
 
 
 def _super_neuron_table(run: Run) -> tuple[str, PageTable]:

@@ -8,15 +8,8 @@ from matplotlib.figure import Figure
 
 from sink_lens.chain.page import circuit, figures
 from sink_lens.chain.page.first_screen import first_screen
-from sink_lens.chain.page.story import (
-    Story,
-    find_story,
-    float_or_none,
-    headline,
-    recorded_setting,
-    title,
-)
-from sink_lens.chain.page.tables import TABLES, has_interventions, read_intervention_table
+from sink_lens.chain.page.story import Story, find_story, has_interventions, headline, recorded_number, title
+from sink_lens.chain.page.tables import TABLES, read_intervention_table
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Page, largest_first, paper_figure, table_reader
@@ -121,21 +114,13 @@ def _layers_to_draw(z: pd.DataFrame, story: Story) -> list[int]:
 
 def _neuron_figure(run: Run) -> tuple[str, Figure]:
     """Return the caption and the figure of every neuron of the growth layers at the sink token."""
-    columns = [
-        "layer",
-        "neuron",
-        "sink_position",
-        "contribution",
-        "spike_ratio",
-        "gate_norm_rank",
-        "up_norm_rank",
-        "is_super",
-    ]
+    columns = ["layer", "neuron", "sink_position", "contribution", "spike_ratio", "is_super"]
+    columns += ["gate_norm_rank", "up_norm_rank"]
     position = studied_position(run)
     table = run.need("neurons", columns=columns).query("sink_position == @position")
     if not len(table):
         raise RunError("no growth step was found, so there are no neurons to show.")
-    share = float_or_none(recorded_setting(run, "super_share"))
+    share = recorded_number(run, "super_share")
     chosen = table.loc[table["is_super"].eq(True)]
     ranks = np.fmin(chosen["gate_norm_rank"].to_numpy(float), chosen["up_norm_rank"].to_numpy(float))
     see = "Every neuron of the growth layers at the sink token; super neurons are triangles"
@@ -216,7 +201,6 @@ def _variance_rows(run: Run) -> pd.DataFrame:
 
 
 def _circuit_edges(run: Run) -> pd.DataFrame:
-    """Return the edges of the trace's circuit, one row each."""
     return circuit.chain_circuit(run).edges
 
 
@@ -277,15 +261,8 @@ def _amplification_figure(run: Run) -> tuple[str, Figure]:
 
 def _mediation_figure(run: Run) -> tuple[str, Figure]:
     """Return the caption and the figure of the share of the sink that survives each freeze."""
-    columns = [
-        "intervention",
-        "frozen",
-        "step",
-        "layers_from",
-        "layers_to",
-        "surviving_share",
-        "control_surviving_share",
-    ]
+    columns = ["intervention", "frozen", "step", "layers_from", "layers_to"]
+    columns += ["surviving_share", "control_surviving_share"]
     table = read_intervention_table(run, "mediation", columns)
     most = table.loc[table["frozen"] != "z"].groupby("frozen", sort=False)["surviving_share"].max()
     leaving = [str(name) for name, share in most.items() if share > ANOTHER_PATH]
