@@ -24,10 +24,9 @@ from einops import einsum
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from ..engine.gradients import add_zero
+from ..engine.gradients import add_zero, keep_tensor
 from ..models.running import exclusive_use
 from .circuit import Circuit
-from .rules import keep_tensor
 from .stream import gradient_before_norm, hook_name_of
 
 MOST_HEADS, LONGEST, MOST_PARTS = 24, 128, 6

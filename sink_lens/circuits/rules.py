@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engine.gradients import keep_tensor
 from ..models.lens import LensModel
 from ..models.weights import Norm
 from .stream import Weights, hook_name_of
@@ -27,7 +28,7 @@ TEMPERATURE = 2.0
 
 
 def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..., Any]]]:
-    """Return hooks that, in the backward pass alone, hold the norms' divisors and smooth the softmax of attention."""
+    """Return hooks by which the backward pass takes norms' divisors as constant, and smooths attention's softmax."""
     seen: dict[Any, Tensor] = {}
     found: list[tuple[str, Callable[..., Any]]] = []
     norms: dict[str, Norm | None] = {"ln_final": weights.final_norm}  # parallel blocks have one for both readers
@@ -42,11 +43,6 @@ def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..
         found.append((hook_name_of(lens, "scores", layer), partial(keep_tensor, into=seen, key=layer)))
         found.append((hook_name_of(lens, "pattern", layer), partial(_with_smooth_softmax, seen=seen, key=layer)))
     return found
-
-
-def keep_tensor(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -> None:
-    """Hook that stores ``x``, the tensor of its hook point, in the mapping ``into`` under ``key``."""
-    into[key] = x
 
 
 def _with_fixed_divisor(out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm: Norm) -> Tensor:

@@ -72,6 +72,11 @@ def add_zero(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], ke
     return x + into[key]
 
 
+def keep_tensor(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -> None:
+    """Store a hook's tensor in ``into`` under ``key``, with its gradient."""
+    into[key] = x
+
+
 def run_with_hooks(
     lens: LensModel, batch: TokenBatch, *, metric: Metric, hooks: list[Any], sequences: slice = slice(None)
 ) -> Outcome:
