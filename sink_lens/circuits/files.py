@@ -79,7 +79,7 @@ class SavedCircuit:
         if lost := sorted(set(self.graph.names[self.chosen].tolist()) - set(names)):
             raise InputError(
                 f"the circuit has {len(lost)} edges that the model lacks, such as {lost[0]}: it is one of "
-                f"{_size_text(self.graph)}, and the model has {_size_text(graph)}. Need a circuit of this model"
+                f"{_sizes_text(self.graph)}, and the model has {_sizes_text(graph)}. Need a circuit of this model"
             )
         there = at >= 0
         scores, chosen = np.where(there, self.scores[at], 0.0), there & self.chosen[at]
@@ -127,7 +127,7 @@ class SavedCircuit:
         return path
 
 
-def _size_text(graph: Graph) -> str:
+def _sizes_text(graph: Graph) -> str:
     """Return a graph's numbers of layers and heads as words, for errors about a file of another model."""
     return f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
 
@@ -200,7 +200,7 @@ def _circuit_from_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircui
         spans=tuple(dict.fromkeys(name.partition("@")[2] for name in names)),
     )
     if names != graph.names.tolist():
-        raise ValueError(f"its {len(names)} edges are not all edges of {_size_text(graph)}")
+        raise ValueError(f"its {len(names)} edges are not all edges of {_sizes_text(graph)}")
     chosen, scores = frame["in_circuit"].to_numpy(bool), frame["score"].to_numpy(float)
     return SavedCircuit(graph=graph, scores=scores, chosen=chosen)
 
@@ -226,7 +226,7 @@ def _circuit_from_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit
         nodes |= {f"m{layer}" for layer in range(graph.n_layers)}
     known = [writer.name for writer in graph.writers]
     if unknown := sorted(nodes - set(known)):
-        raise ValueError(f"{unknown[0]!r} is no node of the model, which has {_size_text(graph)}")
+        raise ValueError(f"{unknown[0]!r} is no node of the model, which has {_sizes_text(graph)}")
     return SavedCircuit(graph=graph, scores=scores, chosen=edges_between(graph, np.isin(known, sorted(nodes))))
 
 

@@ -196,10 +196,10 @@ class Graph:
 
     def n_writers_before(self, reader: int) -> int:
         """Return how many writers come before the reader with this index; they are the first of ``writers``."""
-        return self._before[reader]
+        return self._writer_counts[reader]
 
     @cached_property
-    def _before(self) -> tuple[int, ...]:
+    def _writer_counts(self) -> tuple[int, ...]:
         """For each reader, the number of writers that come before it."""
         stages = np.array([writer.stage for writer in self.writers])
         return tuple(int(np.searchsorted(stages, reader.stage)) for reader in self.readers)
@@ -207,14 +207,14 @@ class Graph:
     @cached_property
     def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Three arrays with an entry per edge: the indices of its span, its writer and its reader."""
-        mask = np.arange(len(self.writers))[:, None] < np.array(self._before)[None]
+        mask = np.arange(len(self.writers))[:, None] < np.array(self._writer_counts)[None]
         found = np.nonzero(np.broadcast_to(mask, (len(self.spans), *mask.shape)))
         return found[0], found[1], found[2]
 
     @property
     def n_edges(self) -> int:
         """Number of edges."""
-        return len(self.spans) * sum(self._before)
+        return len(self.spans) * sum(self._writer_counts)
 
     @cached_property
     def names(self) -> np.ndarray:
@@ -246,7 +246,7 @@ class Graph:
         return found
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
-        """Return values, one an edge, as an array [span writer reader] that is 0 where there is no edge."""
+        """Return values, one per edge, as an array [span writer reader] that is 0 where there is no edge."""
         found = np.zeros((len(self.spans), len(self.writers), len(self.readers)), dtype=values.dtype)
         found[self.ends] = values
         return found

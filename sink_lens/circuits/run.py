@@ -168,15 +168,11 @@ class _Request:
         return {"code": metric_config(self.metric)["code"]} if ":" in self.config.metric_name else {}
 
     @property
-    def core_ablations(self) -> tuple[Ablation, ...]:
-        """The further ablations under which edges are scored to find the core; empty unless ``core`` is asked for."""
-        able = _CORE[1:] if self.config.task == "text" else _CORE
-        return tuple(one for one in able if one != self.config.used_ablation) if self.config.core else ()
-
-    @property
     def ablation_by_scores(self) -> Mapping[str, Ablation]:
-        """Name of each set of scores in the folder -> its ablation: the run's own, and those of the core."""
-        return {"scores": self.config.used_ablation, **{f"scores-{one}": one for one in self.core_ablations}}
+        """Name of each set of scores in the folder -> its ablation: the run's own first, then those of the core."""
+        own, able = self.config.used_ablation, _CORE[1:] if self.config.task == "text" else _CORE
+        others = (one for one in able if one != own) if self.config.core else ()
+        return {"scores": own, **{f"scores-{one}": one for one in others}}
 
     def make_runs(self, ablation: Ablation) -> Runs:
         """Run the task's pairs, clean and with all edges replaced under this ablation.
@@ -303,9 +299,9 @@ def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[
     def compute_core() -> pd.DataFrame:
         """Compute the table ``core``; edges are scored under the other ablations for it."""
         others: dict[str, Circuit] = {}
-        for one in asked.core_ablations:
+        for name, one in list(asked.ablation_by_scores.items())[1:]:
             again = asked.make_runs(one)
-            again_scores = score_edges(again, config, writer=writer, name=f"scores-{one}", progress=progress)
+            again_scores = score_edges(again, config, writer=writer, name=name, progress=progress)
             others[one] = replace(circuit, runs=again, scores=again_scores).with_size(circuit.size)
         return core_table(circuit, others, pairs=pairs, progress=progress)
 

@@ -208,7 +208,7 @@ def path_patch(
 def make_frozen_edits(
     lens: LensModel, *, sender: Part, receiver: Part, baseline: Mapping[tuple[str, int], Tensor], which: Frozen
 ) -> list[Edit]:
-    """Return edits that keep the outputs of all sublayers (or of attention) between the two at ``baseline`` values."""
+    """Return edits that hold what attention, or every sublayer, writes between both parts at ``baseline`` values."""
     found = []
     for name, (first, last) in _SUBLAYER.items():
         if which == "attention" and name == "mlp_out":
@@ -252,7 +252,6 @@ def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
 
 
 def _only_layer(part: Part) -> int:
-    """Return the layer of a part that has only one."""
     assert part.layers is not None  # ``_read_part`` refuses it
     return part.layers[0]
 
