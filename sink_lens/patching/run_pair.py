@@ -123,7 +123,7 @@ class RunPair:
 
     def nan_where_short(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
         """Return ``values``, one per sequence, with nan for each sequence that is too short to have the part."""
-        short = self.run.lengths < replace_full_axes_by_none(part, sizes=self.sizes).tokens
+        short = self.run.lengths < replace_full_axes_by_none(part, sizes=self.sizes).n_tokens_needed
         return values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
 
     def edit_maker(self, config: PatchConfig) -> MakesEdit | None:
