@@ -93,7 +93,7 @@ def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothin
     assert (header.n_layers, header.n_heads, header.n_context) == (lens.n_layers, lens.n_heads, lens.n_context)
     assert header.family == lens.family
     for axes in ("batch position head d_head", "batch position kv_head d_head", "batch position d_mlp"):
-        assert axis_sizes(header, axes, n_positions=5) == lens.sizes(axes, n_positions=5)
+        assert axis_sizes(header, axes, n_positions=5) == lens.axis_sizes(axes, n_positions=5)
     assert "converted first" not in shown(estimate_cost(TraceConfig(model=str(gguf), sequences=6, length=16), of_trace))
 
 

@@ -186,7 +186,7 @@ def bytes_to_capture(
     numbers = 0
     for site in (SITES[name] for name in sites):
         for layer in layers if site.per_layer else (None,):
-            sizes = lens.sizes(site.axes, n_positions=batch.n_positions, layer=layer)
+            sizes = lens.axis_sizes(site.axes, n_positions=batch.n_positions, layer=layer)
             if positions is not None:
                 sizes = [
                     len(positions) if name == "position" else size

@@ -210,7 +210,7 @@ class _LayerRuns:
         zeros = {}
         for site in _SITES.values():
             if site in sites_of(lens.family) and layer in lens.layers_with(site):
-                size = lens.sizes(SITES[site].axes, n_positions=1, layer=layer)
+                size = lens.axis_sizes(SITES[site].axes, n_positions=1, layer=layer)
                 zeros[site] = torch.zeros(n, *size, device=leaf.device, requires_grad=True, dtype=torch.float32)
         visits = {
             (site, layer): Visit(edits=[(cell, lambda x, zero=zero: x + zero.to(x.dtype)) for cell in range(n_points)])

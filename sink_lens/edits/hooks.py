@@ -253,7 +253,7 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
                 if name is not None:
                     check_layers_have_site(lens, one.layers or (), site=name)
         used, layers = [f"{name}s" for name in site.axis_names], one.layers or lens.layers_with(one.site)
-        every = [lens.sizes(site.axes, n_positions=n_positions, layer=layer) for layer in layers]
+        every = [lens.axis_sizes(site.axes, n_positions=n_positions, layer=layer) for layer in layers]
         for axis, name, sizes in zip(site.axes.split()[1:], used, zip(*every, strict=True), strict=True):
             for index in getattr(one, name) or ():
                 check_index(_SPOKEN.get(axis, axis).replace("_", "-"), index, min(sizes), of=one.label)

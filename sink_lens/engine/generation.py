@@ -172,7 +172,7 @@ def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: 
         if one.reads is not None or one.keys is not None or max(one.positions or (0,)) >= n_prompt:
             return False
         for layer in one.edited_layers(lens.n_layers):
-            numbers += prod(lens.sizes(SITES[one.site].axes, n_positions=n_prompt + n_new, layer=layer))
+            numbers += prod(lens.axis_sizes(SITES[one.site].axes, n_positions=n_prompt + n_new, layer=layer))
     return 2 * numbers * lens.dtype.itemsize <= _MOST_HELD  # before and after each edit
 
 

@@ -31,7 +31,10 @@ class HeaderReader(GGUFReader):
     """A GGUF reader that skips the contents of lists, such as the vocabulary, to save time."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
-        """Read the field of ``raw_type`` at byte ``orig_offs`` as (size, parts, data indices, types); skip lists."""
+        """Read a field of the header as the base class does, except that a list's entries are left out.
+
+        Return the field's size in bytes, its parts, the indices of those parts that hold data, and its types.
+        """
         if GGUFValueType(raw_type) != GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
         order, held = ">" if self.endianess == GGUFEndian.BIG else "<", self.data.data  # memoryview

@@ -99,7 +99,7 @@ class LensModel:
         """Check whether layers differ in the size of one of these axes (``SITES[name].axes``)."""
         if not self.family.own_sizes:
             return False
-        return len({self.sizes(axes, n_positions=1, layer=layer) for layer in range(self.n_layers)}) > 1
+        return len({self.axis_sizes(axes, n_positions=1, layer=layer) for layer in range(self.n_layers)}) > 1
 
     @property
     def d_mlp(self) -> int:
@@ -130,7 +130,7 @@ class LensModel:
             return None
         return expert_width(self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}"))
 
-    def sizes(self, axes: str, *, n_positions: int, layer: int | None = None) -> tuple[int, ...]:
+    def axis_sizes(self, axes: str, *, n_positions: int, layer: int | None = None) -> tuple[int, ...]:
         """Return the size of each of these axes (``SITES[name].axes``) in a layer, without the axis of sequences.
 
         Axes of positions have ``n_positions`` entries. Without a layer, each size is the smallest of any layer.
@@ -216,7 +216,7 @@ class LensModel:
         return tuple(sorted({layer_of_keys(self.config, layer=layer) for layer in layers}))
 
     def family_of_layer(self, layer: int) -> Family:
-        """Return the family's names and conventions for one layer; in a hybrid the layer may lack attention."""
+        """Return the family's row for one layer; a layer without attention, in a hybrid, has a row of its own."""
         if not self.family.in_mixer_layers or layer in self.attention_layers:
             return self.family
         return self.family.row_without_attention

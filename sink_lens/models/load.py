@@ -262,7 +262,7 @@ def _find_or_convert_folder(name: str, announce: Callable[[str], None] | None) -
 
 
 def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
-    """Return a text that says why model ``name`` in ``folder`` (None: on the hub) cannot be loaded, after ``error``."""
+    """Return an error's text for a model that ``folder`` (None: the hub) does not give, because of ``error``."""
     reason = first_line_of_error(error)
     if folder is None:
         return (

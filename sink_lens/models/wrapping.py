@@ -62,7 +62,7 @@ def wrap(
     mode, but every measurement runs in eval mode.
 
     A model with adapters of peft (a ``PeftModel``, or adapter layers inside) is measured as a copy into which they are
-    merged (``adapters``): that takes the memory of the adapted layers once more, and is said first.
+    merged (``adapters``): that takes the memory of the adapted layers once more, which a warning says first.
 
     Args:
         model: the model object.

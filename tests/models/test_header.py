@@ -27,7 +27,7 @@ def test_headers_have_the_sizes_and_the_sites_of_the_model(family, tmp_path):
     assert sites_of(header.family) == sites_of(lens.family)
     assert header.family.architecture == lens.family.architecture
     for axes in ("batch position head d_head", "batch position kv_head d_head", "batch position d_mlp"):
-        assert axis_sizes(header, axes, n_positions=5) == lens.sizes(axes, n_positions=5)
+        assert axis_sizes(header, axes, n_positions=5) == lens.axis_sizes(axes, n_positions=5)
     if family != "apertus":  # whose activations have constants in the files
         assert header.n_weights == model.num_parameters()
     assert header.n_vocab == model.get_input_embeddings().weight.numel()

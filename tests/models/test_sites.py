@@ -133,7 +133,9 @@ def test_every_site_has_the_sizes_of_its_axes(family):
     for site, layer in found:
         here = sizes | GEMMA4[layer] if family == "gemma4" else sizes
         assert found[site, layer].shape == tuple(here[axis] for axis in SITES[site].axes.split()), site
-        assert found[site, layer].shape[1:] == lens(family).sizes(SITES[site].axes, n_positions=LENGTH, layer=layer)
+        assert found[site, layer].shape[1:] == lens(family).axis_sizes(
+            SITES[site].axes, n_positions=LENGTH, layer=layer
+        )
 
 
 @EVERY
