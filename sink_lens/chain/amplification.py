@@ -80,7 +80,7 @@ def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
 
 
 def strongest_amplification_edit(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) -> Edit | None:
-    """Return the edit, made with ``means``, of the row of ``curve`` with most attention; None if no factor adds any."""
+    """Make the amplification that gives the target most attention in ``curve``; None if no factor adds any."""
     if not len(curve):
         return None
     top = curve.query("centre != 'none'").nlargest(1, "mass").iloc[0]

@@ -56,7 +56,9 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
 
 
 def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
-    """Return the ids of ``token``: a number is the id itself; a text has all ids that read so, or so after a space.
+    """Return the ids of all tokens that the text ``token`` names; a text of digits is an id itself.
+
+    A text names the tokens that read like it, and those that read like it after a space.
 
     Raises:
         InputError: the id is outside the vocabulary, no id has this text, or the model has no tokenizer.
@@ -83,7 +85,7 @@ def _token_label(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None
 
 
 def _cut_at_places(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str) -> Occurrences:
-    """Cut the tokens around each (sequence, position) of ``places``, into at most as many rows as ``batch`` has.
+    """Make a row of the tokens around each (sequence, position) of ``places``, at most as many as ``batch`` has.
 
     ``ids`` and the token's ``text`` are stored in the result; an error quotes the text.
     """

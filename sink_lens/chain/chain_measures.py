@@ -108,7 +108,7 @@ class _Rows:
 
 
 def _add_attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: Sequence[float], valid: Tensor) -> None:
-    """Add attention to position 0 to ``rows``, with a sink rate per threshold in ``levels``, and S2 by position.
+    """Add to ``rows`` the attention to position 0, a sink rate for each threshold in ``levels``, and S2 by position.
 
     The readings are in ``panel``; ``valid`` is False at padding.
     """

@@ -81,9 +81,9 @@ class Statistic:
 
 
 def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
-    """Make the evidence from the readings in ``panel``: split growth by neurons and choose super neurons.
+    """Split the growth that ``panel`` measured by neurons, choose the super neurons, and return all this as evidence.
 
-    Super neurons are chosen on all sequences that are not set aside to test them.
+    Super neurons are chosen on the sequences that are not set aside to test them, or on all if none is left.
     """
     test = set(sequences_to_test(panel.n_sequences, config=config))
     chosen = [one for one in range(panel.n_sequences) if one not in test] or list(range(panel.n_sequences))
@@ -113,7 +113,7 @@ def why_too_short(panel: Panel) -> str:
 
 
 def undefined_without_growth_step(evidence: Evidence, name: str) -> Statistic | None:
-    """Make the statistic ``name`` without a value if ``evidence`` has no growth step (no super neurons); else None."""
+    """Make the statistic ``name`` without a value if there is no growth step, so that no neuron is super; else None."""
     if evidence.panel.location.steps:
         return None
     short = why_too_short(evidence.panel)
@@ -121,7 +121,7 @@ def undefined_without_growth_step(evidence: Evidence, name: str) -> Statistic | 
 
 
 def s2_ratio_at_other_positions(std: Tensor, panel: Panel) -> float:
-    """Return the null of an S2 ratio: the 95th percentile of S2 (``std``) at other positions, over their median."""
+    """Return the 95th percentile, over other positions, of S2 (``std``) over their median: a null of the S2 ratio."""
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     if not others.any():
         return math.nan

@@ -36,11 +36,11 @@ def batch_in_other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: 
 def align_sinks(
     batch: TokenBatch, rate: Float[Tensor, "layer batch key"], *, position: int, min_sink_rate: float
 ) -> TokenBatch | None:
-    """Cut each sequence so that its own sink stands at one common position; None if not needed or not possible.
+    """Cut each sequence so that its own sink stands at one common position, since a delimiter may stand anywhere.
 
-    It is needed if sequences have sinks (a ``rate``, mean over layers, of ``min_sink_rate`` or more), but at other
-    positions than ``position``: a delimiter may draw attention wherever it stands. Sequences are left out if their sink
-    has too few tokens before or after it. It is not possible with BOS, or if fewer than half of the sequences are left.
+    Sequences are left out if their sink has too few tokens before or after it. The result is None if no cut is needed:
+    the sequences have no sinks (a ``rate``, mean over layers, of ``min_sink_rate`` or more), or have them at
+    ``position``. It is also None with BOS, or if fewer than half of the sequences are left.
     """
     of_sequence = rate.nanmean(0).nan_to_num(0.0)
     typical = float(of_sequence.max(1).values.mean())
@@ -62,7 +62,7 @@ def find_sinks_elsewhere(rate: Float[Tensor, "layer batch key"], *, position: in
     """Find the sequences whose sink is not at ``position``: index of the sequence -> position of its sink.
 
     In such a sequence the sink ``rate`` at ``position`` is under half of its mean over sequences, and another position
-    reaches that half. The result is empty if half of the sequences or more are such.
+    reaches that half. If half of the sequences or more are like that, the result is empty.
     """
     of_sequence = rate.nanmean(0).nan_to_num(0.0)
     least = float(of_sequence[:, position].mean()) / 2
@@ -90,9 +90,9 @@ def mask_sequences_with_sink(
 
 
 def find_marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tensor, " batch"]]:
-    """Find the position that ``sink_mask`` marks most often in ``batch``; mark the sequences in which it is a sink.
+    """Return the position that ``sink_mask`` marks most often, and a mask of ``batch``'s sequences with a sink there.
 
-    No sequence is marked if less than half of all marked tokens stand at that position.
+    No sequence is in the mask if less than half of all marked tokens stand at that position.
     """
     marked = sink_mask(lens, batch)
     counts = marked.sum(0)

@@ -62,7 +62,7 @@ def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVEN
 
 
 def _compare_with_bars(low: float, high: float, *, bars: Sequence[float]) -> Verdict:
-    """Return *holds* if ``low`` is over all ``bars``, *fails* if ``high`` is under one, else *undecided*; skip nan."""
+    """Return *holds* if ``low`` is above all ``bars``, *fails* if ``high`` is below one, else *undecided*; skip nan."""
     known = [bar for bar in bars if not math.isnan(bar)]
     if all(low > bar for bar in known):
         return "holds"
@@ -97,8 +97,8 @@ def link_answers(
     Args:
         primary: the link's primary statistic.
         floor: what its interval must lie over.
-        effects: the effect of the link's intervention, and that of mean ablating what it leads to, None where there
-            was nothing to intervene on; None where no interventions were made.
+        effects: the rows of the link's intervention and of the mean ablation of what it leads to, each None if there
+            was nothing to intervene on. If no interventions were made, there are no rows, and it is None.
         has_sink: whether there is a sink; if not, only *present* has an answer.
         starts: whether what the link starts from is there, in a model without a sink.
         can_tell_sinks: whether the sequences can show a sink at all; if not, nothing is answered no.
@@ -164,7 +164,7 @@ def link_table(
     Args:
         evidence: what was measured.
         random_init: the random-init baseline's values.
-        effects: the interventions; None where none were made, and the verdict is what is measured, not tested.
+        effects: the interventions; None if none were made: the verdict is then on what was measured, not tested.
         length: positions of the sequences.
         links: the chain.
     """

@@ -97,7 +97,7 @@ class Location:
         return (lasting, brief) if lasting else (brief, [])
 
     def feeding_layers(self, attention: Sequence[int]) -> tuple[int, ...]:
-        """Return those of the layers with ``attention`` up to the first growth layer; see ``locate.feeding_layers``."""
+        """Return those of the layers with ``attention`` whose attention comes before the growth."""
         return feeding_layers(self.growth_layers, attention=attention)
 
     def entering_dimensions(self, layer: int) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def parse_location(text: str) -> Location:
 def feeding_layers(growth: tuple[int, ...], *, attention: Sequence[int]) -> tuple[int, ...]:
     """Return the layers whose attention comes before the growth: those of ``attention`` up to the first of ``growth``.
 
-    Without growth, it is the first quarter of the layers with attention (``attention``). In a hybrid there may be none.
+    Without growth, they are the first quarter of ``attention``, the layers that have attention. A hybrid may have none.
     """
     if growth:
         return tuple(layer for layer in attention if layer <= growth[0])
@@ -182,11 +182,11 @@ def find_outlier_dimensions(
     thresholds: Thresholds | Question,
     typical: Float[Tensor, " d_model"] | None = None,
 ) -> tuple[int, ...]:
-    """Find a token's (``state``) outlier dimensions, strongest first: the fewest with ``energy_frac`` of its energy.
+    """Find the outlier dimensions of a token in its stream (``state``), the strongest first.
 
-    There are none if its mean dominance ratio over sequences is under ``dominance_threshold``, or if more than
-    ``max_outliers`` are needed. If the ``typical`` magnitudes at other tokens are given, dimensions that are large
-    there too are set to 0 first.
+    They are the fewest dimensions with ``energy_frac`` of its energy. There are none if its mean dominance ratio over
+    sequences is under ``dominance_threshold``, or if more than ``max_outliers`` are needed. If the ``typical``
+    magnitudes at other tokens are given, dimensions that are large there too are set to 0 first.
     """
     while True:
         found = outlier_dimensions(state.double().square().mean(0), energy_frac=thresholds.energy_frac)
@@ -203,7 +203,7 @@ def find_outlier_dimensions(
 def _mark_common_dimensions(
     state: Float[Tensor, "batch d_model"], typical: Float[Tensor, " d_model"]
 ) -> Bool[Tensor, " d_model"]:
-    """Mark the dimensions nearly as large at other tokens (``typical``) as in the studied token (``state``)."""
+    """Mark the dimensions that are at least half as large at other tokens (``typical``) as in ``state``."""
     return typical >= _COMMON * state.abs().mean(0)
 
 
@@ -226,8 +226,8 @@ def find_location(
         states: the token's residual stream before layer 0, then after each layer.
         thresholds: those of the growth (``find_growth_steps``) and of outlier dimensions (``find_outlier_dimensions``).
         typical: magnitude of each dimension at a typical other token, in the layers of ``states``.
-        forced: growth steps to use instead of finding them (for the random-init baseline), where every layer then has
-            its strongest dimension as its outlier dimension.
+        forced: growth steps to take instead of finding them, for the random-init baseline. Each layer's strongest
+            dimension is then its outlier dimension.
     """
     own = [None] * len(states) if typical is None or forced is not None else list(typical)
     if forced is not None:
@@ -297,7 +297,7 @@ def _find_runs_of_writing_layers(
 def _strongest_dimension(
     state: Float[Tensor, "batch d_model"], *, typical: Float[Tensor, " d_model"] | None = None
 ) -> int:
-    """Return the dimension of ``state`` with the most energy; one as large at other tokens (``typical``) comes last."""
+    """Return the dimension of ``state`` with most energy, if possible one that is small at a ``typical`` token."""
     energy = state.double().square().mean(0)
     if typical is not None and not bool((common := _mark_common_dimensions(state, typical)).all()):
         energy = energy.masked_fill(common, -1.0)

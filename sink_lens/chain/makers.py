@@ -97,9 +97,9 @@ class Makers:
 
 
 def choose_makers_target(setting: Setting, *, lacks_sink: bool) -> Target | None:
-    """Choose the quantity whose makers are searched: the sink; if ``lacks_sink``, sink logits or outlier dimensions.
+    """Choose the quantity whose makers are searched: the sink, or in a model that ``lacks_sink`` what it has instead.
 
-    It is None if the model has none of the three.
+    That is its sink logits, else its outlier dimensions; None if it has neither.
     """
     if not lacks_sink:
         return "sink"
@@ -242,7 +242,7 @@ def _find_silenced_neurons(
 def _shortest_prefix_length(removed: Callable[[int], float], *, goal: float, most: int) -> int:
     """Find how many of the strongest parts it takes to remove the share ``goal``; 0 if ``most`` parts do not.
 
-    ``removed`` gives the share that a number of parts removes; the number is doubled, then halved.
+    ``removed`` gives the share that a number of parts removes. The number is searched by doubling, then by bisection.
     """
     size = 1
     while size < most and removed(size) < goal:
@@ -278,7 +278,7 @@ def _thin_out(
 
 
 def _parts_before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[Maker]) -> list[Maker]:
-    """Return the ``parts`` of ``ranking`` before the last fall of effects by ``GAP``; [] if it is before ``chosen``."""
+    """Return the ``parts`` before the last gap (``GAP``) of ``ranking``; [] unless a gap comes after all ``chosen``."""
     effects = ranking["integrated"].to_numpy()
     order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
     least = max((number for number, place in enumerate(order) if parts[place] in chosen), default=0) + 1
@@ -378,8 +378,8 @@ def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
 def maker_tables(found: Makers | None, testing: Setting, *, progress: bool = False) -> dict[str, pd.DataFrame]:
     """Make two tables: ``makers``, with a row per part, and ``maker_sets``, with a row per set and random set.
 
-    The makers were ``found`` on other sequences than those of ``testing``, on which each set is ablated, and so are the
-    super neurons. Both tables are empty if no makers were searched (None).
+    The sets of makers that were ``found``, and the super neurons, are ablated on the sequences of ``testing``, which
+    are others than those of the search. Both tables are empty if no makers were searched (None).
     """
     if found is None:
         return {name: pd.DataFrame(columns=column_names("trace", name)) for name in ("makers", "maker_sets")}
@@ -402,7 +402,7 @@ def read_makers(table: pd.DataFrame) -> tuple[Maker, ...]:
 
 
 def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
-    """Make the table ``makers`` of those ``found``: the top of the ranking, and parts of a set or in ``supers``."""
+    """Make the table ``makers``: the top of the ranking, and all parts that are in a set ``found`` or in ``supers``."""
     members = {part for some in found.sets.values() for part in some} | set(supers)
     rows = []
     for row in found.ranking.to_dict("records"):

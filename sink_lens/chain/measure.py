@@ -145,9 +145,10 @@ def scout(
 ) -> Location:
     """Locate the sink from the first 64 positions of eight sequences: positions, growth steps, outlier dimensions.
 
-    The location only aims the measuring pass, which locates the sink again from all its readings. ``position`` and the
-    growth steps (``forced``) may be given; with steps, the outlier dimension of every layer is its strongest. ``tell``
-    is called with the sink rates, which come first and are not read if the position is given.
+    The location only aims the measuring pass, which locates the sink again from all its readings. If ``position`` is
+    given, it is taken and no sink rates are read; else ``tell`` is called with the rates as soon as they are known.
+    Growth steps that are given (``forced``) are taken, and each layer's strongest dimension is then its outlier
+    dimension.
     """
     few = tokens[:_SCOUTS].cut(max(_SCOUT_LENGTH, (position or 0) + 1))
     shortest = min(few.n_positions, int(tokens.lengths.min()))
@@ -261,7 +262,7 @@ def measure(
 
 
 def has_read_enough(aim: Location, *, at: Location, attention: Sequence[int]) -> bool:
-    """Check whether a pass planned for the location ``aim`` read all that is needed at ``at``, which was found in it.
+    """Check whether a pass planned for ``aim`` read all that is needed at ``at``, the location found from its readings.
 
     ``attention`` are the model's layers with attention.
     """

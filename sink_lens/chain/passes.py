@@ -33,7 +33,7 @@ _LESS = "need fewer sequences, a smaller type (--dtype bfloat16) or no intervent
 
 
 def passes(config: TraceConfig, sizes: Sizes) -> Passes:
-    """Count the forward passes of a trace on a model of ``sizes``, by part, and the tokens that each part reads.
+    """Count the forward passes of a trace on a model of ``sizes`` by stage, and the tokens that each stage reads.
 
     Raises:
         InputError, ModelError, KernelError: what ``trace`` would refuse before it measures, as far as it is known.

@@ -132,7 +132,7 @@ class Writings:
         return x
 
     def input_change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
-        """Compute what ``source`` adds to a layer's attention or (``mlp``) MLP input at ``position``, less its mean."""
+        """Compute what ``source`` adds, beyond its ordinary mean, to a layer's attention or (``mlp``) MLP input."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
         added, by = self.added_by_kind, self.setting.lens.remaining_scales[layer]
         if source.name == EMBEDDING:
@@ -280,9 +280,9 @@ def neuron_groups(setting: Setting) -> list[End]:
 
 
 def list_paths(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]) -> Iterator[Path]:
-    """Yield all paths: each source to each later target, and keys to the sink; ``lanes`` is step -> layers read.
+    """Yield all paths: from each source to each later target, and from the keys to the sink.
 
-    ``groups`` are neurons of each growth step, which are sources and targets.
+    ``groups``, the neurons of each growth step, are sources and targets. ``lanes`` is step -> layers that read it.
     """
     at = setting.sink_position
     own = setting.lens.key_layers
@@ -337,5 +337,4 @@ def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) 
 
 
 def _path_label(path: Path) -> str:
-    """Name a path by its two ends, such as "embedding to key"."""
     return f"{path.source.name} to {path.target.name}"

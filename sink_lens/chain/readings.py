@@ -1,4 +1,4 @@
-"""The readings that links and tables share, by subject: attention, positions, states, outputs, neurons, loss.
+"""The readings that links and tables share (attention, states, neurons, loss), and the positions that are read.
 
 Those that one link alone needs are in its file in ``links/``.
 
@@ -223,7 +223,7 @@ def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> lis
 def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
     """Make the readings of neurons in the plan's layers, and of what the sublayers add there.
 
-    They are read at the sink positions; neurons also as mean magnitude over other tokens, and at ``positions``.
+    Both are read at the sink positions; neurons also at ``positions``, and in the mean |activation| over other tokens.
     """
     sinks, layers = list(plan.sink_positions), frozenset(plan.layers)
     if not layers:

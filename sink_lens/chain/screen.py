@@ -59,8 +59,8 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
     """Estimate how much each part makes of the target: a row per part; the largest effect of each screen is 1.
 
     The effect of a sink logit is its head's mean null mass; heads whose null mass is under the threshold have no row.
-    Cost: three passes over the setting's sequences, and twelve of the sink position alone with gradients; of layers
-    whose keys have a bias, twelve of all positions.
+    Cost: three passes over the setting's sequences, twelve of the sink position alone with gradients, and twelve of all
+    positions in layers whose keys have a bias.
     """
     if target == "sink logit":
         null = setting.null_mass  # layer, head
@@ -275,7 +275,7 @@ class _LayerRuns:
         target: Target,
         attention_only: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Run a layer on ``stream`` with ``visits``; return its target by cell of ``layout``, and the sink's stream.
+        """Run a layer on ``stream`` with ``visits``; return, by cell of ``layout``, its target and the sink's stream.
 
         The target is summed over sequences. With ``attention_only`` the layer ends after its attention, and the list of
         streams is empty.

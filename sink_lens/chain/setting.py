@@ -167,7 +167,7 @@ class Setting:
 
     @property
     def early_layers(self) -> tuple[int, ...]:
-        """The layers with attention from the first to the end of the first growth step; none in some hybrids."""
+        """All layers with attention up to the end of the first growth step; some hybrids have none."""
         attention, first = self.lens.attention_layers, self.segments[0].layers[0]
         early = tuple(layer for layer in attention if layer < first)
         return early if early or self.location.steps else attention[:1]
@@ -199,7 +199,7 @@ class Setting:
         return torch.Generator().manual_seed(self.config.seed)
 
     def control_positions(self, position: int) -> list[int]:
-        """Pick ``config.controls`` spaced positions at most, no sink and no target, after ``position`` if possible."""
+        """Pick at most ``config.controls`` spaced positions that are no sink or target, best after ``position``."""
         taken, controls = {*self.location.sink_positions, self.target_position}, self.config.controls
         free = [p for p in range(1, self.tokens.n_positions - 1) if p not in taken]
         later = [p for p in free if p > position]
@@ -246,7 +246,7 @@ class Setting:
         return self.baseline_run.with_fewer_sequences(self.config.control_sequences)
 
     def baseline_run_at(self, positions: Sequence[int]) -> BaselineRun:
-        """Return the baseline run with attention to these positions; the stored run if it has just these."""
+        """Return the baseline run with attention to ``positions``: the stored run if it has these, else a new one."""
         needs = dataclasses.replace(self.baseline_run.needs, keys=tuple(positions))
         return self.baseline_run if needs == self.baseline_run.needs else self.baseline_run.with_edits((), needs=needs)
 
@@ -273,14 +273,14 @@ class Setting:
         return self.averaged.mean_of(baseline)
 
     def freeze_site_edit(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
-        """Make the edit that freezes a site in ``layers`` at ``position`` at its baseline, or (``mean``) ablates it."""
+        """Make the edit that sets a site at ``position`` to its baseline value, or (``mean``) to ``mean_ordinary``."""
         baseline = self.baseline_tensors(site, layers=layers)
         values = {layer: self.mean_ordinary(x) if mean else x[:, [position]] for layer, x in baseline.items()}
         label = f"{'mean_ordinary of' if mean else 'freeze'} {site} at {position}"
         return freeze(site, values, positions=[position], label=label)
 
     def freeze_unit_edits(self, site: str, chosen: Units, *, position: int, mean: bool) -> Edits:
-        """Make edits that freeze ``chosen`` units of a site (by layer) at ``position``, or (``mean``) ablate them."""
+        """Make edits that set ``chosen`` units at ``position`` to the baseline, or (``mean``) to ``mean_ordinary``."""
         baseline, edits = self.baseline_tensors(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self.mean_ordinary(baseline[layer]) if mean else baseline[layer][:, [position]]
@@ -373,7 +373,7 @@ def make_setting(
 
 
 def shorten_setting(setting: Setting, *, most: int) -> Setting:
-    """Return a copy of the setting whose sequences end ``most`` positions after the sink, or 2 after a later target."""
+    """Return a copy of the setting cut ``most`` positions from the sink on, or after the target if that is later."""
     length = max(setting.sink_position + most, setting.target_position + 2)
     if setting.tokens.n_positions <= length:
         return setting

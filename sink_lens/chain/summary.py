@@ -53,7 +53,7 @@ class Located:
 def summary_table(
     located: Located, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, rounded: Rounding | None
 ) -> pd.DataFrame:
-    """Make the table ``summary`` of headline quantities from ``located``, ``frames`` and, unless None, ``rounded``."""
+    """Make the table ``summary`` of headline quantities from ``located``, other tables and, if given, ``rounded``."""
     panel, there, elsewhere = located.panel, located.there, located.elsewhere
     location, rng = panel.location, np.random.default_rng(config.seed)
     layers, neurons = frames["layers"], frames["neurons"]
@@ -126,7 +126,7 @@ def summary_table(
 
 
 def sink_binding(placement: pd.DataFrame, *, some: bool = False) -> Kind:
-    """Tell whether the sink follows the position or the token; *some tokens* if only ``some`` sequences have it."""
+    """Tell from the table ``placement`` what the sink follows; *some tokens* if only ``some`` sequences have it."""
     kind = binding_kind(placement)
     return "some tokens" if some and kind in ANY_TOKEN else kind
 
@@ -144,7 +144,7 @@ def first_sink_answer(
     tokens: TokenBatch,
     position: int | None = None,
 ) -> tuple[int | None, str]:
-    """Return the sink's position (None: no sink) and a sentence with its sink rate, in the model and by layer (tenths).
+    """Return the sink's position (None: no sink), and a sentence with its sink rate, overall and by layer in tenths.
 
     ``rates`` may be of some of the sequences in ``tokens`` only. If a ``position`` is given, the sentence is about it.
     """

@@ -149,7 +149,7 @@ def layer_table(panel: Panel) -> pd.DataFrame:
 
 
 def growth_step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
-    """Make the table ``growth_steps``: one row per step; ``split_error`` is the largest of its layers (``errors``)."""
+    """Make the table ``growth_steps``: one row per step; ``split_error`` is the largest of ``errors`` in its layers."""
     rows = [
         {
             "step": index,

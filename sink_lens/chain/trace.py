@@ -128,10 +128,10 @@ def trace(
         model: what ``load`` takes, a ``LensModel``, or a configuration, which names its model.
         tokens: sequences to use instead of those that the configuration describes; no other BOS condition is read then.
             Token ids, a row per sequence, are a batch. A text is the configuration's field: "random".
-        config: what to ask of a model in memory; of the configuration's model, device and type only the record is kept.
+        config: what to ask of a model in memory; the configuration's model, device and type are only recorded.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
-            what is finished of the other condition and the baseline is not measured again. Where only the page
-            is missing, it is drawn.
+            what is finished of the other condition and the baseline is not measured again. If only the page is missing,
+            it is drawn.
         overwrite: replace the run that the folder holds.
         progress: show bars.
         report: draw the report at the end.
@@ -247,7 +247,7 @@ class _Inputs:
 def _measure_and_judge(
     asked: _Inputs, *, writer: RunWriter, stages: "_StageBar"
 ) -> tuple[dict[str, pd.DataFrame], Location]:
-    """Measure, intervene and judge what was ``asked``, writing each table once it is made; return tables, location."""
+    """Measure, intervene and judge; write each table once it is made, and return all tables and the sink's location."""
     lens, config, links = asked.lens, asked.config, asked.links
     kept = RunTables(writer, begin=stages.begin)
     kept.write("chain", chain_table(links))
@@ -406,7 +406,7 @@ def _condition_table(asked: _Inputs, located: summary.Located) -> pd.DataFrame:
 
 
 def _measure_untrained(asked: _Inputs, located: summary.Located) -> tuple[LensModel, Panel]:
-    """Measure the same model with random weights where ``located`` has the trained one's sink and growth steps."""
+    """Measure the model with random weights, at the sink and growth steps that ``located`` has of the trained one."""
     config, batch, found = asked.config, located.batch, located.panel.location
     untrained = random_init(asked.lens, seed=config.seed)
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)

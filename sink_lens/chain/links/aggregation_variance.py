@@ -97,7 +97,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _freeze_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
-    """Make edits that freeze value averages at ``position`` up to the segment's last layer; controls: other places."""
+    """Make edits that freeze value averages at ``position`` up to a segment's end; controls: at other positions."""
     site = setting.lens.family.aggregated_site
     layers = setting.layers_having(site, range(segment.layers[-1] + 1))
     return setting.freeze_site(site, layers=layers, position=position)

@@ -27,12 +27,12 @@ _PARTS = {
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make readings for pass ``one``: cosine of the studied key with its outlier dimensions' part; its logit in parts.
+    """Make the readings of the studied key for the pass ``one``, in every layer that outlier dimensions enter.
 
-    They are read in every layer that outlier dimensions enter. The biases of the keys, and of the norm before them, add
-    the same to every key, and are taken off first; a reading of its own says how far the dimensions cancel them. A
-    logit is split only if the key is not rotated: at position 0, or in models without rotary embeddings. Logits are
-    those before a soft cap.
+    They are the cosine of the key with what the dimensions write into it, how far they cancel a bias of the keys, and
+    the parts of the key's logit, before a soft cap. The biases of the keys, and of the norm before them, add the same
+    to every key, and are taken off before the cosine. The logit is split only if the key is not rotated: at position 0,
+    or in models without rotary embeddings.
     """
     lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
     random_sets = {
@@ -71,7 +71,8 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         x, k = view["attn_in"][:, key].float() - constants.read, _keys_before_norm(lens, view)[:, key]
         dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), constants.k.expand_as(k)
         drawn = weights.keys(x, dimensions=random_sets[view.layer]).mean(0)
-        parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2) * _key_factor(lens, view.layer, k)
+        parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2)
+        parts = parts * _key_norm_factor(lens, view.layer, k)
         # Where the rotary tables are stretched for long contexts (YaRN), even an unturned key is: by one number.
         width = lens.head_sizes(view.layer)["d_head"]
         as_used = view["rotated_k"][:, :, key, :width].float().norm(dim=-1)
@@ -111,7 +112,7 @@ def _key_norm_gain(lens: LensModel, layer: int) -> Tensor | float:
     return norm.gain.unflatten(0, (lens.n_kv_heads, lens.d_head)) if by_head else norm.gain
 
 
-def _key_factor(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]) -> Tensor | float:
+def _key_norm_factor(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]) -> Tensor | float:
     """Compute the factor by which the norm on keys scales each entry of the keys ``k``; 1 in models without a norm."""
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:

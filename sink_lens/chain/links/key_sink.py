@@ -23,10 +23,10 @@ _PARTS = {"logit_advantage": ("logit_advantage_sink", "logit_advantage_other_pos
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make readings for pass ``one``: share of later queries with a positive product with a sink's key; its advantage.
+    """Make the two readings of a sink's key for the pass ``one``: positive share and logit advantage.
 
-    A key's advantage is its logit minus the mean logit of the other keys that the query sees. Logits are those before
-    a soft cap.
+    The first is the share of later queries whose product with the key is positive. The second is the key's logit,
+    before a soft cap, minus the mean logit of the other keys that the query sees.
     """
     plan = one.plan
 

@@ -54,7 +54,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Return the share that super neurons write of each growth step's change of its dimension, the lowest first."""
+    """Return the share of each growth step's change that super neurons write: the lowest share, then one per step."""
     panel = evidence.panel
     generator = evidence.make_generator()
     by_step = []
@@ -89,10 +89,10 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Make interventions that set super neurons' weights to outlier dimensions to 0, or mean ablate those or the span.
+    """Make interventions on what super neurons write: zero their weights, ablate outlier dimensions or the span.
 
-    The weights are zeroed at every position, since a neuron may make the sink by what it takes from other tokens. The
-    span is of all directions that makers write.
+    The weights to the outlier dimensions are zeroed at every position, since a neuron may make the sink by what it
+    takes from other tokens. The span, of all directions that makers of the sink write, is mean ablated.
     """
     setting, generator = trial.setting, trial.generator
     at_sink, found = {"position": setting.sink_position, "reads": setting.sink_layers}, list[Intervention]()

@@ -27,7 +27,7 @@ _SILENT = 0.01
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Return a statistic per growth step, the lowest first: the spike ratio of its super neurons.
+    """Return the spike ratio of the super neurons: the lowest of all growth steps, then one per step.
 
     A neuron's ratio is its mean |activation| at the sink, divided by that at other positions. The ratio of a step is
     the geometric mean over its neurons. Ratios are cut at a million, since a neuron may be silent at other positions. A
@@ -61,7 +61,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _spike_ratio(rows: np.ndarray) -> float:
-    """Compute the geometric mean over neurons of activation at the sink over that elsewhere; nan if all are silent.
+    """Average activation at the sink over activation elsewhere (geometric mean over neurons); nan if all are silent.
 
     ``rows`` are magnitudes: sequence x (at the sink, at other tokens) x neuron.
     """

@@ -84,7 +84,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _last_feeding_layers(growth: tuple[int, ...], lens: LensModel) -> tuple[int, ...]:
-    """Return the last two layers with attention up to the first of ``growth``; without growth, ``feeding_layers``."""
+    """Return the last two ``feeding_layers`` before the first of ``growth``; all of them if there is no growth."""
     feeding = feeding_layers(growth, attention=lens.attention_layers)
     return feeding[-2:] if growth else feeding
 

@@ -118,7 +118,7 @@ def _dimensions_text(tables: Tables) -> str:
 
 
 def dimensions_cancel_bias(tables: Tables) -> bool:
-    """Check whether the outlier dimensions point against the keys' bias, and leave the sink's key short."""
+    """Check whether outlier dimensions cancel the keys' bias, so that the sink's key is much shorter than others."""
     rows = statistics_by_name(tables, "dimension_key")
     if not {"bias_cancelled", "key_norm_ratio"} <= set(rows):
         return False
@@ -136,7 +136,7 @@ def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
 def _direction_phrase(tables: Tables) -> Phrase | None:
     """Say that a direction, and no single dimension, carries the sink; None if the run does not show it.
 
-    Ablating the span that the makers write must remove more than random spans and than the loss of norm alone.
+    Ablating the directions that the makers write must remove more than random directions and than a smaller norm alone.
     """
     made = interventions_by_name(tables)
     if not {SPAN, RESCALED} <= set(made) or not _dimensions_text(tables):

@@ -162,7 +162,7 @@ def _read_growth_steps(run: Run) -> list[_GrowthStep]:
 
 
 def _shared_nodes(position: int, *, joined: Sequence[NamedLink], links: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield a row for ``position`` and each other node that all growth steps share, from ``joined`` and ``links``."""
+    """Yield a row for the studied ``position`` and each node of the links ``joined`` that all growth steps share."""
     deviations = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
     yield {"id": "position", "kind": "position", "label": f"position {position}"}
     into = {_node_kind(link.target): link.name for link in reversed(joined)}
@@ -239,7 +239,7 @@ def _link_edges(
 
 
 def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[str, Any]]:
-    """Yield an edge for each row of the table ``paths`` that joins two nodes of the chain, at ``growth_steps``."""
+    """Yield an edge for each row of the run's table ``paths`` whose ends are nodes of the chain's ``growth_steps``."""
     columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
     table = run.optional("paths", columns=columns)
     first = growth_steps[0].step

@@ -43,8 +43,7 @@ _MOST_LABELS = 8
 def draw_sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None = None) -> Figure:
     """Draw a heat map of the sink score of a position, layer by head; the threshold is marked on the scale.
 
-    ``heads`` has the columns layer, head, position, sink_score. ``position`` is the key, ``threshold`` that of the sink
-    score.
+    ``heads`` has the columns layer, head, sink_position, sink_score. ``threshold`` is that of the sink score.
     """
     grid = layer_head_grid(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape
@@ -62,7 +61,7 @@ def draw_sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | N
 
 
 def onset_layer(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
-    """Return the first layer whose sink score at ``position``, mean over heads, is above ``threshold``; else None."""
+    """Return the first layer whose mean sink score at ``position`` is above ``threshold``; None if there is none."""
     over = np.flatnonzero(_nan_mean(layer_head_grid(heads, "sink_score", position=position)) > threshold)
     return int(over[0]) if len(over) else None
 
@@ -70,8 +69,8 @@ def onset_layer(heads: pd.DataFrame, *, position: int, threshold: float) -> int 
 def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure:
     """Draw the attention mass on a position by layer, as mean and range over heads, with the onset layer marked.
 
-    ``heads`` has the columns layer, head, position, sink_mass, sink_score. ``position`` is the key. The sink has set in
-    if the mean sink score is above ``threshold``.
+    ``heads`` has the columns layer, head, sink_position, sink_mass, sink_score. The onset is the first layer whose mean
+    sink score is above ``threshold``.
     """
     mass = layer_head_grid(heads, "sink_mass", position=position)
     layers = np.arange(len(mass))
@@ -169,7 +168,7 @@ def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int])
 def draw_super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None = None) -> Figure:
     """Draw the contribution of each neuron to the outlier dimension, against its activation and its weight-norm rank.
 
-    ``neurons`` has the columns layer, neuron, position, contribution, spike_ratio, gate_norm_rank, up_norm_rank,
+    ``neurons`` has the columns layer, neuron, sink_position, contribution, spike_ratio, gate_norm_rank, up_norm_rank,
     is_super; contribution_share is drawn in place of contribution if it is there. ``position`` is the sink token's.
     ``share``, from which a neuron is a super neuron, is drawn as a line.
     """
@@ -216,7 +215,7 @@ def draw_super_neurons(neurons: pd.DataFrame, *, position: int, share: float | N
 def draw_top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12) -> Figure:
     """Draw the ``most`` largest dimensions of the sink token after a layer as bars; outliers have their own colour.
 
-    ``dimensions`` has the columns layer, position, dimension, value, is_outlier. ``position`` is the sink token's.
+    ``dimensions`` has the columns layer, sink_position, dimension, value, is_outlier. ``position`` is the sink token's.
     """
     table = dimensions.loc[dimensions["sink_position"] == position]
     table = table.loc[table["layer"] == layer].sort_values("value", key=abs, ascending=False, kind="stable").head(most)
@@ -286,8 +285,8 @@ def draw_key_split(split: pd.DataFrame) -> Figure:
     """Draw by layer how much of the sink's key and of its logit the outlier dimensions make, beside controls.
 
     Args:
-        split: layer; key_cosine_sink, key_cosine_random_dimensions, key_cosine_other_positions; dimension, rest,
-            random_dimensions, where the logit was split; logit_advantage_sink.
+        split: a row per layer, with key_cosine_sink, key_cosine_random_dimensions, key_cosine_other_positions,
+            logit_advantage_sink and, if the logit was split, its parts: dimension, rest, random_dimensions.
     """
     split = split.set_index("layer").sort_index()
     layers = split.index.to_numpy(int)
@@ -323,7 +322,7 @@ NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm on
 
 
 def add_change_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the amplification ``table`` with the columns change, change_low, change_high; added bounds are nan."""
+    """Add change, change_low and change_high to the ``table`` of a run that lacks them; both bounds are then nan."""
     if "change" in table.columns:
         return table
     return table.assign(change=table["mass"] - table["baseline_mass"], change_low=np.nan, change_high=np.nan)

@@ -22,7 +22,7 @@ from sink_lens.text import name_in_words
 
 
 def first_screen(run: Run) -> FirstScreen:
-    """Return the first screen of a trace's page; a part is empty if the run lacks its tables."""
+    """Return the first screen of a trace's page; a piece of it is empty if the run lacks the tables for it."""
     found, missing = try_make(run, lambda: link_rows(run))
     links: list[LinkRow] = found or []
     notes = []

@@ -171,7 +171,7 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
 
 
 def verdict_counts_text(verdicts: dict[str, str]) -> str:
-    """Return a sentence that counts the links by verdict; ``verdicts`` is link -> verdict."""
+    """Say how many links have each verdict, and what that means for the chain; ``verdicts`` is link -> verdict."""
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
     if counts["not applicable"] == len(verdicts) > 0:
         return "There is no sink for the chain to lead to, so no link is judged; what was measured is shown."
@@ -318,7 +318,10 @@ def find_story(run: Run) -> Story:
 
 
 def outlier_dimensions(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
-    """Return the outliers in ``dimensions`` after ``layers`` layers or more, at ``position`` (None: at any of them)."""
+    """Return the dimensions that are outliers after ``layers`` layers or more, those of most layers first.
+
+    Outliers are counted at ``position``, or at all positions together if it is None.
+    """
     table = dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
     dimension = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
     names, counts = np.unique(dimension, return_counts=True)
@@ -347,7 +350,7 @@ def named_links(run: Run) -> list[NamedLink]:
 
 
 def chain_steps(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return (node, verdict on the link from it to the next node) along the chain; "" at the end of a branch."""
+    """Return (node, verdict on the link that leaves it) along the chain; the verdict is "" at the end of a branch."""
     steps: list[tuple[str, str]] = []
     for before, link in zip([None, *links], links, strict=False):
         if before is not None and before.target != link.source:
@@ -357,7 +360,7 @@ def chain_steps(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list
 
 
 def read_links(run: Run, *, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the table ``links`` of a run, with ``columns``; verdicts of older versions get their words of today.
+    """Return the table ``links`` of a run, with ``columns``; verdicts of older versions are given in today's words.
 
     Raises:
         RunError: There is no such table, or it is damaged.
@@ -406,12 +409,11 @@ def _intervention_texts(run: Run) -> dict[str, dict[str, str]]:
 
 
 def format_edit_name(edit: object) -> str:
-    """Return the name of an edit as a page shows it, with × before a factor."""
+    """Write the name of an edit as a page shows it, with × before a factor."""
     return re.sub(r" x (?=[\d.])", "\u00a0×\u00a0", safe_line(edit))
 
 
 def _percent_or_empty(share: float) -> str:
-    """Write a share as a percentage; empty if it is nan."""
     return "" if math.isnan(share) else percent(share)
 
 

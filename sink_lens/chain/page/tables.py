@@ -23,7 +23,7 @@ from sink_lens.text import capitalise, label_parts, name_in_words, percent, sign
 
 
 def read_intervention_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
-    """Return the table ``name`` of a run's interventions; a RunError if it lacks rows or any of ``columns``."""
+    """Read a table of the run's interventions, with ``columns``; if it has no row, a RunError says why."""
     table = run.need(name, columns=columns)
     if len(table):
         return table

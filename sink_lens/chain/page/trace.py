@@ -68,7 +68,7 @@ def _norm_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _norm_rows(run: Run, position: int) -> pd.DataFrame:
-    """Return the rows of the table ``layers`` at a position; refuse a table without any."""
+    """Return the rows of the table ``layers`` at a position; a RunError if there are none."""
     layers = run.need("layers", columns=["layer", "sink_position", "norm_ratio", "outlier_value"])
     layers = layers.loc[layers["sink_position"] == position]
     if not len(layers):

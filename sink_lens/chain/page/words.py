@@ -193,7 +193,7 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
 
 
 def link_remarks(tables: Tables, link: str) -> list[str]:
-    """Return remarks on a link: why it is undecided, if statistic and intervention disagree, if controls do as much."""
+    """Return remarks on a link: that it is undecided and why, that its two tests disagree, that controls do as much."""
     answers, effects = answers_by_link(tables).get(link), tables.get("effects")
     if answers and answers["present"] == "not asked":
         return ["the token grows before any layer with attention, so there is nothing to ask"]
@@ -258,8 +258,8 @@ def why_undecided(tables: Tables, link: str) -> str:
 def is_off_distribution(row: Mapping[Hashable, Any]) -> bool:
     """Check whether an intervention, a row of ``effects``, raises the loss clearly more than masking the sink does.
 
-    It is asked only where the unchanged model predicts clearly better than uniform guessing. Removing a sink may be
-    costly because the sink matters, so a high loss alone says nothing.
+    Masking is the comparison because a model may need its sink, so that a high loss alone says nothing. The result is
+    False if the unchanged model predicts hardly better than uniform guessing.
     """
     baseline, uniform = row.get("baseline_loss_nats", math.nan), row.get("uniform_loss_nats", math.nan)
     asked = baseline < TELLING_LOSS * uniform
@@ -267,14 +267,13 @@ def is_off_distribution(row: Mapping[Hashable, Any]) -> bool:
 
 
 def is_beyond_chance(row: Mapping[Any, Any]) -> bool:
-    """Check whether a set of parts, a row of ``maker_sets``, removes more than zero and than every random set."""
+    """Check whether a set of parts, a row of ``maker_sets``, surely removes some of the sink, and more than chance."""
     control = row.get("control_largest")
     most = float(control) if control is not None and control == control else 0.0
     return float(row["ci_low"]) > max(0.0, most)
 
 
 def _int_from_text(value: object) -> int:
-    """Convert the text of a whole number, such as ``3`` or ``3.0``, to an int."""
     return int(float(str(value)))
 
 
