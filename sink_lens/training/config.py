@@ -322,22 +322,21 @@ watch = false             # measure the chain on every checkpoint that is kept
 """A file to begin with."""
 
 
-def resolve_train_config(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
-    """Return ``config``, the configuration in the file ``config``, or the default (None), with ``fields`` changed."""
-    if isinstance(config, TrainConfig):
-        if "size" in fields:
-            raise InputError("a configuration and a size were given; the configuration has its own: leave one out")
-        return make_config(TrainConfig, config, fields, where="train")
-    return build_train_config({}, **fields) if config is None else read_train_config(config, **fields)
+def read_train_config(config: TrainConfig | str | Path | None, **changes: Any) -> TrainConfig:
+    """Return a training's configuration from its TOML or JSON file; ``changes`` win over it.
 
-
-def read_train_config(path: str | Path, **changes: Any) -> TrainConfig:
-    """Read a training's configuration from a TOML or JSON file; ``changes`` win over it.
+    ``config`` is the path of the file; a configuration is returned as it is, and None gives the default one.
 
     Raises:
         InputError: the file is missing or cannot be read, has a key that is not known, or a value that cannot be used.
     """
-    return build_train_config(read_settings(path, what="a training"), where=str(path), **changes)
+    if isinstance(config, TrainConfig):
+        if "size" in changes:
+            raise InputError("a configuration and a size were given; the configuration has its own: leave one out")
+        return make_config(TrainConfig, config, changes, where="train")
+    if config is None:
+        return build_train_config({}, **changes)
+    return build_train_config(read_settings(config, what="a training"), where=str(config), **changes)
 
 
 def build_train_config(given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any) -> TrainConfig:

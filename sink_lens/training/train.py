@@ -29,7 +29,7 @@ from ..records import Result, RunWriter, create_run, package_versions
 from . import checkpoint_files
 from .batches import Rows, TrainingRows, check_given_rows, load_training_rows, tokenizer_hash
 from .checkpoint_files import Checkpoint
-from .config import TrainConfig, resolve_train_config
+from .config import TrainConfig, read_train_config
 from .loop import Loop
 from .model import model_of
 
@@ -90,7 +90,7 @@ def train(
             f"tokenizer is a {type(own_tokenizer).__name__} and no rows were given; need data=(rows, rows) beside it, "
             "or the name of a tokenizer"
         )
-    config = resolve_train_config(config, fields)
+    config = read_train_config(config, **fields)
     device = choose_device(config)
     folder = Path(out)
     with keep_random_state(), silence_transformers():
@@ -339,10 +339,7 @@ def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *
 
 @contextlib.contextmanager
 def _handle_interrupt(loop: Loop, args: TrainingArguments) -> Iterator[None]:
-    """Within the block, a first Ctrl-C lets ``loop`` save and stop, and a second one stops at once.
-
-    The log is written when the block ends, also after an error.
-    """
+    """Within the block, a first Ctrl-C lets ``loop`` save and stop, a second one stops at once; then write the log."""
     own = args.world_size == 1 and threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
 
