@@ -16,13 +16,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        lr: float,
-        weight_decay: float,
-        betas: tuple[float, float],
-        undecayed: Iterable[str],
+        self, model: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float], undecayed: Iterable[str]
     ) -> None:
         kept, (matrices, decayed, plain) = frozenset(undecayed), ([], [], [])
         for name, parameter in model.named_parameters():

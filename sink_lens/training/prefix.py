@@ -83,9 +83,7 @@ class PrefixConfig:
 
 
 def prefix_output(
-    query: Float[Tensor, "batch position head d_head"],
-    *matrices: Float[Tensor, "kv_head row value"],
-    phi: Phi = "elu",
+    query: Float[Tensor, "batch position head d_head"], *matrices: Float[Tensor, "kv_head row value"], phi: Phi = "elu"
 ) -> Float[Tensor, "batch position head value"]:
     """Compute ``phi(q) M``, which Prefix-Tuning+ adds to the heads' outputs.
 
@@ -362,7 +360,7 @@ class PrefixModel(nn.Module):
         return self.base_model
 
     def bridge_hooks(self) -> list[tuple[str, Callable[..., Tensor | None]]]:
-        """Return the same module as hooks of TransformerLens: ``lens.bridge.run_with_hooks(..., fwd_hooks=...)``.
+        """Return the trained prefix as hooks of TransformerLens: ``lens.bridge.run_with_hooks(..., fwd_hooks=...)``.
 
         The bridge is that of the model without the module; make it before ``get_prefix_model``, or after ``unload``.
         """
@@ -381,8 +379,8 @@ def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None,
         **fields: fields of ``PrefixConfig``, as ``phi="elu_plus_one"``; they win over ``config``.
 
     Raises:
-        ModelError: the class is of no known family, or has such a module.
-        InputError: a field is unknown or has no such value.
+        ModelError: the class is of no known family, or the model has such a module already.
+        InputError: a field is unknown, or its value is not allowed.
     """
     return PrefixModel(model, make_config(PrefixConfig, config, fields))
 
