@@ -119,7 +119,7 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
 def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
     """Remove old checkpoints from ``folder``: ``latest-N`` wholly, of ``checkpoint-N`` the optimizer's state alone.
 
-    The two newest whole checkpoints are not old; once the run has ``finished``, only the newest one is not.
+    The two newest whole checkpoints stay as they are; once the run has ``finished``, only the newest one does.
     """
     whole = [path for path in list_checkpoints(folder).values() if _looks_resumable(path)]
     for path in folder.iterdir():

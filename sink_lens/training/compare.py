@@ -95,7 +95,8 @@ def compare(
         told = one.excludes_zero and one.n >= FEWEST_SEEDS
         said = of_training if curve == "training" else sentences
         said.append(_final_loss_sentences(variant, curve, one, finals=finals, baseline=variants.baseline))
-        said.append(_speed_up_sentence(variant, curve, finals) if told else _speed_up_by_seed(variant, curve, finals))
+        speed_up = _speed_up_sentence if told else _undecided_speed_up_sentence
+        said.append(speed_up(variant, curve, finals))
     tables = {"curves": curves, "bands": mean_curve_table(curves), "finals": finals}
     tables["differences"] = pd.DataFrame(differences)
     watched, why_not = read_watch_tables(variants)
@@ -191,7 +192,7 @@ def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     return f"{target.format('reaches')} {word}: {when}, {told} times as fast (by seed {each})."
 
 
-def _speed_up_by_seed(variant: str, curve: str, finals: pd.DataFrame) -> str:
+def _undecided_speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     """Return a sentence with a variant's speed-up in each seed, for ``curve`` losses that cannot be told apart."""
     ratio = _rows_of_curve(finals, variant, curve)["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
@@ -288,7 +289,7 @@ def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
 
 
 def _rows_to_compare(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table ``watch`` to compare: the whole model's, and the mass of each step's top layer."""
+    """Return the rows of a table ``watch`` to compare: the whole model's, and at each step the top layer's mass."""
     rows = [whole_model_rows(frame, measure) for measure in SIDES if measure != "top_mass"]
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")
@@ -299,7 +300,7 @@ def _rows_to_compare(frame: pd.DataFrame) -> pd.DataFrame:
 def final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     """Return the variants' measures at the last checkpoint that every run has, one row per variant and measure.
 
-    ``table`` has the compared rows of all runs' ``watch``. Columns of the result: variant, measure, threshold, unit,
+    ``table`` has the rows to compare of all runs' ``watch``. Columns of the result: variant, measure, threshold, unit,
     step, n, and mean and difference (to the baseline, paired by seed), each with the ends of its interval over seeds.
     """
     shared = set.intersection(*(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"])))
@@ -332,8 +333,8 @@ def final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame
 def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     """Return the course of each measure in training, averaged over the seeds of each variant.
 
-    ``table`` has the compared rows of all runs' ``watch``. Columns of the result: variant, measure, threshold, tokens,
-    mean, low, high, n.
+    ``table`` has the rows to compare of all runs' ``watch``. Columns of the result: variant, measure, threshold,
+    tokens, mean, low, high, n.
     """
     frames = []
     for key, rows in table.groupby(KEYS, dropna=False):

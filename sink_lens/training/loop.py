@@ -127,7 +127,7 @@ class Loop(Trainer):
         return Order(n_sequences=len(rows), drawn=drawn, seed=self.config.data_seed)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the names of the model's parameters with weight decay: all but those that ``undecayed`` named."""
+        """Return the names of the model's parameters with weight decay: all but those in ``undecayed``."""
         decayed = []
         for name, _ in model.named_parameters():
             plain = name  # without the prefixes of compilation and parallel training
@@ -180,10 +180,7 @@ class Loop(Trainer):
     def _maybe_log_save_evaluate(  # pyright: ignore[reportIncompatibleMethodOverride]  # it is called so
         self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, *rest: Any, learning_rate: float | None = None
     ) -> None:
-        """After a step, evaluate ``model``, add a row to the log and write a checkpoint, if this step asks for it.
-
-        ``tr_loss`` (the sum of the losses since the last row), ``grad_norm`` and ``learning_rate`` go into the log.
-        """
+        """After a step, evaluate ``model``, log the losses and rates, and write a checkpoint: each if it is due."""
         del rest
         step, config = self.state.global_step, self.config
         if step == self._done:
@@ -259,7 +256,7 @@ class Loop(Trainer):
     def _add_log_row(self, tr_loss: Tensor, *, lr: float | None, grad_norm: Any, evaluated: bool) -> None:
         """Add a row to the log: mean loss since the last row, ``lr``, ``grad_norm``, seconds, and evaluation loss.
 
-        ``tr_loss``, the sum of the losses since the last row, is set to 0. Unless ``evaluated``, that loss is nan.
+        ``tr_loss``, the sum of the losses since the last row, is set to 0. Without ``evaluated``, ``eval_loss`` is nan.
         """
         step = self.state.global_step
         since = step - int(self.rows[-1]["step"]) if self.rows else 0
@@ -310,10 +307,7 @@ class Loop(Trainer):
     # --- checkpoints
 
     def _write_checkpoint(self, model: nn.Module, tr_loss: Tensor, *, prefix: str) -> None:
-        """Write a checkpoint of ``model`` into a temporary folder, renamed to ``prefix`` + step when it is whole.
-
-        The checkpoint also keeps ``tr_loss``, the sum of the losses since the last row of the log.
-        """
+        """Write a checkpoint of ``model`` and the summed loss ``tr_loss``; only then name it ``prefix`` + step."""
         self._check_finite()
         since_row = self._mean_over_processes(tr_loss)
         step, first = self.state.global_step, self.args.should_save
@@ -363,7 +357,7 @@ class Loop(Trainer):
             raise self._unwritten_checkpoint_error(self._part, f"it needs about {needed:,} bytes: the disk is full")
 
     def _unwritten_checkpoint_error(self, path: Path, reason: str) -> RunError:
-        """Return the error for a checkpoint that ``reason`` keeps from ``path``; it names the last good checkpoint."""
+        """Return the error that a checkpoint cannot be written, with its ``path``, ``reason`` and the last good one."""
         free = shutil.disk_usage(self._folder).free
         return RunError(
             f"the checkpoint of step {self.state.global_step} cannot be written to {path} ({reason}; {free:,} bytes "
@@ -383,7 +377,7 @@ class _Beginning(TrainerCallback):
         self._begin_training = begin
 
     def on_train_begin(self, *given: Any, **named: Any) -> None:
-        """Call ``begin``, the function that was given."""
+        """Call the function that was given."""
         self._begin_training()
 
 

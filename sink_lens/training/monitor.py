@@ -505,7 +505,7 @@ def check_monitor_options(**options: Any) -> None:
 def _layers_by_module(
     modules: Sequence[nn.Module], *, layers: Sequence[int]
 ) -> Iterator[tuple[nn.Module, Iterator[int]]]:
-    """Yield each distinct module with an endless cycle of its layers; ``layers`` has those of ``modules``."""
+    """Yield each distinct module with an endless cycle of its layers; ``layers`` is parallel to ``modules``."""
     for index, module in enumerate(modules):
         if not any(module is one for one in modules[:index]):
             yield module, itertools.cycle([layer for layer, one in zip(layers, modules, strict=True) if one is module])

@@ -43,8 +43,8 @@ def read_queries_and_keys(
     """Read the queries and keys of the first ``n`` sequences by calling an attention module a second time.
 
     They are returned as (scores, learned sink logits or None, True if weights are sigmoids). The call ends as soon as
-    queries and keys are known. If the module's class computes attention without transformers'
-    attention interface, a subclass that uses the interface takes its place during the call.
+    they are known. If the module's class computes attention without transformers' attention interface, a subclass
+    that uses the interface takes its place during the call.
 
     Args:
         module: the attention module.

@@ -156,9 +156,9 @@ class KeySums:
         own = rows.gather(-1, row_positions[:, None].expand(*rows.shape[:3], 1))[..., 0] * real[:, None]
         later = total.index_add(-1, row_positions, own, alpha=-1)
         by_key = total / seen
-        self._add_by_key("score_by_key", by_key, where=told, layer=layer)
-        self._add_by_key("rate_by_key", (by_key > self.threshold).float(), where=told, layer=layer)
-        self._add_by_key("mass_by_key", later / seen_later, where=told_later, layer=layer)
+        self._store_by_key("score_by_key", by_key, where=told, layer=layer)
+        self._store_by_key("rate_by_key", (by_key > self.threshold).float(), where=told, layer=layer)
+        self._store_by_key("mass_by_key", later / seen_later, where=told_later, layer=layer)
 
     def is_complete(self, n_layers: int, *, attention: Sequence[int]) -> bool:
         """Check whether the stream of all layers and the attention of the layers ``attention`` were added."""
@@ -229,7 +229,7 @@ class KeySums:
             whole["dimension"] = int(added["energy", peak].argmax())
         return _finite_reading(by_layer, whole, n_layers=n_layers)
 
-    def _add_by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
+    def _store_by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
         """Store as ``name`` the sum and count of each key's ``values``, over the sequences and heads in ``where``."""
         where = where & ~values.isnan()
         total = torch.where(where, values, 0.0).sum(dim=(0, 1))
@@ -244,7 +244,7 @@ def _count_queries_by_key(
     ``real`` is False at padding. A query sees ``reach`` positions (None: all). ``threshold`` decides how many suffice.
 
     Returns:
-        Counts and mask for the sink score, which takes a key's own query; then both for the mass, which does not.
+        Counts and mask for the sink score, then counts and mask for the mass; each is "batch key".
     """
     keys = torch.arange(n_keys, device=real.device)
     reached = row_positions[:, None] < keys + (n_keys if reach is None else reach)

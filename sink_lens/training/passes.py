@@ -41,7 +41,7 @@ def estimate_cost(config: TrainConfig) -> Cost:
     """Estimate the time, memory and disk of a training: on the CPU by a formula, on a GPU from one timed step.
 
     Raises:
-        InputError: what ``train`` would refuse, the data apart.
+        InputError: ``train`` would refuse the configuration (the data are not looked at).
     """
     asked, n_parameters = count_training_passes(config), count_parameters(config)[0]
     shared: dict[str, Any] = {"model": config.size, "passes": asked, "bytes_weights": 4 * n_parameters}
@@ -71,7 +71,7 @@ def time_training_step(config: TrainConfig) -> tuple[float, int, str]:
         The seconds of a step, the peak of memory in bytes, and the device.
 
     Raises:
-        InputError: what ``train`` would refuse, the data apart.
+        InputError: ``train`` would refuse the configuration (the data are not looked at).
     """
     import torch
 

@@ -66,7 +66,7 @@ def group_runs(
 
     Raises:
         InputError: fewer than two runs, a field that no run has, or no such baseline.
-        RunError: no finished training run; one that differs in something else; variants with other seeds.
+        RunError: a folder has no finished training; a run differs in something else; variants differ in their seeds.
     """
     if len(folders) < 2:
         raise InputError(f"{len(folders)} runs were given; need two at least, of two variants. Give more folders.")

@@ -123,7 +123,7 @@ _COUNTS = (("growth_steps", "growth steps", GREEN, "^"), ("super_neurons", "supe
 
 
 def _use_steps_if_tokens_unknown(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return (table, "tokens") or, if a number of tokens is unknown, (table with steps for tokens, "steps")."""
+    """Return (table, unit): "tokens", or "steps" if tokens are unknown, and steps then fill the column ``tokens``."""
     if not bool(watched["tokens"].isna().to_numpy().any()):
         return watched, "tokens"
     return watched.assign(tokens=watched["step"]), "steps"
@@ -314,7 +314,7 @@ def _find_birth(watch: pd.DataFrame) -> Birth | None:
 
 
 def _sink_sentence(watch: pd.DataFrame) -> str:
-    """Return a sentence that says since when position 0 is a sink, at the usual threshold."""
+    """Return a sentence that says when position 0 became a sink, if at all, at the usual threshold."""
     born = _find_birth(watch)
     if born is None:
         return f"The share of heads with a sink score above {SINK_THRESHOLD:g} was not measured."
