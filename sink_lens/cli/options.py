@@ -1,4 +1,4 @@
-"""A command's options, made from its configuration: a frozen dataclass with a docstring under each field.
+"""A command's options, made from its configuration (a dataclass with a docstring under each field), and its answer.
 
 The command line stays with typer: the group that turns errors into messages and exit codes, the epilogs and the imports
 that wait until a command runs are ours already, and only the lists of options were written by hand. What a type says

@@ -165,7 +165,7 @@ class TrainConfig:
         check_field_types(self)
         if self.n_kv_heads == 0:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
-        self._check()
+        self._check_values()
 
     @property
     def d_head(self) -> int:
@@ -183,7 +183,7 @@ class TrainConfig:
         powers = {2**power for power in range(self.steps.bit_length())}
         return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
 
-    def _check(self) -> None:
+    def _check_values(self) -> None:
         """Refuse numbers out of their range, sizes that do not fit together, and options that exclude each other."""
         for least, names in _LEAST.items():
             check_at_least(self, least, *names)

@@ -104,7 +104,7 @@ def train(
             )
         model = model_of(config, tokenizer=corpus.tokenizer)
         gains = tuple(model.mean_gains())  # before a checkpoint is read
-        with _open_run(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):
+        with _open_run_folder(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):
 
             def watch_run() -> object:
                 from .watch import watch  # with the chain, which nothing else here needs
@@ -257,7 +257,7 @@ def silence_transformers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _open_run(
+def _open_run_folder(
     config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> Iterator[tuple[RunWriter | None, Checkpoint | None]]:
     """Yield (the run folder's writer, the checkpoint to resume from or None); only the first process has a writer."""

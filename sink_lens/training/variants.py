@@ -70,7 +70,7 @@ def group_runs(
     """
     if len(folders) < 2:
         raise InputError(f"{len(folders)} runs were given; need two at least, of two variants. Give more folders.")
-    runs = [_check_finished(read_run(folder)) for folder in folders]
+    runs = [_check_finished_training(read_run(folder)) for folder in folders]
     configs = [run.config for run in runs]
     names = _find_compared_fields(runs, configs, by=by)
     variants: dict[str, dict[int, Run]] = {}
@@ -102,7 +102,7 @@ def group_runs(
     )
 
 
-def _check_finished(run: Run) -> Run:
+def _check_finished_training(run: Run) -> Run:
     """Return the run if it is a finished training; refuse it otherwise."""
     if run.kind != "train":
         raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train. Leave it out.")
