@@ -85,7 +85,7 @@ def _token_label(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None
 
 
 def _cut_at_places(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str) -> Occurrences:
-    """Make a row of the tokens around each (sequence, position) of ``places``, at most as many as ``batch`` has.
+    """Make a row of the tokens around each (sequence, position) of ``places``; at most as many rows as ``batch`` has.
 
     ``ids`` and the token's ``text`` are stored in the result; an error quotes the text.
     """

@@ -121,7 +121,7 @@ def undefined_without_growth_step(evidence: Evidence, name: str) -> Statistic | 
 
 
 def s2_ratio_at_other_positions(std: Tensor, panel: Panel) -> float:
-    """Return the 95th percentile, over other positions, of S2 (``std``) over their median: a null of the S2 ratio."""
+    """Divide S2 (``std``) at other positions by its median and return the 95th percentile: a null of the S2 ratio."""
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     if not others.any():
         return math.nan

@@ -36,7 +36,7 @@ def batch_in_other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: 
 def align_sinks(
     batch: TokenBatch, rate: Float[Tensor, "layer batch key"], *, position: int, min_sink_rate: float
 ) -> TokenBatch | None:
-    """Cut each sequence so that its own sink stands at one common position, since a delimiter may stand anywhere.
+    """Cut each sequence so that its own sink, such as a delimiter, stands at one common position.
 
     Sequences are left out if their sink has too few tokens before or after it. The result is None if no cut is needed:
     the sequences have no sinks (a ``rate``, mean over layers, of ``min_sink_rate`` or more), or have them at

@@ -60,7 +60,7 @@ def effect_table(
     """
     trial = Trial(setting=setting, generator=setting.make_generator(), means=means, curve=curve)
     found = [(link.name, one) for link in links for one in link.interventions(trial)]
-    asked = {"uniform": setting.uniform_mass(), "masked": _loss_without_sink(setting)}
+    asked = {"uniform": setting.uniform_mass(), "masked": _loss_with_sink_masked(setting)}
     rng = np.random.default_rng(setting.config.seed)
     tested = [link for link in links if link.name in {name for name, _ in found}]
     says = {link.name: f"testing link {at} of {len(tested)}: {link.target}" for at, link in enumerate(tested, start=1)}
@@ -173,7 +173,7 @@ def write_causal_tables(
     once("placement", lambda: placement.placement_table(setting(), progress=progress))
 
 
-def _loss_without_sink(setting: Setting) -> Float[Tensor, " batch"]:
+def _loss_with_sink_masked(setting: Setting) -> Float[Tensor, " batch"]:
     """Return the loss of each sequence, in nats, if queries cannot attend to the sink position.
 
     The first queries (8, or a quarter of a short sequence) still can: the second token would otherwise see only itself

@@ -27,8 +27,8 @@ _COMMON = 0.5
 class GrowthStep:
     """Consecutive layers in each of which the sink token grows.
 
-    In each, the norm ratio at least doubles; or in all of them an outlier dimension is written (``writing_layers``),
-    and together they raise the ratio by the root of that factor.
+    In each, the norm ratio at least doubles; or in all of them an outlier dimension is written
+    (``mark_writing_layers``), and together they raise the ratio by the root of that factor.
     """
 
     first_layer: int
@@ -97,7 +97,7 @@ class Location:
         return (lasting, brief) if lasting else (brief, [])
 
     def feeding_layers(self, attention: Sequence[int]) -> tuple[int, ...]:
-        """Return those of the layers with ``attention`` whose attention comes before the growth."""
+        """Return the layers whose attention comes before the growth, out of ``attention``, all that have attention."""
         return feeding_layers(self.growth_layers, attention=attention)
 
     def entering_dimensions(self, layer: int) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ def find_growth_steps(ratio: Float[Tensor, " layer"], *, factor: float) -> list[
     return [step for step in steps if ratio[step[1] + 1] > 1]
 
 
-def writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "layer dimension"]:
+def mark_writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "layer dimension"]:
     """Mark the layers that write each dimension of the token: its magnitude grows by a tenth or more in the layer.
 
     Changes under a twentieth of the dimension's largest value do not count. ``values`` are before layer 0 and after
@@ -287,7 +287,7 @@ def _find_runs_of_writing_layers(
     for layer, found in outliers.items():
         if layer >= 0:  # it counts in this layer and all before it
             is_outlier[: layer + 1] |= torch.tensor([one in found for one in dims])
-    grows = writing_layers(size) & is_outlier & (size[1:] > size.cummax(0).values[:-1])
+    grows = mark_writing_layers(size) & is_outlier & (size[1:] > size.cummax(0).values[:-1])
     covered = {layer for first, last in taken for layer in range(first, last + 1)}
     rises = ~(ratio[1:] < (1 - _LEAST_WRITTEN) * ratio[:-1]) & grows.any(1)  # nan: nothing to compare with
     spans = _consecutive_runs(layer for layer in rises.nonzero().flatten().tolist() if layer not in covered)

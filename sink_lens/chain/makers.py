@@ -278,7 +278,7 @@ def _thin_out(
 
 
 def _parts_before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[Maker]) -> list[Maker]:
-    """Return the ``parts`` before the last gap (``GAP``) of ``ranking``; [] unless a gap comes after all ``chosen``."""
+    """Return the ``parts`` before the last gap (``GAP``) in ``ranking``; [] if none is after all ``chosen`` parts."""
     effects = ranking["integrated"].to_numpy()
     order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
     least = max((number for number, place in enumerate(order) if parts[place] in chosen), default=0) + 1
@@ -291,7 +291,7 @@ def _parts_before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Seq
 
 
 def ablation_edits(setting: Setting, parts: Iterable[Maker]) -> Edits:
-    """Make the edits that ablate parts at the sink position; see the module's docstring for each kind."""
+    """Make edits that mean ablate ``parts`` at the sink position, and remove key biases and sink logits everywhere."""
     groups: dict[tuple[Kind, int], list[int]] = {}
     for part in sorted(parts):
         groups.setdefault((part.kind, part.layer), []).append(part.unit)

@@ -63,7 +63,7 @@ class Panel:
         """Return a reading at all its layers; its axes are layer, sequence, and the reading's own."""
         return self.streamed.stacked(name)
 
-    def at(self, name: str, layer: int) -> Tensor:
+    def at_layer(self, name: str, layer: int) -> Tensor:
         """Return the values of the reading ``name`` at one layer, a row per sequence."""
         return self.streamed[name, layer]
 

@@ -79,12 +79,12 @@ def split_growth_layers(
         weights = mlp_weights(lens, layer=layer)
         for position in panel.location.sink_positions:
             index = panel.sink_positions.index(position)
-            active = panel.at("neurons_at_sinks", layer)[:, index].to(weights.w_down.device)
+            active = panel.at_layer("neurons_at_sinks", layer)[:, index].to(weights.w_down.device)
             terms, bias = mlp_contributions(lens, weights, layer=layer, activations=active, dimension=step.dimension)
             by = lens.remaining_scales[layer]
             terms, bias = by * terms.cpu(), by * bias.cpu()
             added = {
-                site: by * panel.at(f"{site}_at_sinks", layer)[:, index, step.dimension]
+                site: by * panel.at_layer(f"{site}_at_sinks", layer)[:, index, step.dimension]
                 for site in lens.added_sites(layer)
             }
             output, change = added["mlp_out"], torch.stack([*added.values()]).sum(0)
@@ -114,8 +114,8 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
     for split in splits:
         layer, index = split.layer, panel.sink_positions.index(split.position)
         weights = mlp_weights(lens, layer=layer)
-        activations = panel.at("neurons_at_sinks", layer)[:, index]
-        spike = measures.spike_ratio(activations, elsewhere=panel.at("neurons_elsewhere", layer))
+        activations = panel.at_layer("neurons_at_sinks", layer)[:, index]
+        spike = measures.spike_ratio(activations, elsewhere=panel.at_layer("neurons_elsewhere", layer))
         n_neurons = activations.shape[1]
         ranks = [
             [pd.NA] * n_neurons if weight is None else measures.norm_rank(measures.row_norms(weight)).cpu().numpy()
@@ -152,7 +152,7 @@ def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, sup
         assert lens.d_expert is not None
         index = panel.sink_positions.index(split.position)
         by_expert = split.terms.unflatten(1, (-1, lens.d_expert)).sum(2)
-        routed = panel.at("neurons_at_sinks", split.layer)[:, index].unflatten(1, (-1, lens.d_expert)) != 0
+        routed = panel.at_layer("neurons_at_sinks", split.layer)[:, index].unflatten(1, (-1, lens.d_expert)) != 0
         share = measures.contribution_share(by_expert, change=split.change)
         frames.append(
             pd.DataFrame(
@@ -182,7 +182,7 @@ def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -
     rows = []
     for layer in sorted({split.layer for split in splits}):
         weights = mlp_weights(lens, layer=layer)
-        x, activations = panel.at("mlp_in_by_position", layer), panel.at("neurons_by_position", layer)
+        x, activations = panel.at_layer("mlp_in_by_position", layer), panel.at_layer("neurons_by_position", layer)
         for neuron in super_neurons(splits, layer=layer).nonzero().flatten().tolist():
             up_row = weights.w_up[neuron].float().cpu()
             gate_row = up_row if weights.w_gate is None else weights.w_gate[neuron].float().cpu()

@@ -106,7 +106,7 @@ class Writings:
         return found
 
     def added_by_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
-        """Compute what neurons ``units`` of a layer write, less the mean over ordinary tokens; unit: last layer's."""
+        """Compute what neurons ``units`` of a layer write less its ordinary mean, scaled as in ``added_by_kind``."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
         part = setting.baseline_tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T

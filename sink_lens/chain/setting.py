@@ -199,7 +199,7 @@ class Setting:
         return torch.Generator().manual_seed(self.config.seed)
 
     def control_positions(self, position: int) -> list[int]:
-        """Pick at most ``config.controls`` spaced positions that are no sink or target, best after ``position``."""
+        """Pick at most ``config.controls`` positions, no sinks or target, if possible all after ``position``."""
         taken, controls = {*self.location.sink_positions, self.target_position}, self.config.controls
         free = [p for p in range(1, self.tokens.n_positions - 1) if p not in taken]
         later = [p for p in free if p > position]
@@ -373,7 +373,7 @@ def make_setting(
 
 
 def shorten_setting(setting: Setting, *, most: int) -> Setting:
-    """Return a copy of the setting cut ``most`` positions from the sink on, or after the target if that is later."""
+    """Return a copy of the setting that ends ``most`` positions after the sink, or after a later target."""
     length = max(setting.sink_position + most, setting.target_position + 2)
     if setting.tokens.n_positions <= length:
         return setting

@@ -67,7 +67,7 @@ def position_table(panel: Panel) -> pd.DataFrame:
     frames = []
     for site in SITES_BY_POSITION:
         for layer in panel.layers(f"std:{site}"):
-            std, norm = (panel.at(f"{name}:{site}", layer).nanmean(0) for name in ("std", "norm"))
+            std, norm = (panel.at_layer(f"{name}:{site}", layer).nanmean(0) for name in ("std", "norm"))
             frames.append(
                 pd.DataFrame(
                     {
@@ -109,7 +109,7 @@ def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
     """
     frame = pd.DataFrame({"layer": pd.Series(dtype="int64")})
     for name, parts in (shown for link in links for shown in link.parts.items()):
-        values = [panel.at(name, layer).nanmean((0, 1)).numpy() for layer in panel.layers(name)]
+        values = [panel.at_layer(name, layer).nanmean((0, 1)).numpy() for layer in panel.layers(name)]
         columns = pd.DataFrame(np.reshape(values, (-1, len(parts))), columns=list(parts))
         columns.insert(0, "layer", panel.layers(name))
         frame = frame.merge(columns.astype({"layer": "int64"}), on="layer", how="outer")

@@ -13,7 +13,7 @@ from sink_lens.chain import makers
 from sink_lens.chain import setting as places_of
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.inputs import align_sinks
-from sink_lens.chain.locate import writing_layers
+from sink_lens.chain.locate import mark_writing_layers
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.setting import Maker, make_setting
 from sink_lens.data.tokens import from_tensor
@@ -103,10 +103,10 @@ def test_what_sink_logits_take_is_summed_in_float32_in_a_model_of_half_precision
 def test_a_dimension_is_written_wherever_its_own_value_grows_whatever_its_rate():
     # Grows by 1.45 a layer: over a tenth of what it is then. The last layer adds 5%, the second column falls.
     values = torch.tensor([[0.0, 9.0], [1.0, 5.0], [1.45, 2.0], [2.1, 1.0], [2.2, 0.0]])
-    grows = writing_layers(values)
+    grows = mark_writing_layers(values)
     assert grows.tolist() == [[True, False], [True, False], [True, False], [False, False]]
     small = torch.tensor([[0.0], [0.001], [1.0]])
-    assert writing_layers(small)[:, 0].tolist() == [False, True]  # a thousandth of its largest value
+    assert mark_writing_layers(small)[:, 0].tolist() == [False, True]  # a thousandth of its largest value
 
 
 def test_sequences_whose_sinks_stand_elsewhere_are_cut_so_that_they_stand_at_one_position():

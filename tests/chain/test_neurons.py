@@ -52,9 +52,9 @@ def test_contributions_and_bias_sum_to_the_mlp_output(family, dimension):
     for split in splits:
         index = panel.sink_positions.index(split.position)
         weights = mlp_weights(lens, layer=split.layer)
-        activations = panel.at("neurons_at_sinks", split.layer)[:, index]
+        activations = panel.at_layer("neurons_at_sinks", split.layer)[:, index]
         terms, bias = mlp_contributions(lens, weights, layer=split.layer, activations=activations, dimension=dimension)
-        output = panel.at("mlp_out_at_sinks", split.layer)[:, index, dimension]
+        output = panel.at_layer("mlp_out_at_sinks", split.layer)[:, index, dimension]
         assert (terms.sum(1) + bias - output).abs().max() < 1e-4
         torch.testing.assert_close(split.terms, terms)
 
@@ -97,7 +97,7 @@ def test_only_the_planted_neuron_is_super():
     assert set(selective["neuron"]) == {truth.neuron}
     by_position = selective.set_index("position")
     assert by_position["gate"][0] > 5 * by_position["gate"][1:].abs().max()
-    fires = panel.at("neurons_at_sinks", truth.layer)[:, 0, truth.neuron].mean()
+    fires = panel.at_layer("neurons_at_sinks", truth.layer)[:, 0, truth.neuron].mean()
     assert by_position["activation"][0] == pytest.approx(float(fires), rel=1e-5)
     assert by_position["activation"][0] > 5 * by_position["activation"][1:].abs().max()
 

@@ -136,7 +136,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     layers = tuple(layer for layer in known if layer in sinks) or tuple(known)
 
     def mean_of(name: str) -> Tensor:
-        return torch.cat([panel.at(name, layer) for layer in layers if layer in panel.layers(name)], dim=1).nanmean(1)
+        return torch.cat([panel.at_layer(name, at) for at in layers if at in panel.layers(name)], dim=1).nanmean(1)
 
     cosine = mean_of("key_cosine")
     nulls = {"random_dimensions": float(cosine[:, 1].nanmean()), "other_positions": float(cosine[:, 2].nanmean())}

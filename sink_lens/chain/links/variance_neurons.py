@@ -43,8 +43,8 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     for number, step in enumerate(panel.location.steps):
         chosen, random = [], []
         for layer in step.layers:
-            at_sink = panel.at("neurons_at_sinks", layer)[:, index].abs()
-            both = torch.stack([at_sink, panel.at("neurons_elsewhere", layer)], dim=1)[evidence.tested_sequences]
+            at_sink = panel.at_layer("neurons_at_sinks", layer)[:, index].abs()
+            both = torch.stack([at_sink, panel.at_layer("neurons_elsewhere", layer)], dim=1)[evidence.tested_sequences]
             supers = super_neurons(evidence.splits, layer=layer).nonzero().flatten().tolist()
             others = [draw_other_indices(supers, n=both.shape[-1], generator=generator) for _ in range(draws)]
             chosen.append(both[..., supers])  # sequence, where, neuron
@@ -61,7 +61,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _spike_ratio(rows: np.ndarray) -> float:
-    """Average activation at the sink over activation elsewhere (geometric mean over neurons); nan if all are silent.
+    """Divide activation at the sink by activation elsewhere, geometric mean over neurons; nan if all are silent.
 
     ``rows`` are magnitudes: sequence x (at the sink, at other tokens) x neuron.
     """

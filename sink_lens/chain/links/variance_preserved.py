@@ -54,7 +54,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     some = torch.tensor(evenly_spaced(range(lens.d_model), _TAU_DIMENSIONS))
     matrices = [output_weights(lens, layer=layer).flatten(0, 1).T.float().cpu() for layer in feeding]
     widths = [matrix.shape[1] for matrix in matrices]
-    values = torch.cat([panel.at("z_at", layer) for layer in feeding], dim=-1)  # sequence, place, value of any layer
+    values = torch.cat([panel.at_layer("z_at", layer) for layer in feeding], dim=-1)  # sequence, place, value
 
     def tau(vectors: Tensor, per_dimension: Tensor | None) -> float:
         """Mean preservation over the layers' output matrices."""
@@ -84,7 +84,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _last_feeding_layers(growth: tuple[int, ...], lens: LensModel) -> tuple[int, ...]:
-    """Return the last two ``feeding_layers`` before the first of ``growth``; all of them if there is no growth."""
+    """Return the last two layers whose attention comes before ``growth``; without growth, all of ``feeding_layers``."""
     feeding = feeding_layers(growth, attention=lens.attention_layers)
     return feeding[-2:] if growth else feeding
 

@@ -64,8 +64,8 @@ def test_aggregated_values_are_undefined_where_a_sequence_has_ended():
 
 def test_the_spike_ratio_and_the_contribution_share_are_those_of_the_planted_neuron():
     evidence, truth = planted_evidence(), planted()
-    at_sink = evidence.panel.at("neurons_at_sinks", truth.layer)[:, 0, truth.neuron].abs().mean()
-    elsewhere = evidence.panel.at("neurons_elsewhere", truth.layer)[:, truth.neuron].mean()
+    at_sink = evidence.panel.at_layer("neurons_at_sinks", truth.layer)[:, 0, truth.neuron].abs().mean()
+    elsewhere = evidence.panel.at_layer("neurons_elsewhere", truth.layer)[:, truth.neuron].mean()
     table = link_table(evidence, random_init=None, length=24).set_index("statistic")
     assert table.loc[["spike_ratio"], "value"].iloc[0] == pytest.approx(float(at_sink / elsewhere), rel=1e-3)
     (split,) = [one for one in evidence.splits if one.position == 0]
