@@ -52,7 +52,7 @@ def check_calls(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _called_name(function: Callable[..., Any]) -> str:
-    """Return the name by which a user calls a function; of a method such as ``__init__``, its class's name."""
+    """Return the name by which a user calls a function: for a method such as ``__init__``, the name of its class."""
     return re.sub(r"\.__\w+__$", "", function.__qualname__).rpartition(".")[2]
 
 
@@ -63,7 +63,10 @@ def _python_number(value: Any) -> Any:
 
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse arguments that a function's signature does not allow, and two sizes for one axis name of tensors."""
+    """Refuse arguments of other types than a function's signature names, and tensors that differ in a named axis.
+
+    ``given`` is name of a parameter -> argument.
+    """
     hints, parameters, name_of = _type_hints(function), inspect.signature(function).parameters, _called_name(function)
     for name, value in given.items():
         kind = parameters[name].kind if name in parameters else inspect.Parameter.VAR_KEYWORD
@@ -84,7 +87,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
 
 
 def _axis_sizes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:
-    """Yield (name, size) of each axis of a tensor that has a name in the type hint; others are passed over."""
+    """Yield (name, size) for each axis of a tensor that the type hint names; nothing for any other value."""
     for one in get_args(hint) or (hint,):
         if (text := getattr(one, "dim_str", None)) is None or not is_of_type(value, one):
             continue
@@ -128,7 +131,7 @@ def is_of_type(value: Any, hint: Any) -> bool:
 
 @functools.cache
 def _strict_hint(hint: Any) -> Any:
-    """Return a type hint for beartype that takes numpy's numbers, no bool or nan as a number, and checks each item."""
+    """Rewrite a type hint so that beartype checks every item, takes numpy's numbers, and refuses bool and nan."""
     from beartype.vale import Is
 
     origin, inner = get_origin(hint), get_args(hint)
@@ -155,7 +158,10 @@ def _strict_hint(hint: Any) -> Any:
 
 
 def _items_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
-    """Check whether all items of a list or array are of type ``of[0]``; False for a text, and if ``ordered`` a dict."""
+    """Check whether a value is a list, array or other iterable whose items have the type ``of[0]``, if there is one.
+
+    A text never is. A dict is, by its keys, unless the iterable must be ``ordered``.
+    """
     if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or _reason_without_values(value):
         return False
     if hasattr(value, "dtype"):
@@ -170,7 +176,7 @@ def _items_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
 
 
 def _all_of_type(values: Any, of: Sequence[Any]) -> bool:
-    """Check whether all values have the type ``of[0]``; True without a type, or with too many values to check."""
+    """Check whether all values have the type ``of[0]``; True if ``of`` is empty or there are too many values."""
     return not of or len(values) > _MOST_ITEMS or all(is_of_type(one, of[0]) for one in values)
 
 
@@ -191,7 +197,7 @@ def _exceeds_64_bits(value: Any) -> bool:
 
 
 def _reason_without_values(value: Any) -> str:
-    """Return why a tensor has no values to read, as the end of a sentence; "" if it has them."""
+    """Return the end of a sentence that says why a tensor's values cannot be read; "" if they can."""
     if getattr(value, "is_meta", False):
         return " on the device meta, which holds no values"
     layout = str(getattr(value, "layout", "torch.strided"))

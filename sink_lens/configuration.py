@@ -49,8 +49,8 @@ _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, where: str = "") -> C:
     """Return a configuration of class ``kind``: ``given``, or the defaults if None, with the fields in ``changes``.
 
-    An unknown field or a value of another type is refused; the error names ``where`` it comes from (by default, the
-    class). Lists become tuples.
+    An unknown field or a value of another type is refused. ``where`` is the place that the error names, such as a file;
+    by default it is the class. Lists become tuples.
     """
     known = {field.name: field for field in fields(cast("Any", kind))}
     changes = flatten_tables(kind, changes, where=where)
@@ -61,7 +61,10 @@ def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
 
 
 def flatten_tables(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-    """Return a TOML file's settings with the entries of tables such as ``[tokens]`` at the top level; refuse others."""
+    """Return a TOML file's settings, with the entries of tables such as ``[tokens]`` moved to the top level.
+
+    An unknown entry is refused; ``where`` names the file in the error.
+    """
     found = dict(settings)
     for field in fields(kind):
         keys, table = field.metadata.get("table"), found.get(field.name)
@@ -77,7 +80,7 @@ def refuse_unknown_names(
 ) -> None:
     """Refuse a name in ``given`` that is not among the ``known`` names; the error gives the nearest known name.
 
-    ``where`` says in the error what has the names. ``options`` maps wrong names that users try to the right ones.
+    ``where`` is what has the names, as the error says it. ``options`` is wrong name that users try -> right name.
     """
     known, options = list(known), options or {}
     for name in given:
@@ -120,7 +123,10 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def convert_field_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:
-    """Return a field's value in the type ``kind``: a list, or a text such as ``0-3,7``, as a tuple; refuse others."""
+    """Return a value for a field in the type ``kind``: a list, or a text such as ``0-3,7``, becomes a tuple.
+
+    A value of another type is refused; the error calls the field ``name``, or by its own name if that is empty.
+    """
     name = name or field.name
     kind, optional = split_off_none(kind)
     if value is None and optional:
@@ -155,7 +161,7 @@ def choices_of(kind: Any) -> tuple[str, ...]:
 
 
 def check_field_types(config: Any) -> None:
-    """Refuse a configuration with a value of another type or choice than its field's; turn its lists into tuples."""
+    """Refuse a configuration with a value that its field's type does not allow; turn its lists into tuples."""
     for field in fields(config):
         if "file_only" not in field.metadata:
             object.__setattr__(config, field.name, convert_field_value(field, field.type, getattr(config, field.name)))
@@ -179,7 +185,7 @@ def check_at_least(config: Any, least: float, *names: str) -> None:
 
 
 def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
-    """Refuse fields among ``names`` that were set but have no effect here; the error says what reads them."""
+    """Refuse fields among ``names`` that were set but have no effect in this run; only ``reader`` would read them."""
     for field in fields(config):
         if field.name in names and getattr(config, field.name) != field.default:
             value = safe_line(repr(getattr(config, field.name)), limit=200)
@@ -187,7 +193,7 @@ def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
 
 
 def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
-    """Parse a text such as ``0-3,7`` into a tuple of ``item``; ``how`` is ranges or commas; errors say ``name``."""
+    """Parse a text such as ``0-3,7`` (``how`` is ranges) or ``1,2.5`` (commas) into a tuple of the type ``item``."""
     if how == "ranges":
         return tuple(parse_ranges(text, name=name))
     if how != "commas":
@@ -200,7 +206,7 @@ def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]
 
 
 def _convert_single_value(name: str, value: Any, kind: Any) -> Any:
-    """Return one value of a field in the field's type; refuse a value that does not fit, by the field's name."""
+    """Return one value of a field in the type ``kind``; refuse a value that does not fit, with the field's ``name``."""
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
             raise InputError(f"{name} is {safe_line(repr(value), limit=200)}; need one of {', '.join(get_args(kind))}")

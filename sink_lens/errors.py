@@ -63,10 +63,10 @@ class UndrawnError(RunError):
 
 @contextmanager
 def note_whose_function_failed(whose: str, *, given: Iterable[Any] = ()) -> Iterator[None]:
-    """Within the block, add a note to an error that says whose code raised it: ``whose``, such as "the metric 'm'".
+    """Within the block, add to an error the note that it was raised in ``whose`` code, such as "the metric 'm'".
 
     Raises:
-        InputError: the function changed one of the tensors in ``given`` in place.
+        InputError: the code changed one of the tensors in ``given`` in place.
     """
     read = [(one, one._version) for one in given if not one.is_inference()]
     try:

@@ -75,14 +75,14 @@ class Pass:
     """Time of a pass, relative to a plain one: a pass that measures takes longer."""
 
     @property
-    def count(self) -> float:
-        """Number of forward passes; one with a backward pass after it counts as three."""
+    def n_forwards(self) -> float:
+        """Number of forward passes; a backward pass counts as three, its forward pass included."""
         return self.forwards + BACKWARD * self.backwards
 
     @property
     def all_tokens(self) -> int:
-        """Number of tokens in all these passes; those of a pass with a backward pass after it count three times."""
-        return round(self.count * self.tokens)
+        """Number of tokens in all these passes; the tokens of a backward pass count three times."""
+        return round(self.n_forwards * self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ class Cost:
 
     def seconds_of(self, part: Pass) -> float:
         """Return the estimated seconds of a part of the run."""
-        return part.count * part.tokens * part.slowness * self.seconds_a_token
+        return part.n_forwards * part.tokens * part.slowness * self.seconds_a_token
 
     @property
     def seconds(self) -> float:
@@ -187,7 +187,7 @@ def estimate_cost(config: Any, passes: CountPasses) -> Cost:
         asked = sizes and passes(config, sizes)
         models = [sizes, *map(_read_sizes, asked.others)] if asked else []
         if asked and None not in models:
-            return _estimate_by_header(config, asked, [one for one in models if one])
+            return _estimate_from_sizes(config, asked, [one for one in models if one])
     return _estimate_by_timing(config, passes)
 
 
@@ -198,7 +198,7 @@ def _read_sizes(name: str) -> Sizes | None:
     return Sizes(header=header, files=files) if header else None
 
 
-def _estimate_by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
+def _estimate_from_sizes(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
     """Estimate a run's cost from its passes (``asked``), its models' sizes and the speed of a matrix product here."""
     found = [one.header for one in models]
     weights = sum(header.weight_bytes(config.dtype) for header in found)
@@ -221,12 +221,12 @@ def _estimate_by_header(config: Any, asked: Passes, models: Sequence[Sizes]) -> 
         bytes_peak=LIBRARIES + weights + asked.bytes,
         source=_BY_HEADER,
         hints=f"; the weights take {size_text(stored)} in the checkpoint's own type (--dtype auto)" if is_wider else "",
-        before="; ".join({said: None for one in models if (said := _conversion_text(one))}),
+        before="; ".join({said: None for one in models if (said := _gguf_conversion_sentence(one))}),
     )
 
 
 def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
-    """Estimate the cost of a run, whose ``passes`` are counted: load its models and time one forward pass of each."""
+    """Estimate the cost of a run: load its models, let ``passes`` count its passes, and time one of each model."""
     from torch import Generator
 
     from .data.tokens import random_tokens
@@ -263,7 +263,7 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
 
 
 def _header_of(lens: "LensModel") -> Header:
-    """Return the sizes of a loaded model, as ``read_header`` reads them from files; experts count as their layer."""
+    """Return the sizes of a loaded model in the form that ``read_header`` gives for files; all experts count."""
     weights = {id(one): one for one in lens.plain.parameters()}.values()
     n_weights, n_vocab = sum(one.numel() for one in weights), lens.d_vocab * lens.d_model
     ends = sum(tuple(one.shape) == (lens.d_vocab, lens.d_model) for one in weights)
@@ -294,12 +294,12 @@ def cost_table(cost: Cost) -> RenderableType:
         table.add_row("in all", f"{in_all:,}", duration_text(cost.seconds), style="bold")
         shown.append(table)
     elif asked.each:
-        each = cost.seconds * BACKWARD / first.count
+        each = cost.seconds * BACKWARD / first.n_forwards
         rows[f"a {asked.each}"] = f"{each:.3g} s in one process"
         rows["tokens per second"] = f"{first.tokens / each:,.0f}"
     else:
         over = f"over all {plural(asked.sequences, asked.unit)}, {first.all_tokens:,} tokens"
-        rows["passes"] = f"{asked.bound} {first.count:.4g} {over}"
+        rows["passes"] = f"{asked.bound} {first.n_forwards:.4g} {over}"
     rows["time"] = f"{about_duration_text(cost.seconds)}, from {cost.source}; not included: {asked.apart}"
     weights = f"of which {size_text(cost.bytes_weights)} are weights{asked.memory}{cost.hints}"
     rows["memory"] = f"about {size_text(cost.bytes_peak)} at its peak, with libraries, {weights}"
@@ -323,7 +323,7 @@ def time_call(piece: Callable[[], object], *, device: "torch.device | str", warm
 
 
 def read_synchronised_clock(device: "torch.device | str") -> float:
-    """Return the clock's time in seconds, read when the device, if it is a GPU, has finished its work."""
+    """Return the clock's time in seconds; on a GPU, wait first until it has finished its work."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -342,9 +342,9 @@ def measure_operations_a_second() -> float:
 def seconds_a_token(n_weights: int, *, slowness: float) -> float:
     """Estimate the seconds of a forward pass on the CPU for each token, for a model with ``n_weights`` weights.
 
-    ``slowness`` is the time of a pass over that of its matrix products. The estimate is too low for models of a few
-    million parameters, where Python takes most of the time, and for sequences of several thousand tokens, where
-    attention does.
+    ``slowness`` is the time of a pass divided by the time of its matrix products alone. The estimate is too low for
+    models of a few million parameters, since Python takes most of their time, and for sequences of several thousand
+    tokens, since attention does.
     """
     return slowness * 2 * n_weights / measure_operations_a_second()
 
@@ -355,13 +355,13 @@ def max_n_tokens(texts: Sequence[str]) -> int:
 
 
 def forward_activation_bytes(header: Header, *, tokens: int) -> int:
-    """Estimate the bytes of a forward pass of so many tokens, from the sizes in ``header``: logits, not weights."""
+    """Estimate the bytes that a forward pass of so many tokens needs beside the weights: one layer and the logits."""
     held = min(tokens, _TOKENS_A_FORWARD)
     return round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab) + layer_activation_bytes(header, tokens=held)
 
 
 def layer_activation_bytes(header: Header, *, tokens: int) -> int:
-    """Estimate the bytes of one layer's activations for so many tokens, from the model's sizes (``header``)."""
+    """Estimate the bytes of one layer's activations for so many tokens, from the model's sizes in ``header``."""
     return _COPIES * 4 * tokens * 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
 
 
@@ -377,7 +377,7 @@ def runs_on_gpu(device: str | None) -> bool:
     return torch.cuda.is_available()
 
 
-def _conversion_text(sizes: Sizes) -> str:
+def _gguf_conversion_sentence(sizes: Sizes) -> str:
     """Return a sentence on the time and space that converting a GGUF file takes; "" for other files."""
     if sizes.files is None or sizes.files.suffix != ".gguf":
         return ""

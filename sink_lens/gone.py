@@ -45,7 +45,7 @@ follows "use" in the error."""
 
 
 def refuse_removed(name: str, *, said: str = "", more: str = "") -> None:
-    """Raise a GoneError if this name was removed; ``said`` is its name in the error, and ``more`` the error's end."""
+    """Raise a GoneError if this name was removed; the error calls it ``said`` and ends with ``more``."""
     for names, instead in GONE.items():
         if name in names:
             raise GoneError(f"{said or name} was removed; use {instead}{more}")

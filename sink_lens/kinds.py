@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
-from typing import Any
 
 from .errors import InputError
 
@@ -63,12 +62,6 @@ class RunKind:
     view, ``answer(result, view)``."""
     failed: str = ""
     """``failed(result)``, which says whether the command ends with exit code 1."""
-
-
-def import_object(place: str) -> Any:
-    """Import and return the object that ``module:name`` stands for."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
 
 
 @functools.cache

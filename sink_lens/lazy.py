@@ -1,7 +1,8 @@
-"""Names that a package reads from its modules when they are first used, so that importing the package loads nothing.
+"""Names that are imported when they are first used, so that importing a package loads nothing.
 
-They stand in the stub beside its ``__init__.py``, where type checkers read them too. The package lazy_loader reads
-stubs as well, but knows no renamed import and none from a sister package, and checks no arguments.
+The public names of a package stand in the stub beside its ``__init__.py``, where type checkers read them too. The
+package lazy_loader reads stubs as well, but knows no renamed import and none from a sister package, and checks no
+arguments.
 """
 
 import ast
@@ -14,6 +15,12 @@ from typing import Any
 
 from .arguments import check_calls
 from .gone import refuse_removed
+
+
+def import_object(place: str) -> Any:
+    """Import and return the object that ``module:name`` stands for."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
 def read_stub(init: str) -> dict[str, str]:

@@ -16,8 +16,8 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 def plain_mode() -> Iterator[None]:
     """Within the block, switch autocast and inference mode off for this thread; gradients stay off where they were off.
 
-    The default type of new tensors belongs to the whole process, and other threads may rely on it, so it is left alone:
-    what is made here says its type.
+    The default dtype of new tensors is left alone, since it belongs to the whole process and other threads may rely on
+    it. So code in the block names the dtype of each tensor that it makes.
     """
     if (torch := sys.modules.get("torch")) is None:  # nothing is measured yet
         yield

@@ -16,7 +16,7 @@ _UNSHOWN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 def safe_line(text: object, *, limit: int = 120, counted: bool = True) -> str:
-    """Make text from elsewhere safe to show: one line of ``limit`` characters at most, invisible ones spelled out.
+    """Return any text as one line that is safe to show: cut to ``limit`` characters, invisible ones spelled out.
 
     Control characters, format characters (right-to-left marks, zero-width characters), private and unpaired
     characters are written as ⟨U+202E⟩. Cut text ends with its full length if ``counted`` is true. Markup is
@@ -44,12 +44,12 @@ def safe_for_terminal(text: str) -> str:
 
 
 def token_text(text: object, *, limit: int = 24, counted: bool = True) -> str:
-    """Write a token as pages show it: dots for spaces, never empty, cut to ``limit`` (full length if ``counted``)."""
+    """Write a token as pages show it: with dots for spaces and ∅ if it is empty, cut as ``safe_line`` cuts."""
     return safe_line(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
 
 
 def as_text(value: Any) -> str:
-    """Return a value as text: three significant digits, yes or no, 'undefined' if missing; a text stays as it is."""
+    """Write a value: a number to three digits, a bool as yes or no, None and nan as 'undefined', any text safely."""
     if isinstance(value, str):
         return safe_line(value, limit=400)
     if value is None or (isinstance(value, Real) and value != value):  # math.isnan takes no whole number of 400 digits
@@ -101,7 +101,7 @@ def name_in_words(name: str) -> str:
 
 
 def site_label(name: str) -> str:
-    """Write a site in words: ``mlp_out`` becomes "MLP output"; a site without such words keeps its name."""
+    """Return the label of a site: ``mlp_out`` becomes "MLP output"; a site without a label keeps its name."""
     return _SITES.get(name, safe_line(name))
 
 
@@ -122,7 +122,7 @@ _SITES = {
 
 
 def interval_text(low: Any, high: Any, *, shown: Callable[[Any], str] = as_text) -> str:
-    """Write an interval such as "[0.1, 0.3]"; ``shown`` writes each end; an undefined end gives an empty text."""
+    """Write an interval such as "[0.1, 0.3]"; ``shown`` writes each end. "" if an end is undefined."""
     if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):
         return ""
     return f"[{shown(low)}, {shown(high)}]"
@@ -187,7 +187,7 @@ def neuron_name(layer: Any, neuron: Any) -> str:
 
 
 def label_parts(text: object) -> str:
-    """Rewrite names of model parts from a table for people: ``2.90, head 18.8`` becomes L2.N90, L18.H8."""
+    """Replace the names of model parts in a text by their labels: ``2.90, head 18.8`` becomes L2.N90, L18.H8."""
     named = re.sub(r"\bhead (\d+)\.(\d+)\b", r"L\1.H\2", safe_line(text, limit=400))
     named = re.sub(r"\bmixer (\d+)", r"mixer of L\1", named)
     named = re.sub(r"\bposition embedding (\d+)", r"embedding of position \1", named)
@@ -197,7 +197,7 @@ def label_parts(text: object) -> str:
 
 
 def node_label(name: str) -> str:
-    """Write a circuit's node for people: ``a18.h8`` becomes L18.H8, and ``m5`` MLP 5; other names stay."""
+    """Return the label of a circuit's node: ``a18.h8`` becomes L18.H8, and ``m5`` MLP 5; other names stay."""
     if found := re.fullmatch(r"a(\d+)\.(h|kv)(\d+)", name):
         return f"L{found[1]}.{found[2].upper()}{found[3]}"
     if found := re.fullmatch(r"m(\d+)(\.n)?", name):
@@ -210,7 +210,7 @@ _INPUTS = {"q": "query", "k": "key", "v": "value", "g": "gate"}
 
 
 def edge_label(name: str) -> str:
-    """Write a circuit's edge, or one end of it, for people: ``a3.h1->a4.h1<q>`` becomes L3.H1 → query of L4.H1."""
+    """Return the label of a circuit's edge or end: ``a3.h1->a4.h1<q>`` becomes L3.H1 → query of L4.H1."""
     ends, at, span = name.partition("@")
     said = []
     for end in ends.split("->"):
@@ -228,7 +228,7 @@ def layers_in_words(first: int, last: int) -> str:
 def parse_ranges(text: str, *, name: str, also: str = "") -> list[int]:
     """Parse a set of indices: ``0-3,7`` gives [0, 1, 2, 3, 7], in the order written.
 
-    The error names the option, ``name``, and other words that it accepts: ``also``, such as "each, all, or ".
+    The error calls the option ``name``, and says ``also`` what else it accepts, such as "each, all, or ".
     """
     found: list[int] = []
     for piece in text.split(","):
@@ -254,7 +254,7 @@ def as_ranges(indices: Sequence[int]) -> str:
 
 
 def edit_strength(row: Mapping[Any, Any]) -> str:
-    """Return the strength of a sweep's edit, such as " x 2 from mean"; "" if its row has no factor and no centre."""
+    """Write the strength of an edit from its factor and centre, such as " x 2 from mean"; "" if it has neither."""
     factor, centre = row.get("factor"), row.get("centre") or row.get("vector")
     times = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""
     return times + (f" from {safe_line(centre)}" if isinstance(centre, str) and centre else "")

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.cli.run_kinds import add_command
-from sink_lens.kinds import all_kinds, import_object
+from sink_lens.kinds import all_kinds
+from sink_lens.lazy import import_object
 from sink_lens.report.html import page_html
 from sink_lens.report.page import Page
 from sink_lens.schema import tables_of

@@ -16,7 +16,8 @@ from sink_lens.cli.options import add_config_options, build_config, off_option_n
 from sink_lens.configuration import choices_of, field_docs, make_config
 from sink_lens.data.cache import CacheConfig
 from sink_lens.errors import InputError
-from sink_lens.kinds import all_kinds, import_object
+from sink_lens.kinds import all_kinds
+from sink_lens.lazy import import_object
 from sink_lens.patching.run_pair import merge_patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.studies.config import AblateConfig, CardConfig

@@ -117,7 +117,7 @@ def run(
         folder,
         shard=shard,
         overwrite=overwrite,
-        opened=partial(asked.open_run, reopen=shard is not None),
+        open_run=partial(asked.open_run, reopen=shard is not None),
         begin=lambda writer: asked.n_pairs_by_group(),
         compute=partial(asked.score_pair_groups, progress=progress),
         finish=partial(_finish_run, asked, progress=progress),

@@ -5,7 +5,8 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..kinds import RunKind, all_kinds, import_object
+from ..kinds import RunKind, all_kinds
+from ..lazy import import_object
 from .console import (
     app,
     console,

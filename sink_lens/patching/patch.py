@@ -129,7 +129,7 @@ def _patch_site(
         Path(out),
         shard=shard,
         overwrite=overwrite,
-        opened=partial(open_run, lens=runs.lens, reopen=reopen, **about),
+        open_run=partial(open_run, lens=runs.lens, reopen=reopen, **about),
         begin=plan_patches,
         compute=measure_parts,
         finish=partial(request.finish_run, progress=progress and shard is None),

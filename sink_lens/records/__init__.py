@@ -8,7 +8,7 @@ reused. Nothing in this package loads torch.
 
 from sink_lens.records.log import LOG_FILE, RunLog, log_lines, read_log
 from sink_lens.records.provenance import CIRCUMSTANCE, package_versions
-from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run, refuse_file_of_run
+from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run, run_state
 from sink_lens.records.result import Finding, Result
 from sink_lens.records.writing import (
     UNKNOWN,
@@ -17,8 +17,8 @@ from sink_lens.records.writing import (
     check_folder_free,
     create_run,
     default_run_folder,
+    refuse_file_of_run,
     refuse_unhashed_code,
-    run_state,
     write_atomically,
 )
 

@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 def result_html(
     sentences: str | Sequence[str], *parts: object, notes: Sequence[str] = (), folder: Path | None = None
 ) -> str:
-    """Return the HTML that a notebook shows for a result: sentences, then figures and tables, then small print.
+    """Return the HTML that a notebook shows for a result: sentences, then figures and tables, then notes.
 
-    Args:
-        sentences: sentences at the top.
-        parts: data frames (shown as tables), mappings (as lists of facts) and figures, in order.
-        notes: small print.
-        folder: the run folder, named at the end.
+    ``parts`` are data frames, mappings of names to values, and figures. ``folder``, the run's, is named at the end.
     """
     return _import_from_report("notebook", "result_html")(sentences, *parts, notes=notes, folder=folder)
 
@@ -42,5 +38,5 @@ def draw_page(folder: Path) -> Path:
 
 
 def _import_from_report(module: str, name: str) -> Any:
-    """Import a function of sink_lens.report by the names of its module and of itself, when it is needed."""
+    """Import the function ``name`` from a module of sink_lens.report."""
     return getattr(import_module(f"sink_lens.report.{module}"), name)

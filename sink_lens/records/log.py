@@ -110,7 +110,7 @@ class RunLog:
         os.close(self._claim)
 
     def _begin_part(self, columns: Mapping[str, Mapping[str, str]]) -> int:
-        """Cut off a broken last line, write a first line of columns if there is none; return this start's number."""
+        """Cut off a broken last line, write the line of columns if there is none, and return the new part's number."""
         content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
@@ -126,7 +126,7 @@ class RunLog:
         return last + 1
 
     def _write_bytes(self, content: bytes) -> None:
-        """Append all bytes and force them onto the disk; after an error the file is as it was."""
+        """Append bytes to the file and force them onto the disk; after an error the file is as it was."""
         before = os.fstat(self._file).st_size
         try:
             done = 0
@@ -158,7 +158,7 @@ def refuse_used_log(folder: Path) -> None:
 
 
 def read_log_columns(path: Path) -> dict[str, dict[str, str]]:
-    """Read the first line of a log: table -> column -> dtype.
+    """Read the first line of a log, which names its columns: table -> column -> dtype.
 
     Raises:
         ValueError: the first line has another form.
@@ -174,10 +174,10 @@ def read_log_columns(path: Path) -> dict[str, dict[str, str]]:
 
 
 def all_log_lines(path: Path) -> Iterator[Line]:
-    """Yield every whole line after the first, also of steps that a resumed run wrote again.
+    """Yield every whole line of a log after the first; a resumed run may have written later lines for the same steps.
 
     Raises:
-        ValueError: a line is none that ``RunLog`` wrote.
+        ValueError: a line was not written by ``RunLog``.
     """
     with path.open("rb") as file:
         file.readline()
@@ -199,10 +199,10 @@ def all_log_lines(path: Path) -> Iterator[Line]:
 
 
 def log_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a log in order; of a step that a resumed run wrote again, only the later lines.
+    """Yield the lines of a log that count, in order: if a resumed run wrote a step again, only its later lines.
 
     Raises:
-        ValueError: a line is none that ``RunLog`` wrote.
+        ValueError: a line was not written by ``RunLog``.
     """
     begins: dict[int, float] = {}
     for line in all_log_lines(path):
@@ -215,7 +215,7 @@ def log_lines(path: Path) -> Iterator[Line]:
 
 
 def read_log(path: Path) -> dict[str, pd.DataFrame]:
-    """Read a log as tables, name -> data frame; of a step that a resumed run wrote again, only the later rows.
+    """Read a log as tables, name -> data frame; if a resumed run wrote a step again, only its later rows count.
 
     Raises:
         ValueError: the log is damaged.

@@ -27,9 +27,10 @@ class Shortened:
 
 
 def shorten_table(frame: pd.DataFrame, *, most: int) -> tuple[pd.DataFrame, Shortened]:
-    """Shorten a table to about ``most`` rows; return (the kept rows, their number and that of all rows).
+    """Shorten a table to about ``most`` rows; return (the rows that were kept, how many of how many they are).
 
-    A table with steps keeps some steps with all their rows; another one, every n-th row and each column's extremes.
+    If the table has many steps, some steps are kept, with all their rows. If not, every n-th row is kept, and the rows
+    with the extremes of each column.
     """
     total = len(frame)
     if "step" in frame and pd.api.types.is_integer_dtype(frame["step"]) and not frame["step"].hasnans:

@@ -6,7 +6,7 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,18 @@ import numpy as np
 import pandas as pd
 import safetensors
 import safetensors.numpy
+from filelock import FileLock, Timeout
 from pandas.api import types
 
-from sink_lens.errors import InputError, RunError
-from sink_lens.files import check_file_name, is_plain_file_name, refuse_tilde
+from sink_lens.errors import RunError
+from sink_lens.files import check_file_name, is_plain_file_name
 from sink_lens.gone import refuse_removed
 from sink_lens.records.log import LOG_FILE, read_log, read_log_columns
 from sink_lens.records.long_tables import Shortened, shorten_table
 from sink_lens.schema import table_of
 
 RUN_FILE = "run.json"
+LOCK_FILE = ".lock"
 PAGE_FILE = "report.html"
 """File name of a run's page. The page is drawn from the run's other files, and run.json never lists it."""
 _KINDS: Mapping[str, tuple[type, ...]] = {
@@ -140,7 +142,7 @@ class Run:
     """Files that a finished run of this kind has and this run lacks or has lost."""
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: kind, status, model, folder, tables, and missing files."""
+        """Return the HTML that a notebook shows: kind, status, model, folder, tables, and missing files."""
         model = self.provenance.get("model") or "no model"
         said = {"run": f"{self.kind}, {self.status}", "of": model, "in": self.folder, "tables": ", ".join(self.tables)}
         said |= {"missing": ", ".join(self.missing)} if self.missing else {}
@@ -199,6 +201,19 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     )
 
 
+def run_state(folder: Path) -> str:
+    """Return the state of a run: finished, failed, interrupted, running, or stopped (killed while running)."""
+    status = str(read_run_json(folder)["status"])
+    lock = FileLock(folder / LOCK_FILE, timeout=0, thread_local=False)
+    if status != "running" or not Path(lock.lock_file).exists():
+        return "stopped" if status == "running" else status
+    try:
+        with lock:
+            return "stopped"
+    except Timeout:
+        return status
+
+
 def read_table(path: Path, *, kind: str) -> pd.DataFrame:
     """Read a table from a Parquet or CSV file of a run, and check its columns against the schema.
 
@@ -214,7 +229,7 @@ def check_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = F
     """Check a table's columns against the schema of table ``name`` in runs of a kind; return the table unchanged.
 
     Raises:
-        ValueError: a column has another dtype; ``text_too`` allows numbers in columns of texts.
+        ValueError: a column has another dtype. A column of texts may hold numbers if ``text_too`` is true.
     """
     if (described := table_of(kind, name)) is not None:
         for column in described.columns:
@@ -224,9 +239,9 @@ def check_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = F
 
 
 def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool) -> None:
-    """Refuse a column of another type than ``dtype``, such as numbers for texts, or fractions for whole numbers.
+    """Refuse a column of another type than ``dtype``, such as fractions for whole numbers.
 
-    ``text_too`` allows numbers for texts, since a text such as "12" is read from CSV as a number.
+    ``text_too`` allows numbers instead of texts, since a text such as "12" is read from CSV as a number.
     """
     cells = table[name]
     if dtype == "int" and types.is_float_dtype(cells):
@@ -273,32 +288,8 @@ def _check_record(record: Any) -> None:
             raise ValueError(f"{file} has no size and hash")
 
 
-def refuse_file_of_run(path: Path, *, replaceable: Collection[str]) -> None:
-    """Refuse to write over a file that belongs to a run.
-
-    Args:
-        path: The file to be written.
-        replaceable: Suffixes of files that may be replaced in a run folder, unless run.json lists them.
-
-    Raises:
-        InputError: The file is run.json itself, is listed in run.json, or exists with another suffix; or the path
-            begins with ``~``.
-    """
-    refuse_tilde(path, what="the name of the file")
-    target = Path(os.path.realpath(path))  # resolve() raises at a loop of links
-    for folder in target.parents:
-        if not (folder / RUN_FILE).is_file():
-            continue
-        try:
-            own = {RUN_FILE, *read_run_json(folder)["files"]}
-        except RunError:  # run.json is damaged, so the files that it lists are unknown
-            own = {RUN_FILE}
-        if str(target.relative_to(folder)) in own or (target.is_file() and target.suffix.lower() not in replaceable):
-            raise InputError(f"{path} belongs to the run in {folder}; need a file of its own. Choose another name.")
-
-
 def is_file_intact(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Return True if a file has the size and hash of its entry in run.json; a log may have become longer."""
+    """Check whether a file has the size and hash of its entry in run.json; a log may have become longer."""
     if not path.is_file() or path.stat().st_size < entry["bytes"]:
         return False
     digest, left = hashlib.sha256(), entry["bytes"]

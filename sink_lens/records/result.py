@@ -38,15 +38,15 @@ class Finding:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The sentences that say what was found: the lines of the headline."""
+        """The sentences that say what was found; ``headline`` has them as lines of one text."""
         return tuple(self.headline.splitlines())
 
     def shown(self) -> tuple[object, ...]:
-        """Return the figures and tables that a notebook shows below the headline."""
+        """Return the figures and tables that a notebook shows below the sentences."""
         return (self.frame,)
 
     def _repr_html_(self) -> str:
-        """Return the headline with figures and tables as HTML, for a notebook."""
+        """Return the HTML that a notebook shows: the sentences, then figures and tables."""
         shown, folder = self.shown() if self.finished else (), getattr(self, "folder", None)
         return display.result_html(self.sentences, *shown, notes=self.notes, folder=folder)
 
@@ -61,12 +61,12 @@ class Result(Finding):
 
     @classmethod
     def unfinished(cls, folder: Path, *, shard: str) -> Self:
-        """Return a result without tables, for a shard of a run whose other shards are still to be computed."""
+        """Return a result without tables, for a finished shard of a run; other shards are still to be computed."""
         return cls(folder=folder, tables=Unfinished(folder), headline=Shard.parse(shard).done_sentence(folder))
 
     @property
     def report_path(self) -> Path:
-        """Path of the run's page, one HTML file; ``report`` draws it, if the run has not."""
+        """Path of the run's page, one HTML file; call ``report`` to draw it if the file is not there."""
         return self.folder / PAGE_FILE
 
     def report(self) -> Path:

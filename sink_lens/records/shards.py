@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from ..errors import InputError, RunError
-from .reading import RUN_FILE, is_file_intact, read_run_json, read_table
-from .writing import RunWriter, run_state
+from .reading import RUN_FILE, is_file_intact, read_run_json, read_table, run_state
+from .writing import RunWriter
 
 _FOLDER = re.compile(r"shard-([0-9]+)-of-([0-9]+)")
 _MOST = 10_000
@@ -69,7 +69,7 @@ class Shard:
         return run / f"shard-{self.number}-of-{self.count}"
 
     def done_sentence(self, run: Path) -> str:
-        """Return a sentence on the run in a folder: this shard is done, and other shards are not."""
+        """Return the sentence that this shard of a run is done, other shards are not, and a command lists them."""
         return f"shard {self} is done, others are not yet: sink-lens status {run}"
 
 
@@ -88,7 +88,7 @@ def compute_run(
     *,
     shard: str | None = None,
     overwrite: bool = False,
-    opened: Callable[..., RunWriter],
+    open_run: Callable[..., RunWriter],
     begin: Callable[[RunWriter], Mapping[str, int]],
     compute: Callable[[RunWriter, Collection[str]], None],
     finish: Callable[[RunWriter], R],
@@ -99,7 +99,7 @@ def compute_run(
         run: the folder of the whole run.
         shard: text for ``Shard.parse``; None computes the whole run, and takes the parts of finished shards.
         overwrite: replace the run that the folder holds.
-        opened: function that opens a run folder for writing; its options are ``overwrite``, ``patience`` and, for a
+        open_run: function that opens a run folder for writing; its options are ``overwrite``, ``patience`` and, for a
             shard, ``part``, which is added to the configuration.
         begin: function that writes the files that all shards need; it returns name of a part -> number of its cells.
         compute: function that computes the parts with the given names into a shard's folder.
@@ -114,7 +114,7 @@ def compute_run(
     """
     check_shard(shard, out=run, overwrite=overwrite)
     if shard is None:
-        with opened(run, overwrite=overwrite) as writer:
+        with open_run(run, overwrite=overwrite) as writer:
             copy_shard_parts(writer)
             result = finish(writer)
         remove_shards(run)
@@ -126,17 +126,17 @@ def compute_run(
             "leave out the shard, which takes what is done and computes the rest"
         )
     with contextlib.ExitStack() as stack:
-        with opened(run, patience=_PATIENCE) as writer:
+        with open_run(run, patience=_PATIENCE) as writer:
             parts = begin(writer)
             is_done = all(map(writer.has, parts))
             writer.leave_unfinished()
             own = dict(list(parts.items())[one.number - 1 :: one.count])
             part = {"shard": str(one), "parts": own}
             if not is_done:  # while the run's folder is held, so that no shard takes these parts and removes this one
-                writer = stack.enter_context(opened(one.folder(run), patience=1.0, part=part))
+                writer = stack.enter_context(open_run(one.folder(run), patience=1.0, part=part))
         if not is_done:
             compute(writer, own)
-    with opened(run, patience=_PATIENCE) as writer:
+    with open_run(run, patience=_PATIENCE) as writer:
         if not all(map(writer.has, parts)):
             if not all_shards_finished(run):
                 writer.leave_unfinished()
@@ -148,25 +148,25 @@ def compute_run(
 
 
 def list_shards(run: Path) -> list[Shard]:
-    """Return the shards of a run that were begun, found by their folders, in the order of their numbers."""
+    """Return the shards of a run that have a folder with a run.json, in the order of their numbers."""
     found = [_FOLDER.fullmatch(path.name) for path in run.glob("shard-*-of-*") if (path / RUN_FILE).is_file()]
     return sorted((Shard(int(one[1]), int(one[2])) for one in found if one), key=lambda one: (one.count, one.number))
 
 
 def all_shards_finished(run: Path) -> bool:
-    """Check whether every shard of a run is in its folder and finished."""
+    """Check whether all shards of a run have a folder there and are finished."""
     found = list_shards(run)
     done = [read_run_json(shard.folder(run))["status"] == "finished" for shard in found]
     return bool(found) and len(found) == found[0].count and all(done)
 
 
 def process_name() -> str:
-    """Return the name of this machine and the number of this process, which a shard records as its holder."""
+    """Return the name of this machine and the number of this process, by which a shard says who computes it."""
     return f"{gethostname()}, process {os.getpid()}"
 
 
 def copy_shard_parts(writer: RunWriter) -> None:
-    """Copy the finished parts of all shards into the folder that ``writer`` writes, if they are not there yet.
+    """Copy the files of finished parts from all shards into the run folder of ``writer``, if it lacks them.
 
     Raises:
         RunError: a shard is still being computed.

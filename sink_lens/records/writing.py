@@ -7,7 +7,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -18,15 +18,22 @@ import pandas as pd
 import safetensors.numpy
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import RunError, SinkLensError, UndrawnError
+from sink_lens.errors import InputError, RunError, SinkLensError, UndrawnError
 from sink_lens.files import check_file_name, refuse_tilde
 from sink_lens.records.log import in_use_error
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, plain_json
-from sink_lens.records.reading import PAGE_FILE, RUN_FILE, damaged_file_error, is_file_intact, read_run_json, read_table
+from sink_lens.records.reading import (
+    LOCK_FILE,
+    PAGE_FILE,
+    RUN_FILE,
+    damaged_file_error,
+    is_file_intact,
+    read_run_json,
+    read_table,
+)
 
 UNKNOWN = "cannot be known: "
 """Beginning of what a configuration has instead of a hash for code that cannot be compared; the reason follows."""
-_LOCK_FILE = ".lock"
 _PART = ".part"
 _REPLACED = ".replaced"
 """Folder that keeps the run being replaced until the new run has written its first file."""
@@ -58,7 +65,7 @@ class RunWriter:
         return any(name in (file, Path(file).stem) for file in self._record["files"])
 
     def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """Return the table NAME.parquet, written by an earlier start of the run, or now, from what ``make`` returns."""
+        """Return the table NAME.parquet; if no earlier start of the run wrote it, write what ``make`` returns."""
         if self.has(name):
             return self.read(name)
         frame = make()
@@ -107,7 +114,7 @@ class RunWriter:
         """Write bytes, such as an image, to a file, list it in run.json with size and hash, and return its path."""
         self._wrote = True
         shutil.rmtree(self.folder / _REPLACED, ignore_errors=True)
-        path = self._write_whole(filename, payload)
+        path = self._write_atomically(filename, payload)
         self._list_content(filename, payload)
         return path
 
@@ -147,13 +154,16 @@ class RunWriter:
         finally:
             _unlock(self._lock)
             if error is not None:
-                _remove_empty(self._made)
+                _remove_empty_folders(self._made)
             if isinstance(error, KeyboardInterrupt) and (self._wrote or self._record["files"]):
                 where = self.folder
                 error.add_note(f"what is finished is in {where}; the same command with --out {where} goes on")
 
     def _begin_record(self, *, overwrite: bool, reopen: bool) -> None:
-        """Begin run.json, or continue an earlier run's (a finished one if ``reopen``); ``overwrite`` moves it aside."""
+        """Begin run.json, or continue that of an earlier run in the folder.
+
+        A finished run is continued only if ``reopen`` is true. If ``overwrite`` is, an earlier run is moved aside.
+        """
         self._restore_replaced()
         for leftover in self.folder.glob(f"*{_PART}"):
             leftover.unlink()
@@ -182,7 +192,7 @@ class RunWriter:
         self._write_run_json()
 
     def _write_final_status(self, error: BaseException | None) -> None:
-        """Write the final status: complete if ``error`` is None. Undo a run that failed before its first file."""
+        """Write how the run ended: finished if ``error`` is None. Undo a run that failed before its first file."""
         if self._adding:
             return
         if isinstance(error, SinkLensError) and not self._wrote and self._earlier is not None:
@@ -194,7 +204,7 @@ class RunWriter:
             self._restore_replaced()
             return
         status = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self._record |= {"status": status, "ended": _time_text()}
+        self._record |= {"status": status, "ended": _utc_now_text()}
         if status == "failed":
             self._record["error"] = f"{type(error).__name__}: {error}"
         try:
@@ -205,7 +215,7 @@ class RunWriter:
             error.add_note(f"{RUN_FILE} still says 'running': {unwritten}")
 
     def _restore_replaced(self) -> None:
-        """Bring back a run that was set aside by ``overwrite``, if no file has replaced it."""
+        """Bring back the run that ``overwrite`` moved aside, if no file has replaced it."""
         aside = self.folder / _REPLACED
         if aside.is_dir():
             for path in sorted(aside.iterdir(), key=lambda path: path.name == RUN_FILE):  # the record last
@@ -214,10 +224,10 @@ class RunWriter:
 
     def _write_run_json(self) -> None:
         text = json.dumps(self._record, indent=2, ensure_ascii=False, allow_nan=False)
-        self._write_whole(RUN_FILE, f"{text}\n".encode())
+        self._write_atomically(RUN_FILE, f"{text}\n".encode())
 
-    def _write_whole(self, filename: str, payload: bytes) -> Path:
-        """Write a file whole or not at all, without listing it in run.json."""
+    def _write_atomically(self, filename: str, payload: bytes) -> Path:
+        """Write a file whole or not at all, without listing it in run.json; a full disk gives an error that says so."""
         path = self.folder / filename
         try:
             write_atomically(path, payload)
@@ -290,7 +300,7 @@ def create_run(
     record = {
         "kind": kind,
         "status": "running",
-        "started": _time_text(),
+        "started": _utc_now_text(),
         "ended": None,
         "error": None,
         "config": plain_json(config),
@@ -299,7 +309,7 @@ def create_run(
         "files": {},
     }
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    lock = FileLock(folder / _LOCK_FILE, timeout=patience, thread_local=False)
+    lock = FileLock(folder / LOCK_FILE, timeout=patience, thread_local=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_other_files(folder)
@@ -307,7 +317,7 @@ def create_run(
     except Timeout:
         raise in_use_error(folder) from None
     except OSError as error:
-        _remove_empty(made)
+        _remove_empty_folders(made)
         raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
     writer = RunWriter(folder, record=record, lock=lock, made=made)
     try:
@@ -316,7 +326,7 @@ def create_run(
         with contextlib.suppress(OSError):
             writer._restore_replaced()
         _unlock(lock)
-        _remove_empty(made)
+        _remove_empty_folders(made)
         if isinstance(error, OSError):
             raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
         raise
@@ -325,7 +335,7 @@ def create_run(
 
 def refuse_unhashed_code(config: Mapping[str, Any]) -> None:
     """Refuse a configuration with code that has no hash: shards could not tell if they all have the same code."""
-    for why in _unhashed_reasons(config):
+    for why in _reasons_without_hash(config):
         raise RunError(
             f"shards compare their functions, and one cannot be known: {why}; need functions of plain code and values. "
             "Run without shards."
@@ -352,11 +362,11 @@ def check_folder_free(folder: str | os.PathLike[str] | None, *, overwrite: bool)
         return
     earlier = read_run_json(folder)
     if earlier["status"] == "finished" and (folder / PAGE_FILE).exists():
-        raise RunError(_finished_run_text(folder, earlier))
+        raise RunError(_finished_run_message(folder, earlier))
 
 
-def _finished_run_text(folder: Path, earlier: Mapping[str, Any]) -> str:
-    """Return the error message for a folder that holds a finished run, whose record is ``earlier``."""
+def _finished_run_message(folder: Path, earlier: Mapping[str, Any]) -> str:
+    """Return the error message for a folder that holds a finished run, whose run.json is ``earlier``."""
     return (
         f"{folder} holds a finished run ({earlier['kind']}, {earlier['ended']}); need another folder, or "
         "overwrite=True (--overwrite) to replace it."
@@ -373,7 +383,7 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
     """
     folder = Path(folder)
     read_run_json(folder)
-    lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
+    lock = FileLock(folder / LOCK_FILE, timeout=0, thread_local=False)
     try:
         lock.acquire()
     except Timeout:
@@ -388,22 +398,32 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
     return RunWriter(folder, record=record, lock=lock, made=[], adding=True)
 
 
-def run_state(folder: Path) -> str:
-    """Return the state of a run: finished, failed, interrupted, running, or stopped (killed while running)."""
-    status = str(read_run_json(folder)["status"])
-    lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
-    if status != "running" or not Path(lock.lock_file).exists():
-        return "stopped" if status == "running" else status
-    try:
-        with lock:
-            return "stopped"
-    except Timeout:
-        return status
+def refuse_file_of_run(path: Path, *, replaceable: Collection[str]) -> None:
+    """Refuse to write over a file that belongs to a run.
+
+    Args:
+        path: The file to be written.
+        replaceable: Suffixes of files that may be replaced in a run folder, unless run.json lists them.
+
+    Raises:
+        InputError: The file is run.json itself, is listed in run.json, or exists with another suffix; or the path
+            begins with ``~``.
+    """
+    refuse_tilde(path, what="the name of the file")
+    target = Path(os.path.realpath(path))  # resolve() raises at a loop of links
+    for folder in target.parents:
+        if not (folder / RUN_FILE).is_file():
+            continue
+        try:
+            own = {RUN_FILE, *read_run_json(folder)["files"]}
+        except RunError:  # run.json is damaged, so the files that it lists are unknown
+            own = {RUN_FILE}
+        if str(target.relative_to(folder)) in own or (target.is_file() and target.suffix.lower() not in replaceable):
+            raise InputError(f"{path} belongs to the run in {folder}; need a file of its own. Choose another name.")
 
 
-def _remove_empty(made: Sequence[Path]) -> None:
-    """Remove the folders in ``made`` that are empty."""
-    for path in made:
+def _remove_empty_folders(folders: Sequence[Path]) -> None:
+    for path in folders:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 
@@ -416,7 +436,7 @@ def _unlock(lock: FileLock) -> None:
 
 def _refuse_other_files(folder: Path) -> None:
     """Refuse a folder that holds files but no run."""
-    held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK_FILE)
+    held = sorted(path.name for path in folder.iterdir() if path.name != LOCK_FILE)
     if RUN_FILE not in held and set(held) - {RUN_FILE + _PART, _REPLACED}:
         some = ", ".join(held[:3]) + (", ..." if held[3:] else "")
         raise RunError(
@@ -426,21 +446,24 @@ def _refuse_other_files(folder: Path) -> None:
 
 
 def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
-    """Refuse to continue the ``earlier`` run if it is finished (and not ``reopen``), or differs from ``record``."""
+    """Refuse to continue the ``earlier`` run of a folder if it differs from the new run, whose run.json is ``record``.
+
+    A finished run is refused too, unless ``reopen`` is true.
+    """
     undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
     draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
     there, here = (
         {"kind": of["kind"]} | of["config"] | {name: of["provenance"].get(name) for name in IDENTITY + CIRCUMSTANCE}
         for of in (earlier, record)
     )
-    for why in () if earlier["status"] == "finished" and not reopen else _unhashed_reasons(record["config"]):
+    for why in () if earlier["status"] == "finished" and not reopen else _reasons_without_hash(record["config"]):
         raise RunError(
             f"{folder} holds a run, and whether its functions are these cannot be known: {why}; need functions of "
             "plain code and values to go on with a run. Give out another name, or overwrite=True to replace it."
         )
     others = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
     if earlier["status"] == "finished" and not reopen:
-        text = _finished_run_text(folder, earlier) + draw
+        text = _finished_run_message(folder, earlier) + draw
         raise UndrawnError(text, folder=folder) if undrawn and not others else RunError(text)
     if others:
         listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)
@@ -450,14 +473,13 @@ def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mappi
         )
 
 
-def _unhashed_reasons(value: Any) -> list[str]:
-    """Return, for each piece of code without a hash in a configuration, the reason why it has none."""
+def _reasons_without_hash(value: Any) -> list[str]:
+    """Return a reason for each piece of code in a configuration that has no hash."""
     if isinstance(value, str):
         return [value.removeprefix(UNKNOWN)] if value.startswith(UNKNOWN) else []
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [why for part in parts for why in _unhashed_reasons(part)]
+    return [why for part in parts for why in _reasons_without_hash(part)]
 
 
-def _time_text() -> str:
-    """Return the present time in UTC as a text, to the second."""
+def _utc_now_text() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

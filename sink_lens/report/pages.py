@@ -4,7 +4,8 @@ from functools import partial
 from pathlib import Path
 
 from sink_lens.errors import RunError
-from sink_lens.kinds import all_kinds, import_object
+from sink_lens.kinds import all_kinds
+from sink_lens.lazy import import_object
 from sink_lens.records import Run, read_run
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, page_table, run_in_words, try_make

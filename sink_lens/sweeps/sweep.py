@@ -114,7 +114,7 @@ def sweep(
         return asked.finish(writer, made[0][1])
 
     found = compute_run(
-        folder, shard=shard, overwrite=overwrite, opened=asked.open, begin=begin, compute=compute, finish=finish
+        folder, shard=shard, overwrite=overwrite, open_run=asked.open, begin=begin, compute=compute, finish=finish
     )
     return SweepResult.unfinished(folder, shard=str(shard)) if found is None else found
 

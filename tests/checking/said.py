@@ -8,7 +8,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from sink_lens.kinds import all_kinds, import_object
+from sink_lens.kinds import all_kinds
+from sink_lens.lazy import import_object
 
 _ROW = re.compile(r"^\| `(.+?)` \| (.+?) \| .+? \| .+? \|$", flags=re.M)
 NUMBER = re.compile(r"[−+]?\d+(?:[.,]\d+)*")

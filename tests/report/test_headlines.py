@@ -14,7 +14,8 @@ from said import listed, normalised
 
 from sink_lens.activations.sink_mask import ScoreGap
 from sink_lens.identity.pages.fingerprint import NO_ANSWER, NOT_SHOWN, SAME
-from sink_lens.kinds import all_kinds, import_object
+from sink_lens.kinds import all_kinds
+from sink_lens.lazy import import_object
 from sink_lens.records import Run
 from sink_lens.studies import card_pair
 from sink_lens.training.sink_birth import Birth
