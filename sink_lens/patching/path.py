@@ -185,7 +185,7 @@ def path_patch(
     rows = []
     for start, (outcome, _) in zip(senders, ended, strict=True):
         values = evaluate(measured, outcome).double()
-        short = run.lengths < max(start.tokens, end.tokens)  # they lack a position of the path
+        short = run.lengths < max(start.n_tokens_needed, end.n_tokens_needed)  # they lack a position of the path
         values = values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
         effects = values - baseline
         span = float((wanted - baseline)[~effects.isnan()].mean())
