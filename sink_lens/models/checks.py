@@ -307,7 +307,6 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
 
 
 def _bridge_logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:
-    """Return the bridge's logits of token ids, computed in eval mode and without gradients."""
     with switch_to_eval_mode(bridge), torch.no_grad():
         logits: Tensor = bridge(ids, use_cache=False)
     return logits

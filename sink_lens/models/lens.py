@@ -91,7 +91,6 @@ class LensModel:
         return head_sizes(self.config, family=self.family, layer=layer)
 
     def _smallest_size(self, name: str) -> int:
-        """Return the smallest size of this name (see ``head_sizes``) of any layer."""
         layers = range(self.n_layers) if self.family.own_sizes else (0,)
         return min(self.head_sizes(layer)[name] for layer in layers)
 
@@ -174,7 +173,6 @@ class LensModel:
         return () if self.family.mixer is None else self._layers_with_module(self.family.mixer)
 
     def _layers_with_module(self, module: str) -> tuple[int, ...]:
-        """Return the numbers of the layers that have a submodule of this name."""
         return tuple(index for index, layer in enumerate(self.layers) if getattr(layer, module, None) is not None)
 
     def layers_with(self, *sites: str) -> tuple[int, ...]:

@@ -40,7 +40,6 @@ class Address:
 
 
 def _join_path(*parts: str | None) -> str:
-    """Join parts of a module's path with dots, and skip parts that are None or empty."""
     return ".".join(part for part in parts if part)
 
 

@@ -236,7 +236,6 @@ class TensorValues:
             )
 
     def _versions_and_hashes(self) -> list[tuple[int, int]]:
-        """Return each tensor's version counter and hash."""
         return [(0 if one.is_inference() else one._version, _hash_of_bits(one)) for _, one in self._named]
 
 

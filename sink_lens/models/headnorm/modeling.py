@@ -80,7 +80,6 @@ class _HeadNorm(torch.autograd.Function):
 
 
 def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
-    """Return 1 / sqrt(mean square of ``wide`` + eps); the mean is over the last axis, which is kept with size 1."""
     return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
@@ -382,7 +381,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
     @torch.no_grad()
     def initialize_weights(self) -> None:
         """Initialise the weights that were not loaded; gains measured on the whole model (``matched``) come last."""
-        begun = all(was_loaded(one) for one in self._attentions())
+        begun = all(was_loaded(one) for one in self._attention_modules())
         super().initialize_weights()
         if not begun and self.config.value_norm_init == "matched":
             self.initialise_gains()
@@ -393,7 +392,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
         Gains of a model without memory for its weights (on the device ``meta``) stay as they are.
         """
-        with_gain = [one for one in self._attentions() if one.value_norm is not None]
+        with_gain = [one for one in self._attention_modules() if one.value_norm is not None]
         if self.config.value_norm_init != "matched":
             for one in with_gain:
                 one.initialise_gamma()
@@ -407,7 +406,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
     @torch.no_grad()
     def mean_gains(self) -> list[float]:
         """Return the mean gain of the heads' norm in each layer; an empty list if the model has no such norm."""
-        return [one.value_norm.float().mean().item() for one in self._attentions() if one.value_norm is not None]
+        return [one.value_norm.float().mean().item() for one in self._attention_modules() if one.value_norm is not None]
 
     @torch.no_grad()
     def z_rms_without_norm(self) -> Float[Tensor, "layer head"]:
@@ -415,7 +414,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
         The tokens are uniform, from a generator of their own: the caller's random state is neither used nor changed.
         """
-        attentions, config = self._attentions(), self.config
+        attentions, config = self._attention_modules(), self.config
         length = config.value_norm_length or min(config.max_position_embeddings, _LONGEST)
         shape = (max(1, min(_SEQUENCES, _TOKENS // length)), length)
         tokens = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
@@ -439,8 +438,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
                 handle.remove()
         return (squares / len(tokens)).sqrt().float()
 
-    def _attentions(self) -> list[HeadNormAttention]:
-        """Return the attention modules of the model, one for each layer, in order."""
+    def _attention_modules(self) -> list[HeadNormAttention]:
         return [module for module in self.modules() if isinstance(module, HeadNormAttention)]
 
 
