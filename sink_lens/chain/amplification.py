@@ -25,8 +25,8 @@ def amplification_curve(
     the mass that the edit adds, with its interval over sequences; ``times`` is the ratio to the mass without the edit,
     which may be near 0. The table is empty if no layer with attention comes before the growth.
     """
-    layers, reads, rng = setting.early_layers, setting.next_layers, np.random.default_rng(setting.config.seed)
-    columns = column_names("trace", "amplification")
+    layers, reads = setting.layers_until_growth, setting.layers_right_after_growth
+    columns, rng = column_names("trace", "amplification"), np.random.default_rng(setting.config.seed)
     if not layers:
         return pd.DataFrame(columns=columns)
     cells: list[tuple[Centre, float]] = [(one, factor) for one in usable_centres(setting.lens) for factor in factors]
@@ -87,4 +87,4 @@ def strongest_amplification_edit(setting: Setting, *, means: CentringMeans, curv
     if top["factor"] == 1:
         return None
     cell = (top["centre"], float(top["factor"]))
-    return amplification_edits(setting, [cell], layers=setting.early_layers, means=means)[0][0]
+    return amplification_edits(setting, [cell], layers=setting.layers_until_growth, means=means)[0][0]

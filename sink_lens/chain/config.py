@@ -178,12 +178,12 @@ class TraceConfig(Question):
                 raise InputError(f"a floor is {pair!r}; need LINK=NUMBER, such as variance_preserved=0.2")
 
     @property
-    def control_sequences(self) -> int:
+    def most_control_sequences(self) -> int:
         """Maximum number of sequences on which each random control is run."""
         return QUICK_CONTROL_SEQUENCES if self.quick else CONTROL_SEQUENCES
 
     @property
-    def choosing_sequences(self) -> int:
+    def most_choosing_sequences(self) -> int:
         """Maximum number of sequences on which the parts that make the sink are searched."""
         return QUICK_CHOOSING_SEQUENCES if self.quick else CHOOSING_SEQUENCES
 

@@ -136,7 +136,7 @@ def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=column_names("trace", "chain"))
 
 
-def link_values(evidence: Evidence, *, links: Sequence[Link] = LINKS) -> pd.DataFrame:
+def link_statistic_values(evidence: Evidence, *, links: Sequence[Link] = LINKS) -> pd.DataFrame:
     """Compute the value of every statistic of every link: a table of link, statistic and value, without intervals."""
     evidence = replace(evidence, n_resamples=2)  # the intervals are not looked at, and fewer cannot be drawn
     rng = np.random.default_rng(evidence.config.seed)
@@ -155,11 +155,11 @@ def link_table(
 ) -> pd.DataFrame:
     """Judge every link: one row per (link, statistic, null) with value, interval, null, criterion and verdict.
 
-    The random-init baseline's value of a statistic (``link_values``) is a null with a row of its own. So is the share
-    of the sink that the link's intervention makes or removes (``intervention_share``). ``measured`` is the verdict by
-    the primary statistic alone, ``intervened`` that by the intervention, ``verdict`` that by both; each is the same on
-    all rows of a link, and not applicable without a sink. ``floors`` says whether the user moved a floor or threshold:
-    the error rates of the verdicts were measured with the defaults.
+    The random-init baseline's value of a statistic (``link_statistic_values``) is a null with a row of its own. So is
+    the share of the sink that the link's intervention makes or removes (``intervention_share``). ``measured`` is the
+    verdict by the primary statistic alone, ``intervened`` that by the intervention, ``verdict`` that by both; each is
+    the same on all rows of a link, and not applicable without a sink. ``floors`` says whether the user moved a floor or
+    threshold: the error rates of the verdicts were measured with the defaults.
 
     Args:
         evidence: what was measured.

@@ -46,7 +46,7 @@ def mediation_table(
     freezes = [link.freeze for link in links if link.freeze is not None]
     segments = [*setting.segments, *([] if setting.all_steps_segment is None else [setting.all_steps_segment])]
     runs = {name: setting.edited_baseline_run(edits) for name, edits in interventions.items()}
-    fewer = {name: run.with_fewer_sequences(setting.config.control_sequences) for name, run in runs.items()}
+    fewer = {name: run.with_fewer_sequences(setting.config.most_control_sequences) for name, run in runs.items()}
     cells = [(name, segment) for name in interventions for segment in segments]
     for name, segment in progress_bar(cells, label="mediation", progress=progress):
         run, few, layers = runs[name], fewer[name], [one for one in segment.layers if one in setting.sink_layers]

@@ -93,7 +93,7 @@ def bytes_beside_model(model: Sized, config: TraceConfig, *, twin: int = 0) -> i
     if not config.interventions:
         return twin + measuring
     few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
-    chosen, a_value = min(config.choosing_sequences, sequences), 4 * short * model.n_layers
+    chosen, a_value = min(config.most_choosing_sequences, sequences), 4 * short * model.n_layers
     kept = a_value * few * (6 * model.d_model + 3 * keys + 2 * heads + model.d_mlp)
     pattern = 16 * model.n_heads * min(_TOKENS_EDITED, few * short) * short
     edited = kept + max(a_layer * min(few * short, _TOKENS_EDITED) + pattern, logits)
@@ -120,7 +120,7 @@ def count_intervention_passes(config: TraceConfig, *, sequences: int) -> tuple[i
     few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
     number = few * (_PASSES_OF_LINKS + _PASSES_A_STEP * _STEPS)
     of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls + _CONTROLS_A_STEP * _STEPS
-    number += min(config.control_sequences, few) * of_controls
-    number += min(config.choosing_sequences, sequences) * _PASSES_OF_MAKERS
-    several = few + _CONTROLLED * PATH_CONTROLS * min(config.control_sequences, few)
+    number += min(config.most_control_sequences, few) * of_controls
+    number += min(config.most_choosing_sequences, sequences) * _PASSES_OF_MAKERS
+    several = few + _CONTROLLED * PATH_CONTROLS * min(config.most_control_sequences, few)
     return number + round(min(1.0, PATH_LENGTH / short) * several * (_PATHS + _PATHS_A_STEP * _STEPS)), short

@@ -140,8 +140,8 @@ class Setting:
         return Segment(number=ALL_STEPS, steps=steps, layers=layers) if layers else None
 
     @property
-    def late_layers(self) -> tuple[int, ...]:
-        """All layers with attention after the first growth step, without the layers of other growth steps."""
+    def layers_after_growth(self) -> tuple[int, ...]:
+        """All layers with attention after the first growth step, but not those in other growth steps."""
         return tuple(layer for segment in self.segments for layer in segment.layers)
 
     @cached_property
@@ -151,7 +151,8 @@ class Setting:
         If there are none, all layers after the first growth step.
         """
         mass = self.baseline.mass[..., self.baseline.positions.index(self.sink_position)].nanmean(dim=(1, 2))
-        return tuple((mass - self.uniform_mass() >= LEAST_SINK).nonzero().flatten().tolist()) or self.late_layers
+        with_sink = (mass - self.uniform_mass() >= LEAST_SINK).nonzero().flatten().tolist()
+        return tuple(with_sink) or self.layers_after_growth
 
     @cached_property
     def null_mass(self) -> Float[Tensor, "layer head"]:
@@ -166,7 +167,7 @@ class Setting:
         return self.location.feeding_layers(self.lens.attention_layers)
 
     @property
-    def early_layers(self) -> tuple[int, ...]:
+    def layers_until_growth(self) -> tuple[int, ...]:
         """All layers with attention up to the end of the first growth step; some hybrids have none."""
         attention, first = self.lens.attention_layers, self.segments[0].layers[0]
         early = tuple(layer for layer in attention if layer < first)
@@ -177,8 +178,8 @@ class Setting:
         return [layer for layer in layers if layer in self.lens.layers_with(site)]
 
     @property
-    def next_layers(self) -> tuple[int, ...]:
-        """At most five layers with attention, those right after the first growth step."""
+    def layers_right_after_growth(self) -> tuple[int, ...]:
+        """The first layers with attention after the first growth step, at most five."""
         return self.segments[0].layers[:_LAYERS_AFTER]
 
     def uniform_mass(self) -> Float[Tensor, " layer"]:
@@ -243,7 +244,7 @@ class Setting:
     @cached_property
     def control_baseline(self) -> BaselineRun:
         """The baseline run cut to the sequences on which random controls are run."""
-        return self.baseline_run.with_fewer_sequences(self.config.control_sequences)
+        return self.baseline_run.with_fewer_sequences(self.config.most_control_sequences)
 
     def baseline_run_at(self, positions: Sequence[int]) -> BaselineRun:
         """Return the baseline run with attention to ``positions``: the stored run if it has these, else a new one."""
@@ -409,7 +410,7 @@ def sequences_to_choose_by(n_sequences: int, *, config: TraceConfig) -> list[int
     """Return the indices of the sequences on which makers are searched: those not tested, or all if none is left."""
     test = set(sequences_to_test(n_sequences, config=config))
     rest = [index for index in range(n_sequences) if index not in test]
-    return evenly_spaced(rest or range(n_sequences), config.choosing_sequences)
+    return evenly_spaced(rest or range(n_sequences), config.most_choosing_sequences)
 
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:

@@ -23,7 +23,7 @@ from .at_token import Occurrences
 from .config import TraceConfig
 from .locate import onset_layer
 from .measure import Panel
-from .page.words import ANY_TOKEN, FEWEST, binding_sentence, compare_makers
+from .page.words import ANY_TOKEN, FEWEST, binding_sentence, makers_comparison
 from .placement import Kind, binding_kind
 
 
@@ -118,7 +118,7 @@ def summary_table(
     if rounded is not None:
         add("rounding", rounded.at_position, "share of the logits' spread", rounded.sentence())
     if len(frames.get("maker_sets", ())):
-        add("makers_beside_super_neurons", compare_makers(frames))
+        add("makers_beside_super_neurons", makers_comparison(frames))
     if len(frames.get("effects", ())):
         kind = sink_binding(frames["placement"], some=located.lacking > 0)
         add("sink_bound_to", kind, "", binding_sentence(kind, bos="bos" in set(frames["placement"]["token"])))

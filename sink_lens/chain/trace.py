@@ -48,7 +48,7 @@ from .inputs import (
     trace_provenance,
 )
 from .interventions import TABLES, RunTables, Studied, write_causal_tables
-from .judge import chain_table, link_table, link_values
+from .judge import chain_table, link_statistic_values, link_table
 from .links import LINKS
 from .links.link import Link
 from .locate import Location, parse_location
@@ -264,7 +264,7 @@ def _measure_and_judge(
         baseline = functools.cache(lambda: _measure_untrained(asked, located))
         with _make_room_for_baseline(lens, config=config, folder=writer.folder):
             kept.read_or_make("random_init_heads", lambda: tables.head_table(*baseline(), threshold=config.threshold))
-            values = functools.partial(link_values, links=links)
+            values = functools.partial(link_statistic_values, links=links)
             kept.read_or_make("random_init_links", lambda: values(gather_evidence(*baseline(), config=config)))
             baseline.cache_clear()  # a second model, and its panel
             collect_garbage()

@@ -46,7 +46,7 @@ def isolate(setting: Setting, *, config: IsolateConfig, progress: bool) -> Measu
         table = attention_by_layer(baseline, edited, target_position=target, sink_position=sink)
         by_layer.append(table.assign(target_position=target))
         row = {"target_position": target, "layers": "all" if layers is None else as_ranges(layers)}
-        row |= _edit_row(setting, baseline, edited, target_position=target, reads=setting.late_layers)
+        row |= _edit_row(setting, baseline, edited, target_position=target, reads=setting.layers_after_growth)
         summary.append(row)
     frames = {"layers": pd.concat(by_layer, ignore_index=True), "summary": pd.DataFrame(summary)}
     headline = "\n".join(isolation_sentences(frames["summary"]))
@@ -70,12 +70,12 @@ def amplify(setting: Setting, *, config: AmplifyConfig, progress: bool) -> Measu
     centres: list[Centre] = [centre for centre in usable_centres(lens) if centre in config.centres]
     if not centres:
         raise InputError(f"values of {lens.name} are gated, so they have no such centre; need aggregated or none")
-    chosen = list(setting.early_layers) if layers is None else list(layers)
+    chosen = list(setting.layers_until_growth) if layers is None else list(layers)
     check_layers_have_attention(lens, chosen, what="values to amplify")
     if not chosen:
         raise InputError("the token grows before any layer with attention, so nothing can be amplified; name layers")
     after = [layer for layer in lens.attention_layers if layer > max(chosen)]
-    reads = setting.next_layers if layers is None else after[:5]
+    reads = setting.layers_right_after_growth if layers is None else after[:5]
     if not reads:
         raise InputError(f"layers {as_ranges(chosen)} leave no layer to read; need layers below the last one")
     means = None

@@ -27,11 +27,11 @@ def test_the_best_factor_is_that_of_most_mass_of_its_centre():
 
 def test_what_is_amplified_lies_before_what_is_read(planted_at, tiny_at):
     place = planted_at()
-    assert place.setting.early_layers == tuple(range(place.truth.layer + 1))
-    assert place.setting.next_layers == tuple(range(place.truth.layer + 1, 5))
-    assert planted_at(sink=False).setting.early_layers == (0,)
+    assert place.setting.layers_until_growth == tuple(range(place.truth.layer + 1))
+    assert place.setting.layers_right_after_growth == tuple(range(place.truth.layer + 1, 5))
+    assert planted_at(sink=False).setting.layers_until_growth == (0,)
     setting = tiny_at("llama", n_layers=1).setting
-    assert (setting.early_layers, setting.next_layers) == ((0,), (0,))
+    assert (setting.layers_until_growth, setting.layers_right_after_growth) == ((0,), (0,))
 
 
 def test_the_curve_has_a_row_for_every_centre_and_factor(made):
@@ -52,7 +52,7 @@ def test_a_point_of_the_curve_is_the_whole_run_under_that_edit(planted_at, made)
         one = amplify(5.0, positions=[6], layers=layers, centre=centre, means=means)
         whole = run_with(place.lens, place.setting.tokens, one, positions=(6,))
         row = curve[(curve["centre"] == centre) & (curve["factor"] == 5)].iloc[0]
-        wanted = float(whole.mass_at(6, layers=place.setting.late_layers).mean())
+        wanted = float(whole.mass_at(6, layers=place.setting.layers_after_growth).mean())
         assert row["mass"] == pytest.approx(wanted, rel=CLOSE)
         assert (row["layers"], row["read_layers"], row["target_position"], row["n"]) == ("0-2", "3-4", 6, 3)
 

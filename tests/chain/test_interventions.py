@@ -94,7 +94,7 @@ def test_what_the_planted_model_has_no_part_in_fails_under_its_intervention(chan
 
 def test_the_entries_of_the_planted_neuron_are_set_one_by_one(planted_at, changed):
     place, (_, effects) = planted_at(), changed("planted")
-    truth, late = place.truth, place.setting.late_layers
+    truth, late = place.truth, place.setting.layers_after_growth
     one = scalar(place.lens, layer=truth.layer, neurons=[truth.neuron], dimensions=[truth.outlier_dimension])
     whole = run_with(place.lens, place.setting.tokens, one, positions=(6, 0))
     row = effects[effects["is_primary"]].set_index("link").loc["neurons_dimension"]

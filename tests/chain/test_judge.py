@@ -17,8 +17,8 @@ from sink_lens.chain.judge import (
     derive_verdict,
     intervention_verdict,
     link_answers,
+    link_statistic_values,
     link_table,
-    link_values,
     statistic_verdict,
 )
 from sink_lens.chain.links import LINKS
@@ -82,7 +82,7 @@ def test_the_criterion_stands_beside_the_verdict():
 
 
 def test_the_twin_is_a_row_of_every_statistic_and_decides_nothing():
-    values = link_values(planted_evidence())
+    values = link_statistic_values(planted_evidence())
     higher = values.assign(value=values["value"] + 1000)
     table = link_table(planted_evidence(), random_init=higher, length=24)
     twin = table[table["null_name"] == "random_init"].set_index(["link", "statistic"])["null_value"]

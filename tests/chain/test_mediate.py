@@ -81,18 +81,18 @@ def test_a_cell_is_the_whole_run_under_both(planted_at, triggered, table_of):
     clean = run_with(place.lens, setting.tokens, sites=("neurons",)).tensors["neurons", truth.layer]
     frozen = freeze("neurons", {truth.layer: clean[:, [6]][..., [truth.neuron]]}, positions=[6], units=[truth.neuron])
     whole = run_with(place.lens, setting.tokens, [triggered, frozen], positions=(6,)).mass_at(
-        6, layers=setting.late_layers
+        6, layers=setting.layers_after_growth
     )
     assert row(table_of("planted"), "amplification", "neurons")["mass"] == close(float(whole.mean()))
 
 
 def test_the_natural_sink_is_measured_over_an_ordinary_position(planted_at, table_of):
     setting = planted_at().setting
-    ordinary = float(setting.baseline.mass_at(6, layers=setting.late_layers).mean())
+    ordinary = float(setting.baseline.mass_at(6, layers=setting.layers_after_growth).mean())
     natural = table_of("planted").query("intervention == 'natural'")
     assert (natural["baseline_mass"] == ordinary).all()
     assert (
-        natural["mass_without_freeze"] == float(setting.baseline.mass_at(0, layers=setting.late_layers).mean())
+        natural["mass_without_freeze"] == float(setting.baseline.mass_at(0, layers=setting.layers_after_growth).mean())
     ).all()
 
 

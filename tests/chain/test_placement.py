@@ -104,7 +104,7 @@ def test_bos_first_is_the_clean_run_of_the_same_tokens_with_bos_in_front(planted
     ids[:, 0] = BOS_ID
     found = run_with(place.lens, ids, positions=(0,))
     cell = table.query("position == 0 and token == 'bos'").iloc[0]
-    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(0, layers=place.setting.late_layers).mean()))
+    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(0, layers=place.setting.layers_after_growth).mean()))
     assert cell["loss_nats"] == pytest.approx(float(found.loss.mean()))
 
 
@@ -113,7 +113,7 @@ def test_an_isolated_cell_is_the_run_under_isolation(planted_at, table):
     ids = place.setting.tokens.tokens[:, 1:]
     found = run_with(place.lens, ids, isolate([6]), positions=(6,))
     cell = table.query("position == 6 and token == 'ordinary' and isolated").iloc[0]
-    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(6, layers=place.setting.late_layers).mean()))
+    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(6, layers=place.setting.layers_after_growth).mean()))
 
 
 def test_the_ordinary_mass_is_of_five_other_positions_of_the_same_run(planted_at, table):
@@ -122,7 +122,7 @@ def test_the_ordinary_mass_is_of_five_other_positions_of_the_same_run(planted_at
     others = (8, 10, 12, 15, 17)
     found = run_with(place.lens, ids, positions=(0, *others))
     cell = table.query("position == 0 and token == 'ordinary'").iloc[0]
-    masses = [found.mass_at(other, layers=place.setting.late_layers).mean() for other in others]
+    masses = [found.mass_at(other, layers=place.setting.layers_after_growth).mean() for other in others]
     assert cell["ordinary_mass"] == pytest.approx(float(torch.stack(masses).mean()))
     norms = found.state.norm(dim=-1)
     assert cell["norm_ratio"] == pytest.approx(float((norms[..., 0] / norms[..., 1:].median(-1).values).mean(1).max()))

@@ -68,8 +68,8 @@ def test_without_layers_after_a_step_it_is_the_last_three_quarters(spans, n_laye
 def test_late_is_all_segments(planted_at):
     place = planted_at()
     segments = find_segments(location((0, 0), (3, 3)), n_layers=5, attention=range(5))
-    assert dataclasses.replace(place.setting, segments=segments).late_layers == (1, 2, 4)
-    assert place.setting.late_layers == tuple(range(place.truth.layer + 1, 5))
+    assert dataclasses.replace(place.setting, segments=segments).layers_after_growth == (1, 2, 4)
+    assert place.setting.layers_after_growth == tuple(range(place.truth.layer + 1, 5))
 
 
 def test_the_new_position_is_a_third_of_the_length_and_no_sink():

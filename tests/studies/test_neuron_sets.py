@@ -43,7 +43,7 @@ def test_a_row_is_the_whole_run_under_the_ablation(planted_at, sets_of):
     whole = run_with(place.lens, place.setting.tokens, one, positions=(0,))
     _, table = sets_of()
     row = table.query("method == 'zero' and what == 'column' and where == 'everywhere'").iloc[0]
-    assert row["mass"] == pytest.approx(float(whole.mass_at(0, layers=place.setting.late_layers).mean()))
+    assert row["mass"] == pytest.approx(float(whole.mass_at(0, layers=place.setting.layers_after_growth).mean()))
     assert row["loss_nats"] == pytest.approx(float(whole.loss.mean()))
 
 

@@ -88,9 +88,9 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:
             continue
-        at = {"positions": [position], "layers": setting.early_layers, "means": trial.means, "site": site}
+        at = {"positions": [position], "layers": setting.layers_until_growth, "means": trial.means, "site": site}
         one, norm = amplify(factor, centre=centre, **at), amplify(factor, centre="none", **at)
-        beside = {"position": position, "reads": setting.next_layers, "is_primary": False}
+        beside = {"position": position, "reads": setting.layers_right_after_growth, "is_primary": False}
         found.append(Intervention(name=one.label, edits=(one,), **beside))
         found.append(Intervention(name=norm.label, edits=(norm,), control_of=one.label, **beside))
     return found

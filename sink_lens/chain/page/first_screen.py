@@ -79,5 +79,5 @@ def _judged_links(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
             moved = f"; intervention {row.intervention_share} {row.intervention_interval}" if row.intervention else ""
             measured = f": {row.statistic} {row.value} {row.interval}" if row.statistic else ""
             verdict, why = row.verdict, f"{measured}{moved}".rstrip()
-        judged.append(Judged(key=link.name, name=link.words, verdict=verdict, why=why))
+        judged.append(Judged(key=link.name, name=link.in_words, verdict=verdict, why=why))
     return tuple(judged)

@@ -215,7 +215,7 @@ class NamedLink:
     """What it claims."""
 
     @property
-    def words(self) -> str:
+    def in_words(self) -> str:
         """The link in words, such as "super neurons → outlier dimension"."""
         return f"{self.source} → {self.target}"
 
@@ -437,7 +437,7 @@ def _rows_of_link(
     ``rows`` are those of the table ``links`` on ``name``; ``effects`` is link -> texts on its intervention. A ``link``
     of None has no words.
     """
-    claim, title = ("", name_in_words(safe_line(name))) if link is None else (link.sentence, link.words)
+    claim, title = ("", name_in_words(safe_line(name))) if link is None else (link.sentence, link.in_words)
     if not rows:
         return [LinkRow(link=safe_line(name), title=title, claim=claim, verdict=_NOT, own=_NOT)]
     rows = sorted(rows, key=lambda row: not row.get("is_primary", True))

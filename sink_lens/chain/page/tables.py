@@ -76,7 +76,7 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of the interventions on the links, with their controls."""
     columns = ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"]
     table = read_intervention_table(run, "effects", columns)
-    titles = {link.name: link.words for link in named_links(run)}
+    titles = {link.name: link.in_words for link in named_links(run)}
     shown = table.assign(
         link=[titles.get(name, name_in_words(str(name))) for name in table["link"]],
         interval=ci_texts(table, shown=percent),

@@ -292,7 +292,7 @@ def binding_sentence(kind: str, *, bos: bool) -> str:
     return said if bos else f"{said}; there is no BOS token to try"
 
 
-def compare_makers(frames: Mapping[str, pd.DataFrame]) -> str:
+def makers_comparison(frames: Mapping[str, pd.DataFrame]) -> str:
     """Compare in a sentence the makers found by ablation with the super neurons found by contribution."""
     sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
     if "all makers" not in sets.index:
