@@ -284,7 +284,7 @@ def _align_rows(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#ba
 
 @functools.cache
 def _check_fused_kernel(device: str, dtype: torch.dtype, d_head: int) -> None:
-    """Refuse a device's fused kernel if its results differ from explicit attention; computed once per arguments."""
+    """Refuse a fused kernel that differs from explicit attention; they are compared once per device, type and width."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(1, heads, 19, d_head, generator=generator).to(device, dtype) for heads in (4, 2, 2)

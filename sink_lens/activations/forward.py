@@ -33,7 +33,7 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
     """Refuse sequences that the model cannot take; warn of ids that begin with padding or with BOS twice.
 
     Raises:
-        ModelError: the model was changed, which may be the reason.
+        ModelError: the model was changed since it was wrapped.
         InputError: the sequences are longer than the model's context, or have ids outside its vocabulary.
     """
     check_unchanged(lens)

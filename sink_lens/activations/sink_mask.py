@@ -25,7 +25,6 @@ from ..errors import InputError
 from ..measures.attention import can_tell_sinks, fewest_queries, row_shares
 from ..measures.reductions import mean_where
 from ..measures.sink_tokens import (
-    GAP,
     LEAST_NORM,
     LEAST_SHARE,
     ScoreGap,
@@ -92,22 +91,11 @@ def sink_mask(
     for rule, scores in _scores_by_rule(lens, batch, rules, batch_size=batch_size).items():
         limit = LEAST_RATE if threshold is None and rule == "rate" else threshold
         if limit is None:
-            found = find_gap(scores, by=rule)
+            found = score_gap(scores, least=LEAST[rule])
             log.info("marked as sinks %s", gap_text(found, scores, by=rule))
             limit = math.inf if found is None else found.threshold
         marked |= scores >= limit
     return marked & batch.valid.cpu()
-
-
-def find_gap(
-    scores: Float[Tensor, "batch position"], *, by: Rule, least: float | None = None, gap: float = GAP
-) -> ScoreGap | None:
-    """Find the gap in the scores of rule ``by`` that divides sinks from other tokens; None if there is no gap.
-
-    The scores above the gap need a median of at least ``least`` (None: ``LEAST`` of the rule). The lowest of them is
-    at least ``gap`` times the highest score below it.
-    """
-    return score_gap(scores, least=LEAST[by] if least is None else least, gap=gap)
 
 
 def sink_scores(

@@ -19,17 +19,17 @@ class InputConfig(Protocol):
 
     @property
     def model(self) -> str:
-        """Name of the default model, a folder, a GGUF file or a hub name."""
+        """The model to load: the default model's name, a folder, a GGUF file or a name on the hub."""
         ...
 
     @property
     def tokens(self) -> TokenKind:
-        """Kind of tokens: text, random (uniform ids) or repeated (one id per sequence)."""
+        """Kind of tokens: ``text``, ``random`` (uniform ids) or ``repeated`` (one id for each sequence)."""
         ...
 
     @property
     def text(self) -> str | None:
-        """Text file to cut the sequences from; None takes the bundled prose."""
+        """Path of the text file to cut the sequences from; None takes the bundled prose."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class InputConfig(Protocol):
 
     @property
     def sequences(self) -> int:
-        """Number of sequences."""
+        """Number of sequences of tokens."""
         ...
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..activations.record import capture, stream
-from ..activations.sink_mask import Norms, Received, Rule, find_gap, sink_positions, sink_rate_reading
+from ..activations.sink_mask import LEAST, Norms, Received, Rule, sink_positions, sink_rate_reading
 from ..activations.views import LayerView, Reading, Streamed
 from ..chain import readings as r
 from ..chain.config import DEFAULTS, Thresholds
@@ -28,7 +28,7 @@ from ..engine.forward import run_with
 from ..measures import attention
 from ..measures.dimensions import residual_outliers, token_kurtosis
 from ..measures.reductions import mean_where
-from ..measures.sink_tokens import sampled_queries
+from ..measures.sink_tokens import sampled_queries, score_gap
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, sites_of
@@ -148,7 +148,7 @@ class ObservedModel:
         All False if the scores have no gap.
         """
         scores = self.scores[by]
-        gap = find_gap(scores, by=by)
+        gap = score_gap(scores, least=LEAST[by])
         return torch.zeros_like(scores, dtype=torch.bool) if gap is None else scores >= gap.threshold
 
     @cached_property

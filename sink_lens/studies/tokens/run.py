@@ -18,11 +18,11 @@ from torch import Tensor
 from ...activations.attention import choose_kernel
 from ...activations.forward import pieces_by_length
 from ...activations.record import stream
-from ...activations.sink_mask import LEAST, Norms, Received, Rule, find_gap, gap_text
+from ...activations.sink_mask import LEAST, Norms, Received, Rule, gap_text
 from ...activations.views import LayerView, Reading
 from ...data.tokens import TokenBatch, decode_tokens
 from ...measures.dimensions import residual_outliers
-from ...measures.sink_tokens import ScoreGap
+from ...measures.sink_tokens import ScoreGap, score_gap
 from ...models.lens import LensModel
 from ...progress import tqdm
 from ...records import Result
@@ -202,9 +202,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
             bar.update(part.n_sequences)
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
     least = {"attention": config.least_share, "norm": config.least_norm}
-    gaps: dict[Rule, ScoreGap | None] = {
-        by: find_gap(scores[by], by=by, least=least[by], gap=config.gap) for by in LEAST
-    }
+    gaps: dict[Rule, ScoreGap | None] = {by: score_gap(scores[by], least=least[by], gap=config.gap) for by in LEAST}
     thresholds: dict[str, float] = {}
     for by, gap in gaps.items():
         threshold = given[by]
