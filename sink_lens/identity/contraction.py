@@ -87,7 +87,7 @@ def contraction(
     lens = as_lens(lens)
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     check_contraction_length(length)
-    draws.check(lens)
+    draws.check_readable_by(lens)
     check_plain_layers(lens)
     sums = CosineSums(lens.n_layers, sequences=sequences, length=length)
     ends = PredictionCounts(lens.d_vocab, lens.d_model)

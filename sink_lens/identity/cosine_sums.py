@@ -114,7 +114,7 @@ class CosineSums:
         return (kept / sizes[:, None]).numpy()
 
     def direction(self, place: Place) -> np.ndarray:
-        """Return the contraction direction [d_model] at a place: sequences' mean last unit state, scaled to norm 1."""
+        """Return the contraction direction [d_model]: the mean of the sequences' last unit states, scaled to norm 1."""
         mean = self.units[place][-1].double()
         return (mean / mean.norm()).numpy()
 

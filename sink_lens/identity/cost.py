@@ -39,7 +39,7 @@ def dry_run_output(config: SurveyConfig | FingerprintConfig) -> Iterator[str | P
         begun = time.perf_counter()
         lens = models[0].open(device=config.device, dtype=config.dtype)
         opened = time.perf_counter() - begun
-        draws.check(lens)
+        draws.check_readable_by(lens)
         n_parameters = lens.plain.num_parameters()
         affordable = max(1, int(_FLOPS / (2 * n_parameters * draws.length)))
         size = min(sequences_per_forward(lens, length=draws.length), affordable)

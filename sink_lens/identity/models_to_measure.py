@@ -1,4 +1,4 @@
-"""Models to measure: by name, the checkpoints of a training, untrained models by configuration and seed."""
+"""Models to measure (by name, checkpoints, untrained ones by seed), and the random sequences that they read."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ class RandomSequences:
     seed: int
     bos: BosCondition = "without"
 
-    def check(self, lens: LensModel) -> None:
+    def check_readable_by(self, lens: LensModel) -> None:
         """Raise InputError if the model cannot read these sequences, or if there are too few or too many of them."""
         check_number_and_length(sequences=self.sequences, length=self.length)
         check_tokens(lens, self.chunk(lens, 0))

@@ -104,7 +104,7 @@ def analytical_null(n: int, *, shared: int) -> Null:
 
 
 def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
-    """Return the ``count`` dimensions with the smallest mean over inputs, ascending; ``features`` has states [n, d]."""
+    """Return, sorted, the ``count`` dimensions of states (``features`` [n, d]) with the smallest means over inputs."""
     return np.sort(np.argsort(features.mean(0, dtype=np.float64), kind="stable")[:count])
 
 
@@ -123,7 +123,10 @@ def tau_of_columns(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)  # it depends on sizes alone: many pairs of models share it
 def simulate_null(name: str, *, n: int, width: int, count: int, temperature: float, draws: int, seed: int) -> Null:
-    """Return the null ``pipeline`` or ``matrices``: ``tau_bar`` of simulated pairs of random normal states [n, width].
+    """Return a null with random normal matrices [n, width] in place of the states of the two models.
+
+    In ``pipeline`` the matrices are as wide as the states, and coordinates are chosen as from states. In ``matrices``
+    they have the shared coordinates alone, so that all are used.
 
     Args:
         name: ``pipeline`` or ``matrices``.

@@ -94,7 +94,7 @@ class Preference(Finding):
     """Token -> its mean probability."""
 
     def top(self, most: int = 20) -> pd.DataFrame:
-        """Return the at most ``most`` tokens that are most often the most (argmax), and the least probable (argmin).
+        """Return the tokens that are most often the most probable (argmax) or the least (argmin), up to ``most`` each.
 
         The columns are kind, token, count, share of the sequences, and mean probability relative to the average token.
         """
@@ -136,7 +136,7 @@ def preference(
     """
     lens = as_lens(lens)
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
-    draws.check(lens)
+    draws.check_readable_by(lens)
     votes = Votes(lens.d_vocab, generator=torch.Generator().manual_seed(seed))
     size = sequences_per_forward(lens, length=length)
     with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
@@ -208,7 +208,7 @@ def _count_covering(ordered: np.ndarray, n: int) -> int:
 def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -> pd.DataFrame:
     """Return rows of the table ``coverage`` for ``kind``: the share of ``n`` predictions that the top k tokens make up.
 
-    ``counts`` has how often each token is predicted; a row of ``chance`` has that of a simulation, the largest first.
+    ``counts`` has how often each token is predicted. Each row of ``chance`` has the sorted counts of one simulation.
     """
     ranks = chance.shape[1]
     places = np.unique(np.geomspace(1, ranks, 60).round().astype(int))

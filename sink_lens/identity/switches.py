@@ -1,4 +1,4 @@
-"""Contrasts: one part of an untrained model switched at a time, seeds as repetitions, variants paired by seed.
+"""Contrasts: one setting of an untrained model is switched at a time; the table of these variants, paired by seed.
 
 Variants of one seed draw the same weights (see ``untrained``), so that the difference between two variants is what the
 switch does. The unit of every interval is the seed.
@@ -30,7 +30,7 @@ SWITCHES: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 
 def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[UntrainedConfig]:
-    """Return the base configuration, and its copies in which one switch (a field) has another of its values.
+    """Return the base configuration, and for each other value of each switch (a field) a copy with that value.
 
     Raises:
         InputError: an unknown switch, or one that the style cannot have (a gate in GPT-2).

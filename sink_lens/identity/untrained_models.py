@@ -164,7 +164,7 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
             _base_configuration(config), dtype=torch.float32, attn_implementation="sdpa"
         )
         family = replace(checked_family(model), centred_norm=config.norm == "layer")
-        _switch_parts(model, family=family, config=config)
+        _switch_modules(model, family=family, config=config)
     name = f"untrained {config.label} seed {seed}"
     return assemble_lens(model.to(place).eval(), tokenizer=None, family=family, name=name)
 
@@ -183,7 +183,7 @@ class PositionedEmbedding(nn.Embedding):
 
 
 def _base_configuration(config: UntrainedConfig) -> PreTrainedConfig:
-    """Return the Hugging Face configuration that fits ``config``, for the style's class, before parts are switched."""
+    """Return the Hugging Face configuration that fits ``config``, for the style's class, before the switches."""
     special: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     activation = _activation_name(config.activation)
     shared = special | {
@@ -214,8 +214,8 @@ def _activation_name(name: str | None) -> str:
     return "linear" if name == "identity" else str(name)
 
 
-def _switch_parts(model: Any, *, family: Family, config: UntrainedConfig) -> None:
-    """Change in place the parts of a new model that ``config`` sets and its Hugging Face configuration cannot set.
+def _switch_modules(model: Any, *, family: Family, config: UntrainedConfig) -> None:
+    """Change in place what ``config`` sets in a new model and its Hugging Face configuration cannot set.
 
     ``family`` has the names of the model's modules.
     """

@@ -107,14 +107,15 @@ def card(
 
 
 def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the content of ``card.json``; ``chain`` is a trace's answers, if asked for. Undefined numbers are None."""
+    """Return what ``card.json`` holds; ``chain`` is what ``read_chain_answers`` gave. Undefined numbers are None."""
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = measure_rounding(lens, batch, position=seen.location.sink_position)
     rate = _mean_with_interval(sink_rate(seen, threshold=threshold), seen)
     keep, marked = sorted(sink_positions(seen)), seen.marked_tokens("attention")
     losses = {"clean": seen.losses}
     if seen.outlier_dimensions:
-        losses |= {"zeroed": seen.zeroed_loss, "mean_aligned": seen.mean_aligned_loss}
+        ways = (("zeroed", False), ("mean_aligned", True))
+        losses |= {name: seen.loss_with_outliers_ablated(to_mean=to_mean) for name, to_mean in ways}
     found = {
         "schema": CARD_SCHEMA,
         "sink_lens": version("sink-lens"),
@@ -191,12 +192,11 @@ def _mean_with_interval(samples: Tensor, seen: ObservedModel) -> dict[str, Any]:
 
 
 def _interval_fields(found: Interval) -> dict[str, Any]:
-    """Return an interval as ``value``, ``low``, ``high`` and ``n``."""
     return {"value": found.estimate, "low": found.low, "high": found.high, "n": found.n}
 
 
 def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
-    """Return a row for each token id that is a sink, the most frequent first: id, text, count as sink, whole count."""
+    """Return a row for each token id that is a sink, the most frequent first: id, text, times a sink, times in all."""
     tokens = seen.tokens.tokens.cpu()
     valid = seen.tokens.valid.cpu()
     valid[torch.arange(len(valid)), seen.tokens.lengths.cpu() - 1] = False  # nothing attends to the last token
@@ -264,7 +264,7 @@ def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _largest_activation_rows(seen: ObservedModel) -> list[dict[str, Any]]:
-    """Return a row for each site: its largest entry, the place of it, and its ratio to the token's median magnitude."""
+    """Return a row for each site: its largest entry, where that is, and the entry over its token's median magnitude."""
     rows = []
     for site in SITES_READ:
         name = f"largest:{site}"
@@ -287,7 +287,7 @@ def _largest_activation_rows(seen: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _loss_with_change(losses: Tensor, seen: ObservedModel) -> dict[str, Any]:
-    """Return the mean of the losses, in nats, with its interval; ``change`` is its difference from the baseline run."""
+    """Return the mean of ``losses`` with its interval, and as ``change`` its difference from the run without edits."""
     change = paired_difference(
         losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
     )
@@ -374,7 +374,7 @@ def card_text_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Sink positions", join_and(sink["positions"]) or "none"),
         ("Sink tokens", _sink_tokens_text(sink)),
         (f"Sink rate (threshold {as_text(rate['threshold'])})", rated),
-        ("A KV cache must keep", _cache_text(found["cache"])),
+        ("A KV cache must keep", _kv_cache_text(found["cache"])),
         ("BOS needed", bos_needed[found["bos"]["needed"]]),
         *([("BOS in front", bos_clause(found["bos"]["in_front"]))] if "in_front" in found["bos"] else []),
         ("Outlier dimensions", "; ".join(outliers) or "none"),
@@ -382,7 +382,7 @@ def card_text_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Makers", "; ".join(_writers_text(row) for row in found["writers"]) or "none"),
         ("Super weights", "; ".join(entries) or "none"),
         ("Largest activation", "; ".join(largest)),
-        *((f"Loss, {_LOSSES[name]}", _loss_cell(row)) for name, row in found["loss"].items()),
+        *((f"Loss, {_LOSSES[name]}", _loss_text(row)) for name, row in found["loss"].items()),
         ("Chain", "; ".join(links) if found["chain"]["asked"] else "not asked for"),
     ]
 
@@ -417,8 +417,8 @@ def _sink_tokens_text(sink: Mapping[str, Any]) -> str:
     return join_and(f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in sink["tokens"])
 
 
-def _cache_text(cache: Mapping[str, Any]) -> str:
-    """List the positions that a KV cache must keep, with the number of sink tokens there and in all."""
+def _kv_cache_text(cache: Mapping[str, Any]) -> str:
+    """List the positions that a KV cache must keep, and say how many of all sink tokens are there."""
     if cache["keep"] is None:
         return "unknown"
     where = join_and(f"position {place}" for place in cache["keep"]) or "no token"
@@ -429,13 +429,13 @@ def _cache_text(cache: Mapping[str, Any]) -> str:
 def card_markdown(found: Mapping[str, Any]) -> str:
     """Return the card (``found``) as a Markdown section for a model card: sentence, table, conditions and notes."""
     on = found["measured_on"]
-    lines = [f"| {name} | {_markdown_cell(value)} |" for name, value in card_text_rows(found)]
+    lines = [f"| {name} | {_escape_for_markdown(value)} |" for name, value in card_text_rows(found)]
     bos = "with BOS" if on["begins_with_bos"] else "without BOS"
     made = (
         f"Measured with sink_lens {found['sink_lens']} ({found['schema']}) in {found['model']['dtype']} on "
-        f"{on['sequences']} sequences of {on['length']} tokens ({_markdown_cell(on['source'])}, {bos})."
+        f"{on['sequences']} sequences of {on['length']} tokens ({_escape_for_markdown(on['source'])}, {bos})."
     )
-    notes = [f"Note: {_markdown_cell(note)}." for note in found["model"]["notes"]]
+    notes = [f"Note: {_escape_for_markdown(note)}." for note in found["model"]["notes"]]
     parts = ["## Attention sinks", "", found["sentence"], "", "| | |", "| --- | --- |", *lines, "", made, *notes, ""]
     return "\n".join(parts)
 
@@ -448,16 +448,14 @@ _LOSSES = {
 """Loss on the card -> its name in words."""
 
 
-def _loss_cell(row: Mapping[str, Any]) -> str:
-    """Write a loss with its interval as text, and its change if there is one."""
+def _loss_text(row: Mapping[str, Any]) -> str:
     change = row["change"]
     text = f"{as_text(row['value'])} {bounds(row['low'], row['high'])}".strip()
     changed = f"; change {as_text(change['value'])} {bounds(change['low'], change['high'])}"
     return text + changed if change["value"] else text
 
 
-def _markdown_cell(text: Any) -> str:
-    """Escape a value, so that it cannot break a Markdown table or bring in HTML."""
+def _escape_for_markdown(text: Any) -> str:
     return str(text).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
 
 
@@ -466,7 +464,7 @@ def _card_tables(seen: ObservedModel, made: Mapping[str, Any]) -> dict[str, pd.D
     layers = {
         "layer": range(seen.lens.n_layers),
         "sink_attention": seen.sink_mass.nanmean(1).double().numpy(),
-        "norm_ratio": seen.norm_ratio[1:].nanmean(1).double().numpy(),
+        "norm_ratio": seen.norm_ratio_at(0)[1:].nanmean(1).double().numpy(),
     }
     dimensions = [{"kind": "outlier"} | row for row in made["outlier_dimensions"]]
     dimensions += [{"kind": "residual"} | row | {"layers": as_ranges(row["layers"])} for row in made["residual_sinks"]]

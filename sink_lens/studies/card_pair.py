@@ -87,7 +87,7 @@ def _refuse_unlike_models(first: LensModel, second: LensModel) -> None:
 
 
 def _number_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
-    """Return the rows of ``changes`` from model ``a`` to ``b``: the loss (all, early, later) and ``COMPARED``."""
+    """Return the rows of ``changes`` that are numbers: losses (all, early, later) and what ``COMPARED`` has."""
     first, second = a.token_losses.double(), b.token_losses.double()
     rows = [_number_row("loss", "nats", first.nanmean(1), second.nanmean(1), seed=a.seed)]
     blocks = ((f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)), ("loss_later_positions", slice(_FIRST, None)))
@@ -131,7 +131,7 @@ def _list_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
-    """Return the row of ``changes`` of ``name``, a text or index list (``unit``) in both models; numbers are nan."""
+    """Return the row of ``changes`` of a quantity that is no number: a text, or a list of indices, as ``unit`` says."""
     return {
         "quantity": name,
         "unit": unit,
@@ -161,7 +161,7 @@ def _setting_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
 
 
 def _changed_weights(first: LensModel, second: LensModel) -> pd.DataFrame:
-    """Return the table (tensor, change) of the 20 most changed weights; a change is relative to the first's norm."""
+    """Return a table of the 20 weights that changed most: tensor, and norm of its change over its norm before."""
     theirs = dict(second.plain.named_parameters())
     rows = []
     with torch.no_grad():
@@ -185,7 +185,7 @@ def _make_json_answer(
     config: CardConfig,
     n: int,
 ) -> dict[str, Any]:
-    """Return the ``--json`` answer on the models ``names``: if the loss stays within its bound, and what changed."""
+    """Return the ``--json`` answer: if the second model's loss stays within the bound, and which quantities changed."""
     loss = changes[0]
     is_above = loss["change"] > config.most_loss and not loss["change_low"] <= 0
     found = {
@@ -203,7 +203,7 @@ def _make_json_answer(
 
 
 def _change_sentences(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame) -> str:
-    """Return the decision ``found`` in two sentences: the loss change, and what changed in ``changes``, ``tensors``."""
+    """Say in two sentences how the loss changed, and what else did; ``found`` has the models' names and the bound."""
     others = [_change_text(row) for row in changes[1:] if row["changed"]]
     if len(tensors):
         top = tensors.iloc[0]

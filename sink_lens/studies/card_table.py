@@ -1,4 +1,4 @@
-"""Many models in one table: a row per model, or per folder of a card or a trace, and the columns that are chosen."""
+"""Many models in one table, a row each; and ``sink-lens card``, which makes a card, a comparison or such a table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +78,7 @@ def make_table_rows(
     overwrite: bool = False,
     progress: bool = True,
 ) -> list[Row]:
-    """Return one row per model (its card is made first) or run folder; arguments and errors are those of ``cards``."""
+    """Return a row for each model, whose card is made first, or run folder; arguments and errors as in ``cards``."""
     if not models:
         raise InputError("no model was given; need models, or folders of cards or traces")
     if out is not None and all(map(is_run_folder, models)):
@@ -97,7 +97,7 @@ def make_table_rows(
 
 
 def read_table_row(run: Run) -> Row:
-    """Return the row (column -> value) that a card's or a trace's run has in the table; both use the same column names.
+    """Return the row (column -> value) of a run in the table of cards; the run is that of a card or of a trace.
 
     Raises:
         RunError: the run is neither a card nor a trace, or lacks its summary.
@@ -111,7 +111,7 @@ def read_table_row(run: Run) -> Row:
 
 
 def _interval_columns(name: str, found: Mapping[str, Any]) -> Row:
-    """Return column -> number of ``found``: its value as ``name``, and its interval as ``NAME_low``, ``NAME_high``."""
+    """Return the value of ``found`` as column ``name``, and its interval, if any, as ``NAME_low`` and ``NAME_high``."""
     value, low, high = (found.get(end) for end in ("value", "low", "high"))
     return {name: value} | ({f"{name}_low": low, f"{name}_high": high} if interval_text(low, high) else {})
 
@@ -168,7 +168,7 @@ def _read_card_row(run: Run) -> Row:
 
 
 def _float_if_number(value: Any) -> Any:
-    """Return a value as a float if possible, else unchanged; None for a nan."""
+    """Return a text that is a number as a float, nan as None, and any other value unchanged."""
     if isinstance(value, Real):
         return None if value != value else value  # nan
     try:
@@ -178,7 +178,7 @@ def _float_if_number(value: Any) -> Any:
 
 
 def choose_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
-    """Return the columns of the table: those ``asked`` for, or, if none are, the main ones that any of the rows has.
+    """Return the columns ``asked`` for; if there are none, the main columns that at least one row has.
 
     Raises:
         InputError: a column that no run has.
@@ -199,7 +199,7 @@ def unrounded_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardTable:
-    """Table of cards and traces: what ``run`` returns for many models; it has no run folder."""
+    """Table of cards and traces: what ``run_command`` returns for many models; it has no run folder."""
 
     folder: ClassVar[None] = None
     finished: ClassVar[bool] = True
@@ -207,8 +207,8 @@ class CardTable:
     columns: list[str]
 
 
-def run(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Study | CardTable:
-    """Make the card, comparison or table that ``config`` asks for, in ``out``; ``overwrite`` replaces what is there."""
+def run_command(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Study | CardTable:
+    """Make the card, the comparison or the table that the models in ``config`` ask for, in the folder ``out``."""
     if not config.makes_table():
         return card(config, out=out, overwrite=overwrite, progress=progress)
     rows = make_table_rows((config.model, *config.others), config, out=out, overwrite=overwrite, progress=progress)
@@ -218,7 +218,7 @@ def run(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress
 def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
     """Yield the terminal output of a card, a comparison or a table."""
     if isinstance(found, CardTable):
-        shown = [[_cell_text(row, name) for name in found.columns] for row in found.rows]
+        shown = [[_value_with_interval(row, name) for name in found.columns] for row in found.rows]
         yield pd.DataFrame(shown, columns=found.columns)
         return
     yield found.headline
@@ -244,7 +244,7 @@ def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
     yield f"block for a model card: {found.folder / 'card.md'}"
 
 
-def _cell_text(row: Row, name: str) -> str:
+def _value_with_interval(row: Row, name: str) -> str:
     """Return the column ``name`` of a row as text: the value to three digits, with its interval; empty if None."""
     if row.get(name) in (None, ""):
         return ""
@@ -258,6 +258,6 @@ def answer(found: Study | CardTable) -> Mapping[str, Any]:
     return {"columns": found.columns, "rows": unrounded_table(found.rows, found.columns)}
 
 
-def failed(found: Study | CardTable) -> bool:
-    """Check whether ``found`` is a comparison in which the loss of the second model rose above its bound."""
+def is_loss_above_bound(found: Study | CardTable) -> bool:
+    """Check whether ``found`` is a comparison in which the loss rose by more than the bound; then the command fails."""
     return not isinstance(found, CardTable) and not found.decision.get("within_bound", True)

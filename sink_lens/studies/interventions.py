@@ -142,7 +142,7 @@ def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measure
 
 
 def _smallest_set_row(found: NeuronSet, table: pd.DataFrame) -> dict[str, Any]:
-    """Return the row of ``summary`` of a set, from the ablations in ``table``: the shares it and random sets remove."""
+    """Return a set's row of ``summary``: shares of the sink that the set and random sets remove, from ``table``."""
     of_step = f"step == {found.segment.number}"
     usual = table.query(f"{of_step} and method == 'mean_ordinary' and what == 'column' and where == 'sink'")
 

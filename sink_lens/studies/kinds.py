@@ -83,12 +83,12 @@ CARD = RunKind(
     help="What must users know about a model's sinks? One model, what changed in a second one, or many in a table.",
     config="sink_lens.studies.config:CardConfig",
     cost="sink_lens.studies.passes:cost_of_cards",
-    run="sink_lens.studies.card_table:run",
+    run="sink_lens.studies.card_table:run_command",
     tables="sink_lens.schema:card.toml",
     page="sink_lens.studies.pages.card:CARD",
     show="sink_lens.studies.card_table:show",
     answer="sink_lens.studies.card_table:answer",
-    failed="sink_lens.studies.card_table:failed",
+    failed="sink_lens.studies.card_table:is_loss_above_bound",
     examples="""\
 sink-lens card  [dim]the default model on bundled prose; card.json and card.md lie in the run folder[/dim]
 

@@ -100,7 +100,7 @@ def find_smallest_sets(setting: Setting, *, progress: bool = False) -> tuple[lis
 
 
 def _find_smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[], object]) -> NeuronSet:
-    """Find the smallest set of neurons that removes the sink of a segment's step; call ``tick`` before each run."""
+    """Find the smallest set of neurons whose ablation removes the sink of a segment; call ``tick`` before each run."""
     (step,) = segment.steps
     assert step is not None  # only steps are looked at
     order = rank_neurons(setting, layers=step.layers, step=step)
@@ -203,7 +203,6 @@ def neuron_names(neurons: Sequence[Neuron]) -> str:
 
 
 def _group_by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
-    """Return layer -> the indices of the given neurons in it."""
     found: dict[int, list[int]] = {}
     for layer, index in neurons:
         found.setdefault(layer, []).append(index)
@@ -241,7 +240,7 @@ def _ablation_edits(
 
 
 def _draw_sets_of_equal_ranks(setting: Setting, found: NeuronSet, generator: torch.Generator) -> Iterator[list[Neuron]]:
-    """Draw sets like ``found``: for each neuron that of equal rank in a random layer outside all growth steps."""
+    """Draw sets of neurons with the ranks of those of ``found``, in random layers outside all growth steps."""
     (step,) = found.segment.steps
     assert step is not None
     outside = [layer for layer in range(max(found.segment.layers)) if layer not in setting.location.growth_layers]

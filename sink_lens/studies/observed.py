@@ -162,7 +162,7 @@ class ObservedModel:
         return find_location(
             positions=positions,
             sink_found=bool(found),
-            ratio=self._norm_ratio_at(positions[0] if is_sampled else 0).nanmean(1),
+            ratio=self.norm_ratio_at(positions[0] if is_sampled else 0).nanmean(1),
             states=self.states_at(positions[0]),
             typical=torch.cat([self.main_pass.stacked("typical_pre"), self.main_pass.stacked("typical")]).nanmean(1),
             thresholds=self.thresholds,
@@ -181,19 +181,14 @@ class ObservedModel:
         """The residual stream at the sink position (0 without a sink): before layer 0, then after each layer."""
         return self.states_at(self.location.sink_position)
 
-    @cached_property
-    def norm_ratio(self) -> Float[Tensor, "layer batch"]:
-        """Norm of the first token over the median norm from position 8 on: before layer 0, then after each layer."""
-        return self._norm_ratio_at(0)
-
-    def _norm_ratio_at(self, position: int) -> Float[Tensor, "layer batch"]:
+    def norm_ratio_at(self, position: int) -> Float[Tensor, "layer batch"]:
         """Return the norm at a position over the median from position 8 on: before layer 0, then after each layer."""
         norms = torch.cat([self.main_pass.stacked("norm:resid_pre"), self.main_pass.stacked("norm:resid_post")])
         return r.ratio_to_others(norms, positions=r.sampled_positions(self.tokens.n_positions), key=position)
 
     @property
     def outlier_dimensions(self) -> list[int]:
-        """Outlier dimensions at the sink in any layer but the embedding, ordered by their ranks in the layers."""
+        """Outlier dimensions at the sink after any layer; those with high ranks in many layers come first."""
         counts: Counter[int] = Counter()
         for layer, dimensions in self.location.outliers.items():
             for place, dimension in enumerate(dimensions if layer >= 0 else ()):
@@ -206,18 +201,8 @@ class ObservedModel:
         assert run.loss is not None  # it was asked for
         return run.loss
 
-    @cached_property
-    def zeroed_loss(self) -> Float[Tensor, " batch"]:
-        """Loss of each sequence, in nats, with the outlier dimensions at the sink position set to 0."""
-        return self._loss_with_outliers_ablated(to_mean=False)
-
-    @cached_property
-    def mean_aligned_loss(self) -> Float[Tensor, " batch"]:
-        """Loss of each sequence, in nats, with the sink's outlier dimensions set to their mean over the sequences."""
-        return self._loss_with_outliers_ablated(to_mean=True)
-
-    def _loss_with_outliers_ablated(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
-        """Return each sequence's loss with the sink's outlier dimensions at 0, or with ``to_mean`` at their mean."""
+    def loss_with_outliers_ablated(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
+        """Return each sequence's loss, in nats, with the sink's outlier dimensions set to 0, or to their mean."""
         edits = []
         position = self.location.sink_position
         over = Averaged(mean="mean_aligned", mask=self.tokens.valid[:, [position]].cpu(), n_sinks=0)
@@ -235,7 +220,7 @@ class ObservedModel:
         One row per layer of a step: layer, dimension, change, each sublayer's share of it, and ``neurons``: [neuron,
         share] of those that make at least ``SUPER_SHARE``. Where a layer multiplies the stream (Gemma 4), the change is
         what the layer adds to the multiple. A mixture of experts also has ``experts``: [expert, share], and its
-        neurons are counted over all experts. There is no row if the token has no outlier dimension, and no neurons if
+        neurons are counted over all experts. There is no row if the sink has no outlier dimension, and no neurons if
         the family norms its MLP's output.
         """
         found = []
@@ -339,7 +324,7 @@ def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:
 
 
 def _read_large_dimensions(view: LayerView) -> Tensor:
-    """Return per dimension the share of tokens but the first on which it is large, and mean size: "batch d_model 2"."""
+    """Return each dimension's share of large entries, and mean magnitude, after the first token: "batch d_model 2"."""
     others = view.valid.clone()
     others[:, 0] = False
     h = view["resid_post"].float()

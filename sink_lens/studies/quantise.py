@@ -40,8 +40,6 @@ from .study import Measured, study
 
 FEWEST = 4
 """Minimum number of sequences, two to choose on and two to judge on."""
-CACHE = ("k", "v")
-"""Sites of the cache."""
 _PART_TOKENS = 2048
 
 Channels = Mapping[str, Mapping[int, Sequence[int]]]
@@ -75,7 +73,12 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
         RunError: the folder is in use, or holds another run.
     """
     targets = _formats_by_site(lens, config)
-    check_weights(lens, config)
+    quantised = getattr(lens.config, "quantization_config", None) is not None
+    if config.weights and (quantised or any(".gguf" in note for note in lens.notes)):
+        raise InputError(
+            f"the weights of {lens.name} come from a quantised file; need weights in 16 or 32 bit to round them. "
+            "Leave --weights out, or use a checkpoint that is not quantised"
+        )
     if batch.n_sequences < FEWEST:
         raise InputError(
             f"{batch.n_sequences} sequences were given; need at least {FEWEST}, half to choose on and half to judge on"
@@ -124,10 +127,10 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
                 for draw in range(config.controls):
                     tokens = channels = None
                     if given["sink_tokens"]:
-                        tokens = random_tokens(sinks[name], valid=part.valid.cpu(), generator=generator)
+                        tokens = draw_ordinary_tokens(sinks[name], valid=part.valid.cpu(), generator=generator)
                     if given["channels"]:
                         n = given["channels"]
-                        channels = random_channels(largest[False], taken=taken, n=n, generator=generator)
+                        channels = draw_other_channels(largest[False], taken=taken, n=n, generator=generator)
                     kept = FullPrecision(tokens=tokens, channels=channels or {})
                     rows.append(half.condition_row("random", run(kept), **given, draw=draw))
     marked = torch.cat([sinks["choose"], sinks["judge"]])
@@ -140,16 +143,6 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
         "summary": pd.DataFrame([{name: value for name, value in decision.items() if name not in _NOT_IN_TABLE}]),
     }
     return Measured(frames=frames, decision=decision, headline=decision["sentence"])
-
-
-def check_weights(lens: LensModel, config: QuantiseConfig) -> None:
-    """Refuse to round the weights of a model that was loaded from a quantised file."""
-    quantised = getattr(lens.config, "quantization_config", None) is not None
-    if config.weights and (quantised or any(".gguf" in note for note in lens.notes)):
-        raise InputError(
-            f"the weights of {lens.name} come from a quantised file; need weights in 16 or 32 bit to round them. "
-            "Leave --weights out, or use a checkpoint that is not quantised"
-        )
 
 
 def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedFormat]:
@@ -165,7 +158,7 @@ def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, Quant
         )
     targets: dict[str, QuantisedFormat] = dict.fromkeys(named, config.format)
     if config.cache:
-        targets |= dict.fromkeys(CACHE, config.cache)
+        targets |= dict.fromkeys(("k", "v"), config.cache)
     return targets
 
 
@@ -180,7 +173,7 @@ def _losses_when_rounded(
 ) -> Float[Tensor, " batch"]:
     """Return each sequence's mean loss with sites rounded as ``targets`` says, except the ``kept`` tokens and channels.
 
-    ``part`` is the sequences; ``kept=None`` rounds no activation; ``weights`` also rounds the weights.
+    ``part`` holds the sequences. With ``kept=None`` no activation is rounded; with ``weights`` the weights are, too.
     """
     edits = []
     if kept is not None:
@@ -196,7 +189,10 @@ def _losses_when_rounded(
 def _largest_magnitudes(
     lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], sites: Sequence[str]
 ) -> dict[bool, Sizes]:
-    """Return each channel's largest magnitude in ``part`` by (site, layer): in all tokens (False), non-sinks (True)."""
+    """Return each channel's largest magnitude in ``part``, by (site, layer).
+
+    The key False has those over all tokens, True those over all tokens but the ``sinks``.
+    """
     size = max(1, _PART_TOKENS // part.n_positions)
     found: dict[tuple[str, int], list[Tensor]] = {}
     for start in range(0, part.n_sequences, size):
@@ -212,7 +208,7 @@ def _largest_magnitudes(
 
 
 def _channel_magnitudes(view: LayerView, *, site: str, sinks: Bool[Tensor, "batch position"]) -> Tensor:
-    """Return each channel's largest magnitude over all tokens, and all but ``sinks``: [batch, these 2, channel]."""
+    """Return each channel's largest magnitude, over all tokens and over all but ``sinks``: "batch 2 channel"."""
     x = view[site].flatten(2)
     sizes = x.masked_fill(~view.valid[..., None], 0.0).abs().float()
     ordinary = sizes.masked_fill(sinks.to(x.device)[..., None], 0.0)
@@ -221,7 +217,7 @@ def _channel_magnitudes(view: LayerView, *, site: str, sinks: Bool[Tensor, "batc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TextHalf:
-    """One half of the sequences with its reference losses: clean, everything rounded, and the end of the gap."""
+    """One half of the sequences, with the losses that a set kept in 16 bit is compared with."""
 
     part: str
     clean: Tensor
@@ -248,7 +244,7 @@ class _TextHalf:
     ) -> dict[str, Any]:
         """Return a row of ``conditions``: mean loss, difference from the clean loss, and share of the gap closed.
 
-        ``sink_tokens`` and ``channels`` say what the set ``kept`` has; ``draw`` is the number of a random set.
+        ``kept`` names the set that stays in 16 bit, which has sink tokens or channels; ``draw`` numbers random sets.
         """
         change = self._paired_change(losses, self.clean)
         closed = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
@@ -277,24 +273,24 @@ class _TextHalf:
 
 
 def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:
-    """Return the row of the smallest set that reaches the goal on the first half, else of the best, or None."""
+    """Return the row of the smallest set that reaches the goal on the first half, else of the best set, if any."""
     sets = [row for row in rows if row["part"] == "choose" and row["kept"] in ("tokens", "channels", "both")]
     enough = (row for row in sets if row["closed_share"] >= goal)
     return next(enough, None) or max(sets, key=lambda row: row["closed_share"], default=None)
 
 
-def random_tokens(
+def draw_ordinary_tokens(
     sinks: Bool[Tensor, "batch position"], *, valid: Bool[Tensor, "batch position"], generator: torch.Generator
 ) -> Bool[Tensor, "batch position"]:
-    """Draw in each sequence as many random ``valid`` tokens that are no sinks as it has sinks; return their mask."""
+    """Return a mask of random ``valid`` tokens that are no sinks: in each sequence as many as it has sinks."""
     order = torch.rand(sinks.shape, generator=generator, dtype=torch.float32).masked_fill(sinks | ~valid, 2.0)
     return (order.argsort(1).argsort(1) < sinks.sum(1, keepdim=True)) & ~sinks & valid
 
 
-def random_channels(
+def draw_other_channels(
     sizes: Sizes, *, taken: Channels, n: int, generator: torch.Generator
 ) -> dict[str, dict[int, list[int]]]:
-    """Draw ``n`` random channels per site and layer of ``sizes``, none ``taken``: site -> layer -> channels."""
+    """Draw ``n`` random channels per site and layer of ``sizes``, but none that ``taken`` has, in the same form."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items():
         gone = set(taken[site][layer])
@@ -316,7 +312,7 @@ def _make_json_answer(
     largest: Mapping[bool, Sizes],
     sinks: Bool[Tensor, "batch position"],
 ) -> dict[str, Any]:
-    """Return the ``--json`` answer from the conditions ``rows``: verdict, what to keep (``chosen``), cost left."""
+    """Return the ``--json`` answer from the rows of ``conditions``: a verdict, what to keep, and the cost left."""
     judged = [row for row in rows if row["part"] == "judge"]
     by_set = {(row["kept"], row["channels"]): row for row in judged if row["kept"] != "random"}
     random = [row["closed_share"] for row in judged if row["kept"] == "random"]
@@ -354,7 +350,7 @@ def _make_json_answer(
 
 
 def _advice_sentence(found: Mapping[str, Any]) -> str:
-    """Say the decision in words: what to keep, what the format costs, and how much of the cost keeping saves."""
+    """Say in words what to keep, what the format costs, and how much of that cost is saved."""
     cost = (
         f"{found['format']} {loss_change_text(found['cost_nats'], found['cost_low'], found['cost_high'])} "
         "on held-out text "

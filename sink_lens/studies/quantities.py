@@ -36,7 +36,7 @@ def norm_ratio(seen: ObservedModel) -> Float[Tensor, " batch"]:
 
     The ratio is taken after the layer where its mean over sequences is largest.
     """
-    ratio = seen.norm_ratio[1:]
+    ratio = seen.norm_ratio_at(0)[1:]
     return ratio[int(ratio.nanmean(1).argmax())]
 
 

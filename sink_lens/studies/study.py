@@ -43,7 +43,7 @@ def short_model_name(name: str) -> str:
 
 
 def resolve_inputs(
-    kind: type[C],
+    wanted: type[C],
     model: ModelLike | ReadConfig,
     *,
     config: C | None,
@@ -51,14 +51,14 @@ def resolve_inputs(
     fields: Mapping[str, Any],
     every_layer: bool = True,
 ) -> tuple[C, LensModel, TokenBatch]:
-    """Return the configuration (a ``kind``), model and sequences of a study from the arguments that its user gave.
+    """Return the configuration, the model and the sequences of a study from the arguments that its user gave.
 
     Raises:
         InputError: what ``make_study_config`` refuses, or tokens that the model does not have.
         ModelError: ``every_layer`` is True, and the model has layers without attention.
     """
     tokens = tokens if tokens is None or isinstance(tokens, str) else as_batch(tokens)
-    config = make_study_config(kind, model, config=config, tokens=tokens, fields=fields)
+    config = make_study_config(wanted, model, config=config, tokens=tokens, fields=fields)
     is_named = isinstance(model, str | Path | ReadConfig)
     if is_named and not isinstance(tokens, TokenBatch):  # refuse what the model cannot have before its weights are read
         header = check_sequences(config)
@@ -78,30 +78,30 @@ def resolve_inputs(
 
 
 def make_study_config(
-    kind: type[C],
+    wanted: type[C],
     model: ModelLike | ReadConfig,
     *,
     config: C | None,
     tokens: TokenBatch | str | None,
     fields: Mapping[str, Any],
 ) -> C:
-    """Return a study's configuration (a ``kind``), changed by ``fields``, and by ``tokens`` if they are a text.
+    """Return a study's configuration: ``config`` for the given model, or ``model`` if that is a configuration.
 
-    It is ``config``, for the given model, or ``model`` itself if that is a configuration.
+    ``fields`` replace its fields, and so do ``tokens`` if they are a text.
 
     Raises:
         InputError: two configurations, the one of another study, an unknown field, or a value that cannot be used.
     """
-    where = kind.__name__.removesuffix("Config").lower()
+    where = wanted.__name__.removesuffix("Config").lower()
     given = dict(fields) | ({"tokens": tokens} if isinstance(tokens, str) else {})
     if not isinstance(model, ReadConfig):
         name = str(model) if isinstance(model, str | Path) else as_lens(model).name
-        return make_config(kind, config, given | {"model": name}, where=where)
+        return make_config(wanted, config, given | {"model": name}, where=where)
     if config is not None:
         raise InputError(f"{where} was given two configurations; need one, or a model before it")
-    if not isinstance(model, kind):
-        raise InputError(f"{where} was given a {type(model).__name__}; need a {kind.__name__}, or a model before it")
-    return make_config(kind, model, given, where=where)
+    if not isinstance(model, wanted):
+        raise InputError(f"{where} was given a {type(model).__name__}; need a {wanted.__name__}, or a model before it")
+    return make_config(wanted, model, given, where=where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,6 @@ class StudyFunction(Protocol[C_contra]):
         **fields: Any,
     ) -> Study:
         """Run the study, write its run folder and return it."""
-        ...
 
 
 _ARGUMENTS = """

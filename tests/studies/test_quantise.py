@@ -17,7 +17,7 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.studies.config import CardConfig, QuantiseConfig
-from sink_lens.studies.quantise import largest_channels, quantise, random_channels, random_tokens
+from sink_lens.studies.quantise import draw_ordinary_tokens, draw_other_channels, largest_channels, quantise
 
 module = import_module("sink_lens.studies.quantise")
 
@@ -116,7 +116,7 @@ def test_random_tokens_are_as_many_others():
     sinks[0, 0], sinks[1, [0, 4]] = True, True
     valid = torch.arange(10)[None] < torch.tensor([[10], [4], [10]])
     generator = torch.Generator().manual_seed(0)
-    draws = [random_tokens(sinks & valid, valid=valid, generator=generator) for _ in range(20)]
+    draws = [draw_ordinary_tokens(sinks & valid, valid=valid, generator=generator) for _ in range(20)]
     for drawn in draws:
         assert drawn.sum(1).tolist() == [1, 1, 0]
         assert not (drawn & sinks).any()
@@ -127,7 +127,7 @@ def test_random_tokens_are_as_many_others():
 def test_random_channels_are_as_many_others():
     sizes = {("z", 0): torch.zeros(6), ("z", 1): torch.zeros(6)}
     generator = torch.Generator().manual_seed(0)
-    found = random_channels(sizes, taken={"z": {0: [1, 2], 1: [5]}}, n=3, generator=generator)
+    found = draw_other_channels(sizes, taken={"z": {0: [1, 2], 1: [5]}}, n=3, generator=generator)
     assert set(found["z"][0]) <= {0, 3, 4, 5}
     assert len(set(found["z"][0])) == len(set(found["z"][1])) == 3
     assert 5 not in found["z"][1]

@@ -467,14 +467,14 @@ def perplexity(seen: ObservedModel, terms: Terms) -> Tensor:
 def perplexity_zeroed(seen: ObservedModel, terms: Terms) -> Tensor:
     """Perplexity with the outlier dimensions of the studied position set to 0 after every layer that has them."""
     _check_outliers(seen)
-    return seen.zeroed_loss
+    return seen.loss_with_outliers_ablated(to_mean=False)
 
 
 @_is("number", "1", join="exp", depends=_LOSS)
 def perplexity_mean_aligned(seen: ObservedModel, terms: Terms) -> Tensor:
     """Perplexity with the outlier dimensions of the studied position at ``mean_aligned``."""
     _check_outliers(seen)
-    return seen.mean_aligned_loss
+    return seen.loss_with_outliers_ablated(to_mean=True)
 
 
 @_is("number", "1", join="exp", terms=("entries",))

@@ -190,11 +190,8 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
     pairs = run.need("pairs", columns=_PAIRS)
     heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "mean tau"}
     heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
-    heads |= {
-        "log10_p_pipeline": "pipeline",
-        "log10_p_analytical": "analytical",
-        "too_narrow": "analytical too narrow by",
-    }
+    heads |= {"log10_p_pipeline": "pipeline", "log10_p_analytical": "analytical"}
+    heads |= {"too_narrow": "analytical too narrow by"}
     scaled = len(pairs.loc[pairs["shares_scale"].eq(True)])
     see = (
         "The effect is the mean tau; p only says how sure it is that the effect is not 0. A pair with an effect "

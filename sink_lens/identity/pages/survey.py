@@ -195,11 +195,6 @@ def select_measures(run: Run, *, measures: Measures, with_step: bool = False) ->
     return rows.dropna(subset=["step"]) if with_step else rows
 
 
-def has_checkpoints(run: Run) -> bool:
-    """Check whether some models of the run are checkpoints of a training."""
-    return "summary" in run.tables and bool(run.tables["summary"]["step"].notna().any())
-
-
 def has_variants(run: Run) -> bool:
     """Check whether some models of the run belong to variants, whose seeds are averaged."""
     return "variants" in run.tables and len(run.tables["variants"]) > 0
@@ -223,7 +218,7 @@ def figure_along_training(key: str, *, see: str, measures: Measures) -> Drawn:
         title="Along training",
         make=lambda run: (see, step_figure(run, measures)),
         data=partial(select_measures, measures=measures, with_step=True),
-        when=has_checkpoints,
+        when=lambda run: "summary" in run.tables and bool(run.tables["summary"]["step"].notna().any()),
     )
 
 

@@ -102,14 +102,8 @@ def _writer_table(run: Run) -> tuple[str, PageTable]:
         + rest_note(len(table), "writers")
     )
     shown = table.assign(unit=["" if pd.isna(one) else str(int(one)) for one in table["unit"]])
-    heads = {
-        "layer": "layer",
-        "dimension": "dimension",
-        "part": "part",
-        "unit": "expert, neuron or column",
-        "share": "share",
-    }
-    return see, page_table(shown, heads)
+    heads = {"layer": "layer", "dimension": "dimension", "part": "part", "unit": "expert, neuron or column"}
+    return see, page_table(shown, heads | {"share": "share"})
 
 
 def _loss_table(run: Run) -> tuple[str, PageTable]:

@@ -39,7 +39,7 @@ class SinkTokens(Result):
     main = "sink_tokens"
 
     def shown(self) -> tuple[object, ...]:
-        """Return the table on how far the two definitions agree."""
+        """Return what a notebook shows below the headline: how many tokens are sinks, massive, and both."""
         return (self.tables["agreement"],)
 
 
@@ -161,7 +161,10 @@ class _PassReadings:
         return ratio[..., None]
 
     def outlier_dimensions(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """Return (sequence, position) -> its fewest dimensions with ``energy_frac`` of the energy, if not too many."""
+        """Return (sequence, position) -> the fewest dimensions that hold the share ``energy_frac`` of its squared norm.
+
+        Tokens that need more than ``max_outliers`` dimensions are left out.
+        """
         assert self.top is not None
         count = (self.top.shape[-1] - 1) // 2
         values, index, total = self.top.cpu().double().split([count, count, 1], dim=-1)
@@ -255,7 +258,7 @@ _RATES = {
 
 
 def _token_id_rows(every: pd.DataFrame) -> pd.DataFrame:
-    """Return the table ``token_ids`` of ``every`` token: how often each id is marked after position 0, most first."""
+    """Return the table ``token_ids``: how often tokens of each id are marked after position 0, the most often first."""
     by_id = every.loc[every["position"] > 0].groupby("token_id")
     table = by_id.agg(text=("text", "first"), kind=("kind", "first"), **_RATES).reset_index()
     marked = table[["sink_rate", "massive_rate"]].max(axis=1) * table["tokens"]
