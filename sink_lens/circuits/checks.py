@@ -57,7 +57,7 @@ class Check:
 
     @property
     def outside_counts(self) -> tuple[int, int]:
-        """Number of sampled edges outside the circuit with more effect than its weakest score, and number of all."""
+        """Numbers of sampled edges outside the circuit: those with more effect than its weakest score, and all."""
         real = np.abs(self.frame["exact"].to_numpy(float)[self.frame["drawn"].to_numpy() == "other"])
         return int((real > self.weakest).sum()), len(real)
 

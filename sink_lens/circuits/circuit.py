@@ -252,8 +252,9 @@ class Circuit:
         Cost: one run of ``pairs`` pairs for each node, from its layer on.
 
         Returns:
-            One row a writer: ``node``, ``score`` (sum of its edges), ``magnitude`` (sum of their magnitudes), ``exact``
-            and ``unseen``: its real patch does at least 5% of the metric's difference, ten times the magnitude.
+            One row per writer: ``node``, ``score`` (sum of its edges), ``magnitude`` (sum of their magnitudes),
+            ``exact`` (effect of its real patch) and ``unseen`` (this effect is at least 5% of the metric's difference,
+            and ten times the magnitude).
         """
         given: dict[str, Any] = {"seed": self.seed, "pairs": pairs, "progress": progress}
         return checks.check_nodes(self.runs, self.scores, difference=self.difference, **given)

@@ -136,7 +136,7 @@ def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def smallest_faithful_share(frame: pd.DataFrame) -> float:
-    """Return the smallest share of edges from which on all circuits in ``frame`` keep 80% to 120%; nan if none does."""
+    """Return the smallest share from which on circuits in ``frame`` keep 80% to 120% of the metric; nan if none do."""
     own = frame.loc[frame["by"].eq("edges")].sort_values("share", ascending=False)
     holds = own["low"].ge(CARRIES).to_numpy() & own["faithfulness"].le(AT_MOST).to_numpy()
     reached = own["share"].to_numpy(float)[np.logical_and.accumulate(holds)]
@@ -192,6 +192,6 @@ def compute_curve(
 
 
 def connected_counts(judge: FaithfulnessJudge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
-    """Return the numbers of a circuit's edges that lie on paths (``connected``), and of their nodes (``nodes``)."""
+    """Return the number of a circuit's edges on paths (``connected``), and the number of their nodes (``nodes``)."""
     connected = judge.edges_on_paths(circuit)
     return {"connected": int(connected.sum()), "nodes": len(np.unique(judge.runs.graph.ends[1][connected])) + 1}

@@ -151,7 +151,10 @@ def draw_edges(edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int 
 
 
 def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
-    """Return the points from a node's middle to its border towards ``along``; ``inches``: unit of each axis."""
+    """Return the distance in points from a node's middle to its border in the direction ``along``.
+
+    ``inches``: length of a unit of the x axis and of the y axis.
+    """
     size = 0.85 * FONT
     half = (0.3 * size * len(node_label(node)) + 0.22 * size, 0.6 * size + 0.22 * size)
     across, up = (abs(one) * inch for one, inch in zip(along, inches, strict=True))

@@ -103,8 +103,8 @@ def run(
         **fields: fields of ``CircuitConfig``, such as ``task="ioi"``; they win over those of the configuration.
 
     Raises:
-        InputError: what cannot be used; a task that the model does not do; a metric that does not tell the clean from
-            the replaced runs; a shard that is none.
+        InputError: fields that cannot be used together; a task that the model does not do; a metric that does not
+            tell the clean from the replaced runs; a shard that does not exist.
         ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
         RunError: the folder is in use, or holds another run or another division into shards.
     """
@@ -118,7 +118,7 @@ def run(
         shard=shard,
         overwrite=overwrite,
         open_run=partial(asked.open_run, reopen=shard is not None),
-        begin=lambda writer: asked.n_pairs_by_group(),
+        begin=lambda writer: asked.n_pairs_by_scores_file(),
         compute=partial(asked.score_pair_groups, progress=progress),
         finish=partial(_finish_run, asked, progress=progress),
     )
@@ -192,7 +192,7 @@ class _Request:
             )
         return found
 
-    def n_pairs_by_group(self) -> dict[str, int]:
+    def n_pairs_by_scores_file(self) -> dict[str, int]:
         """Name of every file of scores -> the number of pairs whose scores it holds."""
         groups = divide_pairs(self.task.clean.n_sequences)
         return {scores_file_name(name, rows): len(rows) for name in self.ablation_by_scores for rows in groups}
@@ -391,8 +391,8 @@ def choose_circuit(
 def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
     """Make the curve's rows for the circuit, its drawn edges, all other edges, and as many edges of largest score.
 
-    ``half`` is the circuit whose edges were chosen on half of the pairs. All are judged on the
-    other half; a circuit that the user gave, and the edges outside it, are judged on all pairs.
+    ``half`` is the circuit whose edges were chosen on half of the pairs. All are judged on the other half; a circuit
+    that the user gave, and the edges outside it, are judged on all pairs.
     """
     drawn, like = circuit.strongest_edges(), half.with_size(circuit.size) if circuit.given else circuit
     masks = {"circuit": circuit.chosen, "picture": drawn, "without": ~circuit.chosen, "as_many": like.chosen}

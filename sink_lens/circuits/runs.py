@@ -221,7 +221,7 @@ class Runs:
         return begin, difference
 
     def embedding_ends(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return the replaced and the clean stream before layer 0 of ``rows``, the two ends of the integral."""
+        """Return the replaced and the clean stream before layer 0, between which gradients are integrated."""
         ends = []
         for corrupted in (True, False):
             kept: dict[tuple[str, int], Tensor] = {}

@@ -40,7 +40,7 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
             f"scores miss {percent(row['missed'])} of the summed effect."
         )
     if row["patched_nodes"] > 0:
-        sentences.append(_nodes_sentence(row))
+        sentences.append(_node_sentences(row))
     sentences.append(
         f"{row['stable_edges']} of its edges are in at least 95% of 1,000 bootstraps over pairs; the circuits of two "
         f"halves of the pairs have {percent(row['jaccard_halves'])} of all their edges in common."
@@ -95,7 +95,7 @@ def _has_integrated_scores(row: Mapping[str, Any]) -> bool:
     return method is not None and method.integrates and method.along == "inputs"
 
 
-def _nodes_sentence(row: Mapping[str, Any]) -> str:
+def _node_sentences(row: Mapping[str, Any]) -> str:
     """Return sentences, from the summary's ``row``, on nodes whose effect the edges' scores miss."""
     unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
     of_zero = row["ablation"] == "zero"
@@ -163,7 +163,7 @@ def edge_count_text(row: Mapping[str, Any]) -> str:
 
 
 def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
-    """Return a sentence, from the summary's ``row``, on how much of the metric the circuit keeps on which pairs."""
+    """Return a sentence, from the summary's ``row``, on the share of the metric that the circuit keeps."""
     gap = f"{as_text(row['gap'])} [{as_text(row['gap_low'])}, {as_text(row['gap_high'])}]"
     if not is_gap_clear(row):
         return (

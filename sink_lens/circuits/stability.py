@@ -96,7 +96,7 @@ def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"])
 
 
 def random_halves(templates: Sequence[str], *, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Divide the pairs of each template at random; return the indices of the pairs in either half."""
+    """Divide the pairs of each template at random; return the indices of the pairs in each half."""
     names = np.asarray(templates, dtype=object)
     halves: tuple[list[int], list[int]] = [], []
     for name in dict.fromkeys(names.tolist()):

@@ -73,7 +73,7 @@ class Task:
 
 
 def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
-    """Make the pairs of a configuration's task; the task "text" has pieces of prose, without answers."""
+    """Make a configuration's task as ``task_of`` does; the task "text" has pieces of prose, without answers."""
     if config.task != "text":
         return task_of(lens, config=config)
     if lens.tokenizer is None:
@@ -129,7 +129,7 @@ def task_of(
             f"with the tokenizer of {lens.name}, no pair of {name!r} has prompts of equal length and answers of "
             "one token; need another task, or a file of pairs"
         )
-    whole, right = _make_task(name, kept, lens=lens, bos=config.bos), list[int]()
+    whole, right = _task_of_pairs(name, kept, lens=lens, bos=config.bos), list[int]()
     for start in range(0, len(kept), step := config.batch_size or _A_PASS):
         rows = slice(start, min(start + step, len(kept)))
         outcome = run_with(lens, whole.clean[rows], layers=(0,), loss=False, logits=True)
@@ -142,10 +142,10 @@ def task_of(
             "model"
         )
     chosen = [kept[row] for row in right[: config.pairs]]
-    return replace(_make_task(name, chosen, lens=lens, bos=config.bos), n_tried=len(kept), n_answered=len(right))
+    return replace(_task_of_pairs(name, chosen, lens=lens, bos=config.bos), n_tried=len(kept), n_answered=len(right))
 
 
-def _make_task(name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition) -> Task:
+def _task_of_pairs(name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition) -> Task:
     """Make the task ``name`` from the pairs ``kept``: one batch of all clean prompts, one of all corrupted ones."""
     lengths = torch.tensor([len(one.clean) for one in kept])
 

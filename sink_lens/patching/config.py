@@ -43,7 +43,7 @@ def check_pair_lengths(
 ) -> None:
     """Raise InputError if clean and corrupted sequences, given by their lengths, differ in number or length.
 
-    ``told`` returns a text on the pair with an index, which the error adds.
+    ``told`` gives, from the index of a pair, a text on the pair for the error.
     """
     if len(clean) != len(corrupted):
         raise InputError(
@@ -134,7 +134,7 @@ class PatchConfig:
         return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
 
     def metric_spec(self, **how: Any) -> MetricSpec:
-        """Return the metric's name and options as a ``MetricSpec``; ``how`` is passed on to ``metric_spec``."""
+        """Return the metric's name and options as a ``MetricSpec``; ``how`` is passed to ``metric_spec``."""
         refuse_unread_metric_fields(self, self.metric)
         return metric_spec(self, self.metric, **how)
 

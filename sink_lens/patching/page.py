@@ -82,7 +82,7 @@ def patch_map(
 
 
 def _position_labels(run: Run) -> dict[int, str]:
-    """Return position -> label: its token, or both prompts' tokens if they differ (in the first pair that does)."""
+    """Return position -> its token, or both prompts' tokens if they differ there (in the first such pair)."""
     tokens = run.optional("tokens", columns=["position", "text"])
     rows = [] if tokens is None else tokens.to_dict("records")
     return {int(row["position"]): token_text(row["text"]) for row in rows} | _changed_labels(run)

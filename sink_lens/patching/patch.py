@@ -202,7 +202,7 @@ class _Request:
 def _make_request(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> _Request:
-    """Check the configuration, run both prompts, choose the parts to patch (by ``screen``), and draw the controls."""
+    """Check the configuration, run both prompts, choose the parts to patch, and draw random parts as controls."""
     if config.approximate:
         raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
     config.check_together()

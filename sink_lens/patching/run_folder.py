@@ -87,8 +87,8 @@ def open_run(
 ) -> RunWriter:
     """Open the run folder of ``patch``: a new one, or one in which the same run was stopped.
 
-    Functions and edits are recorded by name and by ``code``, the hashes of what they do. ``part`` is the
-    number of a shard, ``how`` is passed to ``create_run``.
+    Functions and edits are recorded by name and by ``code``, the hashes of what they do. ``part`` is the number of a
+    shard, ``how`` is passed to ``create_run``.
     """
     provenance = describe_provenance(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
