@@ -342,7 +342,7 @@ def _run_ablations(
 ) -> list[Outcome]:
     """Ablate each set of parts in ``several`` in a run of its own; return outcomes that hold the target's tensors.
 
-    The runs continue the run ``of`` (None: the baseline run); ``loss`` asks for the loss too.
+    Each run continues the run ``of``, or the baseline run if that is None; ``loss`` asks for the loss too.
     """
     options = {"sites": ("pattern",) if target == "sink logit" else (), "state": target == "outlier dimensions"}
     edits = [ablation_edits(setting, parts) for parts in several]

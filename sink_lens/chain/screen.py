@@ -110,7 +110,7 @@ def _screen_table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFra
 
 
 def embedding_unit(setting: Setting, kind: Kind) -> int:
-    """Return the unit of an embedding at the sink: its position, or its token id (-1 if sequences differ)."""
+    """Return the unit that names an embedding at the sink: the position, or the token id (-1 if sequences differ)."""
     if kind == "position embedding":
         return setting.sink_position
     ids = setting.tokens.tokens[:, setting.sink_position].unique()

@@ -167,7 +167,7 @@ def growth_step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
 
 
 def condition_row(panel: Panel, *, condition: str, chosen: bool, config: TraceConfig) -> dict[str, object]:
-    """Make the row of a BOS ``condition``, ``chosen`` or not: sink rate, S2 ratio, outlier dimensions, growth, loss."""
+    """Make the row of a BOS ``condition``, the studied one if ``chosen``: sink rate, S2 ratio, growth, loss, ..."""
     location = panel.location
     counts = Counter(dimension for dims in location.outliers.values() for dimension in dims)
     return {

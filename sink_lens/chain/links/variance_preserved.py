@@ -92,8 +92,8 @@ def _last_feeding_layers(growth: tuple[int, ...], lens: LensModel) -> tuple[int,
 def _written_variance_statistic(evidence: Evidence, rng: np.random.Generator) -> Statistic:
     """Compute the S2 ratio of the output of W_O in the first growth layer or the one before it, the larger of both.
 
-    Without a growth step, it is the largest of all layers, and its interval also reaches down to the smallest: it is
-    then not known which layer's output is read later.
+    Without a growth step, it is not known which layer's output is read later. The statistic is then the largest of all
+    layers, and its interval reaches down to the smallest.
     """
     panel, growth = evidence.panel, evidence.panel.location.growth_layers
     ratio = panel.std_ratio("attn_out")

@@ -176,7 +176,7 @@ def _shared_nodes(position: int, *, joined: Sequence[NamedLink], links: pd.DataF
 def _step_nodes(
     run: Run, position: int, *, growth_steps: list[_GrowthStep], threshold: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows per growth step: super neurons, outlier dimension, key, heads over ``threshold`` at ``position``."""
+    """Yield four rows per growth step: super neurons, outlier dimension, key, heads with scores over ``threshold``."""
     neurons = run.optional("neurons", columns=["layer", "neuron", "sink_position", "contribution_share", "is_super"])
     layers = run.optional("layers", columns=["layer", "sink_position", "dominance_ratio"])
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_score"])
@@ -214,7 +214,7 @@ def _step_nodes(
 def _link_edges(
     joined: Sequence[NamedLink], links: pd.DataFrame, *, effect_of: Mapping[str, Any], growth_steps: list[_GrowthStep]
 ) -> Iterator[dict[str, Any]]:
-    """Yield an edge for each link in ``joined``, or one per growth step if the link has a node of a step.
+    """Yield an edge for each link in ``joined``; a link with a node of a growth step has an edge for every step.
 
     Statistics are from the table ``links``; ``effect_of`` is link -> row of its intervention.
     """

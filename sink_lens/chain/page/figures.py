@@ -133,7 +133,7 @@ def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | Non
 def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int]) -> Figure:
     """Draw S1 and S2 of z by position, relative to their first values, beside 1 / sqrt(t), where t is the position + 1.
 
-    ``positions`` has the columns layer, site, position, s1, s2 (standard deviations); ``layers`` are drawn.
+    ``positions`` has the columns layer, site, position, s1, s2 (standard deviations). Each of ``layers`` is a line.
     """
     figure = new_figure(width=7.4, height=3.1)
     chosen = positions.loc[positions["site"] == "z"]
