@@ -216,7 +216,6 @@ def paired_differences(a: Any, b: Any, *, generator: np.random.Generator, n_resa
 
 
 def _check_draws(n_resamples: int) -> None:
-    """Refuse a number of bootstrap draws below 1."""
     if n_resamples < 1:
         raise InputError(f"n_resamples is {n_resamples}; need at least 1, and 1,000 or more for stable bounds.")
 
@@ -228,10 +227,9 @@ def _defined_units(units: np.ndarray) -> np.ndarray:
     return units[~np.isnan(units).any(axis=tuple(range(1, units.ndim)))]
 
 
-def largest_rows(frame: pd.DataFrame, column: str, *, n: int) -> pd.DataFrame:
-    """Return the n rows of a table with the largest magnitudes in a column; undefined values come last."""
-    order = np.argsort(-frame[column].abs().fillna(-1).to_numpy(), kind="stable")
-    return frame.iloc[order[:n]].reset_index(drop=True)
+def sort_by_magnitude(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Sort a table's rows by the magnitude of a column, the largest first; undefined values come last."""
+    return table.sort_values(column, key=abs, ascending=False, kind="stable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ from sink_lens.patching import PatchConfig
 from sink_lens.records import create_run
 from sink_lens.report.export import save_figures
 from sink_lens.report.html import render
+from sink_lens.report.offline import write_page
 from sink_lens.report.style import save_figure
-from sink_lens.report.views import write_page
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig
 
 

@@ -324,11 +324,11 @@ class Circuit:
 
     def _attribution_graph(self, *, others: bool = False, **more: Any) -> dict[str, Any]:
         """Return the circuit as Neuronpedia's JSON with the fields ``more``; ``others`` adds edges outside it."""
-        from ..report.explorer import edge_graph, select_edges
+        from ..report.explorer import edge_graph, edges_for_page
 
         graph, every = self.graph, self.every_edge
         return edge_graph(
-            select_edges(every) if others else every.loc[self.chosen],
+            edges_for_page(every) if others else every.loc[self.chosen],
             model=self.runs.lens.name,
             tokens=self.runs.first_prompt_tokens,
             title=repr(self),

@@ -38,7 +38,7 @@ from ..models.sites import site_of
 from ..models.unembedding import uncapped_logits, unembedding_vectors
 from ..models.weights import attention_weights, final_norm, mlp_weights, norm_weights
 from ..records import display
-from ..stats import largest_rows, t_intervals
+from ..stats import sort_by_magnitude, t_intervals
 from .stream import post_norm_factor
 
 By = Literal["layer", "head", "neuron"]
@@ -74,7 +74,7 @@ class LogitAttribution:
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """Return the ``n`` rows of ``frame`` with the largest absolute contributions."""
-        return largest_rows(self.frame, "contribution", n=n)
+        return sort_by_magnitude(self.frame, "contribution").head(n).reset_index(drop=True)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows as HTML: the mean logit and the 10 largest contributions."""

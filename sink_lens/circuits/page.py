@@ -16,7 +16,7 @@ from sink_lens.circuits.sentences import (
     is_gap_clear,
 )
 from sink_lens.records import Run
-from sink_lens.report.explorer import CURVE, curve_rows, edge_graph, pattern_base64, select_edges
+from sink_lens.report.explorer import CURVE, curve_rows, edge_graph, edges_for_page, pattern_base64
 from sink_lens.report.page import (
     Drawn,
     Listed,
@@ -69,7 +69,7 @@ def _explorer_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
     curve = run.optional("curve", columns=CURVE)
     prompt = run.optional("prompt", columns=["position", "text"])
     config = run.config
-    largest = select_edges(edges)
+    largest = edges_for_page(edges)
     if core is not None:
         largest = largest.merge(core[["edge", "core"]].astype({"core": object}), how="left", on="edge")
     return edge_graph(

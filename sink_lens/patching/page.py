@@ -9,18 +9,9 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import (
-    Drawn,
-    Listed,
-    Page,
-    PageTable,
-    ci_texts,
-    largest_first,
-    page_table,
-    rest_note,
-    table_reader,
-)
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, ci_texts, page_table, rest_note, table_reader
 from sink_lens.report.style import FONT, INK, add_colour_scale, draw_map, new_figure, without_formulas
+from sink_lens.stats import sort_by_magnitude
 from sink_lens.text import as_text, capitalise, join_and, name_in_words, percent, safe_line, site_label, token_text
 
 _CARRIES = 0.5
@@ -106,7 +97,7 @@ def _title(run: Run) -> str:
         return title
     if moved := _carrying_positions_text(table, run):
         return capitalise(f"{_metric_text(run)} {moved}")
-    table = largest_first(table, "effect")
+    table = sort_by_magnitude(table, "effect")
     strongest = table["effect"].to_numpy(float)
     alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1
     also = f"; {alike} more within {1 - _ALIKE:.0%} of it" if alike > 0 else ""
@@ -184,7 +175,7 @@ def _prompt_sentences(run: Run) -> list[str]:
 
 def _headline(run: Run) -> list[str]:
     """Return the sentences at the top of the page: prompts, largest effect, and the places that were patched."""
-    table = largest_first(run.need("patches", columns=["effect", "changed"]), "effect")
+    table = sort_by_magnitude(run.need("patches", columns=["effect", "changed"]), "effect")
     prompts = "; ".join(_prompt_sentences(run))
     sentences = [f"{capitalise(prompts)}."] if prompts else []
     if len(table):
@@ -218,7 +209,7 @@ def _heatmap_figure(run: Run) -> tuple[str, Figure]:
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of the patches, sorted by absolute effect."""
-    table = largest_first(run.need("patches", columns=["effect"]), "effect")
+    table = sort_by_magnitude(run.need("patches", columns=["effect"]), "effect")
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
             table = table.assign(**{name: ci_texts(table, low, high)})

@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..models.sites import SITES
 from ..models.unchanged import TensorValues
 from ..records import RunWriter, display
-from ..stats import largest_rows
+from ..stats import sort_by_magnitude
 from .config import ADDED, EVERY, PatchConfig
 from .pairs import Direction, PromptPair, label_table
 from .parts import part_identity
@@ -70,7 +70,7 @@ class SweepResult:
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """Return the ``n`` rows of ``frame`` with the largest absolute effects."""
-        return largest_rows(self.frame, "effect", n=n)
+        return sort_by_magnitude(self.frame, "effect").head(n).reset_index(drop=True)
 
     def heatmap(self, value: str = "effect") -> "Figure":
         """Draw the column ``value`` as a heat map over the swept axes; along a third axis, its largest magnitude."""

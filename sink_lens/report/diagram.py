@@ -125,7 +125,7 @@ def draw_diagram(diagram: Diagram, *, style: Style, width: float | None = None) 
     forms = [form] if form.down else [form, replace(form, down=True)]  # what is too wide is read from top to bottom
     for one, size in itertools.product(forms, range(form.largest, form.smallest - 1, -1)):
         for room in (1.5, 1.1):  # arrows as long as so many numbers
-            placed = _place_all(diagram, levels, form=one, size=size, room_for=room)
+            placed = _lay_out_diagram(diagram, levels, form=one, size=size, room_for=room)
             if placed is not None:
                 return _draw_placed(diagram, placed, form=one, size=size)
     said = f"{len(levels)} levels of boxes do not fit into {form.width:g} inches at {form.smallest} points"
@@ -135,7 +135,7 @@ def draw_diagram(diagram: Diagram, *, style: Style, width: float | None = None) 
 
 
 def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
-    """Return the boxes by level: their columns if all have one, else such that arrows lead to later levels."""
+    """Return the boxes of each level. A level is a box's column; if a box has none, arrows lead to later levels."""
     if all(box.column is not None for box in diagram.boxes):
         columns = sorted({box.column for box in diagram.boxes if box.column is not None})
         return [[box for box in diagram.boxes if box.column == column] for column in columns]
@@ -184,14 +184,16 @@ class _Placed:
     """Where the words below the boxes end."""
 
 
-def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: int, room_for: float) -> _Placed | None:
-    """Compute the places of boxes and texts at a font size; None if they do not fit into the width of ``form``.
+def _lay_out_diagram(
+    diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: int, room_for: float
+) -> _Placed | None:
+    """Compute where boxes and texts stand at a font size; None if they do not fit into the width of ``form``.
 
-    ``room_for`` is the length of the shortest arrow, in widths of the widest number.
+    The shortest arrow is ``room_for`` times as long as the widest number beside an arrow.
     """
     em, edge = size / 72, 0.25 * form.width / 13.33 + 0.04
     pad, line = 0.45 * em, 1.22 * em
-    small = _small_size(form, size)
+    small = _note_size(form, size)
     room = form.width - 2 * edge
     title = _wrap_text(diagram.title, room, form=form, size=size, bold=True) if diagram.title else []
     foot = _fill_lines(diagram.says.split(), room, form=form, size=small, bold=False)
@@ -199,14 +201,14 @@ def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: 
         return None
     label = max((_text_width(arrow.label, form=form, size=size, bold=True) for arrow in diagram.arrows), default=0.0)
     above = len(title) * line + (0.5 * em if title else 0) + edge
-    n_lines = len(foot) + len(_legend_entries(diagram, room, form=form, small=small))
+    n_lines = len(foot) + len(_legend_lines(diagram, room, form=form, small=small))
     below = n_lines * 1.35 * small / 72 + 0.4 * em + edge
-    rows, tallest = _row_places(levels)
+    rows, tallest = _places_across(levels)
     natural = max(_text_width(box.text, form=form, size=size) for box in diagram.boxes) / _FULL + 2 * pad
     beside = 0.0
     if form.down:
         across = room / tallest - (0.35 * em if tallest > 1 else 0)
-        beside = _count_arcs(diagram, levels) * (label + 1.9 * em)
+        beside = _has_skipped_level(diagram, levels) * (label + 1.9 * em)
         wide = min(natural, across - beside * (1 if tallest > 1 else 2))
     else:
         gap = max(room_for * label + 0.2 * em, 1.8 * em, 0.25 * room if len(levels) == 2 else 0.0)
@@ -225,7 +227,7 @@ def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: 
                 sides[getattr(arrow, end)] += 0.45 * em + _arrow_width(arrow, em=em) / 72
             tall = {name: max(own, sides[name]) for name, own in tall.items()}
     most = max(tall.values())
-    over = _count_arcs(diagram, levels) * _OVER * em
+    over = _has_skipped_level(diagram, levels) * _OVER * em
     if form.down:
         body = sum(max(tall[box.id] for box in level) for level in levels) + (len(levels) - 1) * 2.4 * em
     else:
@@ -249,8 +251,8 @@ def _place_all(diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: 
     return _Placed(height=height, boxes=boxes, lines=lines, at=at, title=title, foot=foot, foot_top=below - 0.4 * em)
 
 
-def _row_places(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
-    """Return ({box: its place across the direction of the arrows, 0 in the middle}, the number of such places)."""
+def _places_across(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
+    """Return (box -> its place at a right angle to the arrows, 0 in the middle; the number of such places)."""
     rows = sorted({box.row for level in levels for box in level if box.row is not None})
     if rows:
         middle = (rows[0] + rows[-1]) / 2
@@ -260,13 +262,13 @@ def _row_places(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]
     return place, max(len(level) for level in levels)
 
 
-def _count_arcs(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> int:
-    """Return 1 if an arrow skips a level, and so needs a line around the boxes, else 0."""
+def _has_skipped_level(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> bool:
+    """Check whether an arrow skips a level, and so needs room for a curve around the boxes there."""
     level = {box.id: at for at, some in enumerate(levels) for box in some}
-    return int(any(level[arrow.target] - level[arrow.source] > 1 for arrow in diagram.arrows))
+    return any(level[arrow.target] - level[arrow.source] > 1 for arrow in diagram.arrows)
 
 
-def _small_size(form: _Form, size: int) -> float:
+def _note_size(form: _Form, size: int) -> float:
     """Return the font size of notes and numbers, in points, for boxes with the font size ``size``."""
     return max(size * 0.62, form.smallest * 0.9, 5.0) if form.bold else max(size * 0.9, form.smallest)
 
@@ -279,7 +281,7 @@ def _text_width(text: str, *, form: _Form, size: float, bold: bool = False) -> f
 
 
 def _wrap_text(text: str, width: float, *, form: _Form, size: float, bold: bool = False) -> list[str] | None:
-    """Break a text into lines of about equal length, at most ``width`` inches in this font; None if a word is wider."""
+    """Break a text into lines of about equal length and at most ``width`` inches; None if a word is wider."""
     words = text.split()
     lines = _fill_lines(words, width, form=form, size=size, bold=bold)
     if lines is None or len(lines) < 2:
@@ -292,7 +294,7 @@ def _wrap_text(text: str, width: float, *, form: _Form, size: float, bold: bool 
 
 
 def _fill_lines(words: Sequence[str], width: float, *, form: _Form, size: float, bold: bool) -> list[str] | None:
-    """Break words into lines in this font, each as full as it gets; None if a word is wider than ``width`` inches."""
+    """Break words into lines of at most ``width`` inches, each as full as possible; None if a word is wider."""
     lines: list[str] = []
     width *= _FULL
     for word in words:
@@ -306,7 +308,7 @@ def _fill_lines(words: Sequence[str], width: float, *, form: _Form, size: float,
     return lines
 
 
-def _legend_entries(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[list[tuple[str, str, float]]]:
+def _legend_lines(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[list[tuple[str, str, float]]]:
     """Return the legend's lines, at most ``room`` inches wide: each a list of (kind of arrow, meaning, left end)."""
     lines: list[list[tuple[str, str, float]]] = []
     x = 0.0
@@ -364,7 +366,7 @@ def _write_text(
 
 
 def _arrow_curve(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> np.ndarray:
-    """Return an array (point, x and y) of the curve from one box to another, around the boxes between."""
+    """Return the points of an arrow's curve around other boxes, as an array with one row (x, y) per point."""
     parts = _arrow_pieces(arrow, placed, diagram, form=form, em=em)
     tip, before = np.array(parts[-1][3]), np.array(parts[-1][2])
     along = (tip - before) / (np.hypot(*(tip - before)) or 1.0)
@@ -430,7 +432,10 @@ def _straight_piece(start: _Point, end: _Point) -> _Piece:
 
 
 def _arrow_end_place(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:
-    """Return where on a box's side an arrow begins (``out``) or ends, in inches; few arrows cross at these places."""
+    """Return the coordinate, in inches, at which an arrow begins (``out``) or ends on the side of a box.
+
+    Arrows at one side are in the order of their other ends, so that few cross. ``down`` if they lead downwards.
+    """
     own = placed.boxes[arrow.source if out else arrow.target]
     beside = [one for one in diagram.arrows if (one.source == arrow.source if out else one.target == arrow.target)]
     # those that lead past a level, or within one, leave and enter elsewhere
@@ -457,7 +462,7 @@ def _arrow_head_size(arrow: Arrow, *, em: float) -> tuple[float, float]:
 
 
 def _draw_arrow(axes: Axes, arrow: Arrow, curve: np.ndarray, *, em: float) -> None:
-    """Draw an arrow along a curve, with its head."""
+    """Draw the line and the head of an arrow along a curve."""
     colour, line = _KINDS.get(arrow.kind, (QUIET, "dotted"))
     width = _arrow_width(arrow, em=em)
     unit = max(width, 1.0)
@@ -477,7 +482,7 @@ def _draw_arrow(axes: Axes, arrow: Arrow, curve: np.ndarray, *, em: float) -> No
 def _draw_arrow_numbers(
     axes: Axes, diagram: Diagram, curves: Sequence[np.ndarray], placed: _Placed, *, form: _Form, size: int
 ) -> None:
-    """Write each arrow's number beside it, where it meets no box, no arrow and no other number."""
+    """Write each arrow's number beside the arrow, if possible where no box, arrow or other number is."""
     em = size / 72
     taken = [box.padded(0.04 * em) for box in placed.boxes.values()]
     top = placed.height - 0.25 * form.width / 13.33 - 0.04 - len(placed.title) * 1.22 * em
@@ -514,7 +519,10 @@ def _draw_arrow_numbers(
 def _label_places(
     curve: np.ndarray, wide: float, tall: float, *, line: float, middle: float
 ) -> Iterator[tuple[float, _Point]]:
-    """Yield (cost, point) of places for a number, ``wide`` by ``tall``, along a curve; near ``middle`` is cheapest."""
+    """Yield (cost, centre) of places along a curve for a number of ``wide`` by ``tall`` inches.
+
+    ``middle`` is the share of the curve at which a place costs least, and ``line`` the width of the arrow.
+    """
     for share in (0.17, 0.25, 0.34, 0.42, 0.5, 0.58, 0.66, 0.75, 0.83):
         at = round(share * (len(curve) - 1))
         along = curve[min(at + 2, len(curve) - 1)] - curve[max(at - 2, 0)]
@@ -529,12 +537,12 @@ def _label_places(
 
 def _draw_title_and_legend(axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> None:
     """Draw the title, the explanation of the numbers, and the legend of the lines."""
-    em, small, edge = size / 72, _small_size(form, size), 0.25 * form.width / 13.33 + 0.04
+    em, small, edge = size / 72, _note_size(form, size), 0.25 * form.width / 13.33 + 0.04
     step = 1.35 * small / 72
     for at, line in enumerate(placed.title):
         y = placed.height - edge - (at + 0.5) * 1.22 * em
         _write_text(axes, edge, y, line, form=form, size=size, bold=True, ha="left")
-    keys = _legend_entries(diagram, form.width - 2 * edge, form=form, small=small)
+    keys = _legend_lines(diagram, form.width - 2 * edge, form=form, small=small)
     for at, line in enumerate(placed.foot):
         y = edge + (len(placed.foot) - 1 - at + 0.5 + len(keys)) * step
         _write_text(axes, edge, y, line, form=form, size=small, ha="left", color=FAINT)

@@ -40,5 +40,4 @@ class Drawable:
         return save_figure(own.draw(style, width=width), path)
 
     def _repr_png_(self) -> bytes:
-        """Return the drawing as PNG, for a notebook."""
         return figure_bytes(cast("Any", self).draw(), "png")

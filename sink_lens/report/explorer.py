@@ -20,12 +20,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import pandas as pd
 
 from sink_lens.records.provenance import plain_json
-from sink_lens.report import views
+from sink_lens.report.offline import frame_html, script_hashes, template_environment, unpacking_script, write_page
 from sink_lens.text import edge_label, safe_line
 
 _MOST = 20_000
@@ -49,21 +48,16 @@ class Explorer:
         """The whole page as HTML; it opens without a network."""
         title = " and ".join(graph_title(graph) for graph in self.graphs)
         code = explorer_script(self.graphs)
-        hashes = views.script_hashes(code, read_javascript())
+        hashes = script_hashes(code, read_javascript())
         template = template_environment().get_template("explorer_page.html")
         return template.render(title=title, code=code, hashes=hashes, both=len(self.graphs) > 1)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file that ends with .html, and return its path; folders are made.
-
-        Raises:
-            InputError: another ending, or a file that belongs to a run.
-        """
-        return views.write_page(self.html, path)
+        """Write the page to a file that ends with .html and belongs to no run; return its path. Folders are made."""
+        return write_page(self.html, path)
 
     def _repr_html_(self) -> str:
-        """Return the page in an HTML frame, for a notebook."""
-        return views.frame_html(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")
+        return frame_html(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")
 
 
 def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
@@ -78,13 +72,13 @@ def pattern_base64(pattern: np.ndarray) -> str:
 
 
 def graph_title(graph: Mapping[str, Any]) -> str:
-    """Return the title of a graph in Neuronpedia's JSON: that of sink_lens if there is one, else its slug."""
+    """Return the title that sink_lens gave a graph in Neuronpedia's JSON; without one, the graph's slug."""
     metadata = graph["metadata"]
     return safe_line(metadata.get("sink_lens", {}).get("title") or metadata.get("slug") or "A graph", limit=120)
 
 
-def select_edges(edges: pd.DataFrame) -> pd.DataFrame:
-    """Return at most as many edges as a page holds: the circuit's first, then the others by the size of their score."""
+def edges_for_page(edges: pd.DataFrame) -> pd.DataFrame:
+    """Return as many edges as a page may hold: first those of the circuit, then the others by size of score."""
     return edges.iloc[np.lexsort([-edges["score"].abs(), ~edges["in_circuit"].to_numpy(bool)])[:_MOST]]
 
 
@@ -98,7 +92,7 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
         edges: a row per edge, with ``writer``, ``reader``, ``span``, ``score`` and further columns to keep.
         model: name of the model.
         tokens: texts of the first prompt's tokens.
-        **about: title, unit, n_layers, group (heads that share a key-value head), the curve, and the like.
+        **about: title, unit, n_layers, group (heads that share a key-value head), curve and further metadata.
     """
     spans = list(dict.fromkeys(map(str, edges["span"])))
     further = [name for name in ("standard_error", "inclusion", "in_circuit", "core") if name in edges.columns]
@@ -178,22 +172,10 @@ def explorer_script(graphs: Sequence[Mapping[str, Any]]) -> str:
     texts = [json.dumps(plain_json(graph), separators=(",", ":")) for graph in graphs]
     packed = [base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode() for text in texts]
     then = f"await exploreCircuits({json.dumps(packed)});"
-    return views.unpacking_script(read_javascript(), name="exploreCircuits", then=then)
+    return unpacking_script(read_javascript(), name="exploreCircuits", then=then)
 
 
 @cache
 def read_javascript() -> str:
     """Return the JavaScript of D3 and of the explorer, which defines the function ``exploreCircuits``."""
     return "\n".join((_HERE / name).read_text(encoding="utf-8") for name in ("vendor/d3.min.js", "explorer.js"))
-
-
-@cache
-def template_environment(folder: Path = _HERE) -> jinja2.Environment:
-    """Return the Jinja environment of the templates in a folder; by default those of all pages."""
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

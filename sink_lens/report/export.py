@@ -21,7 +21,7 @@ def save_figures(
     formats: Sequence[str] = tuple(FORMATS),
     only: Sequence[str] = (),
 ) -> tuple[list[Path], list[str]]:
-    """Write every figure of the runs' pages, and its numbers as CSV; names begin with ``run-1-`` if there are several.
+    """Write every figure of the runs' pages, and its numbers as CSV; of several runs, names begin with ``run-1-``.
 
     Args:
         runs: folders of runs.
@@ -30,7 +30,7 @@ def save_figures(
         only: the figures to write, by the names of their files without an ending; all of them if empty.
 
     Returns:
-        The files, and what could not be drawn, each with the reason.
+        The files; and a text for each figure that could not be drawn, with the reason.
 
     Raises:
         RunError: There is no run in a folder, or a file cannot be written.

@@ -20,7 +20,8 @@ import matplotlib as mpl
 from sink_lens.errors import RunError
 from sink_lens.files import check_file_name
 from sink_lens.records import PAGE_FILE, Run, read_run, refuse_file_of_run
-from sink_lens.report import explorer, views
+from sink_lens.report import explorer
+from sink_lens.report.offline import script_hashes, template_environment
 from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, csv_text, try_make
 from sink_lens.report.pages import is_on_page, page_of_run
 from sink_lens.report.patterns import MOST_BYTES, embed_patterns, tokens_for_page
@@ -38,21 +39,26 @@ _HERE = Path(__file__).parent
 def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> Content:
     """Collect everything that the page of a run shows; the HTML ids of its figures and tables begin with the prefix.
 
-    A figure or table of a run ``beside`` it that this run lacks is there too, with the reason why it is missing.
+    If a run in ``beside`` has a figure or table and this run lacks it, the reason stands in its place.
     """
-    run = _run_for_page(run)
+    run = dataclasses.replace(run, tables=run.tables.cached_copy(most=MOST_READ))
     page = page_of_run(run)
 
     def stands(of: Drawn | Listed) -> bool:
         return any(is_on_page(one, of) for one in (run, *beside))
 
-    incomplete = _incomplete_sentence(run)  # reads every table
+    incomplete = _incomplete_sentences(run)  # reads every table
     first = page.first_screen(run) if page.first_screen else None
     model = run.provenance.get("model") or run.config.get("model")
     if isinstance(model, Mapping):
         model = model.get("name") or next(iter(model.values()), None)
+    notes = []
+    for name, one in run.tables.shortened.items():
+        which = "the first, the last ones and evenly spaced ones between them"
+        which = f"whole steps of {one.steps:,}, {which}" if one.steps else "evenly spaced ones and the extremes"
+        notes.append(f"{name} has {one.rows:,} rows; this page is made from {one.kept:,} of them ({which})")
     own = run.provenance.get("notes") or []
-    notes = (*_shortened_notes(run), *(own if isinstance(own, list) else [own]), *(first.notes if first else ()))
+    notes += [*(own if isinstance(own, list) else [own]), *(first.notes if first else ())]
     return Content(
         run=run,
         name=safe_line(str(model or run.folder.resolve().name)),
@@ -67,74 +73,60 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
     )
 
 
-def _run_for_page(run: Run) -> Run:
-    """Return the run with its tables in memory; tables over ``MOST_READ`` rows are thinned."""
-    return dataclasses.replace(run, tables=run.tables.cached_copy(most=MOST_READ))
-
-
-def _shortened_notes(run: Run) -> list[str]:
-    """Return a sentence for each thinned table, with its number of rows and the rows that the page uses."""
-    said = []
-    for name, one in run.tables.shortened.items():
-        which = "the first, the last ones and evenly spaced ones between them"
-        which = f"whole steps of {one.steps:,}, {which}" if one.steps else "evenly spaced ones and the extremes"
-        said.append(f"{name} has {one.rows:,} rows; this page is made from {one.kept:,} of them ({which})")
-    return said
-
-
 def page_title(folder: str | os.PathLike[str]) -> str:
     """Return the title of a run's page: a sentence that says what the run found.
 
     Raises:
         RunError: There is no run in the folder, or its run.json is damaged.
     """
-    run = _run_for_page(read_run(folder))
+    run = read_run(folder)
+    run = dataclasses.replace(run, tables=run.tables.cached_copy(most=MOST_READ))
     return try_make(run, lambda: page_of_run(run).title(run))[0] or f"A run of {safe_line(run.kind)}"
 
 
 def compare_runs(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[Content], Comparison]:
-    """Return the page content of each run, and their comparison; settings named in ``by`` may differ.
+    """Return (the page content of each run, the comparison of the runs); settings named in ``by`` may differ.
 
     Raises:
         RunError: The runs are not comparable.
-        InputError: Too few or too many of them.
+        InputError: Too few or too many runs.
     """
     check_comparable(runs, by=by)
     parts = [page_content(run, prefix=f"run-{index}-", beside=runs) for index, run in enumerate(runs, start=1)]
     return parts, compare_contents(parts)
 
 
-def _figure_for_page(run: Run, of: Drawn, *, prefix: str) -> Shown:
-    """Draw the figure ``of`` a run for its page: SVG, caption and CSV, or why it is missing; ids get the prefix."""
-    key = f"{prefix}{of.key}"
+def _figure_for_page(run: Run, drawn: Drawn, *, prefix: str) -> Shown:
+    """Draw a figure of a run for its page: SVG, caption and CSV, or why it is missing. HTML ids get the prefix."""
+    key = f"{prefix}{drawn.key}"
 
     def make() -> Shown:
-        see, figure = of.make(run)
+        see, figure = drawn.make(run)
         see += thin_lines(figure)
         wide = bool(figure.get_figwidth() > 6)
-        data, _ = try_make(run, lambda: of.data(run))
+        data, _ = try_make(run, lambda: drawn.data(run))
         numbers = "" if data is None else csv_text(data)
-        return Shown(key=key, title=of.title, see=see, svg=figure_svg(figure, name=key), wide=wide, csv=numbers)
+        return Shown(key=key, title=drawn.title, see=see, svg=figure_svg(figure, name=key), wide=wide, csv=numbers)
 
     made, missing = try_make(run, make)
-    return made or Shown(key=key, title=of.title, missing=missing, wide=True)
+    return made or Shown(key=key, title=drawn.title, missing=missing, wide=True)
 
 
-def _table_for_page(run: Run, of: Listed, *, prefix: str) -> Shown:
-    """Make the table ``of`` a run for its page: cells, caption, CSV, or why it is missing; its id gets the prefix."""
-    key = f"{prefix}{of.key}"
-    made, missing = try_make(run, lambda: of.make(run))
+def _table_for_page(run: Run, listed: Listed, *, prefix: str) -> Shown:
+    """Make a table of a run for its page: cells, caption, CSV, or why it is missing. HTML ids get the prefix."""
+    key = f"{prefix}{listed.key}"
+    made, missing = try_make(run, lambda: listed.make(run))
     if made is None:
-        return Shown(key=key, title=of.title, missing=missing)
+        return Shown(key=key, title=listed.title, missing=missing)
     see, table = made
     known = column_meanings(run.kind, table.columns)
     meanings = tuple(known.get(name) or MADE.get(name, "") for name in table.columns)
     explained = dataclasses.replace(table, meanings=meanings)
-    return Shown(key=key, title=of.title, see=see, table=explained, csv=csv_text(table.numbers))
+    return Shown(key=key, title=listed.title, see=see, table=explained, csv=csv_text(table.numbers))
 
 
-def _incomplete_sentence(run: Run) -> str:
-    """Return sentences on the run's error, and on missing and damaged files; empty if the run is complete."""
+def _incomplete_sentences(run: Run) -> str:
+    """Return a text on a run's error, and on missing and damaged files; "" if the run is complete."""
     missing = [safe_line(name) for name in run.missing if name not in ("report", "report.html")]
     ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(run.status, "")
     sentences = [f"This run {ended}"] if ended else []
@@ -150,19 +142,19 @@ def _incomplete_sentence(run: Run) -> str:
 def _provenance_texts(run: Run) -> dict[str, str]:
     """Return name -> value as text, for a run's provenance and configuration; at most ``_MOST_PROVENANCE`` values."""
     run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
-    rows = [*_dotted_names(run_itself), *_dotted_names(run.provenance), *_dotted_names(run.config, "config.")]
+    rows = [*_dotted_entries(run_itself), *_dotted_entries(run.provenance), *_dotted_entries(run.config, "config.")]
     shown = {safe_line(name): value for name, value in rows[:_MOST_PROVENANCE]}
     if len(rows) > _MOST_PROVENANCE:
         shown[""] = f"{len(rows) - _MOST_PROVENANCE} more in run.json"
     return shown
 
 
-def _dotted_names(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return (prefix and name, such as ``config.seed``; value as text, cut if long) for all values in a mapping."""
+def _dotted_entries(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return pairs of a name such as ``config.seed`` and its value as text, for all values in nested mappings."""
     rows = []
     for name, value in values.items():
         if isinstance(value, Mapping):
-            rows += _dotted_names(value, f"{prefix}{name}.")
+            rows += _dotted_entries(value, f"{prefix}{name}.")
         else:
             listed = ", ".join(safe_line(one) for one in value) if isinstance(value, list) else value
             rows.append((f"{prefix}{name}", "–" if listed in (None, "") else safe_line(listed, limit=400)))
@@ -233,7 +225,7 @@ def page_html(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     copied = [one for part in parts for one in (*part.figures, *part.tables)] + [*(beside.tables if beside else ())]
     viridis = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype("uint8").tobytes().hex()
-    template = explorer.template_environment().get_template("page.html")
+    template = template_environment().get_template("page.html")
     text = template.render(
         parts=parts,
         beside=beside,
@@ -245,7 +237,7 @@ def page_html(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
         script=script,
         exploring=exploring,
         unexplored=" ".join(why for _, why in made if why),
-        script_hashes=views.script_hashes(script, *((exploring, explorer.read_javascript()) if graphs else ())),
+        script_hashes=script_hashes(script, *((exploring, explorer.read_javascript()) if graphs else ())),
     )
     return UNWRITABLE.sub("\ufffd", text)
 

@@ -6,7 +6,7 @@ A class of results gives it as its ``_repr_html_``. Nothing is fetched, and no s
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -39,17 +39,24 @@ def result_html(
 
 
 def _part_html(part: object) -> str:
-    """Return a part of a result (a data frame, mapping or figure; HTML stays as it is) as HTML."""
+    """Return a data frame, mapping or figure as HTML; a text is HTML already."""
+    from sink_lens.report.style import figure_html
+
     if isinstance(part, str):
         return part
     if isinstance(part, pd.DataFrame):
         return table_html(part)
-    return facts_html(part) if isinstance(part, Mapping) else image_html(part)
+    return facts_html(part) if isinstance(part, Mapping) else figure_html(cast("Any", part))
 
 
-def table_html(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 20) -> str:
-    """Return the first ``most`` rows of a data frame as an HTML table; ``heads`` chooses columns, or renames them."""
-    shown = page_table(frame, frame.columns if heads is None else heads, most=most)
+def table_html(
+    frame: pd.DataFrame, headings: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 20
+) -> str:
+    """Return the first ``most`` rows of a data frame as an HTML table.
+
+    ``headings`` is the columns to show, or column -> heading; None shows all columns.
+    """
+    shown = page_table(frame, frame.columns if headings is None else headings, most=most)
     align = [f"{CELL} text-align: {'right' if numeric else 'left'}" for numeric in shown.numeric]
     cells = zip(shown.heads, align, strict=True)
     head = "".join(f"<th style='{style}'>{text_html(name)}</th>" for name, style in cells)
@@ -61,7 +68,7 @@ def table_html(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | N
     ]
     rest = len(frame) - len(rows)
     more = f"<p style='margin: 0; color: {QUIET}'>and {rest:,} more</p>" if rest > 0 else ""
-    return scrolling_table_html(f"<thead><tr>{head}</tr></thead><tbody>{rows_html(rows)}</tbody>") + more
+    return scrolling_table_html(rows, head=f"<thead><tr>{head}</tr></thead>") + more
 
 
 def facts_html(values: Mapping[str, Any]) -> str:
@@ -71,14 +78,7 @@ def facts_html(values: Mapping[str, Any]) -> str:
         f"<th style='{style}'>{text_html(name)}</th><td style='{style}'>{text_html(as_text(value))}</td>"
         for name, value in values.items()
     ]
-    return scrolling_table_html(f"<tbody>{rows_html(rows)}</tbody>")
-
-
-def image_html(figure: Any) -> str:
-    """Return a figure as an HTML image that holds its own data."""
-    from sink_lens.report.style import figure_html
-
-    return figure_html(figure)
+    return scrolling_table_html(rows)
 
 
 def text_html(text: object) -> str:
@@ -86,11 +86,7 @@ def text_html(text: object) -> str:
     return escape(safe_line(text, limit=400))
 
 
-def rows_html(rows: Iterable[str]) -> str:
-    """Return table rows as HTML: each of the given rows (the HTML of its cells) in a ``tr`` element."""
-    return "".join(f"<tr>{row}</tr>" for row in rows)
-
-
-def scrolling_table_html(inside: str) -> str:
-    """Return an HTML table that scrolls sideways, with the given rows (HTML) inside."""
-    return f"<div style='overflow-x: auto'><table style='border-collapse: collapse'>{inside}</table></div>"
+def scrolling_table_html(rows: Iterable[str], *, head: str = "") -> str:
+    """Return an HTML table that scrolls sideways; each of ``rows`` is the HTML of a row's cells, ``head`` its thead."""
+    body = f"<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody>"
+    return f"<div style='overflow-x: auto'><table style='border-collapse: collapse'>{head}{body}</table></div>"

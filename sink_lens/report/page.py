@@ -77,9 +77,9 @@ Headings = Mapping[str, str] | Iterable[str]
 """Columns of a table: each with its head, or by their names, whose heads are the names in words."""
 
 
-def page_table(frame: pd.DataFrame, heads: Headings, *, most: int = MOST_ROWS) -> PageTable:
-    """Make a page's table of a data frame's first ``most`` rows; ``heads`` is its columns, or column -> heading."""
-    heads = heads if isinstance(heads, Mapping) else {name: name_in_words(str(name)) for name in heads}
+def page_table(frame: pd.DataFrame, headings: Headings, *, most: int = MOST_ROWS) -> PageTable:
+    """Make a page's table of a frame's first ``most`` rows; ``headings`` is its columns, or column -> heading."""
+    heads = headings if isinstance(headings, Mapping) else {name: name_in_words(str(name)) for name in headings}
     columns = [name for name in heads if name in frame.columns]
     numeric = [
         pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_bool_dtype(frame[name]) for name in columns
@@ -100,24 +100,19 @@ def page_table(frame: pd.DataFrame, heads: Headings, *, most: int = MOST_ROWS) -
 
 
 def summary_lines(run: Run, *, limit: int) -> list[str]:
-    """Return [the sentence in a run's table ``summary``], cut to ``limit`` characters; [] if the table is empty."""
+    """Return the first sentence in a run's table ``summary``, cut to ``limit`` characters; [] if there is none."""
     return [safe_line(text, limit=limit) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
-
-
-def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Sort the rows by the magnitude of a column, largest first; undefined ones come last."""
-    return table.sort_values(column, key=abs, ascending=False, kind="stable")
 
 
 def ci_texts(
     frame: pd.DataFrame, low: str = "ci_low", high: str = "ci_high", *, shown: Callable[[Any], str] = as_text
 ) -> list[str]:
-    """Return each row's interval as a text such as "[0.1, 0.3]", from two columns; "" if an end is undefined."""
+    """Return each row's interval as a text such as "[0.1, 0.3]"; "" if the column ``low`` or ``high`` is undefined."""
     return [interval_text(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)]
 
 
 def rest_note(total: int, name: str, *, most: int = MOST_ROWS) -> str:
-    """Return a sentence that counts the rows over ``most`` and names the file that has them; "" if there are none."""
+    """Return the sentence that a table shows ``most`` of its rows and a file has all; "" if there are no more."""
     file = name if "." in name else f"{name}.parquet"
     return f" The first {most} of {total}; all are in {file}." if total > most else ""
 
@@ -149,7 +144,7 @@ def run_in_words(run: Run) -> str:
 
 
 def table_reader(name: str) -> Callable[[Run], pd.DataFrame]:
-    """Return a function that reads a table of a run, for a figure's CSV."""
+    """Return a function that reads the table ``name`` of a run, for a figure's CSV."""
     return lambda run: run.need(name, columns=())
 
 
@@ -171,7 +166,7 @@ class Drawn:
 
 
 def paper_figure(circuit: Callable[[Run], "Drawable"], *, see: str, data: Callable[[Run], pd.DataFrame]) -> Drawn:
-    """Return the paper figure of a run's circuit, with the caption ``see`` and numbers ``data``; no page shows it."""
+    """Return the figure of a run's circuit in the style of a paper: its caption is ``see``. No page shows it."""
     about: dict[str, Any] = {"data": data, "title": "The circuit for a paper", "on_page": False}
     return Drawn(key="circuit-paper", make=lambda run: (see, cast("Any", circuit(run)).draw("paper")), **about)
 
@@ -189,27 +184,27 @@ class Listed:
 
 
 def has_table(name: str) -> Callable[[Run], bool]:
-    """Return a function that checks whether a run has a table."""
+    """Return a function that checks whether a run has the table ``name``."""
     return lambda run: name in run.tables
 
 
 def table_maker(
-    name: str, see: str, heads: Headings, *, need: Sequence[str] = ()
+    name: str, see: str, headings: Headings, *, need: Sequence[str] = ()
 ) -> Callable[[Run], tuple[str, PageTable]]:
-    """Return a function that makes a caption and a table for a page from a table of the run, unchanged.
+    """Return a function that shows the table ``name`` of a run unchanged: it returns (caption, table for a page).
 
     Args:
         name: name of the run's table.
         see: the caption: a sentence that says what to see.
-        heads: the columns to show, or column -> heading.
-        need: the columns without which the table cannot be shown; all of ``heads`` if empty.
+        headings: the columns to show, or column -> heading.
+        need: the columns without which the table cannot be shown; all of ``headings`` if empty.
     """
 
     def make(run: Run) -> tuple[str, PageTable]:
-        frame = run.need(name, columns=need or list(heads))
+        frame = run.need(name, columns=need or list(headings))
         shortened = run.tables.shortened.get(name)
         see_all = rest_note(len(frame) if shortened is None else shortened.rows, name)
-        return see + see_all, page_table(frame, heads)
+        return see + see_all, page_table(frame, headings)
 
     return make
 
@@ -311,7 +306,7 @@ _UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, A
 
 
 def try_make(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
-    """Call ``make``; return (its result, ""), or (None, the reason) if the run's tables lack what it needs."""
+    """Call ``make``; return (its result, ""), or (None, the reason) if the run's tables lack what ``make`` needs."""
     try:
         return make(), ""
     except SinkLensError as error:

@@ -1,4 +1,4 @@
-"""The attention patterns that a trace keeps: which heads are shown, and all of them packed for a page."""
+"""What a page shows of a trace's first sequence: its tokens, the studied position, sink scores, attention patterns."""
 
 import base64
 from typing import Any
@@ -8,7 +8,7 @@ import pandas as pd
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import largest_first
+from sink_lens.stats import sort_by_magnitude
 from sink_lens.text import as_text, token_text
 
 MOST_BYTES = 2_000_000
@@ -16,7 +16,7 @@ MOST_BYTES = 2_000_000
 
 
 def sink_rates(run: Run) -> dict[int, float]:
-    """Return position -> sink rate, the mean over heads; empty if the run has no table ``heads``."""
+    """Return sink position -> sink rate, the mean over layers and heads; empty without the table ``heads``."""
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_rate"])
     if heads is None:
         return {}
@@ -57,7 +57,7 @@ def strongest_and_weakest_heads(run: Run, *, strongest: int, weakest: int) -> li
     """
     n_layers, n_heads = read_patterns(run).shape[:2]
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
-    ranked = largest_first(heads.loc[heads["sink_position"] == studied_position(run)], "sink_score")
+    ranked = sort_by_magnitude(heads.loc[heads["sink_position"] == studied_position(run)], "sink_score")
     known = [
         (int(layer), int(head), score)
         for layer, head, score in ranked[["layer", "head", "sink_score"]].itertuples(index=False)
@@ -68,8 +68,8 @@ def strongest_and_weakest_heads(run: Run, *, strongest: int, weakest: int) -> li
     return known[:strongest] + known[strongest:][-weakest:]
 
 
-def first_tokens(run: Run, *, most: int | None = None) -> dict[int, str]:
-    """Return position -> text of the first ``most`` tokens of a run's first sequence; empty without their table."""
+def first_token_texts(run: Run, *, most: int | None = None) -> dict[int, str]:
+    """Return position -> text of the first ``most`` tokens of a run's first sequence; empty without a table."""
     table = run.optional("tokens", columns=["sequence", "position", "text"])
     if table is None:
         return {}
@@ -80,11 +80,11 @@ def first_tokens(run: Run, *, most: int | None = None) -> dict[int, str]:
 
 def tokens_for_page(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
     """Return (position, text) of the first ``most`` tokens of a run's first sequence, texts escaped for a page."""
-    return [(place, token_text(text)) for place, text in first_tokens(run, most=most).items()]
+    return [(place, token_text(text)) for place, text in first_token_texts(run, most=most).items()]
 
 
 def layer_head_grid(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
-    """Return the column ``name`` of the table ``heads`` at one sink position as an array (layer, head); nan: no row."""
+    """Return a column of the table ``heads`` at one sink position as an array (layer, head); nan where no row is."""
     table = heads.loc[heads["sink_position"] == position]
     layer, head = table["layer"].to_numpy(float).astype(int), table["head"].to_numpy(float).astype(int)
     grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
@@ -93,12 +93,12 @@ def layer_head_grid(heads: pd.DataFrame, name: str, *, position: int) -> np.ndar
 
 
 def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """Encode a run's attention patterns for its page: of the strongest heads that fit into ``most_bytes``.
+    """Encode the attention patterns of a run's strongest heads for its page, as many as fit into ``most_bytes``.
 
-    The result has ``data`` for the page's script, and ``said``, a sentence that says which heads are there.
+    Returns a dict: ``data`` is for the page's script, and ``said`` is a sentence that says which heads are there.
 
-    A pattern, of the first sequence, is the lower triangle of query by key, row by row, a byte each (255 is all of a
-    query's attention); all of them after each other, in base64.
+    Each pattern is of the first sequence: the lower triangle of query by key, row by row, with one byte per value (255
+    is all of a query's attention). The patterns stand after each other, in base64.
 
     Raises:
         RunError: The run has no patterns, or no sink scores to rank them by.

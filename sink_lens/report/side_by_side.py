@@ -120,7 +120,7 @@ class Comparison:
 
 
 def compare_contents(parts: Sequence[Content]) -> Comparison:
-    """Compare runs by the content of their pages, one for each run: verdicts, summaries and provenance."""
+    """Compare the verdicts, summaries and provenance of runs; each of ``parts`` is the content of one run's page."""
     names = tuple(part.name for part in parts)
     if len(set(names)) < len(names):
         names = tuple(safe_line(part.run.folder.resolve().name) for part in parts)
@@ -146,7 +146,7 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
     are what the runs are compared by.
 
     Raises:
-        RunError: The runs differ in such a setting; the text has the value of each run.
+        RunError: The runs differ in such a setting; the message has the value of each run.
         InputError: Too few or too many runs.
     """
     if not 2 <= len(runs) <= MOST_RUNS:

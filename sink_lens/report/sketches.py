@@ -87,7 +87,7 @@ def sketch_chain(circuit: Any) -> Diagram:
 
 
 def _box_words(nodes: pd.DataFrame) -> str:
-    """Return the text of a box of at most ``MOST_WORDS`` words, from the table of the nodes that it stands for."""
+    """Return the text, of at most ``MOST_WORDS`` words, of a box that stands for the ``nodes`` in a table."""
     first = nodes.iloc[0]
     counts = nodes["value"].to_numpy(float)
     supers = "super neurons" if np.isnan(counts).any() else plural(int(counts.sum()), "super neuron")
@@ -100,13 +100,13 @@ def _box_words(nodes: pd.DataFrame) -> str:
         "z": "averaged values z",
         "attn_out": "attention output after W_O",
         "neurons": f"{supers}{layers}",
-        "dimension": _join_labels(nodes["label"].tolist()),
+        "dimension": _join_dimension_labels(nodes["label"].tolist()),
         "heads": f"sink in {heads}",
     }.get(str(first["kind"]), safe_line(first["label"].replace("\n", " "), limit=60, counted=False))
     return " ".join(names.split()[:MOST_WORDS])
 
 
-def _join_labels(labels: Sequence[str]) -> str:
+def _join_dimension_labels(labels: Sequence[str]) -> str:
     """Join labels such as ``dimension 507`` into one: "dimensions 507, 12"."""
     numbers = list(dict.fromkeys(label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label)))
     if not numbers:

@@ -85,15 +85,10 @@ class Picture(Figure):
     """A figure that a notebook shows without pyplot, and that ``save`` writes to a file."""
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the figure to a .png, .svg or .pdf file; missing folders are made.
-
-        Raises:
-            InputError: another ending, or a file that belongs to a run.
-        """
+        """Write the figure to a .png, .svg or .pdf file that belongs to no run; missing folders are made."""
         return save_figure(self, path)
 
     def _repr_png_(self) -> bytes:
-        """Return the figure as PNG, for a notebook."""
         return figure_bytes(self, "png")
 
 
@@ -114,7 +109,10 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
 
 def figure_bytes(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | None = None) -> bytes:
-    """Return a figure as a png, svg or pdf file (``form``) in bytes; equal for equal figures, ``dpi`` and ``salt``."""
+    """Return the bytes of a figure as a png, svg or pdf file (``form``); equal figures give equal bytes.
+
+    ``salt`` makes the ids in an svg file, and ``dpi`` is the resolution of pixels.
+    """
     buffer = io.BytesIO()
     settings: dict[Any, Any] = {"svg.hashsalt": salt, "text.parse_math": False, "pdf.fonttype": 42}
     with mpl.rc_context(settings), warnings.catch_warnings():
@@ -147,7 +145,7 @@ def panel(
     ylabel: str = "",
     grid: bool = True,
 ) -> Axes:
-    """Add styled axes to a figure, at a place of a grid: (rows, columns, number from 1)."""
+    """Add axes in this library's style to a figure; ``place`` is (rows, columns, number from 1) in a grid of axes."""
     return style_axes(figure.add_subplot(*place), xlabel=xlabel, ylabel=ylabel, grid=grid)
 
 
@@ -170,12 +168,13 @@ def draw_heat_map(axes: Axes, values: np.ndarray) -> ScalarMappable:
     return axes.imshow(values, cmap="viridis", vmin=0, vmax=1, interpolation="none", aspect="auto")
 
 
-def signed_grid(
+def values_on_grid(
     frame: pd.DataFrame, pair: tuple[str, str | None], *, value: str
 ) -> tuple[np.ndarray, list[Any], list[Any], bool]:
-    """Return (grid of the column ``value``, labels of its rows, of its columns, True if table rows share a place).
+    """Return (grid of the column ``value``, labels of its rows, labels of its columns, True if rows share a place).
 
-    ``pair`` names the table's columns along both axes. Of rows that share a place, that of largest magnitude is kept.
+    ``pair`` names the two columns of the table that are the grid's axes. If rows of the table share a place, the value
+    of largest magnitude is kept.
 
     Raises:
         RunError: the map has too many places.
@@ -208,9 +207,12 @@ def draw_map(
     limit: float,
     labels: Mapping[int, str] | None = None,
 ) -> tuple[Axes, ScalarMappable]:
-    """Draw column ``value`` over the columns ``pair`` as a heat map, -limit to limit; return its axes and image."""
+    """Draw a heat map of the column ``value`` over two columns, the ``pair``; return its axes and image.
+
+    Colours go from -limit to limit. ``labels`` is position -> text.
+    """
     down, across = pair
-    grid, rows, columns, crowded = signed_grid(frame, pair, value=value)
+    grid, rows, columns, crowded = values_on_grid(frame, pair, value=value)
     ylabel = WORDS.get(down, down) + (", strongest" if crowded else "")
     axes = panel(figure, place=place, xlabel="" if across is None else WORDS.get(across, across), grid=False)
     axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
@@ -221,7 +223,7 @@ def draw_map(
 
 
 def _label_ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool) -> None:
-    """Label the ticks of an axis of positions, layers or other indices; ``labels`` gives texts for some of them."""
+    """Label the ticks of an axis of positions, layers or other indices (``values``); ``labels`` is index -> text."""
     axis = axes.yaxis if y else axes.xaxis
     if name in ("position", "key") and any(labels.values()) and len(values) <= _MOST_LABELS:
         texts = [token_text(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]
@@ -266,7 +268,7 @@ def draw_layer_lines(axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFram
 
 
 def add_layer_scale(figure: Figure, images: Sequence[ScalarMappable | None], panels: list[Axes]) -> None:
-    """Add the colour scale of ``draw_layer_lines`` beside the panels; none if there is at most one layer."""
+    """Add the colour scale of ``draw_layer_lines`` beside the panels, unless each has at most one line."""
     image = next((one for one in images if one is not None), None)
     if image is not None and any(len(axes.get_lines()) > 1 for axes in panels):
         bar = add_colour_scale(figure, image, panels, label="layer")
@@ -298,7 +300,7 @@ def log_scale(axes: Axes, *, axis: str) -> None:
 
 
 def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
-    """Add the legend of some axes, in so many columns, above them or above the whole figure, if given as ``over``."""
+    """Add the legend of axes, in ``columns`` columns, above the axes, or above the whole figure if that is ``over``."""
     style = {"fontsize": FONT - 1, "frameon": False, "labelcolor": INK, "ncols": columns, "columnspacing": 1.2}
     above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.2, "handlelength": 1.6}
     handles, labels = axes.get_legend_handles_labels()
@@ -337,10 +339,10 @@ def figure_html(figure: Figure) -> str:
 
 
 def thin_lines(figure: Figure) -> str:
-    """Thin lines of very many points to the extremes of each stretch; draw very many marks as pixels.
+    """Thin lines of very many points to the extremes of each stretch, and have very many marks drawn as pixels.
 
     Returns:
-        A sentence on the thinned lines, with a space in front; empty if no line was thinned.
+        A sentence on the thinned lines, with a space in front; "" if the figure has few points.
     """
     said = ""
     lines = [line for axes in figure.axes for line in axes.get_lines()]
@@ -405,7 +407,7 @@ def figure_svg(figure: Figure, *, name: str) -> str:
 
 
 def _rename_svg_ids(key: str, value: str, *, name: str) -> str:
-    """Return the value of the SVG attribute ``key``, with ``name`` in front of ids, and the page's colours."""
+    """Return the value of the SVG attribute ``key`` with ``name`` in front of ids, and with the page's colours."""
     local = key.rpartition("}")[2]
     if local == "id":
         return f"{name}-{value}"

@@ -6,9 +6,6 @@ stands in a notebook in a sandboxed frame. Whatever a token says, it can reach n
 nor the network: the content policy names the hashes of the page's own scripts, and the frame has no origin.
 """
 
-import base64
-import gzip
-import hashlib
 import html
 import json
 import re
@@ -23,22 +20,13 @@ import numpy as np
 
 from sink_lens.arguments import value_in_words
 from sink_lens.errors import InputError, RunError
-from sink_lens.records import Run, refuse_file_of_run
+from sink_lens.records import Run
 from sink_lens.records.provenance import plain_json
+from sink_lens.report.offline import frame_html, script_hashes, unpacking_script, write_page
 from sink_lens.report.page import MAKES, run_in_words
-from sink_lens.report.patterns import first_tokens, read_patterns, strongest_and_weakest_heads
+from sink_lens.report.patterns import first_token_texts, read_patterns, strongest_and_weakest_heads
 from sink_lens.text import as_text, head_name, plural, token_text
 
-_LOADER = """(async () => {
-  if (!window.%s) {
-    const packed = Uint8Array.from(atob("%s"), (one) => one.charCodeAt(0));
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const script = document.createElement("script");
-    script.textContent = await new Response(stream).text();
-    document.head.append(script);
-  }
-  %s
-})();"""
 _STYLE = (
     "h1 { font-size: 1rem; margin: 0 0 8px; } "
     "body { font-family: system-ui, sans-serif; margin: 12px; background: #fff; color: #111; }"
@@ -48,7 +36,6 @@ _DRAW = """const canvas = document.createElement("canvas");
   const [kind, props] = %s;
   CircuitsVis.render("view", CircuitsVis[flat && kind === "AttentionPatterns" ? "AttentionHeads" : kind], props);"""
 """AttentionPatterns draws with WebGL; where the browser has none, the same patterns are shown as AttentionHeads."""
-_ENDINGS = (".html", ".htm")
 _LINE, _CHARACTERS = 26, 90
 """Pixels of a line of tokens, and how many characters it holds."""
 _STRONGEST, _WEAKEST = 6, 2
@@ -96,15 +83,10 @@ class View:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file that ends with .html, and return its path; folders are made.
-
-        Raises:
-            InputError: another ending, or a file that belongs to a run.
-        """
+        """Write the page to a file that ends with .html and belongs to no run; return its path. Folders are made."""
         return write_page(self.html, path)
 
     def _repr_html_(self) -> str:
-        """Return the view in an HTML frame, for a notebook."""
         return frame_html(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
 
     def __str__(self) -> str:
@@ -210,7 +192,7 @@ def colored_tokens(
         title = f"Attention that each token receives from later ones, mean over {plural(len(patterns), 'head')}"
         title += f"; the last {few} are not coloured: fewer than {_FEWEST} come after them"
     else:
-        values, title = _to_array(source), "One number per token"
+        values, title = _float_array(source), "One number per token"
     if values.ndim != 1 or not len(values):
         raise InputError(f"colours need one number per token; found an array of {values.shape}. Choose one row of it")
     texts = _position_texts(source, tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
@@ -223,7 +205,7 @@ def colored_tokens(
 
 @cache
 def read_javascript() -> str:
-    """Return the JavaScript of the components, which sets the global variable CircuitsVis.
+    """Return the JavaScript of CircuitsVis's components, which sets the global variable CircuitsVis.
 
     Raises:
         InputError: the circuitsvis package, or its bundle, is not there.
@@ -235,63 +217,12 @@ def read_javascript() -> str:
     raise InputError("the bundle of circuitsvis was not found; need it for views. pip install 'circuitsvis>=1.43'")
 
 
-def unpacking_script(bundle: str, *, name: str, then: str) -> str:
-    """Return JavaScript that runs the script ``bundle`` if the global ``name`` is undefined, and then ``then``."""
-    return _LOADER % (name, _compress_script(bundle), then)
-
-
-@cache
-def _compress_script(bundle: str) -> str:
-    """Return the text of a script gzipped, as base64."""
-    return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
-
-
-def script_hashes(*scripts: str) -> str:
-    """Return the SHA-256 hashes of scripts, in the form in which a page's content security policy lists them."""
-    digests = (hashlib.sha256(text.encode()).digest() for text in scripts)
-    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-
-
-def write_page(text: str, path: str | Path) -> Path:
-    """Write a page to a file that ends with .html, and return its path; folders are made.
-
-    Raises:
-        InputError: another ending, or a file that belongs to a run.
-    """
-    path = Path(path)
-    if path.suffix.lower() not in _ENDINGS:
-        raise InputError(
-            f"{path} ends with {path.suffix or 'nothing'}; need .html for a page. Figures as .png, .svg and .pdf are "
-            "drawn by circuit_of(run).save(...) and by sink-lens report RUN --figures FOLDER"
-        )
-    refuse_file_of_run(path, replaceable=_ENDINGS)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    return path
-
-
-def frame_html(text: str, *, height: int, title: str, also: str = "") -> str:
-    """Return an HTML frame with a page, for a notebook; the page may run its scripts and nothing else.
-
-    Args:
-        text: the page.
-        height: pixels.
-        title: what a screen reader says.
-        also: what else the frame may do, in HTML's words, such as allow-downloads.
-    """
-    style = "width: 100%; border: 0; resize: vertical; background: #fff"
-    about = (
-        f'title="{html.escape(title)}" sandbox="allow-scripts{also and f" {also}"}" style="{style}" height="{height}"'
-    )
-    return f'<iframe {about} srcdoc="{html.escape(text)}"></iframe>'
-
-
 MOST_NUMBERS = 600_000
 """Most numbers in one view; a larger view makes a browser slow."""
 
 
-def _to_array(source: Any) -> np.ndarray:
-    """Return the numbers of an array, a list, or a tensor of any type and device as an array of floats."""
+def _float_array(source: Any) -> np.ndarray:
+    """Convert an array, a list, or a tensor of any type and device to an array of floats."""
     try:
         return np.asarray(source.detach().cpu().float() if hasattr(source, "detach") else source, dtype=float)
     except (TypeError, ValueError, NotImplementedError) as error:  # the last by a tensor on the device "meta"
@@ -299,18 +230,18 @@ def _to_array(source: Any) -> np.ndarray:
 
 
 def _harmless_text(text: object, *, limit: int = 24) -> str:
-    """Return the text of a token, cut to ``limit`` characters and changed so that no parser takes it for markup."""
+    """Return a token's text, cut to ``limit`` characters, in which no parser finds markup."""
     return re.sub("[<&]", lambda found: found[0] + _JOINER, token_text(text, limit=limit, counted=False))
 
 
 def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
-    """Return a text without markup for each position: the given token, else the run's, else the position's number.
+    """Return a text for each position: from ``tokens``, without them from a run, without a run the position's number.
 
     Raises:
         InputError: a batch without a tokenizer, or another number of tokens.
     """
     if tokens is None and isinstance(source, Run):
-        tokens = list(first_tokens(source, most=length).values()) or None
+        tokens = list(first_token_texts(source, most=length).values()) or None
     if tokens is None:
         tokens = range(length)
     elif hasattr(tokens, "tokens"):
@@ -332,7 +263,7 @@ def _patterns_of(
     """Return the patterns of an array, capture or run (``source``) as (head, query, key), and the heads' names.
 
     Raises:
-        InputError: the shapes do not fit, what is asked for is not there, or there is too much.
+        InputError: the shapes do not fit, a layer or head is not there, or there are too many numbers for a browser.
         RunError: the run has no patterns.
     """
     if isinstance(source, Run):
@@ -340,7 +271,7 @@ def _patterns_of(
     elif hasattr(source, "tensors"):
         patterns, names = _patterns_of_capture(source, sequence=sequence, layers=layers, heads=heads)
     else:
-        patterns = _to_array(source)
+        patterns = _float_array(source)
         patterns = patterns[None] if patterns.ndim == 2 else patterns
         names = [f"head {head}" for head in range(patterns.shape[0] if patterns.ndim else 0)]
     if patterns.ndim != 3 or patterns.shape[1] != patterns.shape[2] or not patterns.size:
@@ -354,7 +285,7 @@ def _patterns_of(
 
 
 def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
-    """Return the patterns of some heads of a run, and their names; None takes the strongest and the weakest heads."""
+    """Return a run's patterns and names of the given heads; for None, of the strongest and the weakest heads."""
     if run.kind != "trace" and not (run.folder / "patterns.safetensors").is_file():
         raise RunError(f"{run_in_words(run)}, which keeps no attention patterns; need a run of trace. {MAKES['trace']}")
     kept = read_patterns(run)
@@ -388,6 +319,6 @@ def _patterns_of_capture(
     wanted = list(range(n_heads) if heads is None else heads)
     if outside := [head for head in wanted if not 0 <= head < n_heads]:
         raise InputError(f"head {outside[0]} does not exist; need 0 to {n_heads - 1}")
-    captured = [_to_array(source.tensors["pattern", layer][sequence]) for layer in chosen]
+    captured = [_float_array(source.tensors["pattern", layer][sequence]) for layer in chosen]
     patterns = np.stack([one[head] for one in captured for head in wanted])
     return patterns, [head_name(layer, head) for layer in chosen for head in wanted]

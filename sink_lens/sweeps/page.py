@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, ci_texts, largest_first, page_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, ci_texts, page_table
 from sink_lens.report.style import (
     BLUE,
     FONT,
@@ -24,6 +24,7 @@ from sink_lens.report.style import (
     without_formulas,
 )
 from sink_lens.schema import FEW
+from sink_lens.stats import sort_by_magnitude
 from sink_lens.sweeps import words
 from sink_lens.sweeps.words import MARK, cell_name, few_note, is_beyond_chance, metric_names, n_failed
 from sink_lens.text import safe_line, site_label
@@ -157,7 +158,7 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
         metric: its name, for the axis.
     """
     rows = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
-    rows = largest_first(rows, "effect")
+    rows = sort_by_magnitude(rows, "effect")
     told_apart = is_beyond_chance(rows)
     named = len(rows) <= _MOST_NAMED
     shown = rows.head(_MOST_NAMED)
@@ -256,7 +257,7 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
     table = _cell_rows(run)
     metrics, rows = metric_names(table), table
     if metrics:
-        rows = largest_first(table.loc[table["metric"].isin(metrics)], "effect").groupby("metric").head(_EACH)
+        rows = sort_by_magnitude(table.loc[table["metric"].isin(metrics)], "effect").groupby("metric").head(_EACH)
         rows = rows.sort_values("metric", key=lambda column: column.map(metrics.index), kind="stable")
     for name, low, high in (("interval", "ci_low", "ci_high"), ("over", "over_low", "over_high")):
         if {low, high} <= set(rows.columns):

@@ -14,7 +14,7 @@ from ..edits.metrics import Metric
 from ..edits.part import AXES
 from ..errors import InputError, RunError
 from ..records import Result
-from ..stats import largest_rows
+from ..stats import sort_by_magnitude
 from ..text import as_text, interval_text
 from .cells import Cells
 from .words import cell_name
@@ -58,7 +58,7 @@ class SweepResult(Result):
 
     def top(self, n: int = 10, *, metric: str | None = None) -> pd.DataFrame:
         """Return the ``n`` rows of ``frame`` with the largest absolute effects on a metric (None: the first one)."""
-        return largest_rows(self._rows_of_metric(metric), "effect", n=n)
+        return sort_by_magnitude(self._rows_of_metric(metric), "effect").head(n).reset_index(drop=True)
 
     def figure(self, *, metric: str | None = None, value: str = "effect") -> "Figure":
         """Draw a metric's column ``value`` over the swept axes: points over one axis, a heat map over two or more."""

@@ -12,6 +12,7 @@ import torch
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
 from sink_lens.report import views
+from sink_lens.report.offline import script_hashes
 
 from .circuits import tables, traced, write_run
 from .test_page import HOSTILE
@@ -112,7 +113,7 @@ def test_a_page_allows_nothing_but_its_own_scripts():
     assert len(single) < 700_000
     policy = re.search('Content-Security-Policy" content="([^"]*)"', single)[1]
     script = single.split("<script>")[1].split("</script>")[0]
-    assert policy.endswith(f"script-src {views.script_hashes(script, views.read_javascript())}")
+    assert policy.endswith(f"script-src {script_hashes(script, views.read_javascript())}")
     assert policy.startswith("default-src 'none'")
     assert "unpkg" not in single
     assert "sourceMappingURL" not in views.read_javascript()

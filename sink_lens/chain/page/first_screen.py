@@ -15,7 +15,7 @@ from sink_lens.chain.page.story import (
     verdict_counts_text,
 )
 from sink_lens.records import Run
-from sink_lens.report.explorer import template_environment
+from sink_lens.report.offline import template_environment
 from sink_lens.report.page import FirstScreen, Judged, try_make
 from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS
 from sink_lens.text import name_in_words

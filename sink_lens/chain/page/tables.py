@@ -16,9 +16,10 @@ from sink_lens.chain.page.story import (
 )
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Listed, PageTable, ci_texts, largest_first, page_table, rest_note, table_maker
+from sink_lens.report.page import Listed, PageTable, ci_texts, page_table, rest_note, table_maker
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
+from sink_lens.stats import sort_by_magnitude
 from sink_lens.text import capitalise, label_parts, name_in_words, percent, signed_change
 
 
@@ -42,7 +43,7 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
     steps = {*table["read_step"]} - {ALL_STEPS}
     step = table["target_step"].where(table["target"] != "sink", table["source_step"])
     read = step.where(step.isin([*steps]), ALL_STEPS)
-    table = largest_first(table.loc[table["read_step"] == read], "share")
+    table = sort_by_magnitude(table.loc[table["read_step"] == read], "share")
 
     def end(name: str, step: float) -> str:
         return name if step < 0 else f"{name}, step {step:.0f}"
@@ -202,7 +203,7 @@ def _super_neuron_table(run: Run) -> tuple[str, PageTable]:
     }
     table = run.need("neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"])
     chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == studied_position(run))]
-    chosen = largest_first(chosen, "contribution")
+    chosen = sort_by_magnitude(chosen, "contribution")
     see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
     see += rest_note(len(chosen), "neurons") if len(chosen) else " There are none."
     return see, page_table(chosen, heads)

@@ -12,9 +12,10 @@ from sink_lens.chain.page.story import Story, find_story, has_interventions, hea
 from sink_lens.chain.page.tables import TABLES, read_intervention_table
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Page, largest_first, paper_figure, table_reader
+from sink_lens.report.page import Drawn, Page, paper_figure, table_reader
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ANOTHER_PATH
+from sink_lens.stats import sort_by_magnitude
 from sink_lens.text import as_text, head_name, interval_text, plural
 
 _MOST_POSITIONS = 200
@@ -27,7 +28,7 @@ def _sink_score_figure(run: Run) -> tuple[str, Figure]:
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
     position = studied_position(run)
-    best = largest_first(heads.loc[heads["sink_position"] == position], "sink_score").iloc[0]
+    best = sort_by_magnitude(heads.loc[heads["sink_position"] == position], "sink_score").iloc[0]
     layer, head, score = (float(best[name]) for name in ("layer", "head", "sink_score"))
     most = f"most of all {head_name(layer, head)} (score {as_text(score)})"
     bright = f"bright ones attend to position {position}, {most}"
@@ -142,7 +143,9 @@ def _dimension_figure(run: Run) -> tuple[str, Figure]:
     here = table.loc[table["sink_position"] == position]
     if not len(here):
         raise RunError("the table 'dimensions' has no row of the sink position. Run again to see it.")
-    layer, dominance = (largest_first(here, "dominance_ratio")[name].iloc[0] for name in ("layer", "dominance_ratio"))
+    layer, dominance = (
+        sort_by_magnitude(here, "dominance_ratio")[name].iloc[0] for name in ("layer", "dominance_ratio")
+    )
     see = (
         f"The largest residual values of the sink token after layer {layer:.0f}, where one dimension dominates "
         f"most: it is {as_text(dominance)} times the mean. A few long bars are dimension disparity."
@@ -190,7 +193,7 @@ def _sink_rows(name: str, columns: list[str], run: Run) -> pd.DataFrame:
 def _neuron_rows(run: Run) -> pd.DataFrame:
     """Return the rows of the 500 neurons with the largest contributions at the studied position."""
     table = run.need("neurons", columns=["sink_position", "contribution"])
-    return largest_first(table.loc[table["sink_position"] == studied_position(run)], "contribution").head(500)
+    return sort_by_magnitude(table.loc[table["sink_position"] == studied_position(run)], "contribution").head(500)
 
 
 def _variance_rows(run: Run) -> pd.DataFrame:

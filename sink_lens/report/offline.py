@@ -1,0 +1,88 @@
+"""HTML that needs no network: templates, packed scripts and their hashes, a frame in a notebook, a file."""
+
+import base64
+import gzip
+import hashlib
+import html
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from sink_lens.errors import InputError
+from sink_lens.records import refuse_file_of_run
+
+_LOADER = """(async () => {
+  if (!window.%s) {
+    const packed = Uint8Array.from(atob("%s"), (one) => one.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  }
+  %s
+})();"""
+_ENDINGS = (".html", ".htm")
+
+
+@cache
+def template_environment(folder: Path = Path(__file__).parent) -> jinja2.Environment:
+    """Return the Jinja environment of the templates in a folder; by default those of all pages."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def unpacking_script(bundle: str, *, name: str, then: str) -> str:
+    """Return JavaScript that runs the script ``bundle`` if the global ``name`` is undefined, and then ``then``."""
+    return _LOADER % (name, _compress_script(bundle), then)
+
+
+@cache
+def _compress_script(bundle: str) -> str:
+    """Return the text of a script gzipped, as base64."""
+    return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
+
+
+def script_hashes(*scripts: str) -> str:
+    """Return the SHA-256 hashes of scripts, in the form in which a page's content security policy lists them."""
+    digests = (hashlib.sha256(text.encode()).digest() for text in scripts)
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+
+def write_page(text: str, path: str | Path) -> Path:
+    """Write a page to a file that ends with .html, and return its path; folders are made.
+
+    Raises:
+        InputError: another ending, or a file that belongs to a run.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in _ENDINGS:
+        raise InputError(
+            f"{path} ends with {path.suffix or 'nothing'}; need .html for a page. Figures as .png, .svg and .pdf are "
+            "drawn by circuit_of(run).save(...) and by sink-lens report RUN --figures FOLDER"
+        )
+    refuse_file_of_run(path, replaceable=_ENDINGS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return path
+
+
+def frame_html(text: str, *, height: int, title: str, also: str = "") -> str:
+    """Return an HTML frame with a page, for a notebook; the page may run its scripts and nothing else.
+
+    Args:
+        text: the page.
+        height: pixels.
+        title: what a screen reader says.
+        also: what else the frame may do, in HTML's words, such as allow-downloads.
+    """
+    style = "width: 100%; border: 0; resize: vertical; background: #fff"
+    about = (
+        f'title="{html.escape(title)}" sandbox="allow-scripts{also and f" {also}"}" style="{style}" height="{height}"'
+    )
+    return f'<iframe {about} srcdoc="{html.escape(text)}"></iframe>'
