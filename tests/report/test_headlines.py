@@ -188,7 +188,7 @@ def ahead(*, mean=-0.2, low=-0.3, high=-0.1, n=5, excludes_zero=True):
 def reaching(*, reached=(320.0, 320.0, 320.0), ratio=2.0, decided=True):
     ratios = [ratio if one == one else NAN for one in reached]
     finals = FINALS.assign(reached=[*reached, *reached], acceleration=[*ratios, *ratios])
-    say = compare._reaching_sentence if decided else compare._undecided_sentence
+    say = compare._speed_up_sentence if decided else compare._undecided_speed_up_sentence
     return normalised(say("OTHER", "evaluation", finals))
 
 
@@ -208,7 +208,9 @@ def sinks(*, tokens=64):
 def disparity(*, measured=("dominance_ratio", "effective_rank")):
     runs = {name: {0: None} for name in ("BASE", "OTHER") if measured}
     table = grid(measure=measured, variant=["BASE", "OTHER"]).assign(mean=9.0)
-    return normalised(" ".join(compare._disparity_sentences(compare.Variants(by=("lr",), runs=runs, notes=()), table)))
+    return normalised(
+        " ".join(compare._dominance_and_rank_sentences(compare.Variants(by=("lr",), runs=runs, notes=()), table))
+    )
 
 
 def notes(*, seeds=1, watched=True, texts="aa", attention="gate_headwise"):
