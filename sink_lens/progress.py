@@ -45,7 +45,6 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
                 self._show_in_notebook(text)
 
     def _nesting_depth(self) -> int:
-        """Return the number of bars that this bar is inside of."""
         return abs(getattr(self, "pos", 0))
 
     def _show_in_notebook(self, text: str) -> None:

@@ -308,7 +308,9 @@ class Circuit:
         elif ending == ".pdf":
             self.draw().savefig(path, format="pdf", metadata={"CreationDate": None})
         else:
-            path.write_bytes(display.figure_bytes(self.draw(), "svg" if ending == ".svg" else "png"))
+            from ..report.style import figure_bytes
+
+            path.write_bytes(figure_bytes(self.draw(), "svg" if ending == ".svg" else "png"))
         return path
 
     def explore(self, curve: Curve | None = None) -> "Explorer":

@@ -278,7 +278,9 @@ def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> 
     for name, frame in result.tables.items():
         writer.write_table(name, _rename_for_folder(frame))
     if result.by:
-        writer.write_bytes("heatmap.png", display.figure_bytes(result.heatmap(), "png"))
+        from ..report.style import figure_bytes
+
+        writer.write_bytes("heatmap.png", figure_bytes(result.heatmap(), "png"))
     about = {name: getattr(result, name) for name in ("site", "metric", "direction", "baseline", "source")}
     writer.write_csv("summary", _rename_for_folder(result.strongest(SHOWN)).assign(**about))
 

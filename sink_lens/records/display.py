@@ -7,10 +7,7 @@ package depends on it.
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from typing import Any
 
 
 def result_html(
@@ -23,11 +20,6 @@ def result_html(
     return _import_from_report("notebook", "result_html")(sentences, *parts, notes=notes, folder=folder)
 
 
-def figure_bytes(drawn: "Figure", form: Literal["png", "svg"]) -> bytes:
-    """Return a figure as the bytes of a PNG or SVG file; equal figures give equal bytes."""
-    return _import_from_report("style", "figure_bytes")(drawn, form)
-
-
 def draw_page(folder: Path) -> Path:
     """Draw the page of a run and return the path of the page.
 
@@ -38,5 +30,4 @@ def draw_page(folder: Path) -> Path:
 
 
 def _import_from_report(module: str, name: str) -> Any:
-    """Import the function ``name`` from a module of sink_lens.report."""
     return getattr(import_module(f"sink_lens.report.{module}"), name)

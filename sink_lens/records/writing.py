@@ -152,7 +152,7 @@ class RunWriter:
         try:
             self._write_final_status(error)
         finally:
-            _unlock(self._lock)
+            _release_and_remove_lock(self._lock)
             if error is not None:
                 _remove_empty_folders(self._made)
             if isinstance(error, KeyboardInterrupt) and (self._wrote or self._record["files"]):
@@ -325,7 +325,7 @@ def create_run(
     except BaseException as error:  # Ctrl-C too: what was put aside comes back, and the lock goes
         with contextlib.suppress(OSError):
             writer._restore_replaced()
-        _unlock(lock)
+        _release_and_remove_lock(lock)
         _remove_empty_folders(made)
         if isinstance(error, OSError):
             raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
@@ -393,7 +393,7 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
     try:
         record = read_run_json(folder)
     except BaseException:
-        _unlock(lock)
+        _release_and_remove_lock(lock)
         raise
     return RunWriter(folder, record=record, lock=lock, made=[], adding=True)
 
@@ -428,8 +428,7 @@ def _remove_empty_folders(folders: Sequence[Path]) -> None:
             path.rmdir()
 
 
-def _unlock(lock: FileLock) -> None:
-    """Release the lock of a run folder and remove its lock file."""
+def _release_and_remove_lock(lock: FileLock) -> None:
     Path(lock.lock_file).unlink(missing_ok=True)  # under the lock: others that opened it see that it is gone
     lock.release()
 

@@ -109,7 +109,9 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
     total = sum(sizes.values()) or 1.0
     nodes = []
     for (name, span), size in sizes.items():
-        layer, kind = _layer_and_type(name, n_layers=int(about["n_layers"]))
+        match = _NODE.fullmatch(name)
+        layer, kind = (match["layer"], _TYPES.get(match["part"], "mlp")) if match else (str(about["n_layers"]), "logit")
+        layer, kind = ("E", "embedding") if name == "input" else (layer, kind)
         at, node = spans.index(span) if len(spans) > 1 else max(len(tokens) - 1, 0), _node_id(name, span)
         nodes.append(
             {
@@ -145,16 +147,6 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
 def _node_id(name: str, span: str) -> str:
     """Return the id of a node in the graph: its name, and ``@span`` if it stands for one span of tokens."""
     return f"{name}@{span}" if span else name
-
-
-def _layer_and_type(name: str, *, n_layers: int) -> tuple[str, str]:
-    """Return the layer and the type of a node in Neuronpedia's words, from its name, such as ``a5.h3``."""
-    if name == "input":
-        return "E", "embedding"
-    match = _NODE.fullmatch(name)
-    if match is None:
-        return str(n_layers), "logit"
-    return match["layer"], _TYPES[match["part"]] if match["part"] else "mlp"
 
 
 def _json_cell(value: Any) -> Any:

@@ -59,6 +59,11 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
         notes.append(f"{name} has {one.rows:,} rows; this page is made from {one.kept:,} of them ({which})")
     own = run.provenance.get("notes") or []
     notes += [*(own if isinstance(own, list) else [own]), *(first.notes if first else ())]
+    run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
+    rows = [*_dotted_entries(run_itself), *_dotted_entries(run.provenance), *_dotted_entries(run.config, "config.")]
+    provenance = {safe_line(name): value for name, value in rows[:_MOST_PROVENANCE]}
+    if len(rows) > _MOST_PROVENANCE:
+        provenance[""] = f"{len(rows) - _MOST_PROVENANCE} more in run.json"
     return Content(
         run=run,
         name=safe_line(str(model or run.folder.resolve().name)),
@@ -69,7 +74,7 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
         first=first,
         figures=[_figure_for_page(run, of, prefix=prefix) for of in page.figures if of.on_page and stands(of)],
         tables=[_table_for_page(run, of, prefix=prefix) for of in page.tables if stands(of)],
-        provenance=_provenance_texts(run),
+        provenance=provenance,
     )
 
 
@@ -137,16 +142,6 @@ def _incomplete_sentences(run: Run) -> str:
     if damaged := [safe_line(name) for name in run.tables if try_make(run, lambda name=name: run.tables[name])[1]]:
         sentences.append(f"Damaged: {join_and(damaged, most=20)}")
     return f"{'. '.join(sentences)}. Everything else is shown." if sentences else ""
-
-
-def _provenance_texts(run: Run) -> dict[str, str]:
-    """Return name -> value as text, for a run's provenance and configuration; at most ``_MOST_PROVENANCE`` values."""
-    run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
-    rows = [*_dotted_entries(run_itself), *_dotted_entries(run.provenance), *_dotted_entries(run.config, "config.")]
-    shown = {safe_line(name): value for name, value in rows[:_MOST_PROVENANCE]}
-    if len(rows) > _MOST_PROVENANCE:
-        shown[""] = f"{len(rows) - _MOST_PROVENANCE} more in run.json"
-    return shown
 
 
 def _dotted_entries(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

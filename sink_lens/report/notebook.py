@@ -11,7 +11,7 @@ from typing import Any, cast
 import pandas as pd
 
 from sink_lens.records import PAGE_FILE
-from sink_lens.report.page import page_table
+from sink_lens.report.page import Headings, page_table
 from sink_lens.text import as_text, safe_line
 
 QUIET = "#777777"
@@ -49,13 +49,8 @@ def _part_html(part: object) -> str:
     return facts_html(part) if isinstance(part, Mapping) else figure_html(cast("Any", part))
 
 
-def table_html(
-    frame: pd.DataFrame, headings: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 20
-) -> str:
-    """Return the first ``most`` rows of a data frame as an HTML table.
-
-    ``headings`` is the columns to show, or column -> heading; None shows all columns.
-    """
+def table_html(frame: pd.DataFrame, headings: Headings | None = None, *, most: int = 20) -> str:
+    """Return a frame's first ``most`` rows as an HTML table; ``headings`` is its columns, or column -> heading."""
     shown = page_table(frame, frame.columns if headings is None else headings, most=most)
     align = [f"{CELL} text-align: {'right' if numeric else 'left'}" for numeric in shown.numeric]
     cells = zip(shown.heads, align, strict=True)

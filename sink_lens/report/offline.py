@@ -39,12 +39,11 @@ def template_environment(folder: Path = Path(__file__).parent) -> jinja2.Environ
 
 def unpacking_script(bundle: str, *, name: str, then: str) -> str:
     """Return JavaScript that runs the script ``bundle`` if the global ``name`` is undefined, and then ``then``."""
-    return _LOADER % (name, _compress_script(bundle), then)
+    return _LOADER % (name, _gzip_base64(bundle), then)
 
 
 @cache
-def _compress_script(bundle: str) -> str:
-    """Return the text of a script gzipped, as base64."""
+def _gzip_base64(bundle: str) -> str:
     return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
 
 

@@ -33,7 +33,7 @@ from ..models.inputs import check_sequences, describe_provenance, load_model, ma
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
-from ..records import RunWriter, create_run, default_run_folder, display, refuse_unhashed_code
+from ..records import RunWriter, create_run, default_run_folder, refuse_unhashed_code
 from ..records.reading import damaged_file_error
 from ..records.shards import check_shard, compute_run, process_name
 from ..schema import MEANS
@@ -189,7 +189,9 @@ class _Request:
         for name, table in result.tables.items():
             writer.write_table(name, table)
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
-            writer.write_bytes("effects.png", display.figure_bytes(result.figure(), "png"))
+            from ..report.style import figure_bytes
+
+            writer.write_bytes("effects.png", figure_bytes(result.figure(), "png"))
         for row in result.failed.head(3).to_dict("records"):
             log.info("failed: %s: %s", words.cell_name(row), row["error"])
         return result

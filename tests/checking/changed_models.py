@@ -29,7 +29,7 @@ from sink_lens.edits.metrics import sink_mass
 from sink_lens.errors import ModelError, SinkLensError
 from sink_lens.models.adapters import unwrap_peft
 from sink_lens.patching import patch
-from sink_lens.records import display
+from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid
 
 FAMILIES = ("llama", "gpt2", "gpt_neox", "phi3", "qwen3", "gemma2", "opt", "mixtral", "gptj", "bloom")
@@ -193,7 +193,7 @@ def _quiet() -> Iterator[None]:
 
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), mock.patch.object(display, "figure_bytes", return_value=b"a picture"):
+        with warnings.catch_warnings(), mock.patch.object(style, "figure_bytes", return_value=b"a picture"):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -16,7 +16,7 @@ from sink_lens.edits.metrics import sink_mass
 from sink_lens.identity.preference import last_logits
 from sink_lens.patching import patch
 from sink_lens.patching.attribution import attribution_patch
-from sink_lens.records import display
+from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid
 
 DROPOUT = {
@@ -29,7 +29,7 @@ DROPOUT = {
 @pytest.fixture(autouse=True)
 def plain_picture(monkeypatch):
     """Sweeps take longer to draw than to run."""
-    monkeypatch.setattr(display, "figure_bytes", lambda figure, form: b"a picture")
+    monkeypatch.setattr(style, "figure_bytes", lambda figure, form: b"a picture")
 
 
 def batch(seed=0):

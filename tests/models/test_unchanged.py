@@ -20,7 +20,7 @@ from sink_lens.models.unchanged import TensorValues
 from sink_lens.models.weights import attention_weights
 from sink_lens.patching import patch
 from sink_lens.patching.attribution import attribution_patch
-from sink_lens.records import display
+from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid
 
 GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0, 1), heads=(0,)),))
@@ -29,7 +29,7 @@ GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0, 1), heads=(0,)),))
 @pytest.fixture(autouse=True)
 def plain_picture(monkeypatch):
     """Sweeps take longer to draw than to run."""
-    monkeypatch.setattr(display, "figure_bytes", lambda figure, form: b"a picture")
+    monkeypatch.setattr(style, "figure_bytes", lambda figure, form: b"a picture")
 
 
 def batch(seed=0):

@@ -21,8 +21,8 @@ from sink_lens.edits.constructors import zero
 from sink_lens.engine import engine
 from sink_lens.engine import plan as planning
 from sink_lens.errors import InputError, ModelError
-from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
+from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, cell_of, cluster
 from sink_lens.sweeps.sweep import sweep
 
@@ -47,7 +47,7 @@ def small_blocks():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(engine, "CELLS_A_BLOCK", 1)
         patched.setattr(planning, "_CPU_TOKENS", 128)
-        patched.setattr(display, "figure_bytes", lambda figure, form: b"a picture")
+        patched.setattr(style, "figure_bytes", lambda figure, form: b"a picture")
         yield
 
 

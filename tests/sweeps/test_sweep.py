@@ -28,8 +28,8 @@ from sink_lens.engine.passes import Passes
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
-from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
+from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of
 from sink_lens.sweeps.cells import grid_cells
 from sink_lens.sweeps.page import SWEEP
@@ -93,7 +93,7 @@ def make_blocks_small(monkeypatch):
 def plain_picture():
     """Drawing takes longer than the tests' sweeps."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(display, "figure_bytes", lambda figure, form: b"a picture")
+        patched.setattr(style, "figure_bytes", lambda figure, form: b"a picture")
         yield
 
 
