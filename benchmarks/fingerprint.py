@@ -24,7 +24,7 @@ from measure import peak
 from scipy.stats import kendalltau
 
 from sink_lens.identity.features import Inputs, read_features
-from sink_lens.identity.nulls import tau_of_columns as tau
+from sink_lens.identity.nulls import tau_by_column as tau
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.measures.kendall import tau_b_matrix
 

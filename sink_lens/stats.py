@@ -277,6 +277,15 @@ def t_intervals(values: np.ndarray) -> list[Interval]:
     return found
 
 
+def wilson_interval(count: int, n: int) -> tuple[float, float]:
+    """Return the bounds of Wilson's 95% interval of the share ``count / n``."""
+    normal = 1.959964
+    z2, share = normal**2, count / n
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = normal / (1 + z2 / n) * np.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def summarise_differences(values: ArrayLike, *, generator: np.random.Generator) -> Difference:
     """Compute mean, intervals and tests of paired differences, one per seed; nan values are left out.
 

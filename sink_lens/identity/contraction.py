@@ -30,10 +30,10 @@ from ..models.packed import unpacked_weight
 from ..progress import tqdm
 from ..records import Finding
 from ..schema import SINK_THRESHOLD
+from ..stats import wilson_interval
 from .config import check_contraction_length
 from .cosine_sums import CosineSums, Place, PredictionCounts, jackknife_interval
 from .models_to_measure import RandomSequences
-from .preference import wilson_interval
 
 SINK_MEASURES = ("sink_mass", "uniform_mass", "sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss")
 """Measures of ``chain_measures`` for the whole model, reported beside the contraction."""

@@ -120,7 +120,7 @@ class CosineSums:
 
 
 class PredictionCounts:
-    """Counts, over sequences, of which token is most and least probable next and which dimension is smallest."""
+    """How often each token is the most and the least probable next one, and each dimension the smallest."""
 
     def __init__(self, n_vocab: int, d_model: int) -> None:
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)

@@ -1,6 +1,7 @@
-"""Null distributions of a mean Kendall tau: the formula of the paper, its simulations, and two nulls of our own.
+"""Null distributions of a mean Kendall tau, and the steps from two models' states to that tau.
 
 ``tau_bar`` is the mean over the shared coordinates S of tau between two models, over n inputs (arXiv 2509.26404).
+The nulls are the formula of the paper, its simulations, and two of our own:
 
 * ``analytical`` (paper): n independent inputs, |S| independent coordinates: ``sigma(n) / sqrt(|S|)``.
 * ``matrices`` (paper): random normal [n, |S|], softmax and tau.
@@ -108,7 +109,7 @@ def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
     return np.sort(np.argsort(features.mean(0, dtype=np.float64), kind="stable")[:count])
 
 
-def soften_states(features: np.ndarray, *, coordinates: np.ndarray, temperature: float) -> np.ndarray:
+def log_softmax_states(features: np.ndarray, *, coordinates: np.ndarray, temperature: float) -> np.ndarray:
     """Return the log softmax of states (``features`` [n, d]) over the given coordinates alone, at a temperature.
 
     The log keeps the order and therefore tau, and it cannot underflow to ties.
@@ -116,7 +117,7 @@ def soften_states(features: np.ndarray, *, coordinates: np.ndarray, temperature:
     return log_softmax(np.asarray(features[:, coordinates], dtype=np.float64) / temperature, axis=1)
 
 
-def tau_of_columns(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def tau_by_column(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return Kendall's tau-b of each column of ``x`` [n, column] with the same column of ``y``."""
     return tau_b(torch.from_numpy(x.T), reference=torch.from_numpy(y.T)).numpy()
 
@@ -143,8 +144,8 @@ def simulate_null(name: str, *, n: int, width: int, count: int, temperature: flo
         first, second = (identity_coordinates(one, count=count) for one in pair)
         shared = np.intersect1d(first, second)
         if len(shared) > 1:
-            soft = [soften_states(one, coordinates=shared, temperature=temperature) for one in pair]
-            found.append(float(tau_of_columns(*soft).mean()))
+            soft = [log_softmax_states(one, coordinates=shared, temperature=temperature) for one in pair]
+            found.append(float(tau_by_column(*soft).mean()))
     return _null_of_draws(name, np.array(found))
 
 
@@ -157,7 +158,7 @@ def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.ran
     found: list[float] = []
     while len(found) < draws:
         orders = [generator.permutation(len(y)) for _ in range(at_once)]
-        many = tau_of_columns(np.tile(x, at_once), np.hstack([y[order] for order in orders]))
+        many = tau_by_column(np.tile(x, at_once), np.hstack([y[order] for order in orders]))
         found += many.reshape(at_once, -1).mean(1).tolist()
     return _null_of_draws("shuffled", np.array(found[:draws]))
 

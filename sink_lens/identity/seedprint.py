@@ -27,7 +27,7 @@ from ..errors import InputError
 from ..measures.kendall import tau_b_matrix
 from . import nulls
 from .config import FEWEST_SHARED, NO_ANSWER, NOT_SHOWN, SAME, FingerprintConfig
-from .nulls import NULLS, Null, identity_coordinates, log10_p, soften_states, tau_deviation, tau_of_columns
+from .nulls import NULLS, Null, identity_coordinates, log10_p, log_softmax_states, tau_by_column, tau_deviation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def compare_states(
             "are needed; a larger --coordinates would have more"
         )
         return ModelPair(**pair, verdict=NO_ANSWER, why=why)
-    soft = [soften_states(one, coordinates=shared, temperature=config.temperature) for one in (x, y)]
+    soft = [log_softmax_states(one, coordinates=shared, temperature=config.temperature) for one in (x, y)]
     matrix = tau_b_matrix(*(torch.from_numpy(one.T) for one in soft)).numpy()
     if not np.isfinite(matrix).all():
         why = "a coordinate is the same on every input in one of the models, so that tau is undefined"
@@ -164,7 +164,7 @@ def compare_states(
     if verdict == SAME and config.inputs != "tokens":
         why += ", which does not hold on embedding inputs unless both models are trained"
     sizes = [np.linalg.norm(one - one.mean(1, keepdims=True), axis=1)[:, None] for one in soft]
-    scale = float(tau_of_columns(*sizes)[0])
+    scale = float(tau_by_column(*sizes)[0])
     return ModelPair(
         **pair,
         verdict=verdict,

@@ -17,19 +17,19 @@ def count_bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | No
     no chat template that works.
     """
     token = bos_id(tokenizer)
-    found: dict[str, int | None] = {"text": _count_leading(tokenizer("a", verbose=False)["input_ids"], token)}
+    found: dict[str, int | None] = {"text": _count_in_front(tokenizer("a", verbose=False)["input_ids"], token)}
     try:
         chat = str(tokenizer.apply_chat_template([{"role": "user", "content": "Hello there"}], tokenize=False))
     except Exception:  # noqa: BLE001  # there is no template, or it raises what it likes
         return found | {"chat": None, "chat_tokenised_again": None}
     again = tokenizer(chat, verbose=False)["input_ids"]
     return found | {
-        "chat": _count_leading(text_ids(chat, tokenizer), token),
-        "chat_tokenised_again": _count_leading(again, token),
+        "chat": _count_in_front(text_ids(chat, tokenizer), token),
+        "chat_tokenised_again": _count_in_front(again, token),
     }
 
 
-def bos_clause(found: Mapping[str, int | None]) -> str:
+def bos_counts_text(found: Mapping[str, int | None]) -> str:
     """Say in words how many BOS tokens ``count_bos_in_front`` found."""
     said = f"the tokenizer puts {found['text'] or 'none'} in front of a text"
     if found["chat"] is not None:
@@ -39,8 +39,8 @@ def bos_clause(found: Mapping[str, int | None]) -> str:
     return said
 
 
-def _count_leading(ids: Sequence[int], token: int | None) -> int:
-    """Count how often the token is repeated at the front of the ids; 0 if it is None."""
+def _count_in_front(ids: Sequence[int], token: int | None) -> int:
+    """Count how often ``token`` is repeated in front of ``ids``; 0 if there is no such token."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1

@@ -32,7 +32,7 @@ from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
 from ..stats import Interval, interval, paired_difference
 from ..text import as_ranges, as_text, join_and, loss_change_text, neuron_name, percent, plural, safe_line
 from ..text import interval_text as bounds
-from .bos_check import bos_clause, count_bos_in_front
+from .bos_check import bos_counts_text, count_bos_in_front
 from .card_pair import compare_models
 from .config import CardConfig
 from .observed import SITES_READ, ObservedModel
@@ -376,7 +376,7 @@ def card_text_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         (f"Sink rate (threshold {as_text(rate['threshold'])})", rated),
         ("A KV cache must keep", _kv_cache_text(found["cache"])),
         ("BOS needed", bos_needed[found["bos"]["needed"]]),
-        *([("BOS in front", bos_clause(found["bos"]["in_front"]))] if "in_front" in found["bos"] else []),
+        *([("BOS in front", bos_counts_text(found["bos"]["in_front"]))] if "in_front" in found["bos"] else []),
         ("Outlier dimensions", "; ".join(outliers) or "none"),
         ("Residual sinks", join_and(row["dimension"] for row in found["residual_sinks"]) or "none"),
         ("Makers", "; ".join(_writers_text(row) for row in found["writers"]) or "none"),

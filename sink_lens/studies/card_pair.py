@@ -62,7 +62,7 @@ def compare_models(
     changes = [*_number_rows(a, b), *_list_rows(a, b), *_setting_rows(lens, second)]
     names = (short_model_name(lens.name), short_model_name(second.name))
     names = names if names[0] != names[1] else (names[0], "the second model")
-    tensors = _changed_weights(lens, second)
+    tensors = _changed_weight_table(lens, second)
     decision = _make_json_answer(changes, tensors, names=names, config=config, n=len(a.token_losses))
     columns = ("sentence", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
     summary = pd.DataFrame([{name: decision[name] for name in columns}])
@@ -160,7 +160,7 @@ def _setting_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
     return rows
 
 
-def _changed_weights(first: LensModel, second: LensModel) -> pd.DataFrame:
+def _changed_weight_table(first: LensModel, second: LensModel) -> pd.DataFrame:
     """Return a table of the 20 weights that changed most: tensor, and norm of its change over its norm before."""
     theirs = dict(second.plain.named_parameters())
     rows = []

@@ -132,7 +132,7 @@ class ObservedModel:
         return self.token_losses.nanmean(1)
 
     @cached_property
-    def scores(self) -> dict[str, Float[Tensor, "batch position"]]:
+    def token_scores(self) -> dict[str, Float[Tensor, "batch position"]]:
         """Two scores of each token: ``attention`` it gets, in fair shares; its ``norm`` over the sequence's median."""
         _ = self.main_pass  # the pass that fills what is read below
         valid = self.tokens.valid.cpu().split([len(one.shares) for one in self._received if one.shares is not None])
@@ -147,7 +147,7 @@ class ObservedModel:
 
         All False if the scores have no gap.
         """
-        scores = self.scores[by]
+        scores = self.token_scores[by]
         gap = score_gap(scores, least=LEAST[by])
         return torch.zeros_like(scores, dtype=torch.bool) if gap is None else scores >= gap.threshold
 

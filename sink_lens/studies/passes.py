@@ -25,7 +25,7 @@ def count_passes(config: StudyConfig, sizes: Sizes) -> Passes:
     Raises:
         InputError: the sequences are longer than the model allows.
     """
-    counted = passes_of_forwards(config, sizes, forwards=_count_forwards(config))
+    counted = passes_over_sequences(config, sizes, forwards=_count_forwards(config))
     if isinstance(config, CardConfig):
         facts = {} if config.is_comparison else {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
         return replace(counted, bound="about", facts=facts, others=config.others)
@@ -48,8 +48,8 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
         yield estimate_cost(replace(config, model=name, others=()), count_passes)
 
 
-def passes_of_forwards(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes:
-    """Return the passes of a run from its number of forward passes, which are all over the same sequences.
+def passes_over_sequences(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes:
+    """Return the cost of a run that makes ``forwards`` forward passes over all its sequences.
 
     Args:
         config: the run's configuration, for the number and length of its sequences.

@@ -65,8 +65,8 @@ def test_the_softmax_is_scipys_order():
     coordinates = np.array([0, 2, 3, 7])
     soft = [np.exp(one[:, coordinates] / 10) for one in (x, y)]
     soft = [one / one.sum(1, keepdims=True) for one in soft]
-    ours = [nulls.soften_states(one, coordinates=coordinates, temperature=10.0) for one in (x, y)]
-    assert nulls.tau_of_columns(*ours).tolist() == [
+    ours = [nulls.log_softmax_states(one, coordinates=coordinates, temperature=10.0) for one in (x, y)]
+    assert nulls.tau_by_column(*ours).tolist() == [
         kendalltau(a, b).statistic for a, b in zip(soft[0].T, soft[1].T, strict=True)
     ]
 

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import processors
 
 from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
-from sink_lens.studies.bos_check import bos_clause, count_bos_in_front
+from sink_lens.studies.bos_check import bos_counts_text, count_bos_in_front
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 
@@ -34,4 +34,4 @@ def doubled():
 def test_bos_is_counted_in_front_of_a_text_and_of_a_chat(make, counts, said):
     found = count_bos_in_front(make())
     assert tuple(found.values()) == counts
-    assert said in bos_clause(found)
+    assert said in bos_counts_text(found)

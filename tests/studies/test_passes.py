@@ -13,7 +13,7 @@ from sink_lens.studies.config import AmplifyConfig, CardConfig, IsolateConfig, Q
 from sink_lens.studies.passes import count_passes
 from sink_lens.studies.quantise import quantise
 from sink_lens.studies.tokens.config import TokensConfig
-from sink_lens.studies.tokens.config import passes as passes_of_tokens
+from sink_lens.studies.tokens.config import count_passes as passes_of_tokens
 
 quantisation = import_module("sink_lens.studies.quantise")
 

@@ -57,12 +57,12 @@ class TokensConfig(ReadConfig):
                 raise InputError(f"{name} is {value}; need a number above 1, which is the ordinary token's")
 
 
-def passes(config: TokensConfig, sizes: "estimate.Sizes") -> "estimate.Passes":
+def count_passes(config: TokensConfig, sizes: "estimate.Sizes") -> "estimate.Passes":
     """Return the cost for a model of these sizes: one forward pass over all sequences.
 
     Raises:
         InputError: sequences that the model cannot take.
     """
-    from ..passes import passes_of_forwards
+    from ..passes import passes_over_sequences
 
-    return passes_of_forwards(config, sizes, forwards=1)
+    return passes_over_sequences(config, sizes, forwards=1)
