@@ -196,7 +196,7 @@ def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool
     return replace(found, folder=out)
 
 
-def run(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Fingerprint:
+def run_command(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Fingerprint:
     """Run ``sink-lens fingerprint``: compare the models of ``config``; write the folder ``out``, or one in ``runs``."""
     folder = default_run_folder("fingerprint") if out is None else out
     return fingerprint(config=config, out=folder, overwrite=overwrite, progress=progress)

@@ -57,7 +57,7 @@ every null: their stream carries an embedding's own coordinates to the end. At a
     config="sink_lens.identity.config:FingerprintConfig",
     check="sink_lens.identity.config:check_model_is_named",
     cost="sink_lens.identity.cost:dry_run_output",
-    run="sink_lens.identity.fingerprint:run",
+    run="sink_lens.identity.fingerprint:run_command",
     show="sink_lens.identity.pages.fingerprint:show",
     answer="sink_lens.identity.fingerprint:answer",
     examples="""\
