@@ -172,7 +172,7 @@ class Work:
 
     def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """A table, unless an interrupted run has left it."""
-        return self._writer.once(name, make)
+        return self._writer.read_or_make(name, make)
 
     def base(self) -> Mapping[str, pd.DataFrame]:
         """The tables of the trace that most analyses look up growth steps and super neurons in: 32 sequences of 64."""

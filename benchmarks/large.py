@@ -109,7 +109,7 @@ def row_of(command: str, model: Path, *, out: Path) -> str:
 
 def dry_run(arguments: list[str]) -> tuple[float, float]:
     """Make a dry run; return the seconds of processor time, and the memory in GB, that it says."""
-    with mock.patch.object(estimate, "measure_operations_a_second", slow_operations):
+    with mock.patch.object(estimate, "measure_operations_per_second", slow_operations):
         said = CliRunner().invoke(app, [*arguments, "--dry-run"], catch_exceptions=False).output
     hours = [float(found) for found in re.findall(r"^(?:time|before)\b.*?([\d.]+) h\b", said, re.MULTILINE)]
     (memory,) = re.findall(r"memory\W+(?:about )?([\d.]+) GB", said)
@@ -117,7 +117,7 @@ def dry_run(arguments: list[str]) -> tuple[float, float]:
 
 
 def slow_operations(*, rows: int = 512, width: int = 2048) -> float:
-    """Measure ``estimate.measure_operations_a_second`` in processor time, and return it divided by SLOWER."""
+    """Measure ``estimate.measure_operations_per_second`` in processor time, and return it divided by SLOWER."""
     a, b = np.ones((rows, width), dtype=np.float32), np.ones((width, width), dtype=np.float32)
     fastest = min(timeit.repeat(lambda: a @ b, number=1, repeat=9, timer=time.process_time)[1:])
     return 2 * rows * width**2 / fastest / SLOWER

@@ -41,7 +41,7 @@ def check_calls(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
             call_of = signature.replace(parameters=plain, return_annotation=signature.empty)
-            raise CallError(f"{_called_name(function)}: {error}; need {_called_name(function)}{call_of}") from None
+            raise CallError(f"{_public_name(function)}: {error}; need {_public_name(function)}{call_of}") from None
         check_arguments(function, bound)
         with plain_mode():
             return unchecked(
@@ -51,7 +51,7 @@ def check_calls(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _called_name(function: Callable[..., Any]) -> str:
+def _public_name(function: Callable[..., Any]) -> str:
     """Return the name by which a user calls a function: for a method such as ``__init__``, the name of its class."""
     return re.sub(r"\.__\w+__$", "", function.__qualname__).rpartition(".")[2]
 
@@ -67,7 +67,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
 
     ``given`` is name of a parameter -> argument.
     """
-    hints, parameters, name_of = _type_hints(function), inspect.signature(function).parameters, _called_name(function)
+    hints, parameters, name_of = _type_hints(function), inspect.signature(function).parameters, _public_name(function)
     for name, value in given.items():
         kind = parameters[name].kind if name in parameters else inspect.Parameter.VAR_KEYWORD
         if name not in hints or kind is inspect.Parameter.VAR_KEYWORD:
@@ -151,13 +151,13 @@ def _strict_hint(hint: Any) -> Any:
         return Annotated[Sequence, Is[lambda value: len(value) == len(inner) and all(map(is_of_type, value, inner))]]
     if isinstance(origin, type) and issubclass(origin, Iterable) and origin not in (type, Callable):
         ordered = issubclass(origin, Sequence | Set)
-        return Annotated[Iterable, Is[lambda value: _items_of_type(value, inner[:1], ordered=ordered)]]
+        return Annotated[Iterable, Is[lambda value: _is_list_of_type(value, inner[:1], ordered=ordered)]]
     if hasattr(hint, "dim_str"):
         return Annotated[hint, Is[lambda value: not _reason_without_values(value)]]
     return hint
 
 
-def _items_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
+def _is_list_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
     """Check whether a value is a list, array or other iterable whose items have the type ``of[0]``, if there is one.
 
     A text never is. A dict is, by its keys, unless the iterable must be ``ordered``.

@@ -153,7 +153,7 @@ def split_off_none(kind: Any) -> tuple[Any, bool]:
     return one, True
 
 
-def choices_of(kind: Any) -> tuple[str, ...]:
+def allowed_texts(kind: Any) -> tuple[str, ...]:
     """Return the texts that a field of this type, or each item of its list, may have; () if any text is allowed."""
     kind, _ = split_off_none(kind)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind

@@ -80,7 +80,7 @@ class Pass:
         return self.forwards + BACKWARD * self.backwards
 
     @property
-    def all_tokens(self) -> int:
+    def total_tokens(self) -> int:
         """Number of tokens in all these passes; the tokens of a backward pass count three times."""
         return round(self.n_forwards * self.tokens)
 
@@ -154,7 +154,7 @@ class Cost:
     model: str
     device: str
     passes: Passes
-    seconds_a_token: float
+    seconds_per_token: float
     bytes_weights: int
     """The weights of the models, with those of a second model of the same size."""
     bytes_peak: int
@@ -168,7 +168,7 @@ class Cost:
 
     def seconds_of(self, part: Pass) -> float:
         """Return the estimated seconds of a part of the run."""
-        return part.n_forwards * part.tokens * part.slowness * self.seconds_a_token
+        return part.n_forwards * part.tokens * part.slowness * self.seconds_per_token
 
     @property
     def seconds(self) -> float:
@@ -206,7 +206,7 @@ def _estimate_from_sizes(config: Any, asked: Passes, models: Sequence[Sizes]) ->
     is_wider = weights > 1.5 * stored > 0
     few = 1.0 if asked.rows is None else 1 + _ROWS_OF_READING / asked.rows
     times = [
-        seconds_a_token(
+        seconds_per_token(
             header.n_body + asked.unembeds * header.n_vocab, slowness=few * (1 + _OVERHEAD / max(1, header.d_model))
         )
         for header in found
@@ -216,7 +216,7 @@ def _estimate_from_sizes(config: Any, asked: Passes, models: Sequence[Sizes]) ->
         model=path.name if path and path.suffix == ".gguf" else config.model,
         device="the CPU",
         passes=asked,
-        seconds_a_token=sum(times) / len(times),
+        seconds_per_token=sum(times) / len(times),
         bytes_weights=weights + asked.twin,
         bytes_peak=LIBRARIES + weights + asked.bytes,
         source=_BY_HEADER,
@@ -234,10 +234,10 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
     from .models.inputs import load_model
 
     lens = load_model(config)
-    if (asked := passes(config, Sizes(header=_header_of(lens), lens=lens))) is None:
+    if (asked := passes(config, Sizes(header=_header_of_model(lens), lens=lens))) is None:
         raise InputError(f"{lens.name} has no tokenizer, so no text can be read; need its files beside the weights")
     models = [lens, *(load_model(replace(config, model=name)) for name in asked.others)]
-    wanted = asked.rows or min(_TIMED_TOKENS, max(part.all_tokens for part in asked.parts))
+    wanted = asked.rows or min(_TIMED_TOKENS, max(part.total_tokens for part in asked.parts))
     most = _TIMED_SEQUENCES if lens.device.type == "cpu" else _TIMED_TOKENS
     batch = random_tokens(
         lens.tokenizer,
@@ -255,14 +255,14 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
         model=lens.name,
         device=str(lens.device),
         passes=asked,
-        seconds_a_token=seconds / len(models) / batch.tokens.numel(),
+        seconds_per_token=seconds / len(models) / batch.tokens.numel(),
         bytes_weights=weights + asked.twin,
         bytes_peak=max(peak_bytes(lens.device), libraries + weights + asked.bytes),
         source="one timed pass",
     )
 
 
-def _header_of(lens: "LensModel") -> Header:
+def _header_of_model(lens: "LensModel") -> Header:
     """Return the sizes of a loaded model in the form that ``read_header`` gives for files; all experts count."""
     weights = {id(one): one for one in lens.plain.parameters()}.values()
     n_weights, n_vocab = sum(one.numel() for one in weights), lens.d_vocab * lens.d_model
@@ -289,8 +289,8 @@ def cost_table(cost: Cost) -> RenderableType:
         for name in ("tokens", "time"):
             table.add_column(name, justify="right")
         for part in asked.parts:
-            table.add_row(part.name, f"{part.all_tokens:,}", duration_text(cost.seconds_of(part)))
-        in_all = sum(part.all_tokens for part in asked.parts)
+            table.add_row(part.name, f"{part.total_tokens:,}", duration_text(cost.seconds_of(part)))
+        in_all = sum(part.total_tokens for part in asked.parts)
         table.add_row("in all", f"{in_all:,}", duration_text(cost.seconds), style="bold")
         shown.append(table)
     elif asked.each:
@@ -298,7 +298,7 @@ def cost_table(cost: Cost) -> RenderableType:
         rows[f"a {asked.each}"] = f"{each:.3g} s in one process"
         rows["tokens per second"] = f"{first.tokens / each:,.0f}"
     else:
-        over = f"over all {plural(asked.sequences, asked.unit)}, {first.all_tokens:,} tokens"
+        over = f"over all {plural(asked.sequences, asked.unit)}, {first.total_tokens:,} tokens"
         rows["passes"] = f"{asked.bound} {first.n_forwards:.4g} {over}"
     rows["time"] = f"{about_duration_text(cost.seconds)}, from {cost.source}; not included: {asked.apart}"
     weights = f"of which {size_text(cost.bytes_weights)} are weights{asked.memory}{cost.hints}"
@@ -331,7 +331,7 @@ def read_synchronised_clock(device: "torch.device | str") -> float:
     return time.perf_counter()
 
 
-def measure_operations_a_second() -> float:
+def measure_operations_per_second() -> float:
     """Measure operations per second of the CPU in a matrix product of a usual size; takes half a second."""
     rows, width = 512, 2048
     a, b = np.ones((rows, width), dtype=np.float32), np.ones((width, width), dtype=np.float32)
@@ -339,14 +339,14 @@ def measure_operations_a_second() -> float:
     return 2 * rows * width**2 / fastest
 
 
-def seconds_a_token(n_weights: int, *, slowness: float) -> float:
+def seconds_per_token(n_weights: int, *, slowness: float) -> float:
     """Estimate the seconds of a forward pass on the CPU for each token, for a model with ``n_weights`` weights.
 
     ``slowness`` is the time of a pass divided by the time of its matrix products alone. The estimate is too low for
     models of a few million parameters, since Python takes most of their time, and for sequences of several thousand
     tokens, since attention does.
     """
-    return slowness * 2 * n_weights / measure_operations_a_second()
+    return slowness * 2 * n_weights / measure_operations_per_second()
 
 
 def max_n_tokens(texts: Sequence[str]) -> int:
@@ -383,5 +383,5 @@ def _gguf_conversion_sentence(sizes: Sizes) -> str:
         return ""
     header = sizes.header
     operations = _OF_A_PARAMETER * (header.n_body + header.n_vocab) + _OF_A_TOKEN * header.d_vocab
-    seconds = about_duration_text(operations / measure_operations_a_second())
+    seconds = about_duration_text(operations / measure_operations_per_second())
     return f"{sizes.files.name} is converted first, once: {seconds} and {size_text(header.weight_bytes())} in the cache"

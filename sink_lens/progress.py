@@ -28,12 +28,12 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
         """Show the bar as it is now, in a terminal or a notebook; tqdm gives ``msg`` and ``pos``."""
         if self._watched:
             super().display(msg, pos)
-        elif msg is None and not self._nesting_depth() and _in_notebook():
+        elif msg is None and not getattr(self, "pos", 0) and _in_notebook():
             self._show_in_notebook(str(self))
 
     def close(self) -> None:
         """Close the bar: remove it, or leave its last line."""
-        told = not self.disable and not self._watched and not self._nesting_depth()
+        told = not self.disable and not self._watched and not getattr(self, "pos", 0)
         seconds = self.format_dict["elapsed"] if told else 0.0
         super().close()
         if told and (self._line is not None or seconds >= SHORT):
@@ -43,9 +43,6 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
                 sys.stderr.write(f"{text}\n")
             else:
                 self._show_in_notebook(text)
-
-    def _nesting_depth(self) -> int:
-        return abs(getattr(self, "pos", 0))
 
     def _show_in_notebook(self, text: str) -> None:
         if self._line is None:

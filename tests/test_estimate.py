@@ -28,7 +28,7 @@ def shown(cost):
 
 
 def test_time_is_operations_over_their_speed_and_memory_is_libraries_weights_and_the_rest(planted_folder, monkeypatch):
-    monkeypatch.setattr(estimating, "measure_operations_a_second", lambda: 1e6)
+    monkeypatch.setattr(estimating, "measure_operations_per_second", lambda: 1e6)
     parts = (Pass(name="read", forwards=2, tokens=10), Pass(name="learn", backwards=1, tokens=5, slowness=2.0))
     header = read_header(planted_folder)
     for unembeds, weights in ((False, header.n_body), (True, header.n_body + header.n_vocab)):

@@ -13,7 +13,7 @@ from sink_lens import cli
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import _make_call_config
 from sink_lens.cli.options import add_config_options, build_config, off_option_name, option_name
-from sink_lens.configuration import choices_of, field_docs, make_config
+from sink_lens.configuration import allowed_texts, field_docs, make_config
 from sink_lens.data.cache import CacheConfig
 from sink_lens.errors import InputError
 from sink_lens.kinds import all_kinds
@@ -185,7 +185,7 @@ def another(one):
     """A value of a field that is not its default."""
     if one.name in SPECIAL:
         return SPECIAL[one.name]
-    if choices := choices_of(one.type):
+    if choices := allowed_texts(one.type):
         return choices[min(1, len(choices) - 1)]
     if one.type is bool:
         return not one.default

@@ -228,10 +228,10 @@ def test_a_table_is_made_once_however_often_the_run_is_started(tmp_path):
         return HEADS
 
     with pytest.raises(KeyboardInterrupt), start(tmp_path / "run") as writer:
-        assert writer.once("heads", make) is HEADS
+        assert writer.read_or_make("heads", make) is HEADS
         raise KeyboardInterrupt
     with start(tmp_path / "run") as writer:
-        pd.testing.assert_frame_equal(writer.once("heads", make), HEADS)
+        pd.testing.assert_frame_equal(writer.read_or_make("heads", make), HEADS)
         with pytest.raises(RunError, match="it lacks head"):
             writer.read("heads", columns=("layer", "head"))
     assert made == [1]

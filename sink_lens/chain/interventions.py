@@ -106,7 +106,7 @@ class RunTables:
     def read_or_make(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """Return the table ``name``: read it if an earlier start has written it, else call ``make`` and write it."""
         self._begin(name)
-        self.frames[name] = self.writer.once(name, make)
+        self.frames[name] = self.writer.read_or_make(name, make)
         collect_garbage()
         return self.frames[name]
 

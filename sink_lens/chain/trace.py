@@ -104,7 +104,7 @@ class Trace(Result):
         supers = self.tables["neurons"].query("is_super")
         return supers.sort_values(by="contribution_share", ascending=False, ignore_index=True)
 
-    def shown(self) -> tuple[object, ...]:
+    def notebook_parts(self) -> tuple[object, ...]:
         """Return the verdict on every link, which a notebook shows below the headline."""
         primary = self.links.loc[self.links["is_primary"]].drop_duplicates("link")
         return (primary.filter(items=["link", "verdict", "statistic", "value", "ci_low", "ci_high"]),)

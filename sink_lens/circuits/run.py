@@ -67,7 +67,7 @@ class CircuitRun(Result):
             raise RunError(f"{self.headline}; need all shards: the one that ends last chooses the circuit")
         return self.found
 
-    def shown(self) -> tuple[object, ...]:
+    def notebook_parts(self) -> tuple[object, ...]:
         """Return the parts that a notebook shows: the circuit and its largest edges."""
         return self.circuit.draw(most=40), self.frame.head(12)
 
@@ -255,13 +255,13 @@ def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[
         writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
         return pd.concat([found.frame, own], ignore_index=True)
 
-    curve = writer.once("curve", compute_curve_table)
+    curve = writer.read_or_make("curve", compute_curve_table)
     areas = curve_areas(curve.loc[curve["by"].isin(["edges", "nodes", "random"])])
     writer.write_table("areas", areas)
     gap = json.loads((writer.folder / "judged.json").read_text("utf-8"))["gap"]
     circuit, rule = choose_circuit(half, curve, config=config, given=given)
     writer.write_table("nodes", circuit.nodes)
-    writer.once("edges", lambda: circuit.every_edge)
+    writer.read_or_make("edges", lambda: circuit.every_edge)
     writer.write_table("circuit", circuit.edges)
     writer.write_table("completeness", scores.completeness_by_pair)
     row: dict[str, Any] = {
@@ -289,10 +289,12 @@ def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[
     check = nodes = core = None
     pairs = config.check_pairs
     if config.check:
-        check = writer.once("check", lambda: circuit.check(edges=config.check, pairs=pairs, progress=progress).frame)
+        check = writer.read_or_make(
+            "check", lambda: circuit.check(edges=config.check, pairs=pairs, progress=progress).frame
+        )
         few = min(pairs, _NODE_PAIRS)
         if METHODS[config.method].along != "patches":
-            nodes = writer.once("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
+            nodes = writer.read_or_make("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
     if not writer.has("sink.json"):
         writer.write_text("sink.json", json.dumps(sink_fields(circuit, config)))
 
@@ -306,7 +308,7 @@ def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[
         return core_table(circuit, others, pairs=pairs, progress=progress)
 
     if config.core:
-        core = writer.once("core", compute_core)
+        core = writer.read_or_make("core", compute_core)
     row |= json.loads((writer.folder / "sink.json").read_text("utf-8"))
     row |= _real_patch_fields(circuit, check, nodes) | _core_fields(circuit, core, half.faithfulness_judge)
     prompt = runs.first_prompt_tokens

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 import typer
 
 from ..configuration import (
-    choices_of,
+    allowed_texts,
     convert_field_value,
     field_docs,
     flatten_tables,
@@ -184,7 +184,7 @@ def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     kind, _ = split_off_none(field.type)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     default = None if field.default is MISSING else field.default
-    written, choices = field.metadata.get("written", ""), choices_of(field.type)
+    written, choices = field.metadata.get("written", ""), allowed_texts(field.type)
     item = str if choices else item
     shown: dict[str, Any] = {"help": doc.replace("``", ""), "show_default": default not in (None, ())}
     listed = "|".join(choices)

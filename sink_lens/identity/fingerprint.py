@@ -39,7 +39,7 @@ class Fingerprint(Finding):
     folder: Path | None = None
     """Folder of the run, if it was written."""
 
-    def shown(self) -> tuple[object, ...]:
+    def notebook_parts(self) -> tuple[object, ...]:
         """Return what a notebook shows below the headline: the figure of all pairs."""
         from .pages.fingerprint import draw_pairs
 

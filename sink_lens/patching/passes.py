@@ -58,7 +58,7 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
         parts=(whole,),
         sequences=len(clean),
         positions=n_positions,
-        bytes=forward_activation_bytes(header, tokens=whole.all_tokens),
+        bytes=forward_activation_bytes(header, tokens=whole.total_tokens),
     )
 
 

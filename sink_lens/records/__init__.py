@@ -6,7 +6,7 @@ half way can be continued with the same kind, configuration, inputs, software an
 reused. Nothing in this package loads torch.
 """
 
-from sink_lens.records.log import LOG_FILE, RunLog, log_lines, read_log
+from sink_lens.records.log import LOG_FILE, RunLog, read_log, read_log_lines
 from sink_lens.records.provenance import CIRCUMSTANCE, package_versions
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run, run_state
 from sink_lens.records.result import Finding, Result
@@ -38,9 +38,9 @@ __all__ = [
     "check_folder_free",
     "create_run",
     "default_run_folder",
-    "log_lines",
     "package_versions",
     "read_log",
+    "read_log_lines",
     "read_run",
     "refuse_file_of_run",
     "refuse_unhashed_code",

@@ -7,7 +7,6 @@ package depends on it.
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 
 def result_html(
@@ -17,7 +16,8 @@ def result_html(
 
     ``parts`` are data frames, mappings of names to values, and figures. ``folder``, the run's, is named at the end.
     """
-    return _import_from_report("notebook", "result_html")(sentences, *parts, notes=notes, folder=folder)
+    notebook = import_module("sink_lens.report.notebook")
+    return notebook.result_html(sentences, *parts, notes=notes, folder=folder)
 
 
 def draw_page(folder: Path) -> Path:
@@ -26,8 +26,4 @@ def draw_page(folder: Path) -> Path:
     Raises:
         RunError: the page cannot be written.
     """
-    return _import_from_report("html", "render")(folder)
-
-
-def _import_from_report(module: str, name: str) -> Any:
-    return getattr(import_module(f"sink_lens.report.{module}"), name)
+    return import_module("sink_lens.report.html").render(folder)

@@ -118,7 +118,8 @@ class RunLog:
         if not whole:
             self._write_bytes(json.dumps({"columns": columns}).encode() + b"\n")
         try:
-            known, last = read_log_columns(self.path), max((line.part for line in all_log_lines(self.path)), default=-1)
+            known = read_log_columns(self.path)
+            last = max((line.part for line in read_all_log_lines(self.path)), default=-1)
         except ValueError as error:
             raise RunError(f"{self.path} is damaged ({error}). Choose another folder.") from error
         if known != columns:
@@ -173,7 +174,7 @@ def read_log_columns(path: Path) -> dict[str, dict[str, str]]:
     return columns
 
 
-def all_log_lines(path: Path) -> Iterator[Line]:
+def read_all_log_lines(path: Path) -> Iterator[Line]:
     """Yield every whole line of a log after the first; a resumed run may have written later lines for the same steps.
 
     Raises:
@@ -198,20 +199,20 @@ def all_log_lines(path: Path) -> Iterator[Line]:
             yield line
 
 
-def log_lines(path: Path) -> Iterator[Line]:
+def read_log_lines(path: Path) -> Iterator[Line]:
     """Yield the lines of a log that count, in order: if a resumed run wrote a step again, only its later lines.
 
     Raises:
         ValueError: a line was not written by ``RunLog``.
     """
     begins: dict[int, float] = {}
-    for line in all_log_lines(path):
+    for line in read_all_log_lines(path):
         begins.setdefault(line.part, line.at)
     until, bound = {}, math.inf
     for part in sorted(begins, reverse=True):
         until[part] = bound
         bound = min(bound, begins[part])
-    yield from (line for line in all_log_lines(path) if line.at < until[line.part])
+    yield from (line for line in read_all_log_lines(path) if line.at < until[line.part])
 
 
 def read_log(path: Path) -> dict[str, pd.DataFrame]:
@@ -222,7 +223,7 @@ def read_log(path: Path) -> dict[str, pd.DataFrame]:
     """
     dtypes = read_log_columns(path)
     found: dict[str, dict[str, list[Any]]] = {name: {one: [] for one in of} for name, of in dtypes.items()}
-    for line in log_lines(path):
+    for line in read_log_lines(path):
         for name, blocks in line.tables.items():
             for block in blocks:
                 if name not in found or set(block) != set(found[name]):

@@ -264,13 +264,13 @@ def read_run_json(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder} has no {RUN_FILE}, so it is no run. Give the folder that a run was written to.")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        _check_record(record)
+        _check_run_json(record)
     except (OSError, ValueError, RecursionError) as error:
         raise damaged_file_error(path, error) from error
     return record
 
 
-def _check_record(record: Any) -> None:
+def _check_run_json(record: Any) -> None:
     """Raise a ValueError if a value does not have the fields and types of run.json."""
     if not isinstance(record, dict):
         raise ValueError("it holds no table")

@@ -41,13 +41,13 @@ class Finding:
         """The sentences that say what was found; ``headline`` has them as lines of one text."""
         return tuple(self.headline.splitlines())
 
-    def shown(self) -> tuple[object, ...]:
+    def notebook_parts(self) -> tuple[object, ...]:
         """Return the figures and tables that a notebook shows below the sentences."""
         return (self.frame,)
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows: the sentences, then figures and tables."""
-        shown, folder = self.shown() if self.finished else (), getattr(self, "folder", None)
+        shown, folder = self.notebook_parts() if self.finished else (), getattr(self, "folder", None)
         return display.result_html(self.sentences, *shown, notes=self.notes, folder=folder)
 
 

@@ -64,7 +64,7 @@ class RunWriter:
         """Check whether the table, tensors or file with this name is already in the folder, complete."""
         return any(name in (file, Path(file).stem) for file in self._record["files"])
 
-    def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    def read_or_make(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """Return the table NAME.parquet; if no earlier start of the run wrote it, write what ``make`` returns."""
         if self.has(name):
             return self.read(name)

@@ -394,7 +394,7 @@ def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _For
         start, end = ((source.x1, y), (target.x0, y)) if source.x0 < target.x0 else ((source.x0, y), (target.x1, y))
         return [_straight_piece(start, end)]
     if form.down:
-        ports = [_arrow_end_place(arrow, diagram, placed, out=out, down=True) for out in (True, False)]
+        ports = [_arrow_end_coordinate(arrow, diagram, placed, out=out, down=True) for out in (True, False)]
         start, end = (ports[0], source.y0), (ports[1], target.y1)
         middle = (start[1] + end[1]) / 2
         return [(start, (start[0], middle), (end[0], middle), end)]
@@ -408,7 +408,7 @@ def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _For
         start, end = (source.x0 + 0.7 * source.width, source.y1), (target.x0 + 0.3 * target.width, target.y1)
         high = top + (top - max(start[1], end[1])) / 3
         return [(start, (start[0], high), (end[0], high), end)]
-    ends = [_arrow_end_place(arrow, diagram, placed, out=out) for out in (True, False)]
+    ends = [_arrow_end_coordinate(arrow, diagram, placed, out=out) for out in (True, False)]
     points = [(source.x1, ends[0])]
     for at, some in enumerate(between, start=1):
         y = ends[0] + (ends[1] - ends[0]) * at / (len(between) + 1)
@@ -431,7 +431,7 @@ def _straight_piece(start: _Point, end: _Point) -> _Piece:
     return start, thirds[0], thirds[1], end
 
 
-def _arrow_end_place(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:
+def _arrow_end_coordinate(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:
     """Return the coordinate, in inches, at which an arrow begins (``out``) or ends on the side of a box.
 
     Arrows at one side are in the order of their other ends, so that few cross. ``down`` if they lead downwards.
@@ -498,7 +498,7 @@ def _draw_arrow_numbers(
         out, into = (sum(getattr(one, end) == getattr(arrow, end) for one in diagram.arrows) for end in _ENDS)
         middle = 0.5 if out == into else 0.34 if into > out else 0.66  # away from where the arrows meet
         line = 2 * _arrow_head_size(arrow, em=em)[1]
-        for cost, (x, y) in _label_places(curve, wide, tall, line=line, middle=middle):
+        for cost, (x, y) in _number_places(curve, wide, tall, line=line, middle=middle):
             box = Bbox.from_bounds(x - wide / 2, y - tall / 2, wide, tall)
             cost += 100 * sum(box.overlaps(other) for other in taken)
             inside = (
@@ -516,7 +516,7 @@ def _draw_arrow_numbers(
         taken.append(best[3])
 
 
-def _label_places(
+def _number_places(
     curve: np.ndarray, wide: float, tall: float, *, line: float, middle: float
 ) -> Iterator[tuple[float, _Point]]:
     """Yield (cost, centre) of places along a curve for a number of ``wide`` by ``tall`` inches.

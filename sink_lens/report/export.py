@@ -62,10 +62,10 @@ def save_figures(
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 for form in formats:
-                    files.append(_file_path(folder, f"{prefix}{drawn.key}.{form}"))
+                    files.append(_path_outside_runs(folder, f"{prefix}{drawn.key}.{form}"))
                     files[-1].write_bytes(figure_bytes(made, form, salt=drawn.key, dpi=300))
                 if data is not None:
-                    files.append(_file_path(folder, f"{prefix}{drawn.key}.csv"))
+                    files.append(_path_outside_runs(folder, f"{prefix}{drawn.key}.csv"))
                     files[-1].write_text(csv_text(data), encoding="utf-8")
             except OSError as error:
                 raise RunError(
@@ -81,7 +81,7 @@ def check_formats(formats: Sequence[str]) -> None:
             raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in --format pdf,svg")
 
 
-def _file_path(folder: Path, name: str) -> Path:
+def _path_outside_runs(folder: Path, name: str) -> Path:
     """Return the path of a file in a folder; refuse one that belongs to a run."""
     path = folder / name
     refuse_file_of_run(path, replaceable=[f".{one}" for one in (*FORMATS, "csv")])

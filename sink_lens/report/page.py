@@ -100,7 +100,7 @@ def page_table(frame: pd.DataFrame, headings: Headings, *, most: int = MOST_ROWS
 
 
 def summary_lines(run: Run, *, limit: int) -> list[str]:
-    """Return the first sentence in a run's table ``summary``, cut to ``limit`` characters; [] if there is none."""
+    """Return a list of the first sentence in a run's table ``summary``, cut to ``limit`` characters; [] without one."""
     return [safe_line(text, limit=limit) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
 
 

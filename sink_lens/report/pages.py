@@ -22,7 +22,7 @@ def page_of_run(run: Run) -> Page:
     """Return the page of a run's kind; if the kind is not known, a page that shows all tables of the run."""
     if found := page_of_kind(run.kind):
         return found
-    listed = tuple(Listed(key=f"{name}-table", title=name, make=partial(_full_table, name)) for name in run.tables)
+    listed = tuple(Listed(key=f"{name}-table", title=name, make=partial(_whole_table, name)) for name in run.tables)
     return Page(title=lambda run: f"A run of {safe_line(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
 
 
@@ -31,7 +31,7 @@ def is_on_page(run: Run, one: Drawn | Listed) -> bool:
     return try_make(run, lambda: one.when(run))[0] is not False
 
 
-def _full_table(name: str, run: Run) -> tuple[str, PageTable]:
+def _whole_table(name: str, run: Run) -> tuple[str, PageTable]:
     """Return (caption, table for a page) of a run's table with all its columns."""
     frame = run.tables[name]
     return f"{plural(len(frame), 'row')}.", page_table(frame, {str(column): str(column) for column in frame})

@@ -15,7 +15,7 @@ MOST_BYTES = 2_000_000
 """Most bytes of patterns in a page, as encoded in it."""
 
 
-def sink_rates(run: Run) -> dict[int, float]:
+def sink_rate_by_position(run: Run) -> dict[int, float]:
     """Return sink position -> sink rate, the mean over layers and heads; empty without the table ``heads``."""
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_rate"])
     if heads is None:
@@ -31,7 +31,7 @@ def studied_position(run: Run) -> int:
     Raises:
         RunError: The run has no sink rates.
     """
-    rates = sink_rates(run)
+    rates = sink_rate_by_position(run)
     if not rates:
         raise RunError("the sink position is not known without the table 'heads'. Run again to see it.")
     return max(rates, key=lambda place: rates[place])

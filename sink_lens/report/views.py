@@ -107,8 +107,8 @@ def attention_heads(
 
     Args:
         attention: an array of (head, query, key) or (query, key); a ``capture`` of ``pattern``; or a traced run.
-        tokens: what the positions hold: texts, or a token batch, then with ``tokenizer``. By default a run's own, else
-            the positions.
+        tokens: the texts at the positions, or a token batch (then give ``tokenizer`` too). By default the tokens of a
+            run; without a run, the positions.
         sequence: the index of the sequence in a capture and a token batch.
         layers: layers of a capture; None is all.
         heads: for a capture, heads of each layer, None is all; for a run, pairs (layer, head), by default the six with

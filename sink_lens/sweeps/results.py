@@ -74,7 +74,7 @@ class SweepResult(Result):
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
         return self.frame.loc[self.frame["metric"] == (names[0] if metric is None else metric)]
 
-    def shown(self) -> tuple[object, ...]:
+    def notebook_parts(self) -> tuple[object, ...]:
         """Return the parts that a notebook shows: a figure if there is one, and the cells with the largest effects."""
         drawn = []
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure

@@ -165,7 +165,7 @@ class _Request:
             plan=plan,
         )
         own = job.engine(self.lens, to_run)
-        writer.once("baseline", own.baseline)
+        writer.read_or_make("baseline", own.baseline)
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:

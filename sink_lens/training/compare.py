@@ -48,7 +48,7 @@ class Comparison(Finding):
     folder: Path | None = None
     """The run folder, if one was written."""
 
-    def shown(self) -> tuple[object, ...]:
+    def notebook_parts(self) -> tuple[object, ...]:
         """Return what a notebook shows below the headline: the figure and the table ``differences``."""
         return self.figure(), self.frame.filter(items=("variant", "curve", "mean", "low", "high", "n"))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ..errors import RunError
-from ..records import LOG_FILE, RunLog, RunWriter, create_run, log_lines, package_versions, read_log
+from ..records import LOG_FILE, RunLog, RunWriter, create_run, package_versions, read_log, read_log_lines
 from ..records.log import TakenError, refuse_used_log
 from .monitor_alarms import Alarm
 from .monitor_keys import KEYS, Reading
@@ -100,7 +100,7 @@ class ReadingLog:
 
     def read_before(self, step: int) -> Iterator[tuple[int, Reading]]:
         """Yield (step, reading) for all readings in the log of steps before ``step``."""
-        for line in log_lines(self._log.path):
+        for line in read_log_lines(self._log.path):
             if line.at < step:
                 reading = {
                     (block["key"], layer): value

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, seconds_a_token, time_call
+from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, seconds_per_token, time_call
 from ..models.memory import peak_bytes
 from ..text import size_text
 from .config import TrainConfig
@@ -54,14 +54,14 @@ def estimate_cost(config: TrainConfig) -> Cost:
         multiplied = n_parameters + config.n_layers * config.d_model * config.length  # and the causal half of attention
         return Cost(
             device="cpu",
-            seconds_a_token=seconds_a_token(multiplied, slowness=_OVERHEAD),
+            seconds_per_token=seconds_per_token(multiplied, slowness=_OVERHEAD),
             bytes_peak=LIBRARIES + 4 * n_parameters + asked.bytes,
             source=OF_A_MATRIX,
             **shared,
         )
     seconds, peak, device = time_training_step(config)
     a_token = seconds / (BACKWARD * config.batch * config.length)
-    return Cost(device=device, seconds_a_token=a_token, bytes_peak=peak, source="one timed step", **shared)
+    return Cost(device=device, seconds_per_token=a_token, bytes_peak=peak, source="one timed step", **shared)
 
 
 def time_training_step(config: TrainConfig) -> tuple[float, int, str]:

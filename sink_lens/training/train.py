@@ -48,7 +48,7 @@ class TrainResult(Result):
     first: bool = True
     """True if this is the process that wrote the run."""
 
-    def shown(self) -> tuple[object, ...]:
+    def notebook_parts(self) -> tuple[object, ...]:
         """Return the end of the log, which a notebook shows below the headline."""
         return (self.frame.tail(5),)
 

@@ -22,7 +22,7 @@ def test_tokens_are_counted_by_pass(planted_folder):
     config = TraceConfig(model="planted", tokens="random", sequences=10, length=16, interventions=False)
     found = passes(config, Sizes(header=read_header(planted_folder)))
     # scout: 8 sequences of 16, twice (attention, then the stream)
-    assert {part.name: part.all_tokens for part in found.parts} == {
+    assert {part.name: part.total_tokens for part in found.parts} == {
         "scout": 256,
         "measure": 160,
         "the other BOS condition": 256 + 160,

@@ -60,7 +60,7 @@ def _tables_are_as_the_schema_says() -> Iterator[None]:
 
         def checked(self: RunWriter, name: str, frame: pd.DataFrame) -> Any:
             caller = sys._getframe(1)
-            if caller.f_code is RunWriter.once.__code__:
+            if caller.f_code is RunWriter.read_or_make.__code__:
                 caller = sys._getframe(2)
             if caller.f_globals.get("__name__", "").startswith("sink_lens."):
                 wrong = complaints(self._record["kind"], name, frame, file=file)

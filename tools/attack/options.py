@@ -10,7 +10,7 @@ from bad_values import NUMBERS, TEXTS
 
 from sink_lens.cli import app
 from sink_lens.cli.options import option_name
-from sink_lens.configuration import choices_of, split_off_none
+from sink_lens.configuration import allowed_texts, split_off_none
 
 COMMANDS: Mapping[str, Any] = typer.main.get_group(app).commands
 _SMALL = {"sequences": "3", "length": "20", "device": "cpu"}
@@ -60,7 +60,7 @@ def bad_text(option: Any, known: Mapping[str, Field[Any]], rng: random.Random) -
         return rng.choice(TEXTS)
     kind, _ = split_off_none(field.type)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
-    if choices := choices_of(field.type):
+    if choices := allowed_texts(field.type):
         return rng.choice([rng.choice(choices).upper(), f"{rng.choice(choices)} ", ",".join(choices)])
     if item not in (int, float):
         return rng.choice(TEXTS)

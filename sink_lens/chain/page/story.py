@@ -11,7 +11,7 @@ import pandas as pd
 
 from sink_lens.chain.page import words as findings
 from sink_lens.records import Run
-from sink_lens.report.patterns import sink_rates
+from sink_lens.report.patterns import sink_rate_by_position
 from sink_lens.schema import MEASURED, QUESTIONS, UNTESTED, VERDICTS
 from sink_lens.text import (
     as_text,
@@ -277,7 +277,7 @@ def find_story(run: Run) -> Story:
     if isinstance(model, Mapping):
         model = model.get("name") or next(iter(model.values()), "a model without a name")
     minimum = recorded_number(run, "min_sink_rate") or 0.05
-    rates = sink_rates(run)
+    rates = sink_rate_by_position(run)
     position = max(rates, key=lambda place: rates[place]) if rates else None
     rate = None if position is None else rates[position]
     others = tuple(place for place in rates if place != position and rates[place] >= minimum)

@@ -38,7 +38,7 @@ class SinkTokens(Result):
 
     main = "sink_tokens"
 
-    def shown(self) -> tuple[object, ...]:
+    def notebook_parts(self) -> tuple[object, ...]:
         """Return what a notebook shows below the headline: how many tokens are sinks, massive, and both."""
         return (self.tables["agreement"],)
 
