@@ -34,7 +34,7 @@ class CosineSums:
         self.places.append((n_layers, "final"))
         self.positions = sorted({0, *(2**power for power in range(30) if 2**power < length), length - 1})
         self.length, self.sequences = length, sequences
-        self.sizes = torch.bincount(self._block_numbers(0, sequences), minlength=BLOCKS).double()
+        self.sizes = torch.bincount(self._jackknife_blocks(0, sequences), minlength=BLOCKS).double()
         self.ends: dict[Place, Tensor] = {}
         """Place -> sums of unit states at the first and the last position [block, 2, d_model]."""
         self.units: dict[Place, Tensor] = {}
@@ -47,8 +47,8 @@ class CosineSums:
         """Place -> sums of each sequence's mean cosine between two positions [block]."""
         self._seen: dict[Place, int] = {}
 
-    def _block_numbers(self, start: int, n: int) -> Tensor:
-        """Return for the sequences ``start`` to ``start + n - 1`` the number of their block, 0 to ``BLOCKS - 1``."""
+    def _jackknife_blocks(self, start: int, n: int) -> Tensor:
+        """Return the jackknife block, number 0 to ``BLOCKS - 1``, of each of ``n`` sequences from ``start`` on."""
         return (start + torch.arange(n)) * BLOCKS // self.sequences
 
     def readings(self) -> list[Reading]:
@@ -90,7 +90,7 @@ class CosineSums:
             self.norms[place] = torch.zeros(len(self.positions), dtype=torch.float32)
             self.energy[place] = torch.zeros(d_model, dtype=torch.float32)
             self.within[place] = torch.zeros(BLOCKS, dtype=torch.float32)
-        blocks = self._block_numbers(seen, len(wide))
+        blocks = self._jackknife_blocks(seen, len(wide))
         self.ends[place].index_add_(0, blocks, unit[:, [0, -1]].cpu().float())
         self.units[place] += unit[:, self.positions].sum(0).cpu()
         self.norms[place] += norm[:, self.positions].sum(0).cpu()
@@ -141,7 +141,7 @@ class PredictionCounts:
 
 
 def mean_pair_cosines(sums: Tensor, sizes: Tensor) -> np.ndarray:
-    """Return the mean cosine of all pairs of unit vectors: of all vectors first, then of all but those of each block.
+    """Return the mean cosine of all pairs of unit vectors: first of all vectors, then without those of each block.
 
     ``sums`` has the sum of each block's vectors [block, d_model], and ``sizes`` their number.
     """
