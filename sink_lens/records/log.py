@@ -91,13 +91,9 @@ class RunLog:
         self.flush()
 
     def flush(self) -> None:
-        """Write the rows that an earlier ``append`` could not write.
-
-        Raises:
-            OSError: they still cannot be written.
-        """
+        """Write the rows that an earlier ``append`` could not write; an OSError says that they still cannot be."""
         if self._waiting and not self.taken:
-            self._write_bytes(b"".join(self._waiting))
+            self._append_bytes(b"".join(self._waiting))
             self._waiting.clear()
 
     def close(self) -> None:
@@ -116,7 +112,7 @@ class RunLog:
         if whole < len(content):
             os.ftruncate(self._file, whole)
         if not whole:
-            self._write_bytes(json.dumps({"columns": columns}).encode() + b"\n")
+            self._append_bytes(json.dumps({"columns": columns}).encode() + b"\n")
         try:
             known = read_log_columns(self.path)
             last = max((line.part for line in read_all_log_lines(self.path)), default=-1)
@@ -126,7 +122,7 @@ class RunLog:
             raise RunError(f"{self.path} has other tables than this run would add to. Choose another folder.")
         return last + 1
 
-    def _write_bytes(self, content: bytes) -> None:
+    def _append_bytes(self, content: bytes) -> None:
         """Append bytes to the file and force them onto the disk; after an error the file is as it was."""
         before = os.fstat(self._file).st_size
         try:

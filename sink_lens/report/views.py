@@ -235,11 +235,7 @@ def _harmless_text(text: object, *, limit: int = 24) -> str:
 
 
 def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
-    """Return a text for each position: from ``tokens``, without them from a run, without a run the position's number.
-
-    Raises:
-        InputError: a batch without a tokenizer, or another number of tokens.
-    """
+    """Return a text per position: from ``tokens``, without them from a run, without a run the position's number."""
     if tokens is None and isinstance(source, Run):
         tokens = list(first_token_texts(source, most=length).values()) or None
     if tokens is None:
@@ -260,12 +256,7 @@ def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tok
 def _patterns_of(
     source: Any, *, sequence: int, layers: Sequence[int] | None, heads: Sequence[Any] | None
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the patterns of an array, capture or run (``source``) as (head, query, key), and the heads' names.
-
-    Raises:
-        InputError: the shapes do not fit, a layer or head is not there, or there are too many numbers for a browser.
-        RunError: the run has no patterns.
-    """
+    """Return the patterns of an array, capture or run (``source``) as (head, query, key), and the heads' names."""
     if isinstance(source, Run):
         patterns, names = _patterns_of_run(source, heads)
     elif hasattr(source, "tensors"):
