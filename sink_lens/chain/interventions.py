@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..data.tokens import TokenBatch
-from ..edits.amplification import CentringMeans, centring_means
+from ..edits.amplification import FACTORS, CentringMeans, centring_means
 from ..edits.constructors import edit
 from ..edits.effects import classify_change, gained_share, removed_share
 from ..edits.hooks import layers_of_edit
@@ -160,13 +160,14 @@ def write_causal_tables(
         tables.writer.write_tensors("centring_means", {key: one.cpu().numpy() for key, one in found.tensors().items()})
         return found
 
+    def curve_table() -> pd.DataFrame:
+        return amplification.amplification_curve(setting(), means=means(), factors=FACTORS, progress=progress)
+
     def mediation() -> pd.DataFrame:
         amplified = amplification.strongest_amplification_edit(setting(), means=means(), curve=curve)
         return mediate.mediation_table(setting(), amplified=amplified, links=links, progress=progress)
 
-    curve = once(
-        "amplification", lambda: amplification.amplification_curve(setting(), means=means(), progress=progress)
-    )
+    curve = once("amplification", curve_table)
     once("effects", lambda: effect_table(setting(), means=means(), curve=curve, links=links, progress=progress))
     once("mediation", mediation)
     once("paths", lambda: paths.path_table(setting(), progress=progress))
