@@ -551,7 +551,7 @@ def _sweep(setting: Setting, lens: Any, about: dict[str, Any], *, kind: str) -> 
 
     def ours() -> None:
         engine = bench.engine(sites)
-        engine.baseline()
+        engine.baseline_metrics()
         for block in engine.blocks:
             for cell, rows in engine.run(block).groupby("cell"):
                 values[int(cell)] = rows["value"].tolist()  # type: ignore[arg-type]

@@ -282,7 +282,7 @@ def _case(name: str, bench: Bench, sites: list[Site], *, quick: bool, whole: boo
     """
     engine = bench.engine(sites)
     each = bench.lens.n_heads if sites[0].is_head else bench.lens.d_mlp or len(sites)  # that a layer has
-    engine.baseline()  # the baseline run, once for all cells
+    engine.baseline_metrics()  # the baseline run, once for all cells
     ways: dict[str, Callable[[Site], Tensor]] = {"theirs": bench.bridge}
     if not quick:
         ways |= {"theirs without logits": partial(bench.bridge, logits=False), "Hugging Face hooks": bench.hugging_face}
@@ -334,7 +334,7 @@ def _growth(bench: Bench, *, layer: int) -> None:
     for _ in range(3):  # in turns
         for (n_cells, n_prompts), make, found in zip(sizes, made, times, strict=True):
             engine = make()
-            engine.baseline()
+            engine.baseline_metrics()
             found.append(bench.timed(lambda engine=engine: _all(engine))[1] / (n_cells * n_prompts) * 1e3)
     for (n_cells, n_prompts), make, found in zip(sizes, made, times, strict=True):
         memory = _peak(bench, lambda make=make: _all(make()))

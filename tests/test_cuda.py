@@ -175,7 +175,7 @@ def test_a_cell_waits_for_the_gpu_once(metric):
     for number in (4, 8):
         plan = Plan(path="blocks", prompts=2, pack=99, cut=False)
         engine = Engine(lens, tokens, cells[:number], [metric], plan=plan, needs=Needs.of_metrics([metric], lens=lens))
-        engine.baseline()
+        engine.baseline_metrics()
         torch.cuda.set_sync_debug_mode("warn")
         try:
             with warnings.catch_warnings(record=True) as said:

@@ -88,13 +88,14 @@ def wrong_mask():
 
 def positions_counted_from_the_begin():
     """What is rotated, or looked up, begins at 0 in every cell."""
-    right = Layout.places.func
+    right = Layout.row_places
 
-    def places(self):
-        sequences, positions = right(self)
-        return sequences, (positions - self.first).clamp(min=0)
+    def row_places(self, device):
+        sequences, positions, _ = right(self, device)
+        moved = (positions - self.first_position).clamp(min=0)
+        return sequences, moved, moved - self.first_position
 
-    return Layout, "places", property(places)
+    return Layout, "row_places", row_places
 
 
 def clean_keys_one_position_off():

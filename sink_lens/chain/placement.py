@@ -18,7 +18,7 @@ from ..data.tokens import TokenBatch
 from ..edits.isolation import isolate
 from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
-from ..engine.engine import outcomes
+from ..engine.engine import outcomes_under_edits
 from ..measures.attention import uniform_mass
 from ..progress import progress_bar
 from ..schema import column_names
@@ -153,7 +153,7 @@ def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, objec
     needs = replace(setting.baseline_run.needs, keys=tuple(sorted({position for some in read for position in some})))
     baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)
     edits = [[isolate([case.position])] if case.isolated else [] for case in cases]
-    found = outcomes(baseline_run, edits, needs=replace(needs, sites=()))
+    found = outcomes_under_edits(baseline_run, edits, needs=replace(needs, sites=()))
     own = mean_mass(setting.baseline, setting.sink_position, setting.sink_layers)
     least = _SHARE * max(0.0, own - _uniform_sink_mass(setting, setting.tokens, setting.sink_position))
     return [

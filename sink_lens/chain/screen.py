@@ -312,7 +312,7 @@ class _LayerRuns:
     ) -> Float[Tensor, "sequence head query key"]:
         """Compute the pattern of a later layer that reuses this layer's keys (Gemma 4), from its baseline queries."""
         lens = self.setting.lens
-        query = self.queries[later][:, :, layout.first :].repeat(len(layout.begins), 1, 1, 1)
+        query = self.queries[later][:, :, layout.first_position :].repeat(len(layout.begins), 1, 1, 1)
         scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
         scores = query @ repeat_kv_heads(key, n_heads=query.shape[1]).mT * scaling
         return weights_from_scores(scores + Attending(lens=lens, layout=layout, held={}).mask(later, like=scores))

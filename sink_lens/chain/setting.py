@@ -27,7 +27,7 @@ from ..edits.metrics import sink_mass
 from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..engine.cells import cell_of
-from ..engine.engine import outcomes
+from ..engine.engine import outcomes_under_edits
 from ..engine.needs import Needs
 from ..engine.trust import make_checked_run
 from ..errors import InputError
@@ -235,7 +235,7 @@ class Setting:
         needs = dataclasses.replace(baseline_run.needs, **more)
         total = len(several) * len(baseline_run.prompt_batches)
         with tqdm(total=total, desc=label, unit="run", disable=label is None, leave=False) as shown:
-            found = outcomes(baseline_run.with_sites(sites), several, needs=needs, advance=shown.update)
+            found = outcomes_under_edits(baseline_run.with_sites(sites), several, needs=needs, advance=shown.update)
         for edits, (_, changed) in zip(several, found, strict=True):
             if not quiet:
                 warn_of_edits_without_effect(edits, changed)

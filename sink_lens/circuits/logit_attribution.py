@@ -28,7 +28,7 @@ from ..data.tokens import Prompts, TokenBatch, as_batch
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied, edits_for_model
 from ..edits.metrics import positions_from_start
-from ..engine.forward import run_applied
+from ..engine.forward import run_checked_edits
 from ..engine.needs import Needs
 from ..engine.trust import TOLERANCE
 from ..errors import InputError, ModelError
@@ -133,7 +133,7 @@ def direct_logit_attribution(
     values, logits = [], []
     for first in range(0, batch.n_sequences, size):
         part = slice(first, min(first + size, batch.n_sequences))
-        run = run_applied(lens, batch[part], applied, needs, prompts=part)
+        run = run_checked_edits(lens, batch[part], applied, needs, prompts=part)
         rows = torch.arange(part.stop - part.start)
         tensors = {place: tensor[rows, at[part]] for place, tensor in run.tensors.items()}
         own = [(sign, ids[part]) for sign, ids in signed]

@@ -1,6 +1,6 @@
 """``answers``: the tokens that a model takes to be likeliest behind a prompt, and where the right answer stands."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 import torch
@@ -68,7 +68,7 @@ def answers(
         for step in range(max(1, len(own))):
             state = states[sequence, len(ids) - 1 + step].to(lens.device, lens.dtype)
             logits = logits_from_states(lens, state).detach()
-            rows_here = _answer_rows(logits.cpu(), own[step] if own else None, lens, top=top)
+            rows_here = _top_token_rows(logits.cpu(), own[step] if own else None, lens, top=top)
             found += [{"sequence": sequence, "step": step, **row} for row in rows_here]
     return pd.DataFrame(found)
 
@@ -86,8 +86,8 @@ def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[i
     return [found]
 
 
-def _answer_rows(logits: torch.Tensor, right: int | None, lens: LensModel, *, top: int) -> list[Mapping[str, object]]:
-    """Make rows for the ``top`` likeliest tokens by ``logits``, and for the answer ``right`` if not among them."""
+def _top_token_rows(logits: torch.Tensor, right: int | None, lens: LensModel, *, top: int) -> list[dict[str, object]]:
+    """Make a row for each of the ``top`` likeliest tokens, and one for the answer ``right`` if it is not among them."""
     shares = logits.double().softmax(-1)
     shown = logits.topk(min(top, len(logits))).indices.tolist()
     if right is not None and right not in shown:

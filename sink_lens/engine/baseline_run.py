@@ -78,13 +78,13 @@ class BaselineRun:
     def with_edits(
         self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None
     ) -> "BaselineRun":
-        """Make a run under other ``edits`` that reads ``needs`` in each ``every``-th sequence; None: as in this run."""
+        """Make a run under other ``edits``. It reads ``needs`` in each ``every``-th sequence; None: as this run."""
         lanes = self.lanes if self.plan.lanes > 1 else None
         read = {"needs": needs or self.needs, "every": every or self.every}
         return BaselineRun(self.lens, self.tokens, plan=self.plan, edits=edits, lanes=lanes, **read)
 
     def with_sites(self, sites: Sequence[str]) -> "BaselineRun":
-        """Return a run that also keeps the tensors of ``sites``: this run if it does, else a new run, made once."""
+        """Return a run that also keeps the tensors of ``sites``: this run if it keeps them, else another, made once."""
         more = tuple(site for site in sites if site not in self.needs.sites)
         if more and more not in self._keeping:
             needs = replace(self.needs, sites=(*self.needs.sites, *more))
@@ -97,7 +97,7 @@ class BaselineRun:
         return self if every == 1 else self.with_edits(self.edits, every=self.every * every)
 
     def _run_batch(self, start: int) -> BaselineBatch:
-        """Run the batch of prompts that begins at sequence ``start``, under the run's own edits but no cell's."""
+        """Run the batch of prompts that begins at sequence ``start``, under the edits of this run and of no cell."""
         prompts = next(prompts for prompts in self.prompt_batches if prompts.start == start)
         part = self.tokens[prompts]
         if self.plan.path == "bridge":

@@ -38,16 +38,16 @@ class Cell:
 
 
 def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
-    """Make the cell of edits that are made together; it begins at the first position that one touches. Refuse none."""
+    """Make one cell of edits that are made together; at least one is needed. It begins where the first of them does."""
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     if not given:
         raise InputError("a cell needs at least one edit")
-    touches, begin = cone(given)
+    touches, begin = touched_places(given)
     tokens = max(one.part.n_tokens_needed for one in given)
     return Cell(touches=touches, begin=begin, make=lambda references: given, tokens=tokens)
 
 
-def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
+def touched_places(edits: Sequence[Edit]) -> tuple[Touches, int]:
     """Return the sites that edits change or read, each with its layers, and the first position that is touched.
 
     The position is 0 if an edit is made at all positions, or reads another site, since it may read any position of it.
@@ -58,7 +58,7 @@ def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
 
 
 def edits_from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
-    """Return edits with only their layers from ``first`` to ``n_layers`` - 1; an edit with no layer left is dropped."""
+    """Return edits with only their layers from ``first`` on; an edit with no layer left is left out."""
     kept = []
     for one in edits:
         if not SITES[one.site].per_layer:

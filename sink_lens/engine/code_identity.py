@@ -61,7 +61,7 @@ _C_FUNCTIONS += (types.MethodWrapperType, types.ClassMethodDescriptorType)
 def hash_code(thing: Any) -> str:
     """Return the SHA-256 (hex) of an object's code and values; if it has no such hash, ``UNKNOWN`` and the reason."""
     try:
-        return _Reader().digest(thing).hex()
+        return _Hasher().digest(thing).hex()
     except _UnknownError as error:
         return f"{UNKNOWN}{error}"
     except RecursionError:
@@ -73,7 +73,7 @@ class _UnknownError(Exception):
 
 
 @dataclass(slots=True)
-class _Reader:
+class _Hasher:
     """Computes the hash of an object from the hashes of all that the object holds."""
 
     done: dict[int, bytes] = field(default_factory=dict)
@@ -86,20 +86,20 @@ class _Reader:
     def digest(self, value: Any) -> bytes:
         """Return the SHA-256 of any value, from the hashes of all that it holds; refuse a value without a hash."""
         if type(value) in _PLAIN:
-            return _hash(type(value).__name__, repr(value))
+            return _sha256(type(value).__name__, repr(value))
         key = id(value)
         if key in self.done:
             return self.done[key]
         if key in self.begun:
-            return _hash("itself", len(self.begun) - self.begun.index(key))
+            return _sha256("itself", len(self.begun) - self.begun.index(key))
         self.begun.append(key)
         self.kept.append(value)
-        self.done[key] = _hash(type(value).__qualname__, *self.parts(value))
+        self.done[key] = _sha256(type(value).__qualname__, *self.parts_to_hash(value))
         self.begun.pop()
         return self.done[key]
 
-    def parts(self, value: Any) -> Iterator[Any]:
-        """Yield the texts, numbers and hashes that decide the hash of ``value``, of any type but numbers and texts."""
+    def parts_to_hash(self, value: Any) -> Iterator[Any]:
+        """Yield the texts, numbers and hashes that are hashed for ``value``, which is neither a number nor a text."""
         if isinstance(value, types.FunctionType):
             yield from self.function_parts(value)
         elif isinstance(value, types.MethodType):
@@ -117,7 +117,7 @@ class _Reader:
         elif type(value) is dict or isinstance(value, types.MappingProxyType):
             yield from self.pair_digests(value.items())
         elif type(value) in (set, frozenset):
-            yield from sorted(_Reader().digest(one) for one in value)
+            yield from sorted(_Hasher().digest(one) for one in value)
         elif isinstance(value, functools.partial):
             yield from map(self.digest, (value.func, value.args, dict(value.keywords)))
         elif isinstance(value, staticmethod | classmethod):
@@ -165,19 +165,19 @@ class _Reader:
             yield from map(self.digest, (function.__defaults__, function.__kwdefaults__))
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 with _within_name(self.names, name):
-                    yield from (name, self.cell_digest(cell))
+                    yield from (name, self.closure_digest(cell))
             if _is_installed(owner):
                 yield from (owner, _module_version(owner), function.__code__.co_qualname, function.__code__.co_code)
             else:
                 yield from self.code_parts(function.__code__, names, doc=function.__doc__)
                 yield from self.pair_digests(sorted(function.__dict__.items()))
 
-    def cell_digest(self, cell: types.CellType) -> bytes:
-        """Hash the content of a closure's cell, which may be empty."""
+    def closure_digest(self, cell: types.CellType) -> bytes:
+        """Hash a variable that a function's closure holds; it may have no value yet."""
         try:
             value = cell.cell_contents
         except ValueError:  # not assigned yet
-            return _hash("empty")
+            return _sha256("empty")
         return self.digest(value)
 
     def code_parts(self, code: types.CodeType, names: Mapping[str, Any], *, doc: str | None) -> Iterator[Any]:
@@ -190,7 +190,7 @@ class _Reader:
                 yield from self.code_parts(constant, names, doc=None)
             elif at or doc is None or constant != doc:
                 yield self.digest(constant)
-        for chain in _global_reads(code):
+        for chain in _global_names_read(code):
             with _within_name(self.names, chain[0]):
                 yield from (chain[0], self.global_digest(chain, names))
         package = str(names.get("__package__") or "").split(".")
@@ -204,38 +204,38 @@ class _Reader:
                     yield self.imports_digest(module, taken)
 
     def global_digest(self, chain: tuple[str, ...], names: Mapping[str, Any]) -> bytes:
-        """Hash the global ``chain[0]``, found in ``names``; if it is a module, only its attribute ``chain[1:]``."""
+        """Hash the global ``chain[0]`` of ``names``; if it is a module, hash only its attribute ``chain[1:]``."""
         name, *rest = chain
         if name in names:
             value = names[name]
             return self.attribute_digest(value, *rest) if isinstance(value, types.ModuleType) else self.digest(value)
         if not hasattr(builtins, name):
-            return _hash("undefined")
+            return _sha256("undefined")
         if name in _OPEN_ENDED:
             raise self.unknown_error(f"calls {name}()")
-        return _hash("built-in", name)
+        return _sha256("built-in", name)
 
     def attribute_digest(self, value: Any, *rest: str) -> bytes:
         """Hash the object ``value.a.b`` for ``rest`` = ("a", "b"); for an installed module, its name and version."""
         if not isinstance(value, types.ModuleType):
             return self.digest(value)
         if _is_installed(value.__name__):
-            return _hash("module", value.__name__, _module_version(value.__name__))
+            return _sha256("module", value.__name__, _module_version(value.__name__))
         if not rest:
             raise self.unknown_error(f"takes the module {value.__name__} whole")
         if not hasattr(value, rest[0]):
-            return _hash("undefined")
+            return _sha256("undefined")
         with _within_name(self.names, rest[0]):
             return self.attribute_digest(getattr(value, rest[0]), *rest[1:])
 
     def imports_digest(self, name: str, taken: tuple[str, ...] | None) -> bytes:
-        """Hash the objects ``taken`` from the module ``name`` by an import; an installed module by its version."""
+        """Hash the objects that an import takes from the module ``name``; for an installed module, its version."""
         if _is_installed(name):
-            return _hash("module", name, _module_version(name))
+            return _sha256("module", name, _module_version(name))
         value = sys.modules.get(name)
         if value is None or not taken or not all(hasattr(value, one) for one in taken):
             raise self.unknown_error(f"imports the module {name} itself")
-        return _hash(*(self.attribute_digest(value, one) for one in taken))
+        return _sha256(*(self.attribute_digest(value, one) for one in taken))
 
     def builtin_parts(self, value: Any) -> Iterator[Any]:
         """Yield the parts to hash of a function not written in Python: name, version, and the object it is bound to."""
@@ -246,7 +246,7 @@ class _Reader:
             yield self.digest(owner)
 
     def class_parts(self, value: type) -> Iterator[Any]:
-        """Yield the parts to hash of a class: its name and version if installed, else bases and names in its body."""
+        """Yield the parts to hash of a class: name and version if it is installed, else its bases and attributes."""
         yield value.__name__
         if _is_installed(value.__module__):
             yield from (value.__module__, value.__qualname__, _module_version(value.__module__))
@@ -268,7 +268,7 @@ class _Reader:
             yield from self.pair_digests([*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
 
     def pickled_parts(self, value: Any) -> Iterator[Any]:
-        """Yield the parts to hash of an object of any other type: those into which ``pickle`` takes it apart."""
+        """Yield the parts to hash of an object of any other type: the parts that ``pickle`` would store."""
         try:
             taken_apart = copyreg.dispatch_table.get(type(value))
             made = value.__reduce_ex__(4) if taken_apart is None else taken_apart(value)
@@ -304,7 +304,7 @@ class _Reader:
 
 @contextlib.contextmanager
 def _within_name(names: list[str], name: str | None) -> Iterator[None]:
-    """Within the block, ``name`` is the last of ``names``; it stays there if the block raises. None adds nothing."""
+    """Within the block, ``names`` ends with ``name`` (unless None), so that an error can tell what was being hashed."""
     if name is not None:
         names.append(name)
     yield
@@ -312,7 +312,7 @@ def _within_name(names: list[str], name: str | None) -> Iterator[None]:
         names.pop()
 
 
-def _hash(*parts: Any) -> bytes:
+def _sha256(*parts: Any) -> bytes:
     """Return the SHA-256 of texts, numbers and bytes in their order, each with its length."""
     found = hashlib.sha256()
     for part in parts:
@@ -331,8 +331,8 @@ def _tensor_parts(tensor: Tensor) -> Iterator[Any]:
     yield from (str(tensor.dtype), str(tuple(tensor.shape)), values)
 
 
-def _global_reads(code: types.CodeType) -> list[tuple[str, ...]]:
-    """Return each global name that code reads, with the attributes read from it, as ``("np", "random", "rand")``."""
+def _global_names_read(code: types.CodeType) -> list[tuple[str, ...]]:
+    """Return the global names that code reads, each with the attributes read of it, as ``("np", "random", "rand")``."""
     found: dict[tuple[str, ...], None] = {}
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL")]
     for at, step in enumerate(steps):
@@ -343,13 +343,12 @@ def _global_reads(code: types.CodeType) -> list[tuple[str, ...]]:
 
 
 @functools.cache
-def _python_folders() -> list[Path]:
-    """Return the folders of Python's standard library."""
+def _stdlib_folders() -> list[Path]:
     return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 
 
 def _is_installed(name: str) -> bool:
-    """Check whether a module belongs to Python, to this package or to an installed one: its version tells its code."""
+    """Check whether a module belongs to Python or an installed package, so that its version says what its code is."""
     top = name.partition(".")[0]
     if top in ("builtins", "sink_lens", "__main__"):
         return top != "__main__"  # a notebook, even where the program that runs it is installed
@@ -357,12 +356,12 @@ def _is_installed(name: str) -> bool:
         return top in sys.stdlib_module_names
     path = Path(file)
     installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return bool(installed) or any(path.resolve().is_relative_to(place) for place in _python_folders())
+    return bool(installed) or any(path.resolve().is_relative_to(place) for place in _stdlib_folders())
 
 
 @functools.cache
 def _module_version(name: str) -> str:
-    """Return the version of an installed module's package; for Python's modules, Python's; empty without a version."""
+    """Return the version of the package (or of Python) to which an installed module belongs; empty if it has none."""
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or top == "builtins":
         return platform.python_version()

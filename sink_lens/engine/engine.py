@@ -35,7 +35,7 @@ from ..models.lens import LensModel
 from ..models.running import prepare_passes
 from ..models.sites import SITES
 from .baseline_run import BaselineRun
-from .cells import Cell, Touches, cell_of, cone, edit_ends_before, edits_from_layer
+from .cells import Cell, Touches, cell_of, edit_ends_before, edits_from_layer, touched_places
 from .needs import Needs
 from .packs import Advance, Failed, Pack, Packs, Runs, Take, fill_packs, run_packs
 from .passes import BaselineBatch, Passes
@@ -93,7 +93,7 @@ class Engine:
         self._baseline_batch: Callable[[int], BaselineBatch] = own.batch if baseline_run is None else narrowed
         self._one_at_a_time = Lock()
 
-    def baseline(self) -> pd.DataFrame:
+    def baseline_metrics(self) -> pd.DataFrame:
         """Compute the metrics of the baseline run: one row per sequence and metric, with the value."""
         rows: list[dict[str, Any]] = []
         for prompts in self._baseline_run.prompt_batches:
@@ -114,17 +114,28 @@ class Engine:
             text = str(error) if isinstance(error, SinkLensError) else f"{type(error).__name__}: {error}"
             return [dict(zip(VALUES, (number, -1, "", float("nan"), False, text), strict=True))]
 
-        found = self._run_block(block, take, failed=failed, advance=advance)
+        found = self.map(block, take, failed=failed, advance=advance)
         place = {cell: number for number, cell in enumerate(block.cells)}
         rows = sorted(chain.from_iterable(found), key=lambda row: place[row["cell"]])
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
 
-    def map(self, block: Block, take: Take[_Found], *, advance: Advance = lambda cells: None) -> list[_Found]:
-        """Apply ``take`` to the outcome of each cell of a block; return what it gives, in no particular order.
+    def map(
+        self,
+        block: Block,
+        take: Take[_Found],
+        *,
+        failed: Failed[_Found] | None = None,
+        advance: Advance = lambda cells: None,
+    ) -> list[_Found]:
+        """Run a block and apply ``take`` to the outcome of each cell; return the results, in no particular order.
 
-        ``advance`` is called with the number of cells that were finished. What an edit or ``take`` raises is raised.
+        ``failed`` gives the result of a cell whose edit or ``take`` raises an error; None lets the error be raised.
+        ``advance`` is called with the number of cells that were finished.
         """
-        return self._run_block(block, take, failed=None, advance=advance)
+        work = self._packs_to_run(block, take)
+        with prepare_passes(self.lens):
+            lanes = self._prepare_lanes(block) if len(work.packs) > 1 else None
+            return run_packs([work], lens=self.lens, lanes=lanes, failed=failed, advance=advance)
 
     def outcomes(self, *, advance: Advance = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
         """Run all cells; return each cell's outcome over all sequences, and the indices of edits that had an effect.
@@ -159,7 +170,7 @@ class Engine:
         return self._baseline_batch(prompts.start).outcome
 
     def cell_deviation(self, number: int) -> float:
-        """Return the largest difference between cell ``number``'s metrics here and in its own pass of the bridge."""
+        """Return the largest difference between the engine's and the bridge's metrics of cell ``number``."""
         block = next(block for block in self.blocks if number in block.cells)
         work = self._packs_to_run(block, lambda cell, outcome, changed: (cell, outcome))
         work = replace(work, packs=[pack for pack in work.packs if number in pack])
@@ -172,7 +183,7 @@ class Engine:
         )
 
     def baseline_deviation(self) -> float:
-        """Return the largest difference between the first prompts' baseline metrics here and on the bridge."""
+        """Return the largest difference between the engine's and the bridge's baseline metrics on the first prompts."""
         prompts = self._baseline_run.prompt_batches[0]
         baseline = self._baseline_batch(prompts.start).outcome
         slow, _ = self._passes.run_on_bridge(self.tokens[prompts], self._baseline_run.edits, prompts=prompts)
@@ -201,7 +212,7 @@ class Engine:
         return tuple(found)
 
     def _first_needed_position(self, number: int) -> int:
-        """Return the first position that cell ``number`` computes; 0 if the plan runs whole sequences."""
+        """Return the first position that must be computed for cell ``number``; 0 if the plan runs whole sequences."""
         cut = self.plan.cut and self.plan.path == "blocks"
         return self._begin_of_whole_edits(self.cells[number].begin) if cut else 0
 
@@ -210,12 +221,12 @@ class Engine:
         return self.tokens.n_positions - self._first_needed_position(number)
 
     def _begin_of_whole_edits(self, begin: int) -> int:
-        """Return ``begin``, or an earlier position if a baseline edit touches positions on both sides of ``begin``."""
-        reaching = [cone([one])[1] for one in self._baseline_run.edits if not edit_ends_before(one, begin)]
+        """Return ``begin``, or an earlier position, so that no edit of the baseline run is cut in two by it."""
+        reaching = [touched_places([one])[1] for one in self._baseline_run.edits if not edit_ends_before(one, begin)]
         return begin if min(reaching, default=begin) >= begin else self._begin_of_whole_edits(min(reaching))
 
     def _lowest_touched_layer(self, touches: Touches) -> int:
-        """Return the lowest layer in ``touches``, the sites of edits; n_layers + 1 if nothing that is read changes."""
+        """Return the lowest layer in ``touches``, which edits change; n_layers + 1 if nothing changes that is read."""
         n = self.lens.n_layers
         if not self.needs.is_changed_by(touches, n_layers=n):
             return n + 1
@@ -223,7 +234,7 @@ class Engine:
         return min((min(layers) for layers in inner), default=n - 1)
 
     def _has_lanes(self, block: Block) -> bool:
-        """Check whether a block's cells may run side by side: the plan has lanes (threads), and runs no bridge."""
+        """Check whether the cells of a block may run side by side, in lanes (threads)."""
         return self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
 
     def _prepare_lanes(self, block: Block) -> Lanes | None:
@@ -233,22 +244,13 @@ class Engine:
         self._passes.compute_known_layer(self._baseline_batch(block.prompts.start), block.first)
         return self._baseline_run.lanes
 
-    def _run_block(
-        self, block: Block, take: Take[_Found], *, failed: Failed[_Found] | None, advance: Advance
-    ) -> list[_Found]:
-        """Run a block; return by cell what ``take`` makes of its outcome or ``failed`` of its error (or raise it)."""
-        work = self._packs_to_run(block, take)
-        with prepare_passes(self.lens):
-            lanes = self._prepare_lanes(block) if len(work.packs) > 1 else None
-            return run_packs([work], lens=self.lens, lanes=lanes, failed=failed, advance=advance)
-
     def _packs_to_run(self, block: Block, take: Take[_Found]) -> Packs[_Found]:
-        """Divide a block's cells into packs that share one forward each, with ``take`` to call with each outcome."""
+        """Divide a block's cells into packs, each for one forward; ``take`` is for the outcome of each cell."""
         packs = fill_packs(block.cells, size=self._n_computed_positions, most=self.plan.pack * self.tokens.n_positions)
         return Packs(packs=packs, run=partial(self._run_pack, block=block), take=take)
 
     def _run_pack(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
-        """Run a block's cells ``pack`` in one forward; return each one's outcome, and which of its edits acted."""
+        """Run the cells ``pack`` of a block in one forward; return for each its outcome, and which edits acted."""
         passes = replace(self._passes, lens=lens)
         with self._one_at_a_time:  # making an edit may run the model, so only one lane may do it at a time
             made = [self.cells[number].make(self._references) for number in pack]
@@ -283,19 +285,19 @@ class Engine:
         ]
 
 
-def outcomes(
+def outcomes_under_edits(
     baseline_run: BaselineRun,
-    several: Sequence[Sequence[Edit]],
+    edit_lists: Sequence[Sequence[Edit]],
     *,
     needs: Needs,
     advance: Advance = lambda cells: None,
 ) -> list[tuple[Outcome, set[int]]]:
-    """Run ``baseline_run`` again under each list in ``several``; return outcomes, and indices of edits with an effect.
+    """Continue ``baseline_run`` under each list of edits; return the outcomes, and the indices of edits that acted.
 
-    An empty list gives the run itself. ``needs`` lists what each outcome holds, no more than ``baseline_run`` holds;
+    An empty list gives the run itself. ``needs`` lists what each outcome holds, no more than ``baseline_run`` holds.
     ``advance`` is called with the number of lists that were run on a batch. What an edit raises is raised.
     """
-    made = [tuple(edits) for edits in several]
+    made = [tuple(edits) for edits in edit_lists]
     lens, tokens, edited = baseline_run.lens, baseline_run.tokens, [cell_of(edits) for edits in made if edits]
     engine = Engine(lens, tokens, edited, (), plan=baseline_run.plan, needs=needs, baseline_run=baseline_run)
     found = iter(engine.outcomes(advance=advance))

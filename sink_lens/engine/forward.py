@@ -89,7 +89,7 @@ def run_with(
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     of_end = {"loss": loss, "logits": logits, "whole": loss or logits}
     needs = Needs(keys=tuple(positions), layers=read, sites=tuple(sites), state=True, positions=None, **of_end)
-    outcome = run_applied(lens, batch, applied, needs, batch_size=batch_size, progress=progress)
+    outcome = run_checked_edits(lens, batch, applied, needs, batch_size=batch_size, progress=progress)
     if not quiet:
         applied.warn_of_edits_without_effect()
     return outcome
@@ -102,7 +102,7 @@ def baseline_logits(lens: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batch
     return logits
 
 
-def run_applied(
+def run_checked_edits(
     lens: LensModel,
     batch: TokenBatch,
     applied: Applied,
@@ -114,9 +114,10 @@ def run_applied(
 ) -> Outcome:
     """Run a batch under the checked edits ``applied``, and return the quantities that ``needs`` lists.
 
-    ``prompts`` are the batch's indices among all sequences. A forward has ``batch_size`` sequences; None: by length.
+    ``prompts`` are the batch's indices among all sequences. A forward has ``batch_size`` sequences; if it is None, as
+    many as their length allows.
     """
-    last = lens.n_layers if needs.whole else needs.layers_end
+    last = lens.n_layers if needs.whole else needs.n_layers_needed
     stop: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
     collector = RunCollector(lens=lens, keys=needs.keys, by_token=[])
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
@@ -128,7 +129,7 @@ def run_applied(
             hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(last)))
             hooks += [
                 (bridge_hook_name(SITES[site], family=lens.family, layer=layer), lambda x, hook, take=take: take(x))
-                for site, layer, take in collector.make_readers(
+                for site, layer, take in collector.make_site_callbacks(
                     read=needs.layers, sites=needs.sites, valid=part.valid.to(lens.device)
                 )
             ]
@@ -179,30 +180,30 @@ class RunCollector:
     bad: list[Tensor] = field(default_factory=list)
     """For each pass, True if a value at its end was nan."""
 
-    def make_readers(
+    def make_site_callbacks(
         self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
     ) -> list[tuple[str, int, Callable[[Tensor], None]]]:
-        """Make the readers of a pass: (site, layer, function to call with the site's tensor).
+        """Make the functions that store what a pass shows: (site, layer, function to call with the site's tensor).
 
-        At the layers ``read``, attention, stream and ``sites`` are read; ``valid`` is True at tokens, not at padding.
+        At the layers ``read`` they store attention, stream and ``sites``; ``valid`` is False at padding.
         """
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
             if layer in self.lens.attention_layers:
-                places.append(("pattern", layer, partial(self.take_pattern, layer=layer, valid=valid)))
+                places.append(("pattern", layer, partial(self.store_attention, layer=layer, valid=valid)))
             else:
                 nothing = torch.full((len(valid), self.lens.n_heads, len(self.keys)), torch.nan, dtype=torch.float32)
                 self.mass.setdefault(layer, []).append(nothing)
-            places.append(("resid_post", layer, partial(self.take_stream, layer=layer, valid=valid)))
+            places.append(("resid_post", layer, partial(self.store_stream, layer=layer, valid=valid)))
         for site in sites:
             having = self.lens.layers_with(site)
             for layer in [layer for layer in read if layer in having] if SITES[site].per_layer else (0,):
                 self.asked.add((site, layer))
-                places.append((site, layer, partial(self._store_tensor, place=(site, layer))))
+                places.append((site, layer, partial(self._store_site_tensor, place=(site, layer))))
         return places
 
-    def take_pattern(self, pattern: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Store a layer's mean attention to each key from later ``valid`` tokens; sigmoid rows are scaled to sum 1."""
+    def store_attention(self, pattern: Tensor, *, layer: int, valid: Tensor) -> None:
+        """Store the mean attention of later ``valid`` tokens to each key; sigmoid rows are made to sum to 1."""
         if self.lens.family.sigmoid:
             pattern = row_shares(pattern)
         columns = [pattern[..., key] for key in self.keys]
@@ -217,8 +218,8 @@ class RunCollector:
             self.columns[layer] = [column.clone() for column in columns]
         self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1))
 
-    def take_stream(self, x: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Store a layer's residual stream ``x`` at each key; nan where, by ``valid``, a sequence has ended by then."""
+    def store_stream(self, x: Tensor, *, layer: int, valid: Tensor) -> None:
+        """Store a layer's residual stream ``x`` at each position that is read; nan if it is padding by ``valid``."""
         late = [key for key in self.keys if key >= self.begin]
         ended = ~_select_positions(valid, late).to(x.device)
         own = _select_positions(x, [key - self.begin for key in late])
@@ -232,8 +233,8 @@ class RunCollector:
             )
         self.state.setdefault(layer, []).append(state)
 
-    def _store_tensor(self, x: Tensor, *, place: tuple[str, int]) -> None:
-        """Store the tensor ``x`` of ``place`` (site, layer) on the CPU, after the baseline's part before ``begin``."""
+    def _store_site_tensor(self, x: Tensor, *, place: tuple[str, int]) -> None:
+        """Store the tensor ``x`` of ``place`` (site, layer); positions before ``begin`` are the baseline's."""
         found = x.detach().to("cpu", copy=True)
         if self.begin:
             assert self.early is not None
@@ -251,11 +252,11 @@ class RunCollector:
         scored: tuple[int, ...] | None = None,
         unembedded: bool = True,
     ) -> tuple[int, ...] | None:
-        """Store the end of a pass over ``part``: ``loss`` and ``logits`` if they are True, and whether a value is nan.
+        """Store the loss and the logits of a pass over ``part``, if they are asked for, and whether a value is nan.
 
         ``out`` is the logits at the ``scored`` positions (None: all), the states that the unembedding would read (if
-        not ``unembedded``), or the stream if the pass stopped earlier. Returns the positions of all stored logits, with
-        the baseline's before ``begin``; None means all.
+        not ``unembedded``), or the stream if the pass stopped earlier. Returns the positions of the stored logits,
+        which include the baseline's before ``begin``; None means all.
         """
         real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
         self.bad.append((out.detach().amax(dim=-1).isnan() & copy_to_device(real, out.device)).any())
@@ -306,7 +307,7 @@ class RunCollector:
     ) -> Outcome:
         """Join what all passes stored into one outcome; refuse values that are not finite, naming ``edits``.
 
-        ``read`` are its layers, ``valid`` is True at its real tokens, ``scored`` are the positions of its logits.
+        ``read`` are the layers of the outcome, and ``scored`` the positions of its logits (None: all).
         """
         if read and not self.mass:
             raise SiteError(
@@ -351,7 +352,7 @@ def _select_positions(x: Tensor, positions: Sequence[int]) -> Tensor:
 
 
 def not_finite_error(edits: Sequence[Edit]) -> EditError:
-    """Make the error that a run's final values are not finite under ``edits``, which it names."""
+    """Make the error that a run under ``edits`` gave values that are not finite; it names the edits."""
     names = ", ".join(repr(edit.label) for edit in edits) or "none"
     return EditError(f"the run's final values are not finite under the edits {names}; need finite edits")
 

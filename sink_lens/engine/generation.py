@@ -143,7 +143,7 @@ def _continuation_ids(
     temperature: float,
     generator: torch.Generator | None,
 ) -> tuple[int, ...]:
-    """Generate up to ``max_new_tokens`` ids after ``tokens`` under edits, drawn if ``temperature`` is above 0."""
+    """Return up to ``max_new_tokens`` ids that continue ``tokens`` under edits, drawn if ``temperature`` is above 0."""
     ends = _end_ids(lens)
     record = Applied(lens=lens, edits=edits, n_sequences=1)
     cache = _Cache(lens, edits) if _can_cache(lens, edits, n_prompt=tokens.shape[1], n_new=max_new_tokens) else None
@@ -177,9 +177,10 @@ def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: 
 
 
 def _logits_by_cache(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied) -> Float[Tensor, " vocab"] | None:
-    """Compute the logits after ``tokens`` with the cache; None if an edit forbids it, or if a whole pass differs.
+    """Compute the logits after ``tokens`` with the cache; None if the cache cannot be used.
 
-    ``n_new`` of the tokens were generated; at 1 the two are compared. ``record`` notes which edits had an effect.
+    It cannot if an edit changes earlier positions, or if its logits differ from those of a whole pass; they are
+    compared when ``n_new`` (generated tokens) is 1. ``record`` notes which edits had an effect.
     """
     try:
         logits = cache.logits(tokens, record=record)
@@ -205,7 +206,7 @@ class _Cache:
         """The values of all positions that each step of an edit was shown, and what it made of them."""
 
     def logits(self, tokens: Int[Tensor, "1 position"], *, record: Applied) -> Float[Tensor, " vocab"]:
-        """Compute the logits after ``tokens`` from new positions; ``record`` notes edits. Refuse earlier changes."""
+        """Compute the logits after ``tokens`` from new positions alone; ``record`` notes which edits had an effect."""
         n = tokens.shape[1]
         room = (0, 0, 0, 1)  # for one more position
         held = {place: tuple(nn.functional.pad(one, room) for one in several) for place, several in self.keys.items()}
@@ -227,7 +228,7 @@ class _Cache:
         return out[0, -1].float().cpu()
 
     def _apply_edit(self, tensor: Tensor, *, number: int, step: Step, begin: int) -> Tensor | None:
-        """Apply ``step``, the ``number``-th, from position ``begin`` on; None if unchanged. Refuse earlier changes."""
+        """Apply an edit's step to positions from ``begin`` on; raise EditError if it changes earlier ones too."""
         axis = SITES[step.site].position_axis
         if not begin:
             new = step.act(tensor)
@@ -253,7 +254,7 @@ class _Cache:
 def _logits_by_whole_pass(
     lens: LensModel, tokens: Tensor, edits: tuple[Edit, ...], *, record: Applied
 ) -> Float[Tensor, " vocab"]:
-    """Compute the logits after ``tokens`` by a whole pass under edits of existing positions, noted in ``record``."""
+    """Compute the logits after ``tokens`` by a pass over all positions; ``record`` notes which edits had an effect."""
     n = tokens.shape[1]
     numbers, present = [], []
     for number, one in enumerate(edits):

@@ -62,7 +62,6 @@ def metric_gradients(
 
 
 def _hook_name(lens: LensModel, site: str, layer: int) -> str:
-    """Return the name of the bridge's hook point for a site at a layer."""
     return bridge_hook_name(SITES[site], family=lens.family, layer=layer)
 
 
@@ -121,13 +120,8 @@ def run_with_hooks(
         valid=batch.valid.cpu(),
         mass=torch.stack([mass[layer] for layer in layers]),
         state=torch.stack([state[layer] for layer in layers]),
-        loss=sequence_loss(out, batch).cpu() if metric.loss else None,
+        loss=mean_loss(next_token_losses(out, batch.tokens), batch).cpu() if metric.loss else None,
         logits=out.cpu() if metric.logits else None,
         tensors=tensors,
         sequences=sequences,
     )
-
-
-def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatch) -> Float[Tensor, " batch"]:
-    """Compute each sequence's mean next-token loss (nats) from ``logits``, without padding; nan if it has one token."""
-    return mean_loss(next_token_losses(logits, part.tokens), part)

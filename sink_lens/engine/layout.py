@@ -40,94 +40,89 @@ class Layout:
     begins: tuple[int, ...]
     """The first position of each cell."""
     alone: bool = False
-    """True if only ``first`` is computed, which is then the same position in every cell."""
+    """True if only ``first_position`` is computed, which is then the same position in every cell."""
     _moved: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def first(self) -> int:
+    def first_position(self) -> int:
         """The first position that any cell computes."""
         return min(self.begins)
 
     @property
     def is_whole(self) -> bool:
-        """Check whether every cell computes every position."""
+        """True if every cell computes every position."""
         return not self.alone and not any(self.begins)
 
     @cached_property
-    def rows(self) -> tuple[slice, ...]:
+    def rows_by_cell(self) -> tuple[slice, ...]:
         """For each cell, the slice of the pass's rows that are its own."""
-        sizes = [self.n_sequences * len(self.positions(begin)) for begin in self.begins]
+        sizes = [self.n_sequences * len(self.computed_positions(begin)) for begin in self.begins]
         return tuple(slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True))
 
-    def positions(self, begin: int) -> range:
-        """Return the positions that a cell computes from ``begin`` on; with ``alone`` it computes only ``begin``."""
+    def computed_positions(self, begin: int) -> range:
+        """Return the positions that a cell computes from ``begin`` on: all, or only ``begin`` itself if ``alone``."""
         return range(begin, begin + 1 if self.alone else self.n_positions)
 
-    @cached_property
-    def places(self) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"]]:
-        """The sequence and the position of each row; the sequences of the second cell are counted after the first's."""
-        sequences, positions = [], []
-        for cell, begin in enumerate(self.begins):
-            computed = torch.tensor(self.positions(begin))
-            own = torch.arange(cell * self.n_sequences, (cell + 1) * self.n_sequences)
-            sequences.append(own.repeat_interleave(len(computed)))
-            positions.append(computed.repeat(self.n_sequences))
-        return torch.cat(sequences), torch.cat(positions)
-
-    def places_on(self, device: torch.device) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"], Int[Tensor, " row"]]:
-        """Return each row's sequence, position, and position counted from ``first``, on a device; copied there once."""
+    def row_places(self, device: torch.device) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"], Int[Tensor, " row"]]:
+        """Return each row's sequence (numbered on from cell to cell), position, and position minus the first one."""
         if device not in self._moved:
-            sequences, positions = self.places
-            self._moved[device] = sequences.to(device), positions.to(device), (positions - self.first).to(device)
+            sequences, positions = [], []
+            for cell, begin in enumerate(self.begins):
+                computed = torch.tensor(self.computed_positions(begin))
+                own = torch.arange(cell * self.n_sequences, (cell + 1) * self.n_sequences)
+                sequences.append(own.repeat_interleave(len(computed)))
+                positions.append(computed.repeat(self.n_sequences))
+            places = torch.cat(positions).to(device)
+            self._moved[device] = torch.cat(sequences).to(device), places, places - self.first_position
         return self._moved[device]
 
     def view_cell(self, tensor: Shaped[Tensor, "1 row *value"], cell: int) -> Shaped[Tensor, "batch position *value"]:
-        """Return a view of the rows of ``tensor`` that are cell number ``cell``'s, by sequence and position."""
-        return tensor[0, self.rows[cell]].unflatten(0, (self.n_sequences, -1))
+        """Return a view of those rows of ``tensor`` that belong to cell ``cell``, by sequence and position."""
+        return tensor[0, self.rows_by_cell[cell]].unflatten(0, (self.n_sequences, -1))
 
-    def view_queries(
+    def view_cell_queries(
         self, tensor: Float[Tensor, "sequence head row key"], cell: int
     ) -> Float[Tensor, "batch head query key"]:
-        """Return a view of cell number ``cell`` in the scores or pattern ``tensor``, with the queries it computes."""
+        """Return a view of the scores or pattern ``tensor`` for cell ``cell``, with the queries that it computes."""
         own = slice(cell * self.n_sequences, (cell + 1) * self.n_sequences)
-        return tensor[own, :, self.begins[cell] - self.first :]
+        return tensor[own, :, self.begins[cell] - self.first_position :]
 
     def values_by_row(self, tensor: Shaped[Tensor, "batch position *value"]) -> Shaped[Tensor, "1 row *value"]:
         """Lay out a tensor in rows: every cell gets the values of the positions that it computes."""
         if self.is_whole:
             return tensor.flatten(0, 1).repeat(len(self.begins), *[1] * (tensor.dim() - 2))[None]
-        parts = [self.positions(begin) for begin in self.begins]
+        parts = [self.computed_positions(begin) for begin in self.begins]
         return torch.cat([tensor[:, part.start : part.stop].flatten(0, 1) for part in parts])[None]
 
     def to_sequences(self, tensor: Float[Tensor, "1 head row d_head"]) -> Float[Tensor, "sequence head query d_head"]:
-        """Turn rows into sequences of every cell, from position ``first`` on; 0 where a cell computes nothing."""
-        rows, length = tensor[0].transpose(0, 1), self.n_positions - self.first
+        """Turn rows into the sequences of every cell, from ``first_position`` on; positions without a row are 0."""
+        rows, length = tensor[0].transpose(0, 1), self.n_positions - self.first_position
         shape = (len(self.begins) * self.n_sequences, length)
         if shape[0] * shape[1] == len(rows):
             return rows.unflatten(0, shape).transpose(1, 2)
         found = rows.new_zeros(*shape, *rows.shape[1:])
-        sequences, _, late = self.places_on(rows.device)
+        sequences, _, late = self.row_places(rows.device)
         found[sequences, late] = rows
         return found.transpose(1, 2)
 
     def to_rows(self, tensor: Float[Tensor, "sequence head query d_head"]) -> Float[Tensor, "1 row head d_head"]:
         """Turn sequences of every cell into rows, the inverse of ``to_sequences``."""
         by_position = tensor.transpose(1, 2)
-        if by_position.shape[0] * by_position.shape[1] == self.rows[-1].stop:
+        if by_position.shape[0] * by_position.shape[1] == self.rows_by_cell[-1].stop:
             return by_position.flatten(0, 1)[None]
-        sequences, _, late = self.places_on(by_position.device)
+        sequences, _, late = self.row_places(by_position.device)
         return by_position[sequences, late][None]
 
     def complete_with_baseline(
         self, tensor: Float[Tensor, "1 head row d_head"], baseline: Float[Tensor, "batch head key d_head"] | None
     ) -> Float[Tensor, "sequence head key d_head"]:
-        """Turn rows of keys or values into each cell's whole sequences; ``baseline`` fills the other positions."""
+        """Turn rows of keys or values into each cell's whole sequences; positions without a row are the baseline's."""
         if self.is_whole:
             return self.to_sequences(tensor)
         assert baseline is not None
         rows = tensor[0].transpose(0, 1)
         found = baseline.transpose(1, 2).repeat(len(self.begins), 1, 1, 1)
-        sequences, positions, _ = self.places_on(rows.device)
+        sequences, positions, _ = self.row_places(rows.device)
         found[sequences, positions] = rows
         return found.transpose(1, 2)
 
@@ -151,7 +146,7 @@ class Attending:
         reach, n = self.lens.reach(layer), self.layout.n_positions
         if reach not in self.masks:
             key = torch.arange(n, device=like.device)
-            query = key[self.layout.first :, None]
+            query = key[self.layout.first_position :, None]
             seen = (key <= query) & (key > query - (n if reach is None else reach))
             least = torch.finfo(like.dtype).min
             self.masks[reach] = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill(~seen, least)
@@ -199,7 +194,7 @@ def _cell_attention(
     query = layout.to_sequences(query)
     if layout.alone:
         assert how.queries is not None
-        others = how.queries[layer][:, :, layout.first + 1 :].repeat(len(layout.begins), 1, 1, 1)
+        others = how.queries[layer][:, :, layout.first_position + 1 :].repeat(len(layout.begins), 1, 1, 1)
         query = torch.cat([query[:, :, :1], others], dim=2)
     key, value = (
         layout.complete_with_baseline(one, before) for one, before in zip((key, value), baseline, strict=True)

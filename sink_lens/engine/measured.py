@@ -41,7 +41,7 @@ def resolve_metrics(given: Sequence[Measured], lens: LensModel, *, tokens: Token
 
 
 def metric_config(metric: Measured) -> dict[str, Any]:
-    """Describe a metric in plain values for ``run.json``; a function by the hash of its code."""
+    """Return a metric as a dictionary of plain values for ``run.json``; a function is there as the hash of its code."""
     if isinstance(metric, MetricSpec):
         return {"name": metric.name, **metric.options}
     if not isinstance(metric, Metric):

@@ -55,7 +55,7 @@ def _run_mixer(
     The inputs at other positions are ``held[place]``, the baseline's. ``keep[place]``, if given, takes the whole input.
     """
     x: Float[Tensor, "1 row d_model"] = args[0] if args else kwargs.pop("hidden_states")
-    sequences, positions, _ = layout.places_on(x.device)
+    sequences, positions, _ = layout.row_places(x.device)
     if layout.is_whole:
         whole = x[0].unflatten(0, (-1, layout.n_positions))
     else:

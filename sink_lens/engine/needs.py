@@ -51,7 +51,7 @@ class Needs:
         )
 
     @property
-    def layers_end(self) -> int:
+    def n_layers_needed(self) -> int:
         """Number of layers that must be computed: one more than the last layer that is read."""
         return max(self.layers) + 1
 
@@ -81,8 +81,8 @@ class Needs:
             if not SITES[site].per_layer:
                 continue
             first = min(range(n_layers) if layers is None else layers)
-            if first + 1 < self.layers_end:
+            if first + 1 < self.n_layers_needed:
                 return True
-            if first + 1 == self.layers_end and (self.state or self.sites or ORDER[site] <= ORDER["pattern"]):
+            if first + 1 == self.n_layers_needed and (self.state or self.sites or ORDER[site] <= ORDER["pattern"]):
                 return True
         return False

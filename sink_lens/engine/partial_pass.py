@@ -49,7 +49,7 @@ class Visit:
     readers: list[tuple[int, Take]] = field(default_factory=list)
 
     def apply_edits(self, raw: Tensor, *, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
-        """Apply all edits to ``raw``, then call the readers; None if unchanged. ``view`` picks a cell's part of it."""
+        """Apply the edits to ``raw``, and show it to the readers; None if unchanged. ``view`` picks a cell's rows."""
         found = None
         for cell, act in self.edits:
             if (new := act(view(raw if found is None else found, cell))) is not None:
@@ -85,8 +85,8 @@ _Z = frozenset({"z_raw", "z"})
 _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 
-def skippable_parts(sites: frozenset[str], *, family: Family) -> frozenset[str]:
-    """Return the parts (pattern, attention, neurons) that a ``family`` layer can skip if only ``sites`` are edited."""
+def skippable_computations(sites: frozenset[str], *, family: Family) -> frozenset[str]:
+    """Return what need not be computed in a layer (of pattern, attention, neurons) if only ``sites`` are edited."""
     if family.adds_inside:  # what attention and MLP give depends on the stream
         return frozenset()
     if sites & _BEFORE_Z or ("z_raw" in sites and family.head_out is not None):
@@ -122,7 +122,7 @@ class Pass:
     known: Known | None = None
     """The layer ``first`` at the rows; needed if something of it is skipped."""
     skip: frozenset[str] = frozenset()
-    """Result of ``skippable_parts``."""
+    """Result of ``skippable_computations``."""
     attention_only: bool = False
     """Run no more of the last layer than its attention."""
     logits_at: Int[Tensor, " sample"] | None = None
@@ -144,7 +144,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
     layout, first, last = asked.layout, asked.first, asked.last
     hooks: list[tuple[str, Any]] = []
     for (site, layer), visit in sorted(asked.visits.items(), key=lambda item: tuple(SITES).index(item[0][0])):
-        view = layout.view_queries if SITES[site].observed else layout.view_cell
+        view = layout.view_cell_queries if SITES[site].observed else layout.view_cell
         name = bridge_hook_name(SITES[site], family=lens.family, layer=layer)
         hooks.append((name, lambda x, hook, visit=visit, view=view: visit.apply_edits(x, view=view)))
     hooks += [(name, lambda x, hook, take=take: take(x)) for name, take in asked.taps]
@@ -155,7 +155,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
         if asked.stream is not None:
             stack.enter_context(start_passes_at(lens, first, asked.stream))
         if asked.known is not None and asked.skip:
-            _skip_parts(lens, asked.known, skip=asked.skip, stack=stack)
+            _skip_computations(lens, asked.known, skip=asked.skip, stack=stack)
         for layer in lens.mixer_layers:
             if first <= layer < last:
                 stack.enter_context(mix_whole_sequences(lens, layer, layout=layout, **kept))
@@ -166,7 +166,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
             ends_early = asked.attention_only and last - 1 in lens.attention_layers
             module = attention_component(lens, last - 1) if ends_early else lens.bridge.blocks[last - 1]
             stack.enter_context(stop_pass_after(module))
-        positions = layout.places_on(lens.device)[1][None]
+        positions = layout.row_places(lens.device)[1][None]
         inputs: dict[str, Any] = {"input_ids": layout.values_by_row(tokens).to(lens.device), "position_ids": positions}
         if lens.family.shared_keys:
             inputs["shared_kv_states"] = _baseline_keys_and_values(lens, asked)
@@ -180,7 +180,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
 
 
 def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[Tensor, ...]]:
-    """Return layer type -> baseline keys and values, for layers of the pass ``asked`` that use an earlier layer's."""
+    """Return layer type -> the baseline's keys and values, for types whose layers use those of an earlier layer."""
     found: dict[str, tuple[Tensor, ...]] = {}
     for layer in range(asked.first, min(asked.last, lens.n_layers)):
         source = layer_of_keys(lens.config, layer=layer)
@@ -190,7 +190,7 @@ def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[T
     return found
 
 
-def compute_layer(
+def run_unedited_layer(
     lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None, held: Held | None = None
 ) -> Known:
     """Compute a layer's activations without edits, from ``begin`` (a layer and its stream) or, if None, the tokens.
@@ -218,8 +218,8 @@ def compute_layer(
     return Known(layer=layer, neurons=whole.pop("neurons", None), **whole)
 
 
-def _skip_parts(lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack) -> None:
-    """Until ``stack`` closes, the layer's parts ``skip`` return their values in ``known`` instead of computing them."""
+def _skip_computations(lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack) -> None:
+    """Until ``stack`` closes, the modules ``skip`` return their values in ``known`` instead of computing them."""
     block = lens.bridge.blocks[known.layer]
     attention = block._modules.get("attn")
     if "attention" in skip:

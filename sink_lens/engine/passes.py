@@ -12,11 +12,11 @@ from ..edits.hooks import Applied
 from ..edits.outcome import Outcome, fill_in_early_layers
 from ..models.lens import LensModel
 from ..models.sites import SITES
-from .forward import Early, RunCollector, copy_to_cpu, not_finite_error, run_applied
+from .forward import Early, RunCollector, copy_to_cpu, not_finite_error, run_checked_edits
 from .layout import Layout
 from .mixers import Kept
 from .needs import Needs
-from .partial_pass import Known, Pass, Visit, compute_layer, partial_pass, skippable_parts
+from .partial_pass import Known, Pass, Visit, partial_pass, run_unedited_layer, skippable_computations
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,15 +72,15 @@ class Passes:
         return BaselineBatch(part=part, prompts=prompts, early=early, keys=keys, streams=streams)
 
     def run_on_bridge(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
-        """Run ``part`` (``prompts`` of all) under edits on the bridge; return its outcome, and which edits acted."""
+        """Run the batch ``part`` under edits on the bridge; return its outcome, and which edits changed anything."""
         applied = Applied(lens=self.lens, edits=tuple(edits), n_sequences=self.n_sequences)
-        outcome = run_applied(self.lens, part, applied, self.needs, prompts=prompts, batch_size=part.n_sequences)
+        outcome = run_checked_edits(self.lens, part, applied, self.needs, prompts=prompts, batch_size=part.n_sequences)
         return replace(outcome, sequences=prompts), [number in applied.changed for number in range(len(edits))]
 
     def run_pack(
         self, edits: Sequence[Sequence[Edit]], *, baseline: BaselineBatch, first: int, begins: Sequence[int]
     ) -> tuple[list[Outcome], list[list[bool]]]:
-        """Run cells in one forward pass; return each cell's outcome, and for each of its edits if it changed anything.
+        """Run cells in one forward pass; return the outcome of each cell, and which of its edits changed anything.
 
         ``edits`` and ``begins`` (first positions) have an entry for each cell; ``first`` is the first layer that the
         edits touch; ``baseline`` is the run, on one batch of prompts, that the cells continue.
@@ -91,13 +91,13 @@ class Passes:
         return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
 
     def compute_known_layer(self, baseline: BaselineBatch, layer: int) -> Known:
-        """Compute a layer's unedited activations on the prompts of ``baseline``, which keeps those of one layer."""
+        """Compute a layer's unedited activations on the prompts of ``baseline``, or return those that it keeps."""
         known = baseline.known
         if known is None or known.layer != layer:
             begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
             if layer in baseline.streams:
                 begin = layer, baseline.streams[layer].to(self.lens.device)
-            known = compute_layer(self.lens, baseline.part.tokens, layer=layer, begin=begin, held=baseline.keys)
+            known = run_unedited_layer(self.lens, baseline.part.tokens, layer=layer, begin=begin, held=baseline.keys)
             baseline.known = known
         return known
 
@@ -128,7 +128,7 @@ class _Pack:
         self.valid = part.valid.to(self.lens.device)
 
     def run(self, first: int, *, keep: Kept | None = None) -> list[Outcome]:
-        """Run all cells from layer ``first`` on; return their outcomes. ``keep``, if given, takes keys and values."""
+        """Run all cells from layer ``first`` on; return their outcomes. ``keep``, if given, gets keys and values."""
         read = [layer for layer in self.needs.layers if layer >= first]
         known, stream, skip = None, None, frozenset[str]()
         if self.baseline is not None:
@@ -136,22 +136,22 @@ class _Pack:
             here = [one for one in inner if first in one.edited_layers(self.lens.n_layers)]
             sites = frozenset(site for one in here for site in (one.site, one.reads) if site is not None)
             if first not in self.lens.mixer_layers:
-                skip = skippable_parts(sites, family=self.lens.family)
+                skip = skippable_computations(sites, family=self.lens.family)
             if skip or (first > 0 and first not in self.baseline.streams):
                 known = self.passes.compute_known_layer(self.baseline, first).repeat_in_rows(self.layout)
                 stream = known.stream
             elif first > 0:
                 stream = self.layout.values_by_row(self.baseline.streams[first].to(self.lens.device))
-        last = self.lens.n_layers + 1 if self.needs.whole else self.needs.layers_end
-        visits = self._collect_visits(first)
+        last = self.lens.n_layers + 1 if self.needs.whole else self.needs.n_layers_needed
+        visits = self._edits_by_site(first)
         for cell, collector in enumerate(self.collectors):
-            for site, layer, take in collector.make_readers(read=read, sites=self.needs.sites, valid=self.valid):
+            for site, layer, take in collector.make_site_callbacks(read=read, sites=self.needs.sites, valid=self.valid):
                 if SITES[site].observed and skip and layer == first and self.baseline is not None:
                     early = self.baseline.outcome  # whose attention no edit of this pack changes
                     collector.mass[layer] = [early.mass[early.layers.index(layer)]]
                 elif SITES[site].observed or not (self.needs.attention_only and layer == last - 1):
                     visits.setdefault((site, layer), Visit()).readers.append((cell, take))
-        scored, kept = self._scored_positions()
+        scored, kept = self._scored_positions_and_rows()
         asked = Pass(
             layout=self.layout,
             first=first,
@@ -168,23 +168,23 @@ class _Pack:
         )
         return self._collect_outcomes(read, out=partial_pass(self.lens, self.part.tokens, asked), scored=scored)
 
-    def _scored_positions(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
-        """Return each cell's positions whose logits are read, and their rows in the pass; None twice: all are read."""
+    def _scored_positions_and_rows(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
+        """Return the positions of each cell whose logits are read, and their rows in the pass; (None, None) is all."""
         asked = self.needs.scored_positions(self.part) if self.needs.logits else None
         if asked is None:
             return None, None
         n, length = self.part.n_sequences, self.part.n_positions
         scored = [tuple(position for position in asked if position >= begin) for begin in self.layout.begins]
         rows = []
-        for some, begin, own in zip(scored, self.layout.begins, self.layout.rows, strict=True):
+        for some, begin, own in zip(scored, self.layout.begins, self.layout.rows_by_cell, strict=True):
             starts = own.start + torch.arange(n) * (length - begin)
             rows.append((starts[:, None] + torch.tensor(some, dtype=torch.int64) - begin).flatten())
         return scored, torch.cat(rows)
 
-    def _collect_visits(self, first: int) -> dict[tuple[str, int], Visit]:
+    def _edits_by_site(self, first: int) -> dict[tuple[str, int], Visit]:
         """Return (site, layer) -> edits made there, each with its cell's number, for layers from ``first`` on."""
         visits: dict[tuple[str, int], Visit] = {}
-        layers = range(first, self.lens.n_layers if self.needs.whole else self.needs.layers_end)
+        layers = range(first, self.lens.n_layers if self.needs.whole else self.needs.n_layers_needed)
         for cell, applied in enumerate(self.applied):
             for step in applied.steps(sequences=self.prompts, valid=self.part.valid, layers=layers):
                 if SITES[step.site].per_layer or self.needs.whole:

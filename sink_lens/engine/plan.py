@@ -68,7 +68,7 @@ def choose_plan(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: i
 
 
 def choose_even_plan(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
-    """Choose a plan for few cells that read ``needs``: sequences are spread evenly over forwards that run at once."""
+    """Choose a plan for few cells: the sequences are spread evenly over the forwards that run at once."""
     plan = choose_plan(lens, tokens, needs, n_cells=_MOST_LANES * tokens.n_sequences)
     budget = plan.prompts * plan.pack * tokens.n_positions
     batches = plan.lanes * max(1, round(tokens.tokens.numel() / (plan.lanes * budget)))
@@ -78,7 +78,7 @@ def choose_even_plan(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
 
 
 def bytes_per_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
-    """Estimate the bytes that a forward over ``n_positions`` takes per token; logits count if ``needs`` has them."""
+    """Estimate the bytes per token of a forward over ``n_positions``, with the logits if ``needs`` includes them."""
     width = 10 * lens.d_model + 4 * lens.d_mlp + 6 * lens.n_heads * lens.d_head
     width += 4 * lens.n_heads * n_positions
     if needs.whole and needs.makes_logits:
@@ -87,7 +87,7 @@ def bytes_per_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
 
 
 def read_plan(path: FilePath) -> Plan:
-    """Read the ``plan.json`` that a run began with; refuses a damaged one."""
+    """Read the plan that a run began with from its ``plan.json``; refuse a damaged file."""
     try:
         plan = Plan(**json.loads(path.read_text(encoding="utf-8")))
         counts = (plan.prompts, plan.pack, plan.lanes)

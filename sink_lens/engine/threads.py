@@ -36,9 +36,9 @@ class Lanes:
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
 
     def map(self, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]) -> list[_Found]:
-        """Call ``run`` in a thread for each item of ``given``, one a lane; return results. If one fails, others stop.
+        """Call ``run`` in a thread for each item of ``given``, one for each lane; return the results.
 
-        ``run`` is called with a lane's copy of the model, the item, and an event that is set when it should stop.
+        ``run`` gets a lane's copy of the model, the item, and an event, which is set once a call has failed.
         """
         stop = Event()
         futures = [

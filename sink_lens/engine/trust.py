@@ -30,12 +30,12 @@ _TRIED = 8
 """Cells that are tried where some cannot be compared, since they fail."""
 
 
-def check_plan(
+def choose_accurate_plan(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, plan: Plan
 ) -> Plan:
-    """Compare some cells' metrics by ``plan`` with the bridge's; return a plan within ``TOLERANCE`` of the bridge.
+    """Return ``plan`` if its metrics of some cells are within ``TOLERANCE`` of the bridge's, else a more careful plan.
 
-    The given plan is taken if it is within ``TOLERANCE``. If it is not, or if every cell that was tried failed, its
+    If it is not it is not, or if every cell that was tried failed, its
     short cuts are given up in turn: forwards side by side, later beginnings, shared forwards, the bridge's blocks with
     eager attention. The last resort is one forward of the bridge per cell. No family promises a deviation of 0.
     """
@@ -74,7 +74,7 @@ def make_checked_run(
 ) -> BaselineRun:
     """Make a baseline run for few cells at a time, compared with the bridge; its plan holds the largest deviation.
 
-    The baseline run and the given cells are compared by ``metrics``; other plans are tried (``check_plan``) only if
+    The baseline run and the given cells are compared by ``metrics``; ``choose_accurate_plan`` tries other plans only if
     they differ more than is allowed. ``needs`` lists what the run keeps.
     """
     plan = choose_even_plan(lens, batch, needs)
@@ -86,7 +86,7 @@ def make_checked_run(
     if worst <= _allowed_deviation(engine):
         baseline_run.plan = replace(plan, n_compared=len(cells), deviation=worst)
         return baseline_run
-    return BaselineRun(lens, batch, plan=check_plan(lens, batch, cells, metrics, plan=plan), needs=needs)
+    return BaselineRun(lens, batch, plan=choose_accurate_plan(lens, batch, cells, metrics, plan=plan), needs=needs)
 
 
 def make_engine(
@@ -101,8 +101,8 @@ def make_engine(
 ) -> Engine:
     """Make the engine that runs some cells, by a plan that was compared with the bridge.
 
-    A forward has ``batch_size`` sequences; None chooses it by their length and the free memory. It has all of them if
-    ``whole``, since a metric gives one number for all. ``keep_plan`` is called with the plan.
+    A forward has ``batch_size`` sequences; None takes as many as length and memory allow. If ``whole``, it has all of
+    them, as a metric needs that gives one number for all sequences. ``keep_plan`` is called with the plan.
     """
     plan = choose_plan(lens, batch, Needs.of_metrics(metrics, lens=lens), n_cells=len(cells))
     if batch_size is not None:
@@ -110,7 +110,7 @@ def make_engine(
         plan = replace(plan, prompts=prompts, pack=max(1, batch_size // prompts) if plan.cut else 1)
     if whole:
         plan = replace(plan, prompts=batch.n_sequences, pack=max(1, plan.pack * plan.prompts // batch.n_sequences))
-    plan = check_plan(lens, batch, cells, metrics, plan=plan)
+    plan = choose_accurate_plan(lens, batch, cells, metrics, plan=plan)
     keep_plan(plan)
     return Engine(lens, batch, cells, metrics, plan=plan)
 
@@ -141,10 +141,13 @@ def _compare_with_bridge(engine: Engine) -> tuple[float, int, Exception | None]:
 
 
 def _allowed_deviation(engine: Engine) -> float:
-    """Return ``TOLERANCE`` times the largest of 1, the baseline's metrics and logits; no limit in half precision."""
+    """Return the allowed deviation: ``TOLERANCE`` times the largest number, which is a metric, a logit or 1.
+
+    In half precision there is no limit.
+    """
     if engine.lens.dtype != torch.float32:
         # Half precision has no order of sums to keep to, so that any number is allowed and reported; a number that is
         # undefined on one way alone is an infinite deviation, and is not.
         return sys.float_info.max
-    sizes = np.abs(engine.baseline()["value"].to_numpy(dtype=float))
+    sizes = np.abs(engine.baseline_metrics()["value"].to_numpy(dtype=float))
     return TOLERANCE * max(1.0, float(np.nanmax(sizes, initial=0.0)), engine.largest_logit())

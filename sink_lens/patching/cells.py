@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..edits.constructors import At, Edit, edit
 from ..edits.part import Part, replace_full_axes_by_none
-from ..engine.cells import Cell, cell_of, cone
+from ..engine.cells import Cell, cell_of, touched_places
 from ..errors import InputError
 from ..models.memory import copy_to_device
 from ..models.sites import SITES, site_key
@@ -45,7 +45,7 @@ def cell_of_patch(
         return copy_to_device(own.select(source[site, at.layer][at.sequences]), values.device, values.dtype)
 
     patch = edit(site, source_values, **{**own.where, "label": f"patch {site}"})
-    touched, first = cone(edits)
+    touched, first = touched_places(edits)
     if edits:
         begin = min(begin, first)
     return Cell(touches=((site, own.layers), *touched), begin=begin, make=lambda references: (*edits, patch))

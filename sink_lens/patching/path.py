@@ -37,11 +37,11 @@ from ..edits.metrics import Metric, as_metric, evaluate, metric_for_tokens
 from ..edits.part import Part
 from ..engine.baseline_run import BaselineRun
 from ..engine.cells import cell_of
-from ..engine.engine import outcomes
+from ..engine.engine import outcomes_under_edits
 from ..engine.forward import run_with
 from ..engine.needs import Needs
 from ..engine.plan import choose_even_plan
-from ..engine.trust import check_plan
+from ..engine.trust import choose_accurate_plan
 from ..errors import InputError
 from ..models.lens import LensModel, layers_from_zero
 from ..models.load import ModelLike, as_lens
@@ -177,11 +177,11 @@ def path_patch(
     key = _tensor_key(end)
     batches = len(ending.prompt_batches)
     with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
-        received = outcomes(receiving, edits, needs=receiving.needs, advance=bar.update)
+        received = outcomes_under_edits(receiving, edits, needs=receiving.needs, advance=bar.update)
         before = end.select(receiving.read_outcome(receiving.needs).tensors[key])
         values = [outcome.tensors[key] for outcome, _ in received]
         puts = [[] if torch.equal(end.select(value), before) else [_part_edit(end, value)] for value in values]
-        ended = outcomes(ending, puts, needs=ending.needs, advance=bar.update)
+        ended = outcomes_under_edits(ending, puts, needs=ending.needs, advance=bar.update)
     rows = []
     for start, (outcome, _) in zip(senders, ended, strict=True):
         values = evaluate(measured, outcome).double()
@@ -233,7 +233,7 @@ def _baseline_runs(
     at = {"keys": needs.keys or (0,), "layers": (_only_layer(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
     cells = [cell_of(some) for some in edits]
-    plan = check_plan(lens, run, cells, [metric], plan=choose_even_plan(lens, run, needs))
+    plan = choose_accurate_plan(lens, run, cells, [metric], plan=choose_even_plan(lens, run, needs))
     baseline_run = BaselineRun(lens, run, plan=plan, needs=needs)
     return baseline_run, baseline_run.with_edits((), needs=of_receiver)
 

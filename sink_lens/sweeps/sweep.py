@@ -25,7 +25,7 @@ from ..engine.engine import Block, Engine
 from ..engine.measured import Measured, metric_config, resolve_metrics
 from ..engine.needs import Needs
 from ..engine.plan import choose_plan, read_plan
-from ..engine.trust import check_plan
+from ..engine.trust import choose_accurate_plan
 from ..errors import InputError, RunError
 from ..estimate import max_n_tokens
 from ..models.bundled import find_header
@@ -153,7 +153,7 @@ class _Request:
         else:
             writer.clear()  # blocks without a plan were made by a plan that is lost
             plan = choose_plan(self.lens, self.batch, Needs.of_metrics(metrics, lens=self.lens), n_cells=len(to_run))
-            plan = check_plan(self.lens, self.batch, to_run, metrics, plan=plan)
+            plan = choose_accurate_plan(self.lens, self.batch, to_run, metrics, plan=plan)
             writer.write_text("plan.json", plan.as_json())
         job = Job(
             model=self.lens.name,
@@ -165,7 +165,7 @@ class _Request:
             plan=plan,
         )
         own = job.engine(self.lens, to_run)
-        writer.read_or_make("baseline", own.baseline)
+        writer.read_or_make("baseline", own.baseline_metrics)
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:

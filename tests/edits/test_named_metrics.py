@@ -58,7 +58,7 @@ def test_the_last_layer_is_that_up_to_which_a_pass_is_run():
     for spec in specs:
         made = spec.make_metric(llama(), functools.partial(baseline_logits, llama(), EIGHT))
         needs = Needs.of_metrics([made], lens=llama())
-        assert spec.last_layer(llama()) == (None if needs.whole else needs.layers_end - 1), spec
+        assert spec.last_layer(llama()) == (None if needs.whole else needs.n_layers_needed - 1), spec
 
 
 def test_the_tokens_of_a_logit_difference_can_be_texts():

@@ -10,7 +10,7 @@ from sink_lens.edits.constructors import edit, freeze, scale, zero
 from sink_lens.edits.isolation import isolate
 from sink_lens.engine import threads
 from sink_lens.engine.baseline_run import BaselineRun
-from sink_lens.engine.engine import outcomes
+from sink_lens.engine.engine import outcomes_under_edits
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.needs import Needs
 from sink_lens.engine.plan import Plan
@@ -46,7 +46,7 @@ def assert_alike(found, wanted):
 def test_what_goes_on_from_a_run_is_one_run_under_both(family, path):
     lens = lens_of(family)
     baseline_run = baseline_run_of(lens, edits=EARLY, path=path, pack=1 if path == "bridge" else 2)
-    found = outcomes(baseline_run, LATE, needs=NEEDS)
+    found = outcomes_under_edits(baseline_run, LATE, needs=NEEDS)
     for edits, (outcome, changed) in zip(LATE, found, strict=True):
         assert_alike(outcome, run_with(lens, TOKENS, [*EARLY, *edits], positions=KEYS))
         assert changed == set(range(len(edits)))
@@ -58,7 +58,7 @@ def test_of_fewer_sequences_each_has_its_own_values():
     one = freeze("resid_pre", {1: given}, positions=[4], layers=[1])
     few = baseline_run_of(lens).with_fewer_sequences(2)
     assert (few.n_sequences, few.prompt_batches) == (2, [slice(0, 5, 3)])
-    ((found, _),) = outcomes(few, [[one]], needs=NEEDS)
+    ((found, _),) = outcomes_under_edits(few, [[one]], needs=NEEDS)
     whole = run_with(lens, TOKENS, one, positions=KEYS)
     torch.testing.assert_close(found.loss, whole.loss[[0, 3]])
     torch.testing.assert_close(found.mass, whole.mass[:, [0, 3]])
@@ -67,9 +67,9 @@ def test_of_fewer_sequences_each_has_its_own_values():
 
 def test_forwards_side_by_side_give_the_same_numbers(monkeypatch):
     lens = lens_of("llama")
-    alone = outcomes(baseline_run_of(lens, edits=EARLY), LATE, needs=NEEDS)
+    alone = outcomes_under_edits(baseline_run_of(lens, edits=EARLY), LATE, needs=NEEDS)
     monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 2)
-    beside = outcomes(baseline_run_of(lens, edits=EARLY, lanes=2), LATE, needs=NEEDS)
+    beside = outcomes_under_edits(baseline_run_of(lens, edits=EARLY, lanes=2), LATE, needs=NEEDS)
     for (one, _), (other, _) in zip(alone, beside, strict=True):
         assert_alike(one, other)
 
@@ -86,4 +86,4 @@ def test_an_edit_that_fails_fails_the_run():
         raise ValueError("no such number")
 
     with pytest.raises(ValueError, match="no such number"):
-        outcomes(baseline_run_of(lens_of("llama")), [[edit("z", bad, layers=[1])]], needs=NEEDS)
+        outcomes_under_edits(baseline_run_of(lens_of("llama")), [[edit("z", bad, layers=[1])]], needs=NEEDS)

@@ -15,11 +15,11 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import Edit, edit, freeze, scale, set_value, zero
 from sink_lens.edits.isolation import isolate
 from sink_lens.edits.metrics import Metric, dominance, evaluate, logit_difference, loss, norm, sink_mass
-from sink_lens.engine.cells import cell_of, cone
+from sink_lens.engine.cells import cell_of, touched_places
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
-from sink_lens.engine.trust import check_plan
+from sink_lens.engine.trust import choose_accurate_plan
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import VOCAB_SIZE
 
@@ -148,7 +148,8 @@ def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics, pl
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_where_the_check_keeps_a_plan_every_cell_agrees_with_the_bridge(family):
     """The check compares some cells, and these are all."""
-    kept = check_plan(lens_of(family), tokens_of(), [cell_of(edits) for edits in cases_of(family)], METRICS, plan=PACKS)
+    cells = [cell_of(edits) for edits in cases_of(family)]
+    kept = choose_accurate_plan(lens_of(family), tokens_of(), cells, METRICS, plan=PACKS)
     assert kept == PACKS
     assert kept.deviation < 1e-5 * 50  # of the largest norm
 
@@ -186,6 +187,6 @@ def test_nothing_outside_the_cone_is_computed():
 def test_the_first_position_is_the_lowest_that_an_edit_touches_and_0_where_one_reads():
     reading = edit("z", lambda x, at: x + at.read.mean(), reads="v", layers=[1], positions=[7])
     late, early = scale("z", 2.0, layers=[1], positions=[9, 6]), scale("v", 2.0, layers=[2], positions=[8])
-    assert cone([late, early]) == ((("z", (1,)), ("v", (2,))), 6)
-    assert cone([late, reading]) == ((("z", (1,)), ("z", (1,)), ("v", (1,))), 0)
-    assert cone([zero("z")])[1] == 0
+    assert touched_places([late, early]) == ((("z", (1,)), ("v", (2,))), 6)
+    assert touched_places([late, reading]) == ((("z", (1,)), ("z", (1,)), ("v", (1,))), 0)
+    assert touched_places([zero("z")])[1] == 0

@@ -15,7 +15,7 @@ from sink_lens.engine import passes
 from sink_lens.engine.cells import cell_of
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.passes import Passes
-from sink_lens.engine.trust import check_plan
+from sink_lens.engine.trust import choose_accurate_plan
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import SITES
 
@@ -81,7 +81,7 @@ def test_however_the_sweep_is_cut_the_numbers_are_those_of_its_batches(
 def test_the_baseline_is_the_unedited_run(lens_of, tokens_of, engine_of, slowly, measured, path):
     lens = lens_of("llama")
     engine = engine_of(lens, tokens_of(), CELLS, EVERYTHING, path=path)
-    frame = engine.baseline()
+    frame = engine.baseline_metrics()
     outcomes = slowly(lens, tokens_of(), ())
     for metric in EVERYTHING:
         rows = frame[frame["metric"] == metric.name]
@@ -119,7 +119,7 @@ def test_metrics_of_whole_patterns_are_read(lens_of, tokens_of, engine_of, swept
     engine = engine_of(lens, tokens_of(), [cell_of(one) for one in edits], [metric])
     found = swept(engine)
     unedited = measured(metric, slowly(lens, tokens_of(), (), sites=(site,)), keys=(0,))
-    assert_close(torch.tensor(engine.baseline()["value"].to_numpy()), unedited)
+    assert_close(torch.tensor(engine.baseline_metrics()["value"].to_numpy()), unedited)
     assert engine.baseline_deviation() < CLOSE
     for cell, one in enumerate(edits):
         slow = measured(metric, slowly(lens, tokens_of(), one, sites=(site,)), keys=(0,))
@@ -131,7 +131,7 @@ def test_cells_that_change_nothing_that_is_read_are_not_run(lens_of, tokens_of, 
     edits = (zero("z", layers=[1]), zero("resid_pre", layers=[2]), zero("final"))  # behind all attention that is read
     engine = engine_of(lens, tokens_of(), [cell_of(one) for one in edits], EARLY)
     monkeypatch.setattr(Passes, "run_pack", lambda *args, **options: pytest.fail("a cell was run"))
-    baseline = engine.baseline()["value"].tolist()
+    baseline = engine.baseline_metrics()["value"].tolist()
     frames = [engine.run(block) for block in engine.blocks]
     assert [block.first for block in engine.blocks] == [4, 4]
     for cell in range(3):
@@ -159,7 +159,7 @@ def test_a_cell_that_changes_nothing_says_so_by_batch(lens_of, tokens_of, engine
     only_second = edit("z", lambda x, at: x * 2 if at.sequences.start else x, layers=[1])
     edits = (scale("z", 1.0, layers=[1]), only_second, scale("z", 2.0, layers=[1]))
     engine = engine_of(lens, tokens_of(), [cell_of(one) for one in edits], [loss()])
-    baseline = engine.baseline()["value"].tolist()
+    baseline = engine.baseline_metrics()["value"].tolist()
     first, second = (engine.run(block) for block in engine.blocks)
     assert first.groupby("cell")["changed"].agg(set).tolist() == [{False}, {False}, {True}]
     assert second.groupby("cell")["changed"].agg(set).tolist() == [{False}, {True}, {True}]
@@ -197,7 +197,7 @@ def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_prec
     cells = [cell_of(scale("z", 2.0, layers=[1]))]
     tamper(lambda one: replace(one, mass=one.mass * torch.nan))
     plan = engine_of(lens, tokens, cells, [sink_mass(0)]).plan
-    found = check_plan(lens, tokens, cells, [sink_mass(0)], plan=plan)
+    found = choose_accurate_plan(lens, tokens, cells, [sink_mass(0)], plan=plan)
     assert found.path == "bridge"
     assert found.deviation < 0.1
 
@@ -209,11 +209,11 @@ def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(tokens
     head[6] = head[5]
     lens, tokens, metric = wrap(model), tokens_of(), logit_difference(5, 6)
     engine = engine_of(lens, tokens, [cell_of(scale("z", 2.0, layers=[1]))], [metric])
-    assert engine.baseline()["value"].abs().max() < 0.01
+    assert engine.baseline_metrics()["value"].abs().max() < 0.01
     largest, fifth = engine.largest_logit(), torch.arange(300) == 5
     assert largest > 10
     tamper(lambda one: replace(one, logits=one.logits + off * largest * fifth))
-    assert check_plan(lens, tokens, engine.cells, [metric], plan=engine.plan).path == path
+    assert choose_accurate_plan(lens, tokens, engine.cells, [metric], plan=engine.plan).path == path
 
 
 def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of, engine_of, monkeypatch):
@@ -259,7 +259,7 @@ def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_
         return out
 
     monkeypatch.setattr(passes, "partial_pass", other_numbers)
-    plan = check_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
+    plan = choose_accurate_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
     assert (plan.pack, plan.path) == (pack, "blocks")
     assert (1e-7 < plan.deviation < 6 * CLOSE) if pack == 2 else plan.deviation < 6 * CLOSE
     assert ["this run does without" in line for line in caplog.messages] == ([] if pack == 2 else [True])
@@ -298,7 +298,7 @@ def failing(*, layer):
 def test_a_plan_of_cells_that_all_fail_is_not_trusted(lens_of, tokens_of, engine_of, caplog):
     cells = [failing(layer=number % 2) for number in range(12)]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=4)
-    plan = check_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
+    plan = choose_accurate_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
     assert (plan.path, plan.pack, plan.lanes, plan.cut, plan.n_compared) == ("bridge", 1, 1, False, 0)
     (said,) = [line for line in caplog.messages if "no cell could be compared" in line]
     assert "of the edit" in said
@@ -307,7 +307,7 @@ def test_a_plan_of_cells_that_all_fail_is_not_trusted(lens_of, tokens_of, engine
 def test_cells_that_fail_leave_others_to_be_compared(lens_of, tokens_of, engine_of, caplog):
     cells = [*(failing(layer=0) for _ in range(3)), cell_of(zero("z", layers=[0]))]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=1)
-    plan = check_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
+    plan = choose_accurate_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
     assert plan == engine.plan
     assert plan.n_compared == 1
     assert json.loads(plan.as_json())["n_compared"] == 1

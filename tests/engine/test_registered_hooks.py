@@ -70,7 +70,7 @@ def test_without_registration_nothing_is_read(monkeypatch):
         run_with(lens, batch, sites=("z",))
     mass = Metric(name="mass", function=lambda run: run.mass_at(0))
     with pytest.raises((SinkLensError, KeyError)):
-        engine_of(lens, [zero("z", layers=[1])], mass).baseline()
+        engine_of(lens, [zero("z", layers=[1])], mass).baseline_metrics()
 
 
 def test_without_registration_no_edit_changes_anything(monkeypatch):
