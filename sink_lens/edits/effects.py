@@ -76,7 +76,8 @@ def gained_share(
     The gain is the edited run's attention minus the baseline's. Means are over ``layers`` and sequences.
     """
     gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(target_position, layers=layers)
-    return _ratio_of_means(gained, baseline.mass_at(sink_position, layers=layers), generator=generator)
+    had = baseline.mass_at(sink_position, layers=layers)
+    return studentised_interval(gained.numpy(), over=had.numpy(), generator=generator, n_resamples=1000)
 
 
 def removed_share(
@@ -89,7 +90,7 @@ def removed_share(
 
 def fraction_lost(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
     """Compute the mean of ``before - after`` divided by the mean of ``before``, with its interval over sequences."""
-    return _ratio_of_means(before - after, before, generator=generator)
+    return studentised_interval((before - after).numpy(), over=before.numpy(), generator=generator, n_resamples=1000)
 
 
 def classify_change(
@@ -108,11 +109,6 @@ def classify_change(
     if lost >= LOST_FRAC * had:
         return "relocated" if came else "removed"
     return "shared" if came else "unchanged"
-
-
-def _ratio_of_means(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
-    """Compute the mean of ``above`` divided by the mean of ``below``, with its interval over sequences."""
-    return studentised_interval(above.numpy(), over=below.numpy(), generator=generator, n_resamples=1000)
 
 
 def _check_same_reads(baseline: Outcome, edited: Outcome) -> None:

@@ -22,9 +22,13 @@ class References:
     def __init__(
         self, lens: LensModel, tokens: TokenBatch, *, known: Mapping[tuple[str, int], Tensor] | None = None
     ) -> None:
-        self.lens, self.tokens = lens, tokens
-        self._known = known or {}
-        self.values = lru_cache(maxsize=2)(self._baseline_tensor)
+        self.lens, self.tokens, stored = lens, tokens, known or {}
+        self.values: Callable[[str, int], Tensor] = lru_cache(maxsize=2)(
+            lambda site, layer: (
+                stored if (site, layer) in stored else capture(lens, tokens, sites=[site], layers=[layer])
+            )[site, layer]
+        )
+        """The tensor of a site at a layer of the baseline run."""
         self.mean: Callable[[str, int, Mean], Tensor] = lru_cache(maxsize=64)(
             lambda site, layer, mean: self.averaged(mean).mean_of(self.values(site, layer))
         )
@@ -33,9 +37,3 @@ class References:
         """The tokens that a mean is taken over."""
         self.means: Callable[[], CentringMeans] = lru_cache(maxsize=1)(partial(centring_means, lens, seed=0))
         """The means of values and aggregated values on random tokens."""
-
-    def _baseline_tensor(self, site: str, layer: int) -> Tensor:
-        """Return a site's tensor at a layer of the baseline run: the one in ``known``, or else one measured now."""
-        if (site, layer) in self._known:
-            return self._known[site, layer]
-        return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]

@@ -73,7 +73,7 @@ What = Grid | Sequence[OwnCell]
 
 
 def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
-    """Return the numbered cells of a sweep over ``tokens``: a grid's with random controls, or cells of your own.
+    """Return the numbered cells of a sweep over ``tokens``: those of a grid and its random controls, or your own.
 
     Raises:
         InputError: a grid that cannot be used; no cells, or two cells with the same name and place.
@@ -123,9 +123,9 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
 def _control_numbers(
     spec: EditSpec, of_group: Mapping[tuple[Any, ...], list[int]], *, every: Sequence[EditSpec], most: int
 ) -> list[int]:
-    """Return the numbers of at most ``most`` controls from the group of ``spec`` that edit none of its indices.
+    """Return the numbers of at most ``most`` random controls for the cell ``spec``; they edit none of its indices.
 
-    ``of_group``: group -> the numbers of its controls, which are indices of edits in ``every``.
+    ``of_group`` maps a group of cells to the numbers of its controls, which are indices in ``every``.
     """
     axis = control_axis(spec)
     if axis is None or not most:

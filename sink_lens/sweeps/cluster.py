@@ -44,8 +44,8 @@ class Job:
     metrics: tuple[Measured, ...]
     plan: Plan
 
-    def engine(self, lens: LensModel, cells: Sequence[Cell] | None = None) -> Engine:
-        """Return the engine that computes the sweep's cells on a loaded model; None makes the cells from ``what``."""
+    def make_engine(self, lens: LensModel, cells: Sequence[Cell] | None = None) -> Engine:
+        """Make the engine that computes the sweep on a loaded model; ``cells`` are made from ``what`` if None."""
         if cells is None:
             cells = cells_of(self.what, lens, self.tokens).every
         return Engine(
@@ -56,15 +56,15 @@ class Job:
             plan=replace(self.plan, lanes=min(self.plan.lanes, torch.get_num_threads())),
         )
 
-    def load(self, device: str | None) -> Engine:
-        """Load the model on a device, and return the sweep's engine; ModelError if the weights are not the sweep's."""
+    def load_engine(self, device: str | None) -> Engine:
+        """Load the model on a device and make the engine; refuse weights that are not those of the sweep."""
         lens = load(self.model, device=device, dtype=self.dtype)
         if weights_hash(lens) != self.weights:
             raise ModelError(
                 f"{self.model!r} has other weights on a worker than in the sweep; need the same. Save the model "
                 "(model.plain.save_pretrained) where every worker can read it, and load that folder"
             )
-        return self.engine(lens)
+        return self.make_engine(lens)
 
 
 def check_engine(engine: str, *, workers: int | None) -> None:
@@ -186,7 +186,7 @@ class Worker:
         self._engine: Engine | None = None
         self._error: Exception | None = None
         try:
-            self._engine = job.load(device)
+            self._engine = job.load_engine(device)
         except Exception as error:  # noqa: BLE001  # raised with its first block: else all that is known is a dead worker
             self._error = error
 

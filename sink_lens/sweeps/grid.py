@@ -54,34 +54,30 @@ class EditGrid(OptionLists):
         object.__setattr__(self, "factors", [float(one) for one in self.factors])
 
     def specs(self, lens: Sized, *, n_positions: int) -> Iterator[EditSpec]:
-        """Yield an edit for each combination of the axes' values, the last axis fastest, in ``n_positions`` tokens.
+        """Yield an edit for each combination of the values on the axes, in sequences of ``n_positions`` tokens.
 
         Raises:
             InputError: an unknown kind, an axis that the site lacks, values that do not exist, or options that the
                 kind does not take or lacks.
             SiteError: the family lacks the site.
         """
-        axes, _ = self._axes(lens, n_positions=n_positions)
+        axes, _ = self.values_and_sizes(lens, n_positions=n_positions)
         for values in product(*axes):
             chosen = dict(zip([*AXES, *OPTIONS], values, strict=True))
-            part = Part(site=self._site(), **{f"{axis}s": chosen[axis] for axis in AXES})
+            part = Part(site=self._edited_site(), **{f"{axis}s": chosen[axis] for axis in AXES})
             yield EditSpec(kind=self.kind, part=part, options={name: chosen[name] for name in OPTIONS})
 
-    def size(self, lens: Sized, *, n_positions: int) -> int:
-        """Return the number of edits for ``n_positions``: the product of the numbers of values on the axes."""
-        return prod(len(values) for values in self._axes(lens, n_positions=n_positions)[0])
+    def n_edits(self, lens: Sized, *, n_positions: int) -> int:
+        """Return the number of edits on ``n_positions``: the product of the numbers of values on the axes."""
+        return prod(len(values) for values in self.values_and_sizes(lens, n_positions=n_positions)[0])
 
-    def sizes(self, lens: Sized, *, n_positions: int) -> dict[str, int]:
-        """Return axis -> its size at the site, ``n_positions`` for positions, such as {"layer": 24, "head": 12}."""
-        return self._axes(lens, n_positions=n_positions)[1]
-
-    def _site(self) -> str:
+    def _edited_site(self) -> str:
         """Return the site to edit: the chosen one, else the one that this kind of edit always has, else neurons."""
         return self.site or (KINDS[self.kind].site if self.kind in KINDS else None) or "neurons"
 
-    def _axes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
-        """Return the values of each axis and option, and axis -> its size at the site (positions: ``n_positions``)."""
-        kind, site = look_up_kind(self.kind, site=self._site()), site_of(self._site(), family=lens.family)
+    def values_and_sizes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
+        """Return the values on each axis and of each option, and axis -> its size, such as {"layer": 24}."""
+        kind, site = look_up_kind(self.kind, site=self._edited_site()), site_of(self._edited_site(), family=lens.family)
         sizes = dict(zip(site.axis_names, axis_sizes(lens, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
             sizes["layer"] = lens.n_layers
@@ -106,9 +102,9 @@ class EditGrid(OptionLists):
                     each = given == "each"
                     given = list(lens.layers_with(site.name)) if each else _layers_from_start(given, lens.n_layers)
                 axes.append(axis_values(given, name=label, size=sizes[name], first=first or 0))
-        return [*axes, *self._options()], sizes
+        return [*axes, *self._option_values()], sizes
 
-    def _options(self) -> list[list[Any]]:
+    def _option_values(self) -> list[list[Any]]:
         """Return the swept values of each option (factor, seed, ...); raise InputError if the kind does not take it."""
         takes = KINDS[self.kind].takes
         found: list[list[Any]] = []
@@ -124,7 +120,7 @@ class EditGrid(OptionLists):
 
 
 def _layers_from_start(given: Any, n_layers: int) -> Any:
-    """Return ``given``, a layer or layers, with negative ones (-1 is the last) as indices from 0 in ``n_layers``."""
+    """Return the layer or layers ``given``, with negative ones counted from the first (-1 is ``n_layers`` - 1)."""
     if isinstance(given, list | tuple):
         return [_layers_from_start(one, n_layers) for one in given]
     return given + n_layers if type(given) is int and -n_layers <= given < 0 else given
@@ -167,7 +163,7 @@ class Grid:
 
     def n_cells(self, lens: Sized, *, n_positions: int) -> int:
         """Return the number of cells in the grid for sequences of ``n_positions``, without the controls."""
-        return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
+        return sum(one.n_edits(lens, n_positions=n_positions) for one in self.edits)
 
     def specs(
         self, lens: Sized, *, n_positions: int, shortest: int | None = None
@@ -197,7 +193,7 @@ class Grid:
         specs: dict[tuple[Any, ...], EditSpec] = {}
         controls: dict[Group, list[EditSpec]] = {}
         for grid in self.edits:
-            sizes = grid.sizes(lens, n_positions=n_positions)
+            _, sizes = grid.values_and_sizes(lens, n_positions=n_positions)
             for spec in grid.specs(lens, n_positions=n_positions):
                 if spec.identity in specs:
                     raise InputError(f"the grid has the cell {spec.label!r} twice; need each once")
@@ -205,11 +201,11 @@ class Grid:
                 axis = control_axis(spec)
                 if self.controls and axis is not None and (group := control_group(spec, axis=axis)) not in controls:
                     size = min(sizes[axis], shortest or n_positions) if axis in ("position", "key") else sizes[axis]
-                    controls[group] = self._random_edits(spec, axis=axis, size=size)
+                    controls[group] = self._random_controls(spec, axis=axis, size=size)
         return list(specs.values()), controls
 
-    def _random_edits(self, spec: EditSpec, *, axis: str, size: int) -> list[EditSpec]:
-        """Return controls: ``spec`` with its indices on ``axis`` (from 0 to ``size`` - 1) drawn at random."""
+    def _random_controls(self, spec: EditSpec, *, axis: str, size: int) -> list[EditSpec]:
+        """Return random controls of the edit ``spec``: its indices on ``axis`` are drawn from 0 to ``size`` - 1."""
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
         n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
         named = json.dumps(spec.fields | {axis: n}, sort_keys=True)  # the draws of a group are those of its text
@@ -219,7 +215,7 @@ class Grid:
 
 
 def control_group(spec: EditSpec, *, axis: str) -> Group:
-    """Return a key that two cells share if they differ only in which indices of ``axis`` they edit, not how many."""
+    """Return a key that cells share if they edit equally many indices of ``axis`` and are equal otherwise."""
     indices = spec.part.indices_on(axis) or ()
     left: dict[str, Any] = {f"{axis}s": None}
     return (spec.kind, replace(spec.part, **left), axis, len(indices), *spec.options.values())

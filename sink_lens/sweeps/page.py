@@ -26,7 +26,7 @@ from sink_lens.report.style import (
 from sink_lens.schema import FEW
 from sink_lens.stats import sort_by_magnitude
 from sink_lens.sweeps import words
-from sink_lens.sweeps.words import MARK, cell_name, few_note, is_beyond_chance, metric_names, n_failed
+from sink_lens.sweeps.words import MARK, cell_name, few_sequences_note, is_beyond_chance, metric_names, n_failed_cells
 from sink_lens.text import safe_line, site_label
 
 _MOST_NAMED = 40
@@ -201,7 +201,7 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
 
 
 def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
-    """Return what draws the two figures of the ``which``-th metric (from 0): the forest plot and the heat map."""
+    """Return the two figures of metric number ``which`` (from 0) for the page: the forest plot and the heat map."""
 
     def of(run: Run) -> pd.DataFrame:
         table = _cell_rows(run)
@@ -242,17 +242,11 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
     number_of = ("", ", second metric", ", third metric", ", fourth metric")[which]
     return (
         Drawn(key=f"effects-{which}", title=f"Every cell{number_of}", make=every, data=of, when=there),
-        Drawn(
-            key=f"map-{which}",
-            title=f"Where{number_of}",
-            make=mapped,
-            data=of,
-            when=has_map,
-        ),
+        Drawn(key=f"map-{which}", title=f"Where{number_of}", make=mapped, data=of, when=has_map),
     )
 
 
-def _cell_table(run: Run) -> tuple[str, PageTable]:
+def _strongest_cells_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of the strongest cells of each metric, with intervals and controls."""
     table = _cell_rows(run)
     metrics, rows = metric_names(table), table
@@ -269,10 +263,10 @@ def _cell_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"over": "effect above controls, 95%"}
     heads = {name: head for name, head in heads.items() if name in rows.columns and bool(rows[name].notna().any())}
     see = f"The {_EACH} strongest cells of each metric; all {len(table)} rows are in cells.parquet."
-    return f"{see} {few_note(table)}".rstrip(), page_table(rows, heads, most=_EACH * 6)
+    return f"{see} {few_sequences_note(table)}".rstrip(), page_table(rows, heads, most=_EACH * 6)
 
 
-def _failed_table(run: Run) -> tuple[str, PageTable]:
+def _failed_cells_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of the cells that could not be computed, and why."""
     table = _cell_rows(run)
     rows = table.loc[table["error"].notna()]
@@ -287,12 +281,12 @@ SWEEP = Page(
     ),
     figures=tuple(drawn for which in range(4) for drawn in _effect_figures(which)),
     tables=(
-        Listed(key="cell-table", title="Strongest cells", make=_cell_table),
+        Listed(key="cell-table", title="Strongest cells", make=_strongest_cells_table),
         Listed(
             key="failed-table",
             title="Failed cells",
-            make=_failed_table,
-            when=lambda run: "cells" in run.tables and n_failed(run.tables["cells"]) > 0,
+            make=_failed_cells_table,
+            when=lambda run: "cells" in run.tables and n_failed_cells(run.tables["cells"]) > 0,
         ),
     ),
 )

@@ -86,7 +86,7 @@ class SweepResult(Result):
 
 
 def values_by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
-    """Return the rows in ``numbers`` of the first ``n`` cells (no controls), sorted; failed cells have no row."""
+    """Return the values of the first ``n`` cells, which are no controls, as sorted rows; a failed cell has none."""
     read = numbers["metric"].notna() & numbers["metric"].ne("") & numbers["cell"].lt(n)
     found = pd.DataFrame(numbers.loc[read, ["cell", "sequence", "metric", "value"]])
     return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)

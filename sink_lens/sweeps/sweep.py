@@ -133,7 +133,7 @@ class _Request:
     def open(
         self, folder: Path, *, overwrite: bool = False, patience: float = 0, part: Mapping[str, Any] | None = None
     ) -> RunWriter:
-        """Open the run folder of the sweep, or of a shard (``part`` has its number); ``overwrite`` replaces its run."""
+        """Open the folder of the sweep, or of its shard with the number in ``part``; ``overwrite`` replaces its run."""
         return create_run(
             folder,
             kind="sweep",
@@ -146,7 +146,10 @@ class _Request:
         )
 
     def begin(self, writer: RunWriter) -> tuple[Job, Engine]:
-        """Make job and engine by the folder's plan, which is made if missing, and write the baseline run's table."""
+        """Return what Ray's workers and this process compute blocks with; write the plan and the baseline run's table.
+
+        The plan says how cells share forwards. If the folder has a plan already, it is used again.
+        """
         to_run, metrics = self.cells.every, resolve_metrics(self.metrics, self.lens, tokens=self.batch)
         if writer.has("plan"):
             plan = read_plan(writer.folder / "plan.json")
@@ -164,12 +167,12 @@ class _Request:
             metrics=tuple(self.metrics),
             plan=plan,
         )
-        own = job.engine(self.lens, to_run)
+        own = job.make_engine(self.lens, to_run)
         writer.read_or_make("baseline", own.baseline_metrics)
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
-        """Make the sweep's tables from the folder's blocks of the engine ``own``, write them, return the result."""
+        """Make the sweep's tables from the tables of all blocks, write them into the folder, and return the result."""
         numbers = pd.concat([_read_block(writer, block) for block in own.blocks], ignore_index=True)
         numbers = mask_short_sequences(numbers, self.cells, tokens=self.batch)
         frame, drawn = effect_tables(
@@ -222,7 +225,7 @@ class _Request:
 
     @cached_property
     def mean_sentences(self) -> list[str]:
-        """For each kind of mean ablation in the grid, a text on the tokens that are averaged; InputError if none."""
+        """For each kind of mean ablation in the grid, a sentence on the tokens that its mean is taken over."""
         kinds = {one.kind for one in self.what.edits} if isinstance(self.what, Grid) else set()
         return [tokens_to_average(self.lens, self.batch, mean).words for mean in MEANS if mean in kinds]
 
@@ -230,8 +233,8 @@ class _Request:
 def _run_blocks(
     writer: RunWriter, job: Job, own: Engine, blocks: Sequence[Block], *, how: SweepConfig, progress: bool
 ) -> None:
-    """Compute those of ``blocks`` that the folder lacks, by ``own`` or as ``job`` on a cluster; write each table."""
-    todo = [block for block in blocks if not _is_done(writer, block, retry_failed=how.retry_failed)]
+    """Compute the ``blocks`` that the folder lacks, here by ``own`` or on a cluster by ``job``; write each table."""
+    todo = [block for block in blocks if not _is_block_done(writer, block, retry_failed=how.retry_failed)]
     total = sum(len(block.cells) for block in blocks)
     done = total - sum(len(block.cells) for block in todo)
     with tqdm(
@@ -255,7 +258,7 @@ def _collect_request(
     metrics: Sequence[Measured] | Measured,
     fields: Mapping[str, Any],
 ) -> _Request:
-    """Check the arguments of a call of ``sweep``, load the model and tokens that it names, and return them as one."""
+    """Check the arguments of a call of ``sweep``, load the model and make the tokens that they name; return all."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     tokens = None if tokens is None else as_batch(tokens)
     if isinstance(model, SweepConfig):
@@ -285,11 +288,10 @@ def _collect_request(
 
 
 def _block_name(block: Block) -> str:
-    """Return the name of a block's table in the run folder."""
     return f"block-{block.number:06d}"
 
 
-def _is_done(writer: RunWriter, block: Block, *, retry_failed: bool) -> bool:
+def _is_block_done(writer: RunWriter, block: Block, *, retry_failed: bool) -> bool:
     """Check whether the folder has a block's table; with ``retry_failed``, a table with failed cells does not count."""
     if not writer.has(_block_name(block)):
         return False

@@ -22,11 +22,11 @@ def sweep_title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
     if not len(found):
         return f"None of {plural(len(rows), 'edit')} is shown to change {safe_line(metrics[0])}"
     largest = _change_text(found.iloc[0].to_dict())
-    return f"{_count_text(found, rows)} {safe_line(metrics[0])}. The largest change is {largest}"
+    return f"{_changed_count_text(found, rows)} {safe_line(metrics[0])}. The largest change is {largest}"
 
 
 def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object] = ()) -> list[str]:
-    """Return the sentences below the title: baseline, second largest change, further metrics, failed cells.
+    """Return the sentences below the title, on the baseline, the second largest change, further metrics and failures.
 
     Args:
         frame: the table of a sweep's cells.
@@ -41,19 +41,19 @@ def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[
         if small := len(changed_rows(frame, metric, least=0.0)) - len(found):
             word = "changes" if small == 1 else "change"
             said.append(f"{plural(small, 'more edit')} {word} {safe_line(metric)} by less than {least:g}.")
-        said += [_meaning_sentence(frame, least=least)] if at == 0 else []
+        said += [_change_criterion_sentence(frame, least=least)] if at == 0 else []
     idle = frame["error"].isna() & ~frame["changed"].astype(bool) if "changed" in frame.columns else frame["cell"].lt(0)
     if still := len(set(frame.loc[idle, "cell"])):
         said.append(f"{plural(still, 'edit')} changed nothing that the metrics read.")
-    said += [few] if (few := few_note(frame)) else []
+    said += [few] if (few := few_sequences_note(frame)) else []
     said += [f"{safe_line(str(one))}." for one in means]
-    if failed := n_failed(frame):
+    if failed := n_failed_cells(frame):
         said.append(f"{plural(failed, 'edit')} failed; the table has the reasons.")
     return said
 
 
 def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
-    """Return sentences on the first metric in ``frame``: baseline, effect of random edits, second largest change.
+    """Return sentences on the first metric: its baseline, the effect of random edits, and the second largest change.
 
     ``found`` are the rows of the cells that change it.
     """
@@ -61,26 +61,27 @@ def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFram
     if np.isfinite(before := float(best.get("baseline", np.nan))):
         said.append(f"Without an edit it is {as_text(before)}.")
     if not len(found):
-        return [*said, *_largest_sentence(best, metric)]
+        return [*said, *_largest_difference_sentences(best, metric)]
     if np.isfinite(control := float(found.iloc[0].get("control_effect", np.nan))):
         said.append(f"Random edits of the same size change it by {as_text(control)} on average.")
     return [*said, f"The next largest change is {_change_text(found.iloc[1].to_dict())}."] if len(found) > 1 else said
 
 
 def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
-    """Return sentences on a further metric: how many edits change it (the rows ``found``), and the largest change."""
+    """Return sentences on a further metric: how many edits change it (``found`` has their rows), and the largest."""
     rows = _rows_of_metric(frame, metric)
     if not len(found):
-        return [f"No edit is shown to change {safe_line(metric)}.", *_largest_sentence(rows.iloc[0].to_dict(), metric)]
+        largest = _largest_difference_sentences(rows.iloc[0].to_dict(), metric)
+        return [f"No edit is shown to change {safe_line(metric)}.", *largest]
     best = found.iloc[0].to_dict()
     return [
-        f"{_count_text(found, rows)} {safe_line(metric)}. "
+        f"{_changed_count_text(found, rows)} {safe_line(metric)}. "
         f"The largest change is {_change_text(best)}{_control_text(best)}."
     ]  # one entry of the page's list for each metric
 
 
-def _largest_sentence(best: Mapping[Any, Any], metric: str) -> list[str]:
-    """Return a sentence on ``best``, the largest effect of a metric that no edit is shown to change; [] if nan."""
+def _largest_difference_sentences(best: Mapping[Any, Any], metric: str) -> list[str]:
+    """Return a sentence on the largest effect ``best`` of a metric that no edit is shown to change; none if nan."""
     if not np.isfinite(float(best["effect"])):
         return []
     return [f"The largest difference in {safe_line(metric)} is {_change_text(best)}{_control_text(best)}."]
@@ -92,8 +93,8 @@ def _control_text(row: Mapping[Any, Any]) -> str:
     return f"; random edits of the same size: {as_text(control)}" if np.isfinite(control) else ""
 
 
-def _count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
-    """Return how many edits change a metric, ``3 of 40 edits change``, from the changed rows ``found`` and all rows."""
+def _changed_count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """Return how many edits change a metric, such as ``3 of 40 edits change``; ``found`` are the rows of these 3."""
     return f"{len(found)} of {plural(len(rows), 'edit')} {'changes' if len(found) == 1 else 'change'}"
 
 
@@ -102,7 +103,7 @@ def _change_text(row: Mapping[Any, Any]) -> str:
     return f"{effect_text(row)}, by {cell_name(row)}"
 
 
-def _meaning_sentence(frame: pd.DataFrame, *, least: float) -> str:
+def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
     """Return the sentence that defines when an edit counts as a change: interval, controls and least effect."""
     controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
     over = ", and if that of the change above random edits does too" if controls else ""
@@ -112,7 +113,7 @@ def _meaning_sentence(frame: pd.DataFrame, *, least: float) -> str:
     return f"A change counts if its 95% interval{of} excludes 0{over}{size}."
 
 
-def few_note(frame: pd.DataFrame) -> str:
+def few_sequences_note(frame: pd.DataFrame) -> str:
     """Return a sentence that warns of intervals over too few sequences; "" if the table ``frame`` has none."""
     counts = frame["n"].dropna().to_numpy(float) if "n" in frame.columns else np.zeros(0)
     counts = counts[(counts > 0) & (counts < FEW)]
@@ -120,11 +121,11 @@ def few_note(frame: pd.DataFrame) -> str:
 
 
 def metric_names(frame: pd.DataFrame) -> list[str]:
-    """Return the metrics of a sweep's table, in their order of first appearance."""
+    """Return the names of the metrics in a sweep's table, in their order of first appearance."""
     return list(dict.fromkeys(one for one in frame["metric"].tolist() if isinstance(one, str) and one))
 
 
-def n_failed(frame: pd.DataFrame) -> int:
+def n_failed_cells(frame: pd.DataFrame) -> int:
     """Count the cells with an error in ``frame``, a sweep's table with a row for each cell and metric."""
     return len(set(frame["cell"].loc[frame["error"].notna()]))
 
@@ -142,7 +143,7 @@ def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFr
 
 
 def is_beyond_chance(rows: pd.DataFrame) -> np.ndarray:
-    """Return True for each row whose interval excludes zero, as does its interval above its controls, if any."""
+    """Return True for each row whose interval excludes 0; with controls, that of its effect above them must too."""
     low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
     told = (low > 0) | (high < 0)
     if {"over_low", "over_high"} <= set(rows.columns):
@@ -159,14 +160,14 @@ def effect_text(row: Mapping[Any, Any]) -> str:
 
 def cell_name(row: Mapping[Any, Any]) -> str:
     """Return the name of a cell: the user's own, else its edit, site, strength and place in words."""
-    if named := _name_parts(row, {"name": safe_line}):
+    if named := _name_texts(row, {"name": safe_line}):
         return named[0]
-    edit = _name_parts(row, {"kind": safe_line, "site": site_label})
+    edit = _name_texts(row, {"kind": safe_line, "site": site_label})
     return ", ".join(
-        [*([" ".join(edit) + edit_strength(row)] if edit else []), *_name_parts(row, {"where": safe_line})]
+        [*([" ".join(edit) + edit_strength(row)] if edit else []), *_name_texts(row, {"where": safe_line})]
     )
 
 
-def _name_parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
-    """Return the parts of a cell's name: for each column in ``shown`` that is not blank, what its function returns."""
+def _name_texts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
+    """Return the texts that make a cell's name: each column of ``shown`` that is not blank, written by its function."""
     return [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]

@@ -78,7 +78,7 @@ def test_left_out_axes_are_each_layer_and_all_of_the_rest():
 )
 def test_the_size_is_the_number_of_places_and_of_distinct_cells(grid, size):
     lens = lens_of("llama")
-    assert EditGrid(**grid).size(lens, n_positions=LENGTH) == size == len(places(lens, **grid))
+    assert EditGrid(**grid).n_edits(lens, n_positions=LENGTH) == size == len(places(lens, **grid))
     found, _ = cells(lens, EditGrid(**grid), controls=0)
     assert len({cell.identity for cell in found}) == size
 
