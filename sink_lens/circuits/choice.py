@@ -74,11 +74,11 @@ def connected_edges(
 
 def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
     """Return the indices of the readers that a metric depends on: the logits, or its layers' queries and keys."""
-    layers, attention = set(metric.read_layers(graph.n_layers)), not (metric.whole and metric.state)
+    layers, attention = set(metric.read_layers(graph.n_layers)), not (metric.reads_past_layers and metric.state)
 
     def is_read(reader: Reader) -> bool:
         if reader.kind == "logits":
-            return metric.whole
+            return metric.reads_past_layers
         return reader.layer in layers and (bool(metric.sites) or (attention and reader.kind in ("q", "k")))
 
     return tuple(index for index, reader in enumerate(graph.readers) if is_read(reader))

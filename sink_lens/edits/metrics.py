@@ -66,8 +66,8 @@ class Metric:
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
     @property
-    def whole(self) -> bool:
-        """True if the metric reads anything after the last layer, so that every run must go to the end."""
+    def reads_past_layers(self) -> bool:
+        """True if the metric reads anything after the last layer, so that every pass must go to the end."""
         return self.loss or self.logits or any(not SITES[site].per_layer for site in self.sites)
 
 
@@ -309,7 +309,7 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
         raise InputError(f"{metric.name} names no position; need at least one, such as positions=(0,)")
     for site in metric.sites:
         site_of(site, family=lens.family)
-    if metric.layers == () and not metric.whole:
+    if metric.layers == () and not metric.reads_past_layers:
         raise InputError(
             f"{metric.name} reads no layers, no loss and no logits; need something that a patch can change"
         )

@@ -111,7 +111,7 @@ def run_with_hooks(
     for site in metric.sites:
         having = [layer for layer in layers if layer in lens.layers_with(site)] if SITES[site].per_layer else [0]
         reads += [(_hook_name(lens, site, layer), partial(keep, key=(site, layer))) for layer in having]
-    stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
+    stop: dict[str, Any] = {} if metric.reads_past_layers else {"stop_at_layer": max(layers) + 1}
     with prepare_pass(lens):
         out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
     return Outcome(

@@ -35,7 +35,7 @@ class Needs:
                 check_layers_have_site(lens, metric.layers or (), site=site)
         layers = {layer for metric in metrics for layer in metric.read_layers(lens.n_layers)}
         scored = {metric.scored for metric in metrics if metric.logits}
-        whole = any(metric.whole for metric in metrics)
+        whole = any(metric.reads_past_layers for metric in metrics)
         loss = any(metric.loss for metric in metrics)
         return cls(
             keys=tuple(dict.fromkeys(key for metric in metrics for key in metric.positions)),

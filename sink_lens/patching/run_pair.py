@@ -114,7 +114,8 @@ class RunPair:
 
     def is_before_metric(self, part: Part) -> bool:
         """Check whether the metric reads something that is computed after a part of the site."""
-        return self.metric.whole or max(self.metric.read_layers(self.lens.n_layers)) >= min(part.layers or (0,))
+        first, read = min(part.layers or (0,)), self.metric.read_layers(self.lens.n_layers)
+        return self.metric.reads_past_layers or max(read) >= first
 
     def has_difference(self, part: Part) -> bool:
         """Check whether the two runs have different values in a part of the site."""
@@ -214,7 +215,7 @@ def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits
         layers=metric.read_layers(lens.n_layers) or (lens.n_layers - 1,),
         sites=metric.sites,
         loss=metric.loss,
-        logits=metric.logits or (metric.whole and not metric.loss),
+        logits=metric.logits or (metric.reads_past_layers and not metric.loss),
     )
 
 
