@@ -38,7 +38,7 @@ class Cell:
 
 
 def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
-    """Make one cell of edits that are made together; at least one is needed. It begins where the first of them does."""
+    """Make one cell of edits that are made together; it begins at the first position that they touch. Refuse ()."""
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     if not given:
         raise InputError("a cell needs at least one edit")

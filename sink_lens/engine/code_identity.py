@@ -161,10 +161,10 @@ class _Hasher:
         if compiled is not None or (wrapped is not None and owner.partition(".")[0] in _CHECKERS):
             yield self.digest(compiled or wrapped)
             return
-        with _within_name(self.names, function.__name__):
+        with _appended(self.names, function.__name__):
             yield from map(self.digest, (function.__defaults__, function.__kwdefaults__))
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-                with _within_name(self.names, name):
+                with _appended(self.names, name):
                     yield from (name, self.closure_digest(cell))
             if _is_installed(owner):
                 yield from (owner, _module_version(owner), function.__code__.co_qualname, function.__code__.co_code)
@@ -191,7 +191,7 @@ class _Hasher:
             elif at or doc is None or constant != doc:
                 yield self.digest(constant)
         for chain in _global_names_read(code):
-            with _within_name(self.names, chain[0]):
+            with _appended(self.names, chain[0]):
                 yield from (chain[0], self.global_digest(chain, names))
         package = str(names.get("__package__") or "").split(".")
         steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
@@ -200,7 +200,7 @@ class _Hasher:
                 level, taken = steps[at - 2].argval, steps[at - 1].argval
                 above = package[: len(package) - level + 1] if level else []
                 module = ".".join([*above, *filter(None, [str(step.argval)])])
-                with _within_name(self.names, module):
+                with _appended(self.names, module):
                     yield self.imports_digest(module, taken)
 
     def global_digest(self, chain: tuple[str, ...], names: Mapping[str, Any]) -> bytes:
@@ -225,7 +225,7 @@ class _Hasher:
             raise self.unknown_error(f"takes the module {value.__name__} whole")
         if not hasattr(value, rest[0]):
             return _sha256("undefined")
-        with _within_name(self.names, rest[0]):
+        with _appended(self.names, rest[0]):
             return self.attribute_digest(getattr(value, rest[0]), *rest[1:])
 
     def imports_digest(self, name: str, taken: tuple[str, ...] | None) -> bytes:
@@ -251,7 +251,7 @@ class _Hasher:
         if _is_installed(value.__module__):
             yield from (value.__module__, value.__qualname__, _module_version(value.__module__))
             return
-        with _within_name(self.names, value.__name__):
+        with _appended(self.names, value.__name__):
             yield from map(self.digest, (type(value), value.__bases__))
             body = {name: entry for name, entry in vars(value).items() if name not in _OF_CLASSES}
             yield from self.pair_digests((name, entry) for name, entry in body.items() if not isinstance(entry, _SLOTS))
@@ -280,7 +280,7 @@ class _Hasher:
             return
         function, arguments, state, items, pairs = [*made, None, None, None][:5]
         states: tuple[Any, ...] = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-        with _within_name(self.names, type(value).__name__):
+        with _appended(self.names, type(value).__name__):
             yield from map(self.digest, (type(value), function, arguments))
             for one in states:
                 if isinstance(one, dict) and all(isinstance(name, str) for name in one):
@@ -293,7 +293,7 @@ class _Hasher:
     def pair_digests(self, items: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
         """Yield the hash of each name and of its value in ``items``, one after the other."""
         for name, entry in items:
-            with _within_name(self.names, name if isinstance(name, str) else None):
+            with _appended(self.names, name if isinstance(name, str) else None):
                 yield from (self.digest(name), self.digest(entry))
 
     def unknown_error(self, what: str) -> _UnknownError:
@@ -303,7 +303,7 @@ class _Hasher:
 
 
 @contextlib.contextmanager
-def _within_name(names: list[str], name: str | None) -> Iterator[None]:
+def _appended(names: list[str], name: str | None) -> Iterator[None]:
     """Within the block, ``names`` ends with ``name`` (unless None), so that an error can tell what was being hashed."""
     if name is not None:
         names.append(name)

@@ -214,16 +214,16 @@ class Engine:
     def _first_needed_position(self, number: int) -> int:
         """Return the first position that must be computed for cell ``number``; 0 if the plan runs whole sequences."""
         cut = self.plan.cut and self.plan.path == "blocks"
-        return self._begin_of_whole_edits(self.cells[number].begin) if cut else 0
+        return self._begin_that_cuts_no_edit(self.cells[number].begin) if cut else 0
 
     def _n_computed_positions(self, number: int) -> int:
         """Return the number of positions that cell ``number`` computes."""
         return self.tokens.n_positions - self._first_needed_position(number)
 
-    def _begin_of_whole_edits(self, begin: int) -> int:
-        """Return ``begin``, or an earlier position, so that no edit of the baseline run is cut in two by it."""
+    def _begin_that_cuts_no_edit(self, begin: int) -> int:
+        """Return ``begin``, or an earlier position if an edit of the baseline run touches positions on both sides."""
         reaching = [touched_places([one])[1] for one in self._baseline_run.edits if not edit_ends_before(one, begin)]
-        return begin if min(reaching, default=begin) >= begin else self._begin_of_whole_edits(min(reaching))
+        return begin if min(reaching, default=begin) >= begin else self._begin_that_cuts_no_edit(min(reaching))
 
     def _lowest_touched_layer(self, touches: Touches) -> int:
         """Return the lowest layer in ``touches``, which edits change; n_layers + 1 if nothing changes that is read."""

@@ -135,7 +135,7 @@ def run_checked_edits(
             ]
             with prepare_pass(lens), torch.no_grad():
                 out = lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False, **stop)
-            collector.store_end(out, part=part, loss=needs.loss, logits=needs.logits)
+            collector.store_results(out, part=part, loss=needs.loss, logits=needs.logits)
             done += part.n_sequences
             bar.update(part.n_sequences)
     applied.refuse_edits_whose_hook_never_fired(range(last))
@@ -242,7 +242,7 @@ class RunCollector:
             found = torch.cat([self.early.outcome.tensors[place].narrow(axis, 0, self.begin), found], dim=axis)
         self.kept.setdefault(place, []).append(found)
 
-    def store_end(
+    def store_results(
         self,
         out: Tensor,
         *,

@@ -41,7 +41,7 @@ class Packs(Generic[_Found]):
 
 
 def fill_packs(cells: Iterable[int], *, size: Callable[[int], int], most: int) -> list[Pack]:
-    """Divide cells, in order, into packs whose ``size(cell)`` sum to at most ``most``; a larger cell is alone."""
+    """Divide cells, in order, into packs whose sizes sum to at most ``most``; a larger cell gets a pack of its own."""
     packs: list[list[int]] = []
     held = 0
     for cell in cells:

@@ -209,7 +209,7 @@ class _Pack:
                     own = out[0, done : done + n * len(at)].reshape(n, len(at), out.shape[-1])
                     done += n * len(at)
                 wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
-                ends[cell] = collector.store_end(own, part=self.part, unembedded=self.needs.makes_logits, **wanted)
+                ends[cell] = collector.store_results(own, part=self.part, unembedded=self.needs.makes_logits, **wanted)
             for layer in read:  # the pass may have ended with the attention of its last layer
                 nothing = torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan, dtype=torch.float32)
                 collector.state.setdefault(layer, [nothing])

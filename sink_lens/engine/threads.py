@@ -60,7 +60,7 @@ def copy_for_thread(lens: LensModel) -> LensModel:
         return replace(lens, bridge=copy.deepcopy(bridge, shared), state=replace(lens.state, alone=Lock()))
 
 
-def can_copy(lens: LensModel) -> bool:
+def can_copy_for_thread(lens: LensModel) -> bool:
     """Check whether ``copy_for_thread`` works: a lock, or a tensor with a gradient's history, prevents it."""
     try:
         copy_for_thread(lens)

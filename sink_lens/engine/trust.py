@@ -17,7 +17,7 @@ from .cells import Cell
 from .engine import Engine
 from .needs import Needs
 from .plan import Plan, choose_even_plan, choose_plan
-from .threads import can_copy
+from .threads import can_copy_for_thread
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +35,11 @@ def choose_accurate_plan(
 ) -> Plan:
     """Return ``plan`` if its metrics of some cells are within ``TOLERANCE`` of the bridge's, else a more careful plan.
 
-    If it is not it is not, or if every cell that was tried failed, its
-    short cuts are given up in turn: forwards side by side, later beginnings, shared forwards, the bridge's blocks with
-    eager attention. The last resort is one forward of the bridge per cell. No family promises a deviation of 0.
+    If they are not, or if every cell that was tried failed, the plan's short cuts are given up in turn: forwards side
+    by side, later beginnings, shared forwards, the bridge's blocks with eager attention. The last resort is one
+    forward of the bridge per cell. No family promises a deviation of 0.
     """
-    if plan.lanes > 1 and not can_copy(lens):
+    if plan.lanes > 1 and not can_copy_for_thread(lens):
         plan = replace(plan, lanes=1)
     alone, last, worst, first = replace(plan, lanes=1, cut=False), plan, 0.0, math.nan
     ways = [plan, replace(plan, lanes=1), alone, replace(alone, pack=1), replace(alone, pack=1, path="bridge")]
@@ -78,7 +78,7 @@ def make_checked_run(
     they differ more than is allowed. ``needs`` lists what the run keeps.
     """
     plan = choose_even_plan(lens, batch, needs)
-    if plan.lanes > 1 and not can_copy(lens):
+    if plan.lanes > 1 and not can_copy_for_thread(lens):
         plan = replace(plan, lanes=1)
     baseline_run = BaselineRun(lens, batch, plan=plan, needs=needs)
     engine = Engine(lens, batch, cells, metrics, plan=plan, needs=replace(needs, sites=()), baseline_run=baseline_run)
