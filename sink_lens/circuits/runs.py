@@ -98,7 +98,7 @@ class Runs:
         metric = metric_for_tokens(metric, pair.clean, pair.corrupted)
         read = as_metric(metric, lens=lens, n_positions=pair.clean.n_positions)
         direct = [site for site in read.sites if site in ("resid_pre", "resid_post", "attn_in")]
-        if direct or (read.state and read.layers != () and not read.whole):
+        if direct or (read.state and read.layers != () and not read.reads_past_layers):
             raise InputError(
                 f"{read.name} reads the residual stream, where a circuit has no node; need a metric of logits, of the "
                 "loss or of attention, such as logit_difference or sink_mass"
