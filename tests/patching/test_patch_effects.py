@@ -59,7 +59,7 @@ def test_an_effect_has_its_interval_over_pairs_and_random_parts_beside_it():
     grid = parts_to_patch(lens(), "resid_pre", by=("layer", "position"), n_positions=T, layers=[1, 2])
     for row, part in enumerate(grid):
         drawn = draw_random_parts(part, sizes=(T, 48), shortest=T, draws=5, seed=0)
-        places = [T * (part.layers[0] - 1) + one.index[0][0] for one in drawn]
+        places = [T * (part.layers[0] - 1) + one.indices_by_axis[0][0] for one in drawn]
         assert row not in places
         assert frame["control_effect"][row] == pytest.approx(effects[places].mean(), abs=1e-6)
         assert frame["over_control"][row] == pytest.approx(effects[row].mean() - effects[places].mean(), abs=1e-6)
@@ -76,8 +76,9 @@ def test_controls_are_other_heads_units_or_positions_of_the_layer_and_none_of_it
             drawn = draw_random_parts(part, sizes=sizes, shortest=T, draws=3, seed=0)
             assert len(drawn) == 3
             for one in drawn:
-                assert not set(one.index[axis]) & set(part.index[axis])
-                assert [*one.index[:axis], *one.index[axis + 1 :]] == [*part.index[:axis], *part.index[axis + 1 :]]
+                chosen, own = one.indices_by_axis, part.indices_by_axis
+                assert not set(chosen[axis]) & set(own[axis])
+                assert [*chosen[:axis], *chosen[axis + 1 :]] == [*own[:axis], *own[axis + 1 :]]
     (whole,) = parts_to_patch(lens(), "z", by=(), n_positions=T, layers=[1])
     assert draw_random_parts(whole, sizes=(T, 4, 12), shortest=T, draws=3, seed=0) == []
 
