@@ -170,9 +170,11 @@ class _Request:
     @property
     def ablation_by_scores(self) -> Mapping[str, Ablation]:
         """Name of each set of scores in the folder -> its ablation: the run's own first, then those of the core."""
-        own, able = self.config.used_ablation, _CORE[1:] if self.config.task == "text" else _CORE
-        others = (one for one in able if one != own) if self.config.core else ()
-        return {"scores": own, **{f"scores-{one}": one for one in others}}
+        found: dict[str, Ablation] = {"scores": self.config.used_ablation}
+        if self.config.core:
+            able = _CORE[1:] if self.config.task == "text" else _CORE
+            found |= {f"scores-{one}": one for one in able if one != self.config.used_ablation}
+        return found
 
     def make_runs(self, ablation: Ablation) -> Runs:
         """Run the task's pairs, clean and with all edges replaced under this ablation.

@@ -139,6 +139,7 @@ class StudyFunction(Protocol[C_contra]):
         **fields: Any,
     ) -> Study:
         """Run the study, write its run folder and return it."""
+        ...
 
 
 _ARGUMENTS = """

@@ -141,7 +141,7 @@ def test_it_is_loaded_generated_from_swept_and_patched(tmp_path):
 def test_what_differs_by_layer_is_asked_by_layer():
     lens, each = lens_of("gemma4"), EditGrid(kind="zero", site="neurons", units="each")
     with pytest.raises(InputError, match="layers differ in the number of units of 'neurons'; need them named"):
-        each.size(lens, n_positions=24)
+        each.n_edits(lens, n_positions=24)
     with pytest.raises(InputError, match="layers differ in the number of heads of 'k'"):
         patching.patch(lens, tokens(), tokens().flip(0), site="k", by="head", metric=metrics.loss())
     with pytest.raises(InputError, match="need 0 to 79"):
