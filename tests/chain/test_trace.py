@@ -20,7 +20,7 @@ from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.terminal import brief_answer
+from sink_lens.chain.terminal import answer, brief_answer
 from sink_lens.chain.trace import FILES, trace
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.load import wrap
@@ -146,6 +146,7 @@ def test_the_planted_chain_is_found(tmp_path):
     share = split["dimension"].mean() / split[["dimension", "rest", "bias"]].dropna().sum(axis=1).mean()
     assert share == pytest.approx(value_of["dimension_share_of_logit"], rel=1e-3)
     assert "Position 0 is the attention sink" in text_of(brief_answer(result))
+    assert answer(result)["sentence"].startswith("Position 0 is the attention sink")
 
 
 def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):

@@ -58,6 +58,8 @@ def test_the_smallest_vocabulary_is_the_bytes():
     tokenizer = train_vocabulary(["abc"], vocab_size=SMALLEST)
     assert len(tokenizer) == 258
     assert len(tokenizer("añ", add_special_tokens=False)["input_ids"]) == 3  # ñ is two bytes
+    # One word alone is learnt from its first letter on.
+    assert train_vocabulary(["zebra"], vocab_size=SMALLEST + 4).tokenize("zebra") == ["zebra"]
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,17 @@ def test_a_damaged_table_is_named_and_the_rest_is_shown(copied, tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_twenty_damaged_tables_are_named_and_the_others_counted(tmp_path):
+    names = [f"table{number:02d}" for number in range(21)]
+    with create_run(tmp_path / "run", kind="trace", config={}, provenance={"model": "toy"}, expects=()) as writer:
+        for name in names:
+            writer.write_table(name, pd.DataFrame({"a": [1]}))
+    for name in names:
+        (tmp_path / "run" / f"{name}.parquet").write_bytes(b"PAR1 not really")
+    assert f"Damaged: {', '.join(names[:20])} and 1 more." in assert_harmless(page_html(tmp_path / "run")).text
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_run_says_so(tmp_path):
     record = {"kind": "trace", "config": {}, "provenance": {"model": "toy"}, "expects": ("heads", "links")}
     with pytest.raises(KeyboardInterrupt), create_run(tmp_path / "run", **record) as writer:
