@@ -203,8 +203,8 @@ class Writings:
 def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     """Cut every path and measure the sink that is lost: one row per (path, growth step whose layers are read).
 
-    Cost: a pass over the first ``PATH_LENGTH`` positions for each path, some 18 for each growth step, and over fewer
-    sequences ``PATH_CONTROLS`` for each that moves the sink.
+    Cost: a pass over the first ``PATH_LENGTH`` positions for each path; a growth step has some 18 paths. A path that
+    moves the sink costs ``PATH_CONTROLS`` passes more, over fewer sequences, for its random controls.
     """
     short = shorten_setting(setting, most=PATH_LENGTH)
     groups = neuron_groups(setting)

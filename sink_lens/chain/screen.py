@@ -56,9 +56,10 @@ def _add_effects(effects: _Effects, kind: Kind, layer: int, values: Tensor) -> N
 
 
 def screen_parts(setting: Setting, *, target: Target, progress: bool = False) -> pd.DataFrame:
-    """Estimate how much each part makes of the target: a row per part; the largest effect of each screen is 1.
+    """Estimate to first order what ablating each part takes from ``target``: a row per part, a column per screen.
 
-    The effect of a sink logit is its head's mean null mass; heads whose null mass is under the threshold have no row.
+    A screen is one way to estimate; its largest effect is 1. The effect of a sink logit is its head's mean null mass;
+    heads whose null mass is under the threshold have no row.
     Cost: three passes over the setting's sequences, twelve of the sink position alone with gradients, and twelve of all
     positions in layers whose keys have a bias.
     """

@@ -252,7 +252,7 @@ class Setting:
         return self.baseline_run if needs == self.baseline_run.needs else self.baseline_run.with_edits((), needs=needs)
 
     def edited_baseline_run(self, edits: Sequence[Edit]) -> BaselineRun:
-        """Run the baseline under edits, as a baseline run that other runs can continue."""
+        """Run the setting's sequences under edits, and keep what other runs need to continue from this run."""
         needs = dataclasses.replace(self.baseline_run.needs, loss=False, whole=False)
         return self.baseline_run.with_edits(edits, needs=needs) if edits else self.baseline_run
 

@@ -106,7 +106,7 @@ class Circuit:
 
     @cached_property
     def faithfulness_judge(self) -> FaithfulnessJudge:
-        """Computes faithfulness on the half of the pairs that chose no edges (on all pairs, if the circuit was given).
+        """The judge of faithfulness, on the half of the pairs that chose no edge, or on all pairs of a given circuit.
 
         Raises:
             InputError: there is one pair, and the circuit was chosen.

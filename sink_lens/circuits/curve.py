@@ -119,7 +119,7 @@ class Curve:
 
     @property
     def areas(self) -> pd.DataFrame:
-        """A table of CPR and CMD (areas over share and log share) of circuits of edges, nodes and random edges."""
+        """A table of CPR and CMD, each over the share of edges and its logarithm, for edges, nodes and random edges."""
         return curve_areas(self.frame)
 
 

@@ -114,7 +114,7 @@ class EditSpec:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns that describe the edit in a table; an axis has a number only if a single index is edited."""
+        """Column -> value of the edit's row in a table; an axis has None unless a single index of it is edited."""
         chosen = {axis: self.part.indices_on(axis) or () for axis in AXES}
         single = {axis: indices[0] if len(indices) == 1 else None for axis, indices in chosen.items()}
         return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | self._named_options

@@ -52,7 +52,7 @@ class ModelFacts:
 
 
 def read_facts(lens: LensModel) -> ModelFacts:
-    """Read from a model its width, vocabulary, tokenizer and hashes."""
+    """Read from a model its width, vocabulary, tokenizer and hashes, which decide what inputs models can share."""
     size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
     buffers = hashlib.sha256()  # what is neither a weight nor configured, as rotary frequencies that were switched off
     for name, buffer in lens.plain.named_buffers():

@@ -166,7 +166,7 @@ def make_preference(votes: Votes, *, length: int, generator: np.random.Generator
     every_event = (generator.integers(n_vocab, size=n) for _ in range(_SIMULATED))
     ranks = min(n, n_vocab)
     chance = np.stack([_sort_descending(np.bincount(one, minlength=n_vocab))[:ranks] for one in every_event])
-    chance_covering = np.array([_count_covering_tokens(one, n) for one in chance])
+    chance_covering = np.array([_count_tokens_of_80_percent(one, n) for one in chance])
     rows: list[tuple[object, ...]] = []
     share, ratio, covering = map(_mean_and_band, (chance[:, 0] / n, chance[:, 0] / n * n_vocab, chance_covering))
     for kind, found in counts.items():
@@ -174,7 +174,7 @@ def make_preference(votes: Votes, *, length: int, generator: np.random.Generator
         bounds = np.array(wilson_interval(top, n))
         rows.append((f"{kind}_top_share", top / n, *bounds, *share, "share of sequences"))
         rows.append((f"{kind}_top_ratio", top / n * n_vocab, *(bounds * n_vocab), *ratio, "times chance"))
-        covered = _count_covering_tokens(_sort_descending(found), n)
+        covered = _count_tokens_of_80_percent(_sort_descending(found), n)
         rows.append((f"{kind}_covering", covered, np.nan, np.nan, *covering, "tokens"))
     mean = votes.probability.numpy() / n
     most = int(mean.argmax())
@@ -201,7 +201,7 @@ def _sort_descending(counts: np.ndarray) -> np.ndarray:
     return np.sort(counts)[::-1]
 
 
-def _count_covering_tokens(ordered: np.ndarray, n: int) -> int:
+def _count_tokens_of_80_percent(ordered: np.ndarray, n: int) -> int:
     """Return how many tokens make up 80% of ``n`` predictions; ``ordered`` has their counts, the largest first."""
     return int(np.searchsorted(ordered.cumsum(), COVERED * n) + 1)
 

@@ -50,7 +50,7 @@ def s2(
 def s1(
     x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]
 ) -> Float[Tensor, " position"]:
-    """S1, variance over samples: mean over values of the unbiased standard deviation over sequences.
+    """S1, spread over samples: the unbiased standard deviation of each value over sequences, averaged over values.
 
     In [0, inf); nan at positions that fewer than two sequences reach. The paper computes it on random tokens. If the
     sequences do not fit in memory, update `Moments` batch by batch; the result is the same.

@@ -172,7 +172,7 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
 def _find_kernel_to_download(config: Any, *, depth: int = 0) -> str | None:
     """Return, as "key = value", a setting that makes transformers download a kernel and run it; None if there is none.
 
-    ``depth`` counts the configurations that contain this one. Below 50 of them nothing is searched.
+    ``depth`` counts the configurations that contain this one; the search stops at 50.
     """
     if not isinstance(config, Mapping) or depth > _DEEPEST:
         return None

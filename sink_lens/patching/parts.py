@@ -84,11 +84,11 @@ def part_identity(part: Part) -> str:
 
 
 def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
-    """Draw by ``seed`` up to ``draws`` random parts like ``part``: other units, else heads, positions or keys.
+    """Draw by ``seed`` up to ``draws`` random parts like ``part``, with other indices on one axis.
 
-    They have the same size and layers, none of the part's own indices, and no position outside the shortest sequence,
-    of length ``shortest``. There are fewer if the site's axes, of these ``sizes``, have too few other indices, and none
-    for a part that is whole on all axes. Parts that differ only in the drawn axis share their draws.
+    The axis is the first of units, heads, positions and keys on which the part is not whole; a part that is whole has
+    no draws. Draws have as many indices as the part, none of its own, and no position past the shortest sequence, of
+    length ``shortest``. There are fewer draws if the axes, of these ``sizes``, have too few other indices.
     """
     names = SITES[part.site].axis_names
     size_of = dict(zip(names, sizes, strict=True))

@@ -99,7 +99,7 @@ def watch(
 
     Args:
         run_folder: the run, finished or not, or other checkpoints (see ``checkpoint_folders.find_checkpoints``).
-        config: what is measured; the default one if None. The folder wins over its own.
+        config: what is measured; the default one if None; ``run_folder`` wins over the folder that it names.
         tokens: sequences to use instead of the run's own evaluation data (the bundled prose if it has none).
         writer: writer of the run folder, if the caller has it open already.
         progress: show a bar.
