@@ -132,7 +132,7 @@ def sink_binding(placement: pd.DataFrame, *, some: bool = False) -> Kind:
 
 
 def too_short_sentence(threshold: float) -> str:
-    """Write the sentence that sequences or windows are too short to tell a sink at a threshold."""
+    """Write that texts or windows are too short: even attention that is spread evenly passes ``threshold`` there."""
     needed = math.ceil(fewest_queries(threshold=threshold))
     return f"the sequences, or the attention's windows, are too short to tell of a sink ({needed} tokens are needed)"
 

@@ -5,10 +5,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Bool, Float
 
 from . import checks, stability
 from .choice import connected_edges, largest_edges
 from .circuit import Circuit
+
+_CORE = 0.95
+"""Inclusion probability from which on an edge is in the core."""
 
 
 def inclusion_by_setting(
@@ -36,13 +40,37 @@ def inclusion_by_setting(
     return sure, inside
 
 
+def edge_verdicts(
+    settings: Mapping[str, Float[np.ndarray, " edge"]],
+    circuits: Mapping[str, Bool[np.ndarray, " edge"]],
+    *,
+    within: Bool[np.ndarray, " edge"] | bool = True,
+) -> np.ndarray:
+    """Return core, undecided, contingent or none for every edge.
+
+    Core edges have an inclusion probability of at least 95% in all settings, undecided ones in some settings only.
+    Contingent edges have it in no setting, but are in some circuit.
+
+    Args:
+        settings: name of a setting -> inclusion probabilities there.
+        circuits: name of a setting -> the edges chosen there.
+        within: mask of the edges that can be core; others with at least 95% everywhere are undecided.
+    """
+    sure = np.array([found >= _CORE for found in settings.values()])
+    return np.select(
+        [sure.all(0) & within, sure.any(0), np.any(list(circuits.values()), axis=0)],
+        ["core", "undecided", "contingent"],
+        "none",
+    )
+
+
 def core_table(circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, progress: bool = False) -> pd.DataFrame:
     """Return a table of the core, undecided and contingent edges: scores, inclusion probabilities, real patches.
 
     ``others``: name of another ablation -> the circuit under it. Core edges are really patched on ``pairs`` pairs.
     """
     sure, inside = inclusion_by_setting(circuit, others)
-    verdicts = stability.edge_verdicts(sure, inside, within=circuit.chosen)
+    verdicts = edge_verdicts(sure, inside, within=circuit.chosen)
     either = np.flatnonzero(verdicts != "none")
     frame = pd.DataFrame({"edge": circuit.graph.names[either]})
     frame["core"], frame["undecided"] = verdicts[either] == "core", verdicts[either] == "undecided"

@@ -8,7 +8,7 @@ hangs on the setting. All other edges that are in the circuit of some setting ar
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -16,8 +16,6 @@ from scipy.stats import hypergeom
 
 from .choice import largest_edges
 
-CORE = 0.95
-"""Inclusion probability from which on an edge is in the core."""
 _AT_ONCE = 32
 
 
@@ -54,30 +52,6 @@ def bootstrap_bounds(
     """Return the lower and upper 95% bounds of each edge's mean score; ``weights``: of each pair in each bootstrap."""
     low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
     return low, high
-
-
-def edge_verdicts(
-    settings: Mapping[str, Float[np.ndarray, " edge"]],
-    circuits: Mapping[str, Bool[np.ndarray, " edge"]],
-    *,
-    within: Bool[np.ndarray, " edge"] | bool = True,
-) -> np.ndarray:
-    """Return core, undecided, contingent or none for every edge.
-
-    Core edges have an inclusion probability of at least 95% in all settings, undecided ones in some settings only.
-    Contingent edges have it in no setting, but are in some circuit.
-
-    Args:
-        settings: name of a setting -> inclusion probabilities there.
-        circuits: name of a setting -> the edges chosen there.
-        within: mask of the edges that can be core; others with at least 95% everywhere are undecided.
-    """
-    sure = np.array([found >= CORE for found in settings.values()])
-    return np.select(
-        [sure.all(0) & within, sure.any(0), np.any(list(circuits.values()), axis=0)],
-        ["core", "undecided", "contingent"],
-        "none",
-    )
 
 
 def upper_bound_of_count(found: int, *, sampled: int, total: int) -> int:

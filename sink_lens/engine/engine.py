@@ -276,7 +276,7 @@ class Engine:
         return found
 
     def _metric_rows(self, outcome: Outcome, *, prompts: slice) -> list[dict[str, Any]]:
-        """Make a row for each metric of ``outcome`` and sequence of ``prompts``; a single value for all has one row."""
+        """Make a row per metric and sequence of ``prompts``; a metric with one value for all sequences has one row."""
         numbers = range(prompts.start, prompts.stop, prompts.step or 1)
         return [
             {"sequence": sequence, "metric": metric.name, "value": value}

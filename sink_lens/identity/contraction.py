@@ -153,7 +153,7 @@ def direction_cosines(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.
 
 
 def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.DataFrame:
-    """Return the rows of ``measure`` in the table ``layers``: its cosine (``found``), excess and gain at each place."""
+    """Return a row per place: a measure's cosine ``found``, its excess over the first place and gain over the last."""
     value, low, high = jackknife_interval(found)
     excess, excess_low, excess_high = jackknife_interval(found - found[:, :1])
     return pd.DataFrame(

@@ -40,7 +40,7 @@ from .families import TEXT_PART
 from .header import read_folder_header
 from .lens import LensModel
 from .offload import load_parameters_in_turn
-from .private_apis import LENIENT, choose_no_kernel, set_attention
+from .private_apis import LENIENT, set_attention, use_default_attention
 from .running import exclusive_use
 from .wrapping import assemble_lens, extract_language_model, keep_random_state, wrap
 
@@ -282,7 +282,7 @@ def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
 def _read_configuration(source: str | Path, *, branch: str = "main") -> PreTrainedConfig:
     """Read a configuration from a folder, or a hub name at a branch, without its choice of a kernel to download."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, revision=branch)
-    choose_no_kernel(config)
+    use_default_attention(config)
     return config
 
 

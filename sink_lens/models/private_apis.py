@@ -74,7 +74,7 @@ def kernel_of(config: Any) -> str:
     return str(config._attn_implementation)
 
 
-def choose_no_kernel(config: Any) -> None:
+def use_default_attention(config: Any) -> None:
     """Set a configuration to transformers' default attention and experts, so that no kernel is downloaded."""
     config._attn_implementation = config._experts_implementation = None
 

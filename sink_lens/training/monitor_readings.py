@@ -139,7 +139,9 @@ class ReadingLog:
         return read_log(self._log.path)["monitor"]
 
     def close(self, error: BaseException | None, *, finished: bool) -> None:
-        """Close the log; if the training has ``finished``, write the tables and note an ``error`` that ended it.
+        """Write what is still to be written and close the log.
+
+        If the training has ``finished``, by itself or with an ``error``, also make the tables and end the run.
 
         Raises:
             OSError: readings that waited still cannot be written.

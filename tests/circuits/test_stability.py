@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sink_lens.circuits import stability
+from sink_lens.circuits.core import edge_verdicts
 
 from .tiny_runs import circuit
 
@@ -11,9 +12,9 @@ from .tiny_runs import circuit
 def test_an_edge_is_core_undecided_or_contingent_by_how_sure_each_setting_is():
     settings = {"resample": np.array([1.0, 0.96, 0.5, 0.0]), "mean": np.array([0.95, 0.2, 0.1, 0.0])}
     circuits = {"resample": np.array([1, 1, 1, 0], dtype=bool), "mean": np.array([1, 0, 0, 0], dtype=bool)}
-    assert stability.edge_verdicts(settings, circuits).tolist() == ["core", "undecided", "contingent", "none"]
+    assert edge_verdicts(settings, circuits).tolist() == ["core", "undecided", "contingent", "none"]
     without = np.array([0, 1, 1, 1], dtype=bool)
-    assert stability.edge_verdicts(settings, circuits, within=without)[0] == "undecided"
+    assert edge_verdicts(settings, circuits, within=without)[0] == "undecided"
 
 
 def test_a_sample_bounds_the_edges_that_are_missed():

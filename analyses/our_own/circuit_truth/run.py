@@ -21,11 +21,10 @@ from sink_lens import wrap
 from sink_lens.circuits.checks import CONFIRMED, make_check
 from sink_lens.circuits.circuit import Circuit, find_in_runs
 from sink_lens.circuits.config import CircuitConfig
-from sink_lens.circuits.core import inclusion_by_setting
+from sink_lens.circuits.core import edge_verdicts, inclusion_by_setting
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
-from sink_lens.circuits.stability import edge_verdicts
 from sink_lens.models.lens import LensModel
 from sink_lens.records import write_atomically
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
