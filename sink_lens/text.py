@@ -44,7 +44,7 @@ def safe_for_terminal(text: str) -> str:
 
 
 def token_text(text: object, *, limit: int = 24, counted: bool = True) -> str:
-    """Write a token as pages show it: with dots for spaces and ∅ if it is empty, cut as ``safe_line`` cuts."""
+    """Write a token as pages show it: with dots for spaces and ∅ if it is empty, cut to ``limit`` characters."""
     return safe_line(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
 
 

@@ -276,10 +276,10 @@ class _LayerRuns:
         target: Target,
         attention_only: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Run a layer on ``stream`` with ``visits``; return, by cell of ``layout``, its target and the sink's stream.
+        """Run a layer on ``stream``; return for each cell of ``layout`` the target and the stream after the layer.
 
-        The target is summed over sequences. With ``attention_only`` the layer ends after its attention, and the list of
-        streams is empty.
+        The target is summed over sequences, the stream is at the sink position. ``visits`` are called at their sites.
+        With ``attention_only`` the layer ends after its attention, and the list of streams is empty.
         """
         setting, lens, position = self.setting, self.setting.lens, self.setting.sink_position
         patterns: list[Tensor] = []

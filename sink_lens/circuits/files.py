@@ -53,7 +53,7 @@ class SavedCircuit:
 
     @property
     def n_edges(self) -> int:
-        """Number of edges of the circuit."""
+        """Number of chosen edges."""
         return int(self.chosen.sum())
 
     @property

@@ -138,7 +138,7 @@ MAKES = {
 """Kind of run -> what a user does to get one."""
 
 
-def run_in_words(run: Run) -> str:
+def run_label(run: Run) -> str:
     """Return the words that name a run in an error: its folder and its kind."""
     return f"{run.folder} is a run of {safe_line(run.kind)}"
 

@@ -8,7 +8,7 @@ from sink_lens.kinds import all_kinds
 from sink_lens.lazy import import_object
 from sink_lens.records import Run, read_run
 from sink_lens.report.drawable import Drawable
-from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, page_table, run_in_words, try_make
+from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, page_table, run_label, try_make
 from sink_lens.text import plural, safe_line
 
 
@@ -50,7 +50,7 @@ def circuit_of(source: Run | str | Path) -> Drawable:
     circuit = page_of_run(run).circuit
     if circuit is None:
         raise RunError(
-            f"{run_in_words(run)}, which has no circuit; need a run of trace or circuit. {MAKES['circuit']}, or with "
+            f"{run_label(run)}, which has no circuit; need a run of trace or circuit. {MAKES['circuit']}, or with "
             "sink-lens trace"
         )
     return circuit(run)

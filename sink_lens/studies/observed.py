@@ -115,7 +115,7 @@ class ObservedModel:
         return mean_where(rows.mean(1), where=later & view.valid[:, view.rows][:, :, None], dim=1)
 
     def _read_kurtosis(self, view: LayerView) -> Tensor:
-        """Return the kurtosis of each token after a layer (nan at padding), and add the layer to the norm scores."""
+        """Return each token's kurtosis after a layer (nan at padding), and add the layer to ``_norms``, too."""
         if view.layer == 0:
             self._norms.append(Norms())
         self._norms[-1].add(view)
@@ -324,7 +324,7 @@ def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:
 
 
 def _read_large_dimensions(view: LayerView) -> Tensor:
-    """Return each dimension's share of large entries, and mean magnitude, after the first token: "batch d_model 2"."""
+    """Return on what share of later tokens each dimension is large, and its mean magnitude: "batch d_model 2"."""
     others = view.valid.clone()
     others[:, 0] = False
     h = view["resid_post"].float()

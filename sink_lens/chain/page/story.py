@@ -119,7 +119,7 @@ def headline(story: Story) -> list[str]:
 
 
 def ablation_sample_text(run: Run) -> str:
-    """Name the sequences on which the ablation of the makers was measured: those that chose the makers, or others."""
+    """Say if the makers were ablated on the sequences on which they were selected, or on other sequences."""
     summary = run.optional("summary", columns=["quantity", "value"])
     values = {} if summary is None else dict(zip(summary["quantity"], summary["value"], strict=True))
     n = int(run.provenance.get("sequences") or 0) - int(float(values.get("sequences_elsewhere", 0)))
