@@ -283,7 +283,7 @@ def terminal_table(
 
 
 def frame_table(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
-    """Return some columns of a data frame as a table for the terminal; heads and numbers are written as on pages."""
+    """Return columns of a data frame as a table for the terminal; headings and numbers are written as on pages."""
     from ..report.page import page_table
 
     shown = page_table(frame, columns, most=len(frame))

@@ -100,7 +100,7 @@ def find_smallest_sets(setting: Setting, *, progress: bool = False) -> tuple[lis
 
 
 def _find_smallest_set(setting: Setting, segment: Segment, *, tick: Callable[[], object]) -> NeuronSet:
-    """Find the smallest set of neurons whose ablation removes the sink of a segment; call ``tick`` before each run."""
+    """Find the fewest neurons whose ablation removes the sink that ``segment`` makes; call ``tick`` before each run."""
     (step,) = segment.steps
     assert step is not None  # only steps are looked at
     order = rank_neurons(setting, layers=step.layers, step=step)
