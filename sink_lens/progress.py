@@ -10,7 +10,7 @@ from tqdm import std
 SHORT = 5.0
 """A bar that took fewer seconds leaves no line."""
 BAR = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
-"""How a bar says what is done and what is left."""
+"""The format of a progress bar: how many are done, of how many, and the time left."""
 Item = TypeVar("Item")
 
 

@@ -29,7 +29,7 @@ _READ = frozenset(
 def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SINK_THRESHOLD) -> pd.DataFrame:
     """Measure the chain at position 0 in one pass: a table of measure, layer, position, threshold, value, unit.
 
-    By layer, the table has the sink rate at each threshold (``threshold`` and those of ``THRESHOLDS``), the mean mass,
+    By layer, the table has the sink rate at each threshold (``threshold`` and each of ``THRESHOLDS``), the mean mass,
     and ``uniform_mass``, which uniform attention would give; the dominance ratio and the norm ratio before layer 0
     (layer -1) and after each layer; the effective rank with and without token 0; S2 of z by position, and its ratio of
     the first token to positions >= 8; growth steps (1 or 0) and the number of super neurons. A row without a layer is

@@ -224,7 +224,7 @@ def find_location(
         sink_found: whether the studied position is a sink.
         ratio: norm ratio before layer 0, then after each layer.
         states: the token's residual stream before layer 0, then after each layer.
-        thresholds: those of the growth (``find_growth_steps``) and of outlier dimensions (``find_outlier_dimensions``).
+        thresholds: the limits that ``find_growth_steps`` and ``find_outlier_dimensions`` take.
         typical: magnitude of each dimension at a typical other token, in the layers of ``states``.
         forced: growth steps to take instead of finding them, for the random-init baseline. Each layer's strongest
             dimension is then its outlier dimension.

@@ -378,8 +378,8 @@ def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
 def maker_tables(found: Makers | None, testing: Setting, *, progress: bool = False) -> dict[str, pd.DataFrame]:
     """Make two tables: ``makers``, with a row per part, and ``maker_sets``, with a row per set and random set.
 
-    The sets of makers that were ``found``, and the super neurons, are ablated on the sequences of ``testing``, which
-    are others than those of the search. Both tables are empty if no makers were searched (None).
+    The sets of makers that were ``found``, and the super neurons, are ablated on the sequences of ``testing``. Both
+    tables are empty if no makers were searched (None).
     """
     if found is None:
         return {name: pd.DataFrame(columns=column_names("trace", name)) for name in ("makers", "maker_sets")}

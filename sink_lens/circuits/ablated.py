@@ -148,7 +148,7 @@ class _CircuitPass:
         return self._replace_tail(x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
     def _replace_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
-        """Return ``x``, gate or up values, with those of neurons that are nodes read from the node's stream."""
+        """Return ``x``, gate or up values, in which each neuron that is a node reads the stream of that node."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         theirs, rest = (
             apply_norm(self._reader_streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")

@@ -87,7 +87,7 @@ def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
 def choose_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, how: Choice, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Return a mask of ``n`` edges: those of ``greedy_edges`` if ``how`` is "greedy", else those of largest |value|."""
+    """Return a mask of ``n`` edges: the ``greedy_edges`` if ``how`` is "greedy", else the edges of largest |value|."""
     return greedy_edges(graph, values, n, outputs=outputs) if how == "greedy" else largest_edges(values, n)
 
 

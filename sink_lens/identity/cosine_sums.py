@@ -120,7 +120,7 @@ class CosineSums:
 
 
 class PredictionCounts:
-    """How often each token is the most and the least probable next one, and each dimension the smallest."""
+    """Counts of the tokens that are the most and the least probable next one, and of the smallest dimensions."""
 
     def __init__(self, n_vocab: int, d_model: int) -> None:
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)

@@ -59,7 +59,7 @@ class Site:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """What each axis counts, without the axis of sequences: ``position``, ``head``, ``key`` or ``unit``."""
+        """Names of the axes but that of sequences: ``position``, ``head``, ``key`` or ``unit``."""
         return tuple(_PARTS.get(axis, "unit") for axis in self.axes.split()[1:])
 
     @property

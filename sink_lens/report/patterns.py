@@ -1,4 +1,4 @@
-"""What a page shows of a trace's first sequence: its tokens, the studied position, sink scores, attention patterns."""
+"""A trace's first sequence, for its page: tokens, studied position, sink scores, attention patterns."""
 
 import base64
 from typing import Any

@@ -43,7 +43,7 @@ _MOST_LABELS = 8
 def draw_sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None = None) -> Figure:
     """Draw a heat map of the sink score of a position, layer by head; the threshold is marked on the scale.
 
-    ``heads`` has the columns layer, head, sink_position, sink_score. ``threshold`` is that of the sink score.
+    ``heads`` has the columns layer, head, sink_position, sink_score. A head over ``threshold`` has a sink.
     """
     grid = layer_head_grid(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape

@@ -318,7 +318,7 @@ def find_story(run: Run) -> Story:
 
 
 def outlier_dimensions(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
-    """Return the dimensions that are outliers after ``layers`` layers or more, those of most layers first.
+    """Return the dimensions that are outliers after ``layers`` layers or more, sorted by their number of layers.
 
     Outliers are counted at ``position``, or at all positions together if it is None.
     """
