@@ -45,10 +45,6 @@ class RunError(SinkLensError):
     """A run folder that is in use, is damaged, is already finished, or was made from other inputs."""
 
 
-class CheckpointError(RunError):
-    """A checkpoint that training cannot resume from, although every file is as it was written."""
-
-
 class UndrawnError(RunError):
     """An error for a folder that already holds this exact run, finished, but without its page.
 

@@ -67,11 +67,9 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
     return dict(sorted(by_step.items(), reverse=True))
 
 
-def newest_checkpoint(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
-    """Return the newest intact and resumable checkpoint before step ``before``, or None; warn of each damaged one."""
-    for step, path in list_checkpoints(folder).items():
-        if step >= before:
-            continue
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return the newest intact and resumable checkpoint, or None; warn of each damaged one."""
+    for path in list_checkpoints(folder).values():
         try:
             checkpoint = read_checkpoint(path)
         except RunError as error:

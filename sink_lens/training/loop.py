@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from ..errors import CheckpointError, RunError, SinkLensError, first_line_of_error
+from ..errors import RunError, first_line_of_error
 from ..models.headnorm import undecayed
 from ..models.private_apis import SHARDED, UNCOMPILED, save_checkpoint
 from ..models.wrapping import keep_random_state
@@ -88,7 +88,6 @@ class Loop(Trainer):
         """Train to the end, from a checkpoint or, if it is None, from the initial weights.
 
         Raises:
-            CheckpointError: the checkpoint's weights or state are not this training's.
             RunError: the loss or the gradient is not finite, or a checkpoint cannot be written.
             KeyboardInterrupt: Ctrl-C was pressed (``stopping`` is set); the state is saved.
         """
@@ -99,17 +98,10 @@ class Loop(Trainer):
                 self.rows = cast("Any", pd.DataFrame(log[list(COLUMNS)]).astype(COLUMNS).to_dict("records"))
                 self._seconds, self._done = float(checkpoint.facts["seconds"]), checkpoint.step
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.folder))
-        except SinkLensError:
+        except Exception as error:
+            if checkpoint is not None and not self._stepped:
+                error.add_note(f"the training was going on from {checkpoint.folder}, which is as it was")
             raise
-        except Exception as error:  # what torch, pickle and transformers raise where they read what is no state
-            if checkpoint is None or self._stepped:
-                raise
-            self.rows = []
-            raise CheckpointError(
-                f"{checkpoint.folder} cannot be resumed from ({first_line_of_error(error)[:200]}); need the weights "
-                "and the state that the run wrote. Train into another folder, or overwrite=True (--overwrite) to "
-                "begin again."
-            ) from error
         finally:
             if self._bar is not None:
                 self._bar.close()

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import threading
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
-from ..errors import CheckpointError, InputError, RunError, SinkLensError
+from ..errors import InputError, RunError, SinkLensError
 from ..models.private_apis import use_one_gpu
 from ..models.wrapping import keep_random_state
 from ..records import Result, RunWriter, create_run, package_versions
@@ -111,24 +110,18 @@ def train(
 
                 return watch(folder, writer=writer, device=config.device, progress=False)
 
-            while True:
-                loop = Loop(
-                    config,
-                    model=model,
-                    data=corpus,
-                    args=args,
-                    folder=folder / "checkpoints",
-                    writer=writer,
-                    watch=watch_run if config.watch and writer is not None else None,
-                    progress=progress and args.should_save,
-                )
-                try:
-                    with _handle_interrupt(loop, args):
-                        loop.run(checkpoint)
-                    break
-                except CheckpointError as error:
-                    checkpoint = _earlier_checkpoint(checkpoint, error, alone=args.world_size == 1)
-                    model = model_of(config, tokenizer=corpus.tokenizer)
+            loop = Loop(
+                config,
+                model=model,
+                data=corpus,
+                args=args,
+                folder=folder / "checkpoints",
+                writer=writer,
+                watch=watch_run if config.watch and writer is not None else None,
+                progress=progress and args.should_save,
+            )
+            with _handle_interrupt(loop, args):
+                loop.run(checkpoint)
         log = loop.log_frame()
         return TrainResult(
             folder=folder,
@@ -313,28 +306,11 @@ def _prepare_run(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *
     checkpoint = checkpoint_files.newest_checkpoint(folder)
     if checkpoint is None and any(checkpoint_files.list_checkpoints(folder)):
         raise RunError(
-            f"{folder} has checkpoints and none that training can go on from; need a whole one. Train into another "
-            "folder, or overwrite=True (--overwrite) to begin again."
+            f"{folder} has checkpoints and none that training can go on from; need one with the files that its "
+            "checkpoint.json lists. Put them back, or train into another folder."
         )
     checkpoint_files.remove_checkpoints_after(folder, -1 if checkpoint is None else checkpoint.step)
     return checkpoint
-
-
-def _earlier_checkpoint(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: bool) -> Checkpoint:
-    """Return the newest checkpoint before ``checkpoint``, which cannot be used; raise ``error`` if there is none.
-
-    The error is also raised if other processes train too (not ``alone``).
-    """
-    if checkpoint is None or not alone:
-        raise error
-    folder = checkpoint.folder.parent
-    found = checkpoint_files.newest_checkpoint(folder, before=checkpoint.step)
-    if found is None:
-        raise error
-    reason = str(error).partition("; need")[0]
-    warnings.warn(f"{reason}; the one before it, of step {found.step}, is taken", stacklevel=3)
-    checkpoint_files.remove_checkpoints_after(folder, found.step)
-    return found
 
 
 @contextlib.contextmanager
