@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import Edit, edit, zero
 from sink_lens.edits.metrics import loss
@@ -26,6 +25,7 @@ from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
 from sink_lens.models.running import prepare_pass
 from sink_lens.models.tiny import VOCAB_SIZE
+from tests.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (3, 14), generator=torch.Generator().manual_seed(1))
 PLANS = {"late": {"pack": 1}, "shared": {"pack": 4}, "side by side": {"pack": 2, "lanes": 2}}

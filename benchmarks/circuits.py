@@ -28,13 +28,13 @@ import numpy as np
 import torch
 from transformer_lens.tools.analysis import attribution_patching as theirs
 
-from analyses.tiny_families import tiny
 from sink_lens import circuits, load
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.edits.metrics import logit_difference
 from sink_lens.models.load import wrap
+from tests.tiny_families import tiny
 
 TASKS = ("greater-than", "agreement", "capitals", "induction")
 TASK_SIZES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)

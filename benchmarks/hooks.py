@@ -23,7 +23,6 @@ import pandas as pd
 from torch import nn
 from transformer_lens.hook_points import HookPoint
 
-from analyses.tiny_families import tiny
 from sink_lens import studies, sweep, trace
 from sink_lens.activations import attention
 from sink_lens.data.tokens import TokenBatch
@@ -33,6 +32,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.patching import patch
 from sink_lens.sweeps import EditGrid, Grid
+from tests.tiny_families import tiny
 
 TEXT = "the cat and the dog sat on the mat and looked at the sun, as they had done on the day before. " * 40
 CONTROL = frozenset({"_finish", "_end", "begin", "_keep_batch_shape"})

@@ -22,12 +22,12 @@ os.environ |= {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOS
 import pandas as pd
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, TraceConfig, read_run, trace
 from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
 from sink_lens.report import render
 from sink_lens.sweeps import EditGrid, Grid, sweep
+from tests.tiny_families import tiny
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 import sink_lens
-from analyses.tiny_families import tiny
 from sink_lens.arguments import check_calls, is_of_type
 from sink_lens.edits.metrics import Metric, evaluate
 from sink_lens.errors import InputError
+from tests.tiny_families import tiny
 
 META = torch.zeros(2, 2, device="meta")
 IDS = torch.ones(1, 8, dtype=torch.int64)

@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformer_lens.patching as reference
 
-from analyses.tiny_families import tiny
 from sink_lens.models.tiny import tiny_tokenizer
+from tests.tiny_families import tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "tutorials" / "coming_from.md"
 

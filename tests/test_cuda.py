@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
-from analyses.zoo import build
 from sink_lens import TokenBatch, TraceConfig, capture, edits, generate, run_with, sink_mask, sweep, trace, wrap
 from sink_lens.circuits.logit_attribution import direct_logit_attribution
 from sink_lens.edits import metrics
@@ -27,6 +25,8 @@ from sink_lens.sweeps.cells import grid_cells
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.train import train
+from tests.tiny_families import TINY_FAMILIES, tiny
+from tests.zoo import build
 
 DEVICE = os.environ.get("SINK_LENS_TEST_DEVICE", "cuda")
 """Where the copies run; ``cpu`` rehearses the tests where there is no GPU."""

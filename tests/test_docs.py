@@ -15,13 +15,13 @@ from evidences import random_batch
 from typer.main import get_command
 
 import sink_lens
-from analyses.tiny_families import tiny
-from analyses.zoo import ZOO
 from sink_lens import run_with, wrap
 from sink_lens.cli import app
 from sink_lens.kinds import all_kinds
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.schema import UNITS, tables_of
+from tests.tiny_families import tiny
+from tests.zoo import ZOO
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

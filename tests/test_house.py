@@ -64,6 +64,12 @@ def test_imports_follow_the_layers():
     assert found.returncode == 0, found.stdout
 
 
+def test_only_the_tests_of_analyses_import_analyses():
+    paths = (ROOT / "tests").rglob("*.py")
+    found = [name(path) for path in paths if any(f"{one}.".startswith("analyses.") for one in imported(path))]
+    assert [one for one in found if not one.startswith("tests/analyses/")] == []
+
+
 def mentioned(tree):
     """Every file and folder that docs/tree.md names, a description's too, each below the folder of its line."""
     parents: list[tuple[int, str]] = []

@@ -12,10 +12,10 @@ import pytest
 import torch
 import typer
 
-from analyses.tiny_families import tiny
 from sink_lens import cli
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.training import SinkMonitor
+from tests.tiny_families import tiny
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]

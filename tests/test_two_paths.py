@@ -14,11 +14,11 @@ from rounding import CLOSE, MOVED
 from tiers import first
 from two_paths import PATHS, bridge_and_raw_model, sweep_and_single_runs
 
-from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES
 from sink_lens.edits.hooks import Applied
 from sink_lens.edits.part import Part
 from sink_lens.engine.layout import Attending, Layout
 from sink_lens.errors import SiteError
+from tests.tiny_families import MORE_FAMILIES, TINY_FAMILIES
 
 
 def furthest(pairs):

@@ -32,9 +32,9 @@ def train(folder: Path, *, steps: int) -> None:
     import psutil
     import torch
 
-    from analyses.tiny_families import tiny
     from sink_lens.models.tiny import VOCAB_SIZE
     from sink_lens.training import SinkMonitor
+    from tests.tiny_families import tiny
 
     logging.getLogger("sink_lens").setLevel(logging.ERROR)  # its alarms are in the table
     torch.set_num_threads(1)

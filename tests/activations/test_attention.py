@@ -8,7 +8,6 @@ import torch
 from lenses import lens_of as lens
 from rounding import assert_rows_close
 
-from analyses.tiny_families import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.activations import attention
 from sink_lens.activations.attention import OBSERVED, choose_kernel
 from sink_lens.activations.record import Reading, capture, stream
@@ -17,6 +16,7 @@ from sink_lens.errors import KernelError
 from sink_lens.models.families import family_of
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
+from tests.tiny_families import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 
 LENGTH = 27  # over three windows of 8, and no multiple of anything
 KEYS = tuple(range(LENGTH))

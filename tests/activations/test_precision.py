@@ -5,11 +5,11 @@ import pytest
 import torch
 from rounding import assert_rows_close
 
-from analyses.tiny_families import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.activations.precision import HALF, in_float32, measure_rounding
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
+from tests.tiny_families import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (3, 12), generator=torch.Generator().manual_seed(0))
 

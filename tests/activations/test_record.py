@@ -11,7 +11,6 @@ from lenses import lens_of as lens
 from lenses import stock_opt, tokens
 from spying import spied
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.record import Reading, bytes_to_capture, capture, stream
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import zero
@@ -20,6 +19,7 @@ from sink_lens.errors import InputError, KernelError, SiteError
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import tiny_tokenizer
+from tests.tiny_families import TINY_FAMILIES, tiny
 
 LENGTH = 24
 RAW = {  # layers, then within a layer: attention and MLP as they add to the stream, W_O, down-projection

@@ -6,8 +6,6 @@ import math
 import pytest
 import torch
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
-from analyses.zoo import ZOO, build
 from sink_lens import TokenBatch, load, sink_mask, wrap
 from sink_lens.activations.record import capture
 from sink_lens.activations.sink_mask import sink_positions, sink_rates, sink_scores
@@ -19,6 +17,8 @@ from sink_lens.errors import InputError
 from sink_lens.measures.sink_tokens import earlier_keys, fair_shares, share_score
 from sink_lens.models.tiny import planted
 from sink_lens.studies.observed import ObservedModel
+from tests.tiny_families import TINY_FAMILIES, tiny
+from tests.zoo import ZOO, build
 
 WITH_SINK = [
     (name, family)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from analyses.fingerprint_baselines import cka, intrinsic_correlation, invariant_cosine, parameter_cosine
-from analyses.tiny_families import tiny
 from sink_lens import wrap
+from tests.tiny_families import tiny
 
 IDS = range(3, 40)
 

@@ -10,12 +10,12 @@ from analyses.our_own.published_facts.facts import FACTS_SCHEMA, Fact, facts_of,
 from analyses.our_own.published_facts.quantities import QUANTITIES, Value
 from analyses.our_own.published_facts.quantities import measure_quantity as measure
 from analyses.our_own.published_facts.run import FactsConfig, main, sentence, verdicts
-from analyses.zoo import build
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies.observed import ObservedModel
+from tests.zoo import build
 
 ZOO = ("bos_neuron", "two_dimensions", "untrained")
 

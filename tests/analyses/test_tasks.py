@@ -3,11 +3,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from prompt_pairs import as_llama_2
 
 from analyses.tasks import Example, agreement, answer_examples, batches, genres, pad_prompts, questions
-from analyses.tiny_families import tiny
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import tiny_tokenizer
+from tests.tiny_families import tiny
 
 TEXTS = {
     name: [" ".join(f"{name}{n}w{i}" for i in range(60)) for n in range(6)] + ["too short"]
@@ -105,3 +106,10 @@ def test_no_examples_are_refused():
         made("agreement", held_out=0)
     with pytest.raises(InputError, match="b has 1 documents"):
         genres(texts={"a": ["x " * 20] * 2, "b": ["x " * 20, "y"]}, train=1, held_out=1, generator=torch.Generator())
+
+
+def test_answers_of_tasks_are_tokens_behind_their_prompts():
+    tokenizer = as_llama_2()
+    made = pad_prompts([("gave to", " Mary"), ("year 1", "7")], tokenizer)
+    labels = [[one for one in row.tolist() if one != -100] for row in made["labels"]]
+    assert [tokenizer.convert_ids_to_tokens(row) for row in labels] == [["▁Mary"], ["7"]]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from lenses import lens_of, speaking
 
-from analyses.zoo import build
 from sink_lens.chain.at_token import cut_at_token, token_ids
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
@@ -15,6 +14,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.records import read_run
+from tests.zoo import build
 
 CONFIG = TraceConfig(model="zoo", random_init=False, sequences=16, controls=3, intervention_sequences=6)
 

@@ -5,13 +5,13 @@ import functools
 import pytest
 import torch
 
-from analyses.tiny_families import config_of
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, build_random_model, tiny_tokenizer
+from tests.tiny_families import config_of
 
 N_EXPERTS, LAYER, EXPERT, NEURON, OUTLIER = 64, 2, 41, 11, 23
 SHARED, TRIGGER = 5, 17

@@ -7,8 +7,6 @@ import pytest
 import torch
 from lenses import speaking
 
-from analyses.zoo.with_sink import fire, mark
-from analyses.zoo.writing import D_HEAD, D_MLP, HUGE, SLOWEST, draft, lock
 from sink_lens.chain import screen
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
@@ -19,6 +17,8 @@ from sink_lens.models.load import wrap
 from sink_lens.models.running import prepare_passes
 from sink_lens.models.tiny import BOS_ID, VOCAB_SIZE, tiny_tokenizer
 from sink_lens.records import read_run
+from tests.zoo.with_sink import fire, mark
+from tests.zoo.writing import D_HEAD, D_MLP, HUGE, SLOWEST, draft, lock
 
 KINDS = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 SCALES = (0.8, 0.6, 0.9, 0.7, 0.5)

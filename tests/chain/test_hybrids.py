@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from analyses.tiny_families import HYBRID_FAMILIES, tiny
-from analyses.zoo import build
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location, feeding_layers
 from sink_lens.chain.page.circuit import chain_circuit
@@ -17,6 +15,8 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.schema import QUESTIONS
+from tests.tiny_families import HYBRID_FAMILIES, tiny
+from tests.zoo import build
 
 KINDS = [
     ("in_mixer_layer", "lfm2", 0),

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from analyses.zoo import build
 from sink_lens.chain.config import Thresholds, TraceConfig
 from sink_lens.chain.locate import (
     GrowthStep,
@@ -19,6 +18,7 @@ from sink_lens.chain.measure import scout_and_measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.studies.observed import ObservedModel
+from tests.zoo import build
 
 NAN = math.nan
 RATIO = [1.0, 1.0, 3.0, 6.0, 9.0, 18.0]

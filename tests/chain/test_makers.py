@@ -8,7 +8,6 @@ import pytest
 import torch
 from tiers import first
 
-from analyses.zoo import build
 from sink_lens.chain import makers
 from sink_lens.chain import setting as places_of
 from sink_lens.chain.config import TraceConfig
@@ -18,6 +17,7 @@ from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.setting import Maker, make_setting
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
+from tests.zoo import build
 
 CONFIG = TraceConfig(model="zoo", random_init=False, intervention_sequences=8, controls=3)
 KNOWN = [

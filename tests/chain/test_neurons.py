@@ -8,7 +8,6 @@ import torch
 from evidences import planted_evidence
 from lenses import lens_of
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import measure
@@ -22,6 +21,7 @@ from sink_lens.chain.neurons import (
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.tiny import planted
 from sink_lens.models.weights import mlp_weights
+from tests.tiny_families import TINY_FAMILIES
 
 
 @functools.cache

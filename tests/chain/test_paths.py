@@ -6,10 +6,6 @@ import pytest
 import torch
 from mlps import BESIDE, EXPERTS
 
-from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
-from analyses.zoo import build
-from analyses.zoo.with_sink import fire, mark
-from analyses.zoo.writing import HUGE, activation, draft, lock, neuron
 from sink_lens.chain import paths
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.evidence import gather_evidence
@@ -23,6 +19,10 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
 from sink_lens.schema import ALL_STEPS, column_names
+from tests.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
+from tests.zoo import build
+from tests.zoo.with_sink import fire, mark
+from tests.zoo.writing import HUGE, activation, draft, lock, neuron
 
 CONFIG = TraceConfig(model="tiny", intervention_sequences=3, intervention_length=20, controls=5)
 UNITS = [3, 5, 9]

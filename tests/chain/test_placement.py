@@ -6,8 +6,6 @@ import pandas as pd
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
-from analyses.zoo import build
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.placement import binding_kind, placement_table
 from sink_lens.chain.setting import make_setting
@@ -17,6 +15,8 @@ from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
 from sink_lens.schema import column_names
+from tests.tiny_families import tiny
+from tests.zoo import build
 
 
 @pytest.fixture(scope="module")

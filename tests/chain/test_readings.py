@@ -7,7 +7,6 @@ import pytest
 import torch
 from lenses import lens_of
 
-from analyses.tiny_families import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.activations.record import LayerView, capture, stream
 from sink_lens.activations.sink_mask import sink_rate_reading
 from sink_lens.chain import readings as r
@@ -17,6 +16,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.measures.sink_tokens import sampled_queries
 from sink_lens.models import unembedding
 from sink_lens.models.load import wrap
+from tests.tiny_families import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 
 
 def batch(sequences=4, length=16, *, lengths=None, pad=0):

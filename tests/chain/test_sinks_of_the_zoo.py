@@ -8,7 +8,6 @@ import torch
 from rich.console import Console
 from tiers import first
 
-from analyses.zoo import build
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.activations.sink_mask import sink_rates
 from sink_lens.chain import measure, tables
@@ -25,6 +24,7 @@ from sink_lens.measures.rank import effective_rank
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
+from tests.zoo import build
 
 CONFIG = TraceConfig(model="zoo", random_init=False, controls=5)
 

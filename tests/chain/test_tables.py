@@ -7,7 +7,6 @@ import pytest
 import torch
 from evidences import CONFIG, OWN, planted_evidence
 
-from analyses.tiny_families import tiny
 from sink_lens.activations.record import capture
 from sink_lens.chain import tables
 from sink_lens.chain.locate import GrowthStep, Location
@@ -15,6 +14,7 @@ from sink_lens.chain.measure import measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
+from tests.tiny_families import tiny
 
 
 @functools.cache

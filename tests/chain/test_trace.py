@@ -13,7 +13,6 @@ from evidences import random_batch
 from lenses import lens_of, speaking
 from rich.console import Console
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens import schema
 from sink_lens.chain import amplification, interventions, mediate
 from sink_lens.chain import trace as tracing
@@ -26,6 +25,7 @@ from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import default_run_folder, read_run
+from tests.tiny_families import TINY_FAMILIES, tiny
 
 KEYS = {
     "tokens": ["sequence", "position"],

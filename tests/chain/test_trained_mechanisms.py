@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from analyses.zoo import ZOO, build, headlines
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.evidence import gather_evidence
 from sink_lens.chain.links import LINKS
@@ -23,6 +22,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.schema import ALL_STEPS
+from tests.zoo import ZOO, build, headlines
 
 CONFIG = TraceConfig(model="zoo", random_init=False, quick=True, controls=2)
 LINK = {link.name: link for link in LINKS}

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from transformers.pytorch_utils import Conv1D
 
-from analyses.tiny_families import tiny
 from sink_lens import Reading, TokenBatch, capture, run_with, stream, sweep, wrap
 from sink_lens.edits import edit, freeze, zero
 from sink_lens.edits.metrics import sink_mass
@@ -31,6 +30,7 @@ from sink_lens.models.adapters import unwrap_peft
 from sink_lens.patching import patch
 from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid
+from tests.tiny_families import tiny
 
 FAMILIES = ("llama", "gpt2", "gpt_neox", "phi3", "qwen3", "gemma2", "opt", "mixtral", "gptj", "bloom")
 _SIZES = {"num_hidden_layers": 2, "vocab_size": 64}

@@ -6,7 +6,10 @@ import functools
 import torch
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from analyses.tiny_families import (
+from sink_lens.models.lens import LensModel
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import VOCAB_SIZE, tiny_tokenizer
+from tests.tiny_families import (
     BY_LAYER_FAMILIES,
     HYBRID_FAMILIES,
     LATENT_FAMILIES,
@@ -14,9 +17,6 @@ from analyses.tiny_families import (
     TINY_FAMILIES,
     tiny,
 )
-from sink_lens.models.lens import LensModel
-from sink_lens.models.load import wrap
-from sink_lens.models.tiny import VOCAB_SIZE, tiny_tokenizer
 
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
 _AS_BUILT: dict[str, tuple[LensModel, dict[str, torch.Tensor], str]] = {}

@@ -8,10 +8,10 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from analyses.tiny_families import tiny
 from sink_lens.models.families import family_of, head_sizes
 from sink_lens.models.sites import SITES, read_site
 from sink_lens.models.tiny import planted, tiny_tokenizer
+from tests.tiny_families import tiny
 
 
 @functools.cache

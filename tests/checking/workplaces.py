@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.evidence import gather_evidence
 from sink_lens.chain.links import LINKS
@@ -19,6 +18,7 @@ from sink_lens.edits.constructors import Edit, edit
 from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, PlantedTruth, planted, tiny_tokenizer
+from tests.tiny_families import tiny
 
 CONFIG = TraceConfig(model="tiny", intervention_sequences=3, intervention_length=20, controls=5)
 

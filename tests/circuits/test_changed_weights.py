@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens import circuits, wrap
 from sink_lens.edits.metrics import logit_difference
 from sink_lens.errors import ModelError
 from sink_lens.patching.attribution import attribution_patch
+from tests.tiny_families import tiny
 
 
 @pytest.mark.parametrize("change", ["step", "data"])

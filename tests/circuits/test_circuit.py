@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from lenses import speaking
 
-from analyses.tiny_families import tiny
 from sink_lens import circuits
 from sink_lens.circuits.ablated import compute_circuit_metrics
 from sink_lens.circuits.command import show
@@ -24,6 +23,7 @@ from sink_lens.estimate import Sizes
 from sink_lens.models.bundled import read_header
 from sink_lens.models.load import wrap
 from sink_lens.records.shards import shard_progress
+from tests.tiny_families import tiny
 
 from .tiny_runs import circuit, reference_pairs
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from lenses import lens_of
 
-from analyses.zoo.mechanisms import wire
 from sink_lens.circuits.ablated import compute_circuit_metrics
 from sink_lens.circuits.circuit import find
 from sink_lens.circuits.exact import exact_node_scores, exact_scores
 from sink_lens.models.load import wrap
+from tests.zoo.mechanisms import wire
 
 from .tiny_runs import exact_lens, pair, runs_of
 

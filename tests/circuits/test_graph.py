@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from lenses import lens_of
 
-from analyses.tiny_families import HYBRID_FAMILIES
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, ModelError
+from tests.tiny_families import HYBRID_FAMILIES
 
 from .tiny_runs import EXPERTS, METRIC, pair, runs_of
 

@@ -9,12 +9,12 @@ import torch
 from lenses import lens_of, speaking
 from transformer_lens.tools.analysis import direct_logit_attribution as reference
 
-from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens import direct_logit_attribution, edits, run_with
 from sink_lens.circuits import logit_attribution
 from sink_lens.errors import InputError, ModelError, SiteError
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import sites_of
+from tests.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 
 FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
 RIGHT, WRONG = 5, 7

@@ -7,8 +7,6 @@ import pytest
 import torch
 from lenses import speaking
 
-from analyses.zoo.mechanisms import wire
-from analyses.zoo.wiring import vocabulary
 from sink_lens import circuits, wrap
 from sink_lens.circuits.checks import cancelling_groups, patch_core
 from sink_lens.circuits.circuit import find_in_runs
@@ -18,6 +16,8 @@ from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.page import CIRCUIT, read_edge_circuit
 from sink_lens.circuits.runs import Runs
 from sink_lens.records import read_run
+from tests.zoo.mechanisms import wire
+from tests.zoo.wiring import vocabulary
 
 FIELDS = {"task": "file", "pairs": 10, "method": "eap", "random": 0, "nodes": False, "check": 4, "check_pairs": 3}
 

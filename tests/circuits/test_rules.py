@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from analyses.zoo.mechanisms import wire
 from sink_lens.circuits import rules
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.models.load import wrap
+from tests.zoo.mechanisms import wire
 
 from .tiny_runs import DENSE, exact_lens, runs_of
 from .written_out import HeldNorms, written_out

@@ -10,12 +10,12 @@ import torch
 from lenses import lens_of, speaking
 from mlps import BESIDE, EXPERTS
 
-from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens import circuits
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.edits import metrics
 from sink_lens.models.load import wrap
+from tests.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 
 DENSE = [family for family in (*TINY_FAMILIES, *MORE_FAMILIES) if family not in (*EXPERTS, *BESIDE)]
 SINGLE = ("gptj",)  # computes its attention in float32, whatever the weights are

@@ -7,7 +7,6 @@ import torch
 from lenses import lens_of
 from rounding import assert_moved, assert_rows_close
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.data.tokens import random_tokens
 from sink_lens.edits.amplification import CENTRES, CentringMeans, amplify, centring_means
 from sink_lens.edits.constructors import At
@@ -15,6 +14,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.heads import expand_kv
 from sink_lens.models.tiny import VOCAB_SIZE
+from tests.tiny_families import TINY_FAMILIES
 
 P = 5
 TOKENS = torch.randint(3, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(3))

@@ -8,11 +8,11 @@ import torch
 from mlps import UNGATED
 from rounding import assert_moved, assert_rows_close
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.edits.constructors import add, clamp, edit, freeze, resample, scale, set_value, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import VOCAB_SIZE
+from tests.tiny_families import TINY_FAMILIES
 
 BATCH, LENGTH, LAYER = 2, 18, 1
 NO_GATE = ("gate", "up")

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from analyses.tiny_families import tiny
 from sink_lens.edits.constructors import EditError
 from sink_lens.edits.eviction import visible_keys, window
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
+from tests.tiny_families import tiny
 
 TOKENS = torch.randint(3, 300, (2, 16), generator=torch.Generator().manual_seed(0))
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from rounding import assert_moved, assert_rows_close
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.isolation import isolate
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.heads import expand_kv
 from sink_lens.models.tiny import VOCAB_SIZE
+from tests.tiny_families import TINY_FAMILIES
 
 P, LENGTH = 9, 16
 TOKENS = torch.randint(3, VOCAB_SIZE, (2, LENGTH), generator=torch.Generator().manual_seed(3))

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, capture, edits, run_with, sweep, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
@@ -14,6 +13,7 @@ from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec
 from sink_lens.sweeps.cells import grid_cells
+from tests.tiny_families import tiny
 
 LENGTHS = (24, 14, 19)
 BOS = 1

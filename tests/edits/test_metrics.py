@@ -7,12 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from lenses import lens_of
-from tokenizers import Regex, Tokenizer, decoders, normalizers
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast
+from prompt_pairs import as_llama_2
 
-from analyses.tasks import pad_prompts
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.metrics import Metric, as_metric, evaluate
@@ -191,16 +187,6 @@ def test_patching_refuses_a_metric_of_the_last_column_if_prompts_differ_in_lengt
         patched(LENS, PADDED, other, site="resid_post", metric=last_answer)
 
 
-def as_llama_2():
-    """A tokenizer as Llama 2's: a space of its own before a text, words with and without one, digits alone."""
-    words = ["?", "▁", "▁gave", "▁to", "▁Mary", "▁John", "Mary", "John", "▁year", "1", "7", "5", "=", "."]
-    known = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="?"))
-    known.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    known.pre_tokenizer = Split(Regex("▁?[A-Za-z]+|▁|[0-9]|[=.]"), "isolated")
-    known.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=known, unk_token="?")
-
-
 def test_an_answer_is_the_token_behind_the_prompt_and_the_metric_names_it():
     tokenizer = as_llama_2()
     of = functools.partial(metrics.logit_difference, tokenizer=tokenizer)
@@ -218,10 +204,3 @@ def test_an_answer_is_the_token_behind_the_prompt_and_the_metric_names_it():
         of("Mary", "John", prompt="gave to")
     with pytest.raises(InputError, match="'17' is 2 tokens behind 'year '; need one"):
         of("17", "5", prompt="year ")
-
-
-def test_answers_of_tasks_are_tokens_behind_their_prompts():
-    tokenizer = as_llama_2()
-    made = pad_prompts([("gave to", " Mary"), ("year 1", "7")], tokenizer)
-    labels = [[one for one in row.tolist() if one != -100] for row in made["labels"]]
-    assert [tokenizer.convert_ids_to_tokens(row) for row in labels] == [["▁Mary"], ["7"]]

@@ -7,7 +7,6 @@ from typing import get_args
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, run_with
 from sink_lens.edits.metrics import kl_to, logit_difference, loss, metric_for_tokens, sink_mass
 from sink_lens.edits.named_metrics import METRICS
@@ -19,6 +18,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.patching.config import MetricName
 from sink_lens.sweeps import MetricSpec
+from tests.tiny_families import tiny
 
 EIGHT = TokenBatch.from_tensor(torch.arange(3, 11)[None])
 

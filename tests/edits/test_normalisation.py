@@ -5,7 +5,6 @@ import torch
 from rounding import assert_moved, assert_rows_close
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.record import capture
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import EditError, set_value, zero
@@ -14,6 +13,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
+from tests.tiny_families import TINY_FAMILIES, tiny
 
 BATCH, LENGTH, LAYER, N_HEADS = 2, 14, 1, 4
 TOKENS = torch.randint(3, VOCAB_SIZE, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))

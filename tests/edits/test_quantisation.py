@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.pytorch_utils import Conv1D
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import EditError
 from sink_lens.edits.quantisation import (
@@ -26,6 +25,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.load import wrap
 from sink_lens.schema import LINEAR_INPUTS, QUANTISED_FORMATS
+from tests.tiny_families import TINY_FAMILIES, tiny
 
 TOKENS = torch.randint(3, 300, (3, 20), generator=torch.Generator().manual_seed(0))
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from rounding import assert_moved, assert_rows_close
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.edits.constructors import scalar, scale
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.families import family_of
 from sink_lens.models.tiny import VOCAB_SIZE
+from tests.tiny_families import TINY_FAMILIES
 
 DENSE = tuple(family for family in TINY_FAMILIES if family != "gpt_oss")
 """Families whose down-projection is a module; experts are in tests/models/test_experts.py."""

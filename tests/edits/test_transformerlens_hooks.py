@@ -8,7 +8,6 @@ import pytest
 import torch
 from lenses import lens_of, speaking
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.activations.record import Reading, stream
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.amplification import amplify, centring_means
@@ -27,6 +26,7 @@ from sink_lens.models.sites import SITES, bridge_hook_name, site_of_hook, sites_
 from sink_lens.patching.patch import patch
 from sink_lens.sweeps import cell_of
 from sink_lens.sweeps.sweep import sweep
+from tests.tiny_families import TINY_FAMILIES
 
 LENGTH = 12
 

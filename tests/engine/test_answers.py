@@ -4,9 +4,9 @@ import pytest
 import torch
 from lenses import lens_of, speaking
 
-from analyses.tiny_families import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES
 from sink_lens import answers, edits, load
 from sink_lens.errors import InputError
+from tests.tiny_families import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES
 
 
 @pytest.mark.parametrize("family", [*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES])

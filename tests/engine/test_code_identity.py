@@ -18,13 +18,13 @@ import pytest
 import torch
 from lenses import speaking
 
-from analyses.tiny_families import tiny
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import edit, freeze, scale, zero
 from sink_lens.engine.cells import cell_of
 from sink_lens.engine.code_identity import hash_code
 from sink_lens.models.load import wrap
 from sink_lens.records import UNKNOWN
+from tests.tiny_families import tiny
 
 
 def llama(seed=0):

@@ -10,7 +10,6 @@ from lenses import ALL_FAMILIES, lens_of
 from rounding import MOVED, assert_close
 from spying import spied
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import Edit, edit, freeze, scale, set_value, zero
 from sink_lens.edits.isolation import isolate
@@ -22,6 +21,7 @@ from sink_lens.engine.plan import Plan
 from sink_lens.engine.trust import choose_accurate_plan
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import VOCAB_SIZE
+from tests.tiny_families import TINY_FAMILIES
 
 LENGTHS = (20, 17, 20)
 METRICS = (

@@ -8,7 +8,6 @@ import pytest
 import torch
 from rounding import CLOSE, MOVED, assert_close, close
 
-from analyses.tiny_families import tiny
 from sink_lens.edits.constructors import edit, scalar, scale, zero
 from sink_lens.edits.metrics import Metric, dominance, kl_to, logit_difference, loss, norm, sink_mass
 from sink_lens.engine import passes
@@ -18,6 +17,7 @@ from sink_lens.engine.passes import Passes
 from sink_lens.engine.trust import choose_accurate_plan
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import SITES
+from tests.tiny_families import tiny
 
 EVERYTHING = (
     sink_mass(0),

@@ -8,7 +8,6 @@ from lenses import stock_opt
 from rounding import assert_close, assert_moved, assert_rows_close
 from spying import spied
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.record import capture
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import freeze, scale, set_value, zero
@@ -18,6 +17,7 @@ from sink_lens.models.delegation import start_passes_at
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
 from sink_lens.models.unembedding import next_token_losses
+from tests.tiny_families import TINY_FAMILIES, tiny
 
 BATCH, LENGTH = 3, 14
 EDITS = (scale("mlp_out", 1.5, layers=[1], positions=[2]), zero("z", layers=[2], heads=[1]), scale("final", 2.0))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from lenses import lens_of, speaking
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.edits.constructors import EditError, edit, scale, zero
 from sink_lens.edits.eviction import window
 from sink_lens.engine import generation
@@ -16,6 +15,7 @@ from sink_lens.engine.generation import generate
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
+from tests.tiny_families import TINY_FAMILIES, tiny
 
 
 def loop(lens, ids, edits, n, *, end=2):

@@ -7,7 +7,6 @@ import torch
 from cell_fixtures import numbers
 from lenses import lens_of
 
-from analyses.tiny_families import HYBRID_FAMILIES
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import scale
 from sink_lens.edits.metrics import evaluate, loss, norm, sink_mass
@@ -22,6 +21,7 @@ from sink_lens.engine.plan import Plan
 from sink_lens.errors import SiteError
 from sink_lens.models.running import prepare_passes
 from sink_lens.models.tiny import VOCAB_SIZE
+from tests.tiny_families import HYBRID_FAMILIES
 
 EVERY = pytest.mark.parametrize("family", HYBRID_FAMILIES)
 RIGHT = mixers._run_mixer

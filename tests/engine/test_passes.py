@@ -7,13 +7,13 @@ import pytest
 import torch
 from rounding import assert_close, close
 
-from analyses.tiny_families import tiny
 from sink_lens.edits.constructors import edit, scale, set_value, zero
 from sink_lens.edits.metrics import logit_difference, loss, sink_mass
 from sink_lens.engine import passes
 from sink_lens.engine.cells import cell_of
 from sink_lens.engine.passes import Passes
 from sink_lens.models.load import wrap
+from tests.tiny_families import tiny
 
 
 def cells_of(*edits):

@@ -8,7 +8,6 @@ from lenses import lens_of
 from torch.utils.hooks import RemovableHandle
 from transformer_lens.hook_points import HookPoint, LensHandle
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.activations.sink_mask import sink_scores
 from sink_lens.data.tokens import TokenBatch
@@ -21,6 +20,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
 from sink_lens.errors import InputError, SinkLensError, SiteError
 from sink_lens.models.sites import SITES, bridge_hook_name, sites_of
+from tests.tiny_families import TINY_FAMILIES
 
 LENGTH = 12
 PLAN = Plan(path="blocks", prompts=2, pack=3)

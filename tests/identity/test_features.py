@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens import load
 from sink_lens.activations.record import capture
 from sink_lens.errors import InputError, ModelError
 from sink_lens.identity import features as reading
 from sink_lens.identity.features import Inputs, cached_features, read_facts, read_features, shared_inputs
 from sink_lens.models.tiny import tiny_tokenizer
+from tests.tiny_families import tiny
 
 INPUTS = Inputs(kind="tokens", sequences=60, length=6, seed=0, ids=tuple(range(3, 300)))
 

@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from analyses.tiny_families import tiny
 from sink_lens import cli, load, read_run
 from sink_lens.cli.console import terminal_table
 from sink_lens.identity import fingerprint
@@ -17,6 +16,7 @@ from sink_lens.identity.pages import fingerprint as page
 from sink_lens.identity.pages.fingerprint import FINGERPRINT
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.schema import FINGERPRINT_ERRORS
+from tests.tiny_families import tiny
 
 FEW = FingerprintConfig(sequences=200, length=4, coordinates=28)
 

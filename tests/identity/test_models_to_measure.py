@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens.errors import InputError
 from sink_lens.identity.models_to_measure import CHUNK, RandomSequences, models_to_measure
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.models.load import load
 from sink_lens.models.tiny import tiny_tokenizer
+from tests.tiny_families import tiny
 
 from ..training.runs import write_run
 

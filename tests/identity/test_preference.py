@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens.errors import InputError
 from sink_lens.identity.preference import Votes, make_preference, preference
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.models.load import load
+from tests.tiny_families import tiny
 
 SMALL = UntrainedConfig(activation="relu", n_layers=2, d_model=32, n_heads=4, vocab_size=100, n_context=64)
 

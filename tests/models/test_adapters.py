@@ -7,12 +7,12 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, get_peft_model
 
-from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens import TokenBatch, load, run_with, wrap
 from sink_lens.errors import ModelError
 from sink_lens.models import adapters
 from sink_lens.models.load import weights_hash
 from sink_lens.models.weights import mlp_weights
+from tests.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing`:FutureWarning",

@@ -10,7 +10,6 @@ from lenses import lens_of
 from rounding import assert_rows_close
 
 import sink_lens as sl
-from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, TraceConfig, read_run
 from sink_lens.edits.constructors import scalar
 from sink_lens.edits.metrics import sink_mass
@@ -18,6 +17,7 @@ from sink_lens.errors import InputError, SinkLensError
 from sink_lens.identity import FingerprintConfig
 from sink_lens.models.load import wrap
 from sink_lens.sweeps import EditGrid, Grid
+from tests.tiny_families import tiny
 
 CONFIG = TraceConfig(model="tiny", tokens="random", sequences=2, length=24, interventions=False, random_init=False)
 GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0,), heads=(0,)),))

@@ -12,10 +12,10 @@ from torch import nn
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from analyses.tiny_families import tiny
 from sink_lens.errors import ModelError
 from sink_lens.models import checks
 from sink_lens.models.load import load, wrap
+from tests.tiny_families import tiny
 
 
 class ONormForCausalLM(transformers.LlamaForCausalLM):

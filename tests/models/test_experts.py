@@ -7,13 +7,13 @@ from mlps import EXPERTS
 from rounding import assert_moved, assert_rows_close
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from analyses.tiny_families import tiny
 from sink_lens.activations.record import capture
 from sink_lens.edits.constructors import edit, scalar, scale, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.models.experts import expert_down_projection
 from sink_lens.models.load import wrap
 from sink_lens.models.weights import mlp_weights
+from tests.tiny_families import tiny
 
 LAYER = 1
 

@@ -10,7 +10,6 @@ import torch
 from lenses import lens_of, speaking, tokens
 from rounding import assert_rows_close
 
-from analyses.tiny_families import tiny
 from sink_lens import patching
 from sink_lens.activations.record import capture
 from sink_lens.chain.locate import GrowthStep
@@ -34,6 +33,7 @@ from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.prefix import get_prefix_model
+from tests.tiny_families import tiny
 
 STORED = partial_pass._baseline_keys_and_values
 

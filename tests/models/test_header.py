@@ -2,10 +2,10 @@
 
 import pytest
 
-from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.models.header import axis_sizes, read_folder_header
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import sites_of
+from tests.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 
 SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_head", "d_mlp", "d_vocab", "n_context")
 REPRESENTATIVES = ("llama", "gpt2", "gpt_neox", "phi3", "gemma3", "bloom")

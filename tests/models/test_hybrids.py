@@ -7,8 +7,6 @@ import torch
 from lenses import speaking as lens_of
 from lenses import tokens
 
-from analyses.tiny_families import HYBRID_FAMILIES, tiny
-from analyses.zoo import build
 from sink_lens import patching
 from sink_lens.activations.attention import OBSERVED
 from sink_lens.activations.record import Reading, capture, stream
@@ -30,6 +28,8 @@ from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep
 from sink_lens.training.monitor import SinkMonitor
+from tests.tiny_families import HYBRID_FAMILIES, tiny
+from tests.zoo import build
 
 WITH = (1, 3)
 INTERLEAVED = tuple(family for family in HYBRID_FAMILIES if family != "falcon_h1")

@@ -6,8 +6,6 @@ import pytest
 import torch
 from lenses import lens_of, tokens
 
-from analyses.tiny_families import LATENT_FAMILIES, tiny
-from analyses.zoo import ZOO, build
 from sink_lens import patching
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.chain.config import TraceConfig
@@ -28,6 +26,8 @@ from sink_lens.schema import QUESTIONS
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep
 from sink_lens.training.prefix import get_prefix_model
+from tests.tiny_families import LATENT_FAMILIES, tiny
+from tests.zoo import ZOO, build
 
 EVERY = pytest.mark.parametrize("family", LATENT_FAMILIES)
 

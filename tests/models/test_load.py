@@ -15,10 +15,10 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from analyses.tiny_families import HYBRID_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.load import load, random_init, weights_hash, wrap
 from sink_lens.models.tiny import tiny_tokenizer
+from tests.tiny_families import HYBRID_FAMILIES, TINY_FAMILIES, tiny
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens.errors import ModelError
 from sink_lens.models import load as loading
 from sink_lens.models.load import load, wrap
 from sink_lens.models.memory import store_parameters_on_disk
+from tests.tiny_families import tiny
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "phi3"])

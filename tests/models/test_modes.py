@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from analyses.tiny_families import tiny
 from sink_lens import Reading, TokenBatch, capture, generate, load, run_with, stream, sweep, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
@@ -18,6 +17,7 @@ from sink_lens.patching import patch
 from sink_lens.patching.attribution import attribution_patch
 from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid
+from tests.tiny_families import tiny
 
 DROPOUT = {
     "gpt2": {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3},

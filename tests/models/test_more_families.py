@@ -8,7 +8,6 @@ from lenses import ALL_FAMILIES, speaking, tokens
 from rounding import assert_rows_close
 from tiers import REPRESENTATIVES
 
-from analyses.tiny_families import LATENT_FAMILIES, MORE_FAMILIES, config_of, tiny
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.errors import ModelError
@@ -18,6 +17,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.private_apis import set_attention
 from sink_lens.models.weights import norm_weights
 from sink_lens.records import read_run
+from tests.tiny_families import LATENT_FAMILIES, MORE_FAMILIES, config_of, tiny
 
 OWN_ATTENTION = ("falcon", "gptj", "gpt_neo", "bloom")
 

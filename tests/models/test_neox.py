@@ -3,9 +3,9 @@
 import torch
 from lenses import tokens
 
-from analyses.tiny_families import tiny
 from sink_lens.models.bridge_adapters import FusedRowsLinear, SharedNeoxAdapter
 from sink_lens.models.load import wrap
+from tests.tiny_families import tiny
 
 
 def test_a_part_of_a_fused_projection_by_hand():

@@ -8,7 +8,6 @@ import torch
 from lenses import tokens
 from rounding import CLOSE, assert_rows_close
 
-from analyses.tiny_families import tiny
 from sink_lens.activations.record import capture
 from sink_lens.activations.sink_mask import sink_mask
 from sink_lens.chain.config import TraceConfig
@@ -20,6 +19,7 @@ from sink_lens.models.load import load, random_init, weights_hash
 from sink_lens.models.offload import bytes_on_disk
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
+from tests.tiny_families import tiny
 
 FAMILIES = ("llama", "mixtral", "bloom")
 

@@ -5,7 +5,6 @@ import torch
 from lenses import tokens
 from torch import nn
 
-from analyses.tiny_families import tiny
 from sink_lens.activations.record import capture
 from sink_lens.activations.sink_mask import sink_mask
 from sink_lens.edits.constructors import scalar, zero
@@ -15,6 +14,7 @@ from sink_lens.errors import ModelError
 from sink_lens.models.load import wrap
 from sink_lens.models.packed import is_packed, unpacked_weight
 from sink_lens.models.weights import attention_weights, mlp_weights
+from tests.tiny_families import tiny
 
 NEEDED = "the weight of Packed is packed, .* need it in 16 or 32 bit"
 

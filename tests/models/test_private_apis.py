@@ -19,8 +19,8 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.utils.hub import cached_files
 
-from analyses.tiny_families import tiny
 from sink_lens.models import private_apis
+from tests.tiny_families import tiny
 
 PACKAGE = Path(private_apis.__file__).parents[1]
 OF_MODULES = {"_modules", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks"}

@@ -9,12 +9,12 @@ from lenses import lens_of as lens
 from mlps import EXPERTS, UNGATED
 from raw_models import raw_logits
 
-from analyses.tiny_families import HYBRID_FAMILIES, LATENT_FAMILIES
 from sink_lens import edits
 from sink_lens.activations.record import capture
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.models.families import FAMILIES, family_of
 from sink_lens.models.sites import SITES, bridge_hook_name, site_of, sites_of
+from tests.tiny_families import HYBRID_FAMILIES, LATENT_FAMILIES
 
 BATCH, LENGTH, LAYER = 2, 24, 1
 NO_GATE = ("gate", "up")

@@ -15,10 +15,10 @@ from transformers import (
     Qwen3_5MoeForConditionalGeneration,
 )
 
-from analyses.tiny_families import config_of
 from sink_lens.models.families import TEXT_PART
 from sink_lens.models.header import read_folder_header
 from sink_lens.models.load import load, random_init, wrap
+from tests.tiny_families import config_of
 
 IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "patch_size": 4}
 QWEN = {"depth": 1, "out_hidden_size": 48, "num_position_embeddings": 16}

@@ -6,9 +6,9 @@ import pytest
 import torch
 from lenses import tokens
 
-from analyses.tiny_families import TINY_FAMILIES, WINDOW, tiny
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.tiny import BOS_ID, VOCAB_SIZE, planted, tiny_tokenizer
+from tests.tiny_families import TINY_FAMILIES, WINDOW, tiny
 
 WINDOWED = ("mistral", "gemma2", "gemma3", "phi3", "gpt_oss")
 LENGTH = 24

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from analyses.tiny_families import tiny
 from sink_lens import Reading, TokenBatch, capture, generate, run_with, stream, sweep, wrap
 from sink_lens.edits import edit, fwd_hooks
 from sink_lens.engine import threads
@@ -22,6 +21,7 @@ from sink_lens.patching import patch
 from sink_lens.patching.attribution import attribution_patch
 from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid
+from tests.tiny_families import tiny
 
 GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0, 1), heads=(0,)),))
 

@@ -11,10 +11,10 @@ from lenses import tokens
 from mlps import EXPERTS, UNGATED
 from rounding import assert_rows_close
 
-from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES
 from sink_lens.activations.record import capture
 from sink_lens.models.sites import sites_of
 from sink_lens.models.weights import NormName, attention_weights, mlp_weights, norm_weights
+from tests.tiny_families import MORE_FAMILIES, TINY_FAMILIES
 
 LAYERS = (0, 1, 2)
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)

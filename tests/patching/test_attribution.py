@@ -6,7 +6,6 @@ from lenses import lens_of
 from prompt_pairs import pair
 from rounding import CLOSE
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import edit
@@ -16,6 +15,7 @@ from sink_lens.errors import InputError
 from sink_lens.models.sites import sites_of
 from sink_lens.patching.attribution import attribution_patch
 from sink_lens.patching.patch import patch
+from tests.tiny_families import TINY_FAMILIES
 
 DIFFERENCE = metrics.logit_difference([5, 6], [7, 8])
 

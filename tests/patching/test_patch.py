@@ -12,7 +12,6 @@ from lenses import lens_of, speaking
 from matplotlib.figure import Figure
 from prompt_pairs import pair
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import freeze, zero
@@ -24,6 +23,7 @@ from sink_lens.patching.attribution import attribution_patch
 from sink_lens.patching.config import PatchConfig
 from sink_lens.patching.patch import patch
 from sink_lens.patching.path import path_patch
+from tests.tiny_families import TINY_FAMILIES
 
 CORRECT, WRONG = [5, 6], [7, 8]
 DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)

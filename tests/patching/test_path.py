@@ -9,7 +9,6 @@ from lenses import lens_of
 from prompt_pairs import pair
 from rounding import close
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import freeze
 from sink_lens.edits.part import Part
@@ -17,6 +16,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.patching.patch import patch
 from sink_lens.patching.path import path_patch
+from tests.tiny_families import TINY_FAMILIES
 
 CORRECT, WRONG = [5, 6], [7, 8]
 DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)

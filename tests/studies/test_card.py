@@ -7,7 +7,6 @@ import pytest
 import torch
 from lenses import speaking
 
-from analyses.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
 from sink_lens.errors import InputError
@@ -17,6 +16,7 @@ from sink_lens.records import read_run
 from sink_lens.studies import card
 from sink_lens.studies.card_table import read_table_row
 from sink_lens.studies.observed import ObservedModel
+from tests.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 
 model_card = import_module("sink_lens.studies.card")
 

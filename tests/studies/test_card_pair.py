@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
 from sink_lens.errors import InputError
@@ -18,6 +17,7 @@ from sink_lens.report.html import page_content
 from sink_lens.studies import card
 from sink_lens.studies.card_pair import _change_text, _make_json_answer
 from sink_lens.studies.config import CardConfig
+from tests.tiny_families import tiny
 
 
 def tokenizer(*, adds_bos=True):

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.sink_mask import sink_mask
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
@@ -18,6 +17,7 @@ from sink_lens.records import read_run
 from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.studies.config import CardConfig, QuantiseConfig
 from sink_lens.studies.quantise import draw_ordinary_tokens, draw_other_channels, largest_channels, quantise
+from tests.tiny_families import TINY_FAMILIES, tiny
 
 module = import_module("sink_lens.studies.quantise")
 

@@ -6,11 +6,11 @@ import torch
 from lenses import speaking
 from planted_sequences import planted_lens, sequences
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens import read_run
 from sink_lens.errors import InputError, RunError
 from sink_lens.studies import ablate, card, quantise
 from sink_lens.studies.interventions import amplify, isolate
+from tests.tiny_families import TINY_FAMILIES
 
 
 def test_a_folder_that_is_taken_is_refused_before_anything_is_measured(tmp_path, monkeypatch):

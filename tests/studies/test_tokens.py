@@ -4,8 +4,6 @@ import pandas as pd
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
-from analyses.zoo import build
 from sink_lens import read_run, wrap
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
@@ -14,6 +12,8 @@ from sink_lens.report.html import page_content
 from sink_lens.schema import tables_of
 from sink_lens.studies.tokens.config import TokensConfig
 from sink_lens.studies.tokens.run import dimension_table, is_delimiter, sink_tokens
+from tests.tiny_families import tiny
+from tests.zoo import build
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import pytest
 import torch
 from rounding import CLOSE, NEAR_ZERO
 
-from analyses.tiny_families import tiny
 from sink_lens import load
 from sink_lens.data.tokens import random_tokens
 from sink_lens.edits.constructors import zero
@@ -25,6 +24,7 @@ from sink_lens.records.writing import RunWriter
 from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, cell_of, cluster
 from sink_lens.sweeps.sweep import sweep
+from tests.tiny_families import tiny
 
 GRID = Grid.of(EditGrid(site="z", layers=1), controls=0)
 

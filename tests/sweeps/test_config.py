@@ -6,7 +6,6 @@ import tomllib
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens import TokenBatch
 from sink_lens.edits.named_edits import KINDS
 from sink_lens.engine.measured import resolve_metrics
@@ -16,6 +15,7 @@ from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, read_sweep
 from sink_lens.sweeps.config import EXAMPLE, sweep_config
+from tests.tiny_families import tiny
 
 EDITS = [{"kind": "zero", "site": "z", "heads": "each"}]
 TOML = """

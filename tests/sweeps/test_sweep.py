@@ -16,7 +16,6 @@ import torch
 from rounding import CLOSE, close
 
 import sink_lens
-from analyses.tiny_families import tiny
 from sink_lens import TokenBatch, read_run, run_with
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.metrics import Metric, evaluate, logit_difference, loss, sink_mass
@@ -35,6 +34,7 @@ from sink_lens.sweeps.cells import grid_cells
 from sink_lens.sweeps.page import SWEEP
 from sink_lens.sweeps.sweep import sweep
 from sink_lens.sweeps.words import cell_name, effect_text
+from tests.tiny_families import tiny
 
 runner = import_module("sink_lens.sweeps.sweep")
 

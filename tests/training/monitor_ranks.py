@@ -12,9 +12,9 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
-from analyses.tiny_families import tiny
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.train import leave_process_group
+from tests.tiny_families import tiny
 
 
 def batches(n=6, *, sequences=4, length=40, seed=0):

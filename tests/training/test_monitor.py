@@ -16,7 +16,6 @@ from tiers import first
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from analyses.tiny_families import tiny
 from benchmarks import monitor_births
 from sink_lens import TokenBatch, load
 from sink_lens.chain.chain_measures import chain_measures
@@ -24,6 +23,7 @@ from sink_lens.models.tiny import planted
 from sink_lens.training import SinkMonitor, SinkMonitorCallback
 from sink_lens.training.monitor_alarms import RULES, Alarm, Alarms
 from sink_lens.training.monitor_keys import KEYS
+from tests.tiny_families import tiny
 
 from .monitor_ranks import batches, trainer
 

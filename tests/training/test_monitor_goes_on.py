@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from analyses.tiny_families import tiny
 from sink_lens.errors import InputError, ModelError
 from sink_lens.records import read_run
 from sink_lens.report.html import page_html
 from sink_lens.training import SinkMonitor, SinkMonitorCallback
 from sink_lens.training.monitor_keys import KeySums
+from tests.tiny_families import tiny
 
 from .monitor_ranks import batches, trainer
 

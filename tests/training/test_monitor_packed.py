@@ -8,10 +8,10 @@ from tiers import first
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import AttentionInterface, DataCollatorWithFlattening
 
-from analyses.tiny_families import tiny
 from sink_lens import TokenBatch
 from sink_lens.training import SinkMonitor
 from sink_lens.training.monitor_documents import find_documents
+from tests.tiny_families import tiny
 
 from .monitor_ranks import batches
 

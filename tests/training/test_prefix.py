@@ -9,10 +9,10 @@ from rounding import assert_close, assert_rows_close
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
-from analyses.tiny_families import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens import wrap
 from sink_lens.errors import InputError, ModelError
 from sink_lens.training.prefix import PrefixConfig, PrefixModel, bridge_hooks, get_prefix_model, prefix_output
+from tests.tiny_families import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt2")
 TOKENS = torch.randint(3, 300, (2, 13), generator=torch.Generator().manual_seed(7))

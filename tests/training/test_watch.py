@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens.chain.chain_measures import chain_measures
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, RunError
@@ -21,6 +20,7 @@ from sink_lens.records.checkpoints import checkpoint_folders
 from sink_lens.training.checkpoint_folders import find_checkpoints
 from sink_lens.training.sink_birth import find_birth
 from sink_lens.training.watch import load_evaluation_tokens, load_run_tokenizer, measure_checkpoint, watch
+from tests.tiny_families import tiny
 
 from .runs import CONFIG, EACH, watched, write_run
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from analyses.tiny_families import tiny
 from sink_lens.records import read_run
 from sink_lens.training import SinkMonitor
 from sink_lens.training.monitor_keys import KeySums
+from tests.tiny_families import tiny
 
 FAMILIES = ("llama", "gpt2", "gemma2", "gpt_oss", "headnorm_sink", "opt")
 STEPS = 6

@@ -11,10 +11,10 @@ from pathlib import Path
 import gguf_files
 from options import small
 
-from analyses.tiny_families import tiny
 from sink_lens.cli import main
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.training.loop import Loop
+from tests.tiny_families import tiny
 
 SWEEP = """\
 model = "MODEL"

@@ -46,11 +46,11 @@ from typer.testing import CliRunner
 
 # Everything that is taken from the program: a rebuild that moves it changes this block and nothing below.
 import sink_lens
-from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.cli import app
 from sink_lens.edits.metrics import logit_difference, loss, sink_mass
 from sink_lens.edits.normalisation import natural_rms
 from sink_lens.models.tiny import planted, tiny_tokenizer
+from tests.tiny_families import TINY_FAMILIES, tiny
 
 SMALL = ["--sequences", "4", "--length", "24"]
 PAIR = ["--clean", "the cat and the dog", "--corrupted", "the bat and the hog"]

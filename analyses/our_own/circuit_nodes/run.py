@@ -13,8 +13,6 @@ import torch
 
 from analyses.claims import Measured, Work, main
 from analyses.rates import auroc_of, share
-from analyses.zoo.mechanisms import LATER, MECHANISMS, Mechanism, wire
-from analyses.zoo.wiring import WIRED
 from sink_lens import wrap
 from sink_lens.circuits.circuit import Circuit, find_in_runs
 from sink_lens.circuits.config import CircuitConfig
@@ -23,6 +21,8 @@ from sink_lens.circuits.runs import Runs
 from sink_lens.records import write_atomically
 from sink_lens.report.style import BLUE, INK, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
+from tests.zoo.mechanisms import LATER, MECHANISMS, Mechanism, wire
+from tests.zoo.wiring import WIRED
 
 SEEDS = range(2_100, 2_103)
 """Fresh ones: the limits of the check were set on seed 3, and the methods judged on seeds 1,000 to 1,009."""

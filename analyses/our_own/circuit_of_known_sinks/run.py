@@ -12,8 +12,6 @@ import torch
 
 from analyses.claims import Measured, Work, main
 from analyses.rates import auroc_of, share
-from analyses.zoo import ZOO, build
-from analyses.zoo.edges import sink_edges
 from sink_lens import wrap
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
@@ -23,6 +21,8 @@ from sink_lens.edits import metrics
 from sink_lens.records import write_atomically
 from sink_lens.report.style import BLUE, INK, ORANGE, QUIET, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
+from tests.zoo import ZOO, build
+from tests.zoo.edges import sink_edges
 
 SEED = 4_100
 SEQUENCES, PATCHED, LENGTH, MOST_STEPS = 10, 3, 16, 10

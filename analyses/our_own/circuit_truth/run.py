@@ -15,8 +15,6 @@ from transformer_lens.tools.analysis import attribution_patching as theirs
 
 from analyses.claims import Measured, Work, main
 from analyses.rates import auroc_of, share
-from analyses.zoo.mechanisms import LATER, MECHANISMS, Mechanism, wire
-from analyses.zoo.wiring import WIRED, vocabulary
 from sink_lens import wrap
 from sink_lens.circuits.checks import CONFIRMED, make_check
 from sink_lens.circuits.circuit import Circuit, find_in_runs
@@ -29,6 +27,8 @@ from sink_lens.models.lens import LensModel
 from sink_lens.records import write_atomically
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
+from tests.zoo.mechanisms import LATER, MECHANISMS, Mechanism, wire
+from tests.zoo.wiring import WIRED, vocabulary
 
 SEEDS = range(1_000, 1_010)
 """Each mechanism in each architecture on each. What the weights are was settled on seeds below 10."""

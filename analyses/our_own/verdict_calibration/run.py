@@ -21,8 +21,6 @@ from scipy.stats import binomtest
 
 from analyses.claims import Measured, Work, main
 from analyses.rates import share as of_all
-from analyses.zoo import LINKS, ZOO, build
-from analyses.zoo.headlines import untrue
 from sink_lens import TokenBatch, TraceConfig, read_run, trace, wrap
 from sink_lens.chain.links.words import Phrase
 from sink_lens.chain.page.story import evidence_tables, find_story
@@ -32,6 +30,8 @@ from sink_lens.records import Run, write_atomically
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.schema import QUESTIONS
 from sink_lens.stats import Interval
+from tests.zoo import LINKS, ZOO, build
+from tests.zoo.headlines import untrue
 
 SEEDS = range(40_002, 40_003)
 """Every model in each of its architectures on each. A rule was changed on 40,000, none on 40,002."""
@@ -76,7 +76,7 @@ def combinations() -> list[tuple[str, str]]:
 def seeds_of(name: str) -> tuple[int, ...]:
     """The seeds of a kind of model, the same in each of its architectures."""
     kind = ZOO[name]
-    if kind.write.__module__ == "analyses.zoo.hybrids":
+    if kind.write.__module__ == "tests.zoo.hybrids":
         return tuple(HYBRID_SEEDS)
     if len(kind.letter) == 2:
         return tuple(ADDED_SEEDS)

@@ -19,11 +19,11 @@ import torch
 from scipy.stats import binomtest
 
 from analyses.claims import Measured, Work, main
-from analyses.zoo import LINKS, ZOO, ZooModel, build
 from sink_lens import TokenBatch, TraceConfig, trace, wrap
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
+from tests.zoo import LINKS, ZOO, ZooModel, build
 
 SEEDS = range(31_000, 31_004)
 SEQUENCES = (8, 20, 50)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from link_readings import DIMS, batch, plan
 
-from analyses.tiny_families import TINY_FAMILIES, tiny
 from sink_lens.activations.record import stream
 from sink_lens.chain.links.dimension_key import DIMENSION_KEY
 from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.models.load import wrap
 from sink_lens.models.weights import attention_weights
+from tests.tiny_families import TINY_FAMILIES, tiny
 
 LINK = DIMENSION_KEY
 own, read = (functools.partial(one, LINK) for one in (link_readings.own, link_readings.read))

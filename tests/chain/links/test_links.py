@@ -9,7 +9,6 @@ import torch
 from evidences import CONFIG, OWN, evidence_of, planted_evidence, random_batch
 from lenses import lens_of
 
-from analyses.zoo import build
 from sink_lens.activations.record import stream
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.evidence import gather_evidence
@@ -24,6 +23,7 @@ from sink_lens.chain.setting import Maker, add_makers, make_setting
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
+from tests.zoo import build
 
 
 def test_s2_ratio_and_its_null_by_hand():

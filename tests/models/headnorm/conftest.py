@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiers import first
 
-from analyses.tiny_families import tiny
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
+from tests.tiny_families import tiny
 
 VARIANTS = {
     "softmax": {},

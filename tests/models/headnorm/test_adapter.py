@@ -8,7 +8,6 @@ import torch
 from rounding import assert_close, assert_gradients_close, assert_rows_close
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from analyses.tiny_families import tiny
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.constructors import scale, zero
@@ -20,6 +19,7 @@ from sink_lens.engine.plan import Plan
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.headnorm.adapter import HEAD_NORM, HeadNormAdapter, register_head_norm_adapter
 from sink_lens.models.load import load, wrap
+from tests.tiny_families import tiny
 
 
 def test_the_bridge_has_the_logits_and_the_gradients_of_the_plain_model(variant, new_model, tokens):

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from analyses.tiny_families import tiny
 from sink_lens.models.tiny import tiny_tokenizer
+from tests.tiny_families import tiny
 
 _SCRIPT = """
 import sys, torch

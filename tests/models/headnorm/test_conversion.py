@@ -4,9 +4,9 @@ import pytest
 import torch
 from rounding import assert_moved, assert_rows_close
 
-from analyses.tiny_families import tiny
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.headnorm import HeadNormForCausalLM, convert
+from tests.tiny_families import tiny
 
 
 @torch.no_grad()

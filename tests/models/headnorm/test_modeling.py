@@ -6,10 +6,10 @@ from rounding import assert_gradients_close, assert_moved, assert_rows_close
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, StaticCache, Trainer, TrainingArguments
 
-from analyses.tiny_families import tiny
 from sink_lens.errors import InputError
 from sink_lens.models.headnorm import HeadNormConfig, HeadNormForCausalLM, convert, undecayed
 from sink_lens.models.headnorm.modeling import HeadOutput, fused_sink_attention, head_norm, unfused_attention
+from tests.tiny_families import tiny
 
 
 @torch.no_grad()

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from analyses.tiny_families import config_of
 from sink_lens.models.tiny import BOS_ID, build_random_model
+from tests.tiny_families import config_of
 
 from .truth import BROKEN, LINKS, NOTHING, SEEN, Maker, Truth, ZooModel
 from .with_sink import fire, mark

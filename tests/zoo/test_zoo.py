@@ -4,10 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from analyses.zoo import LINKS, ZOO, build
-from analyses.zoo.edges import sink_edges
-from analyses.zoo.mechanisms import LATER, MECHANISMS, wire
-from analyses.zoo.wiring import WIRED
 from sink_lens import wrap
 from sink_lens.circuits.ablated import compute_circuit_metrics
 from sink_lens.circuits.exact import exact_scores
@@ -16,6 +12,10 @@ from sink_lens.circuits.runs import Runs
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.tiny import planted
+from tests.zoo import LINKS, ZOO, build
+from tests.zoo.edges import sink_edges
+from tests.zoo.mechanisms import LATER, MECHANISMS, wire
+from tests.zoo.wiring import WIRED
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from analyses.tiny_families import TINY_FAMILIES
 from sink_lens.errors import ModelError
+from tests.tiny_families import TINY_FAMILIES
 
 from .easily_missed import (
     behind_bos,

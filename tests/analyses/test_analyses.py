@@ -19,7 +19,7 @@ from sink_lens.configuration import field_docs
 from sink_lens.errors import InputError
 from sink_lens.schema import ERROR_RATES, FINGERPRINT_ERRORS
 
-ROOT = Path(__file__).parents[1] / "analyses"
+ROOT = Path(__file__).parents[2] / "analyses"
 FOLDERS = sorted((path.parent for path in ROOT.glob("*/*/claim.md")), key=lambda folder: folder.name)
 OF_EACH_HELPER = (
     "chain_by_paths",  # a finished trace

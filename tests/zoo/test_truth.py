@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiers import first
 
-from analyses.tiny_families import TINY_FAMILIES
-from analyses.zoo import LINKS, ZOO, build
+from tests.tiny_families import TINY_FAMILIES
+from tests.zoo import LINKS, ZOO, build
 
 SEEDS, FIRST = range(20), range(4)
 NAMES = [name for name in ZOO if name != "untrained"]

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analyses.tiny_families import config_of
 from sink_lens.errors import ModelError
 from sink_lens.models.tiny import BOS_ID, build_random_model, planted
+from tests.tiny_families import config_of
 
 from .truth import BESIDE, FIRST_ORDINARY, LINKS, NO, NOTHING, YES, Answers, Maker, Truth, ZooModel
 from .writing import (

@@ -28,7 +28,7 @@ from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.schema import DEFAULT_MODEL
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ANALYSES = ROOT / "analyses"
 PAGE = read_page(ANALYSES / "claims.toml")
 RESULTS = committed(PAGE, [read_claim(path.parent) for path in sorted(ANALYSES.glob("*/*/claim.md"))])

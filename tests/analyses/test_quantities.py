@@ -11,7 +11,6 @@ from lenses import speaking
 
 from analyses.our_own.published_facts.quantities import AbsentError, UnmeasuredError, attention_under
 from analyses.our_own.published_facts.quantities import measure_quantity as measure
-from analyses.tiny_families import tiny
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
 from sink_lens.errors import InputError
@@ -20,6 +19,7 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies import card as make_card
 from sink_lens.studies.card import card_contents
 from sink_lens.studies.observed import ObservedModel
+from tests.tiny_families import tiny
 
 N, T = 4, 24
 TRUTH = planted()
