@@ -22,6 +22,7 @@ from sink_lens import cli, read_run
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import create_run
+from sink_lens.records.writing import PAGE_MARK
 from sink_lens.report import html
 from sink_lens.sweeps import read_sweep
 
@@ -340,7 +341,7 @@ def is_drawn_again(given, name, monkeypatch):
     page.unlink()
     with monkeypatch.context() as patch:
         patch.setattr(html, "page_html", short_page)
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(html, "write_part", full)
         first = run(*words)
     assert first.exit_code == 2, first.output
     assert "No space left" in first.stderr
@@ -359,14 +360,12 @@ def is_drawn_again(given, name, monkeypatch):
 
 def short_page(*folders, by=()):
     """Instead of a page, which takes longer than the runs here."""
-    return f"key_sink of {folders}" + 1000 * " "
+    return f"{PAGE_MARK.decode()} key_sink of {folders}" + 1000 * " "
 
 
-def full(path, *given, **options):
-    """``Path.write_text`` on a disk that has no room for a page."""
-    if path.name.startswith("report.html"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    path.write_bytes(given[0].encode())
+def full(path, payload):
+    """``write_part`` on a disk that has no room for a page."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def tables(folder):
@@ -581,7 +580,7 @@ def test_the_page_is_not_drawn_for_another_question_nor_left_beside_an_overwritt
     assert "nothing was written" not in first.stderr
     other = run(*ISOLATE, "--target-position", 7, "--out", out)
     assert (other.exit_code, "sink-lens report" in other.stderr) == (2, True)
-    (out / "report.html").write_text("the page of the run before")
+    (out / "report.html").write_text(short_page())
     assert run(*ISOLATE, "--target-position", 7, "--overwrite", "--out", out).exit_code == 130
     assert not (out / "report.html").exists()
 

@@ -1,5 +1,6 @@
 """Run folders: written whole or not at all, locked, continued, compared by name."""
 
+import contextlib
 import errno
 import json
 import os
@@ -13,6 +14,7 @@ import pytest
 
 from sink_lens.errors import RunError
 from sink_lens.records import RUN_FILE, RunLog, add_to_run, create_run, read_run
+from sink_lens.records.shards import remove_shards
 
 CONFIG = {"sequences": 32, "threshold": 0.3}
 PROVENANCE = {
@@ -170,6 +172,95 @@ def test_a_run_that_is_cleared_holds_none_of_its_files_and_leaves_those_of_other
         assert names(tmp_path) == [".lock", "notes.txt", RUN_FILE]
         writer.write_table("neurons", HEADS)
     assert set(read_run(tmp_path).tables) == {"neurons"}
+
+
+def contents(folder):
+    """Every file and link under a folder, by path: what it holds, or where it leads."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        found[name] = f"-> {path.readlink()}" if path.is_symlink() else path.read_bytes() if path.is_file() else None
+    return found
+
+
+@pytest.mark.parametrize("name", [".replaced", "heads.parquet.part", ".run.json.sink_lens", "neurons.parquet", ".lock"])
+@pytest.mark.parametrize("to", ["docs", "docs/thesis.tex"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_link_in_a_run_folder_leads_nothing_of_the_user_into_it(tmp_path, name, to, overwrite):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "thesis.tex").write_text("years")
+    before = contents(tmp_path / "docs")
+    interrupted(tmp_path / "run")
+    (tmp_path / "run" / name).symlink_to(tmp_path / to)
+    with contextlib.suppress(RunError), start(tmp_path / "run", overwrite=overwrite) as writer:
+        writer.write_table("neurons", HEADS)
+    assert contents(tmp_path / "docs") == before
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / name).symlink_to(tmp_path / to)
+    with contextlib.suppress(RunError), start(tmp_path / "only", overwrite=overwrite) as writer:
+        writer.write_table("neurons", HEADS)
+    assert contents(tmp_path / "docs") == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["draft.part", "run.json.part", ".replaced/a.txt", "report.html", "neurons.parquet", "neurons.csv", "log.jsonl"],
+)
+@pytest.mark.parametrize("how", ["goes on", "overwrites", "fails"])
+def test_a_file_of_the_user_in_a_run_folder_stays_as_it_is(tmp_path, name, how):
+    interrupted(tmp_path)
+    mine = tmp_path / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with contextlib.suppress(RunError, ValueError), start(tmp_path, overwrite=how == "overwrites") as writer:
+        if how == "fails":
+            raise ValueError
+        writer.write_table("neurons", HEADS)
+        RunLog(tmp_path, columns={"monitor": {"step": "int64"}}).close()
+    assert mine.read_text() == "mine"
+    assert read_run(tmp_path).tables["heads" if "heads" in read_run(tmp_path).tables else "neurons"].equals(HEADS)
+
+
+def test_a_file_that_a_record_lists_and_the_run_did_not_write_is_not_deleted(tmp_path):
+    finished(tmp_path)
+    (tmp_path / "thesis.tex").write_text("years")
+    record = json.loads((tmp_path / RUN_FILE).read_text())
+    for own in ({"files": record["files"] | {"thesis.tex": {"bytes": 5, "sha256": "a"}}}, {"written": ["thesis.tex"]}):
+        (tmp_path / RUN_FILE).write_text(json.dumps(record | own | {"status": "failed"}))
+        for overwrite in (False, True):
+            with start(tmp_path, overwrite=overwrite, reopen=True) as writer:
+                writer.write_table("neurons", HEADS)
+                writer.clear()
+            assert (tmp_path / "thesis.tex").read_text() == "years"
+
+
+def test_a_run_killed_between_its_record_and_the_name_of_a_file_has_the_file(tmp_path):
+    code = (
+        "import os, signal, sys; from pathlib import Path; import pandas as pd\n"
+        "from sink_lens.records import create_run\n"
+        "writer = create_run(sys.argv[1], kind='trace', config={}, provenance={})\n"
+        "writer.write_table('heads', pd.DataFrame({'layer': [0]}))\n"
+        "Path.replace = lambda one, to, real=Path.replace: (\n"
+        "    os.kill(os.getpid(), signal.SIGKILL) if to.name == 'heads.parquet' else real(one, to))\n"
+        "writer.write_table('heads', pd.DataFrame({'layer': [1]}))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    with create_run(tmp_path, kind="trace", config={}, provenance={}) as writer:
+        assert writer.read("heads")["layer"].tolist() == [1]
+    assert names(tmp_path) == ["heads.parquet", RUN_FILE]
+
+
+def test_the_shards_of_a_merged_run_go_and_what_else_lies_in_them_stays(tmp_path):
+    finished(tmp_path / "run")
+    for number in (1, 2):
+        finished(tmp_path / "run" / f"shard-{number}-of-3")
+    finished(tmp_path / "elsewhere")
+    (tmp_path / "run" / "shard-3-of-3").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "run" / "shard-2-of-3" / "notes.txt").write_text("mine")
+    remove_shards(tmp_path / "run")
+    assert names(tmp_path / "run") == ["heads.parquet", RUN_FILE, "shard-2-of-3", "shard-3-of-3"]
+    assert names(tmp_path / "run" / "shard-2-of-3") == ["notes.txt"]
+    assert names(tmp_path / "elsewhere") == ["heads.parquet", RUN_FILE]
 
 
 def test_what_is_no_run_in_the_place_of_the_folder_is_refused_and_left_alone(tmp_path):

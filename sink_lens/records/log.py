@@ -65,7 +65,7 @@ class RunLog:
         self.taken = False
         """A later log of this process goes on with the file; this one appends no more."""
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            self._file = _open_file(self.path, os.O_APPEND)
             try:
                 self.part = self._begin_part(columns)
             except BaseException:
@@ -108,11 +108,13 @@ class RunLog:
     def _begin_part(self, columns: Mapping[str, Mapping[str, str]]) -> int:
         """Cut off a broken last line, write the line of columns if there is none, and return the new part's number."""
         content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.ftruncate(self._file, whole)
+        whole, first = content.rfind(b"\n") + 1, json.dumps({"columns": columns}).encode() + b"\n"
+        if not whole and not first.startswith(content):
+            raise RunError(f"{self.path} is no log of a run. Move it away, or choose another folder.")
         if not whole:
-            self._append_bytes(json.dumps({"columns": columns}).encode() + b"\n")
+            os.ftruncate(self._file, 0)
+            self._append_bytes(first)
+            return 0
         try:
             known = read_log_columns(self.path)
             last = max((line.part for line in read_all_log_lines(self.path)), default=-1)
@@ -120,6 +122,8 @@ class RunLog:
             raise RunError(f"{self.path} is damaged ({error}). Choose another folder.") from error
         if known != columns:
             raise RunError(f"{self.path} has other tables than this run would add to. Choose another folder.")
+        if whole < len(content):
+            os.ftruncate(self._file, whole)
         return last + 1
 
     def _append_bytes(self, content: bytes) -> None:
@@ -235,11 +239,21 @@ def read_log(path: Path) -> dict[str, pd.DataFrame]:
         raise ValueError(str(error)) from error
 
 
+def _open_file(path: Path, more: int = 0) -> int:
+    """Open a file to read and write, with ``more`` flags, and return its file descriptor; refuse a link."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | more, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise RunError(f"{path} is a link; need a file of the run itself. Choose another folder.") from error
+
+
 def _lock_file(path: Path) -> int:
     """Lock a file for this process and return its file descriptor; raise a RunError if another process has the lock."""
     import fcntl  # not there on Windows, where nothing but this needs it
 
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    file = _open_file(path)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

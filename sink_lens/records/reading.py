@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,10 +202,26 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     )
 
 
+def is_regular_file(path: Path) -> bool:
+    """Check whether there is a file itself at a path, no link to one."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def lock_of_folder(folder: Path, *, patience: float = 0) -> FileLock:
+    """Return the lock of a run folder, not yet taken; one that is no empty file is refused, since it is not a run's."""
+    path = folder / LOCK_FILE
+    if os.path.lexists(path) and not (is_regular_file(path) and path.stat().st_size == 0):
+        raise RunError(f"{path} is no lock of a run, which is an empty file. Move it away, or choose another folder.")
+    return FileLock(path, timeout=patience, thread_local=False)
+
+
 def run_state(folder: Path) -> str:
     """Return the state of a run: finished, failed, interrupted, running, or stopped (killed while running)."""
     status = str(read_run_json(folder)["status"])
-    lock = FileLock(folder / LOCK_FILE, timeout=0, thread_local=False)
+    lock = lock_of_folder(folder)
     if status != "running" or not Path(lock.lock_file).exists():
         return "stopped" if status == "running" else status
     try:
@@ -257,7 +274,16 @@ def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool)
 
 
 def read_run_json(folder: Path) -> dict[str, Any]:
-    """Read run.json of a folder, and check that it has every required field, of the right type."""
+    """Read run.json of a folder, and check that it has every required field, of the right type.
+
+    If a run began to replace an earlier one and has written no file yet, the record is the earlier one's.
+    """
+    record = read_raw_run_json(folder)
+    return record.get("replaces") or record
+
+
+def read_raw_run_json(folder: Path) -> dict[str, Any]:
+    """Read run.json of a folder as it is, and check it."""
     path = folder / RUN_FILE
     check_file_name(path, what="the folder of a run")
     if not path.is_file():
@@ -265,6 +291,8 @@ def read_run_json(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         _check_run_json(record)
+        if "replaces" in record:
+            _check_run_json(record["replaces"])
     except (OSError, ValueError, RecursionError) as error:
         raise damaged_file_error(path, error) from error
     return record
@@ -281,9 +309,13 @@ def _check_run_json(record: Any) -> None:
             raise ValueError(f"{name} is {record[name]!r:.60}; need {' or '.join(one.__name__ for one in kinds)}")
     if not all(isinstance(name, str) for name in record["expects"]):
         raise ValueError("expects should be names")
-    for file, entry in record["files"].items():
-        if not is_plain_file_name(file):
+    written, removes = record.get("written", []), record.get("removes", {})
+    if not isinstance(written, list) or not isinstance(removes, dict):
+        raise ValueError("written and removes should be names, and files")
+    for file in (*record["files"], *written, *removes):
+        if not isinstance(file, str) or not is_plain_file_name(file) or file in (RUN_FILE, LOCK_FILE):
             raise ValueError(f"it lists {file!r:.60}, which is no file of this folder")
+    for file, entry in (*record["files"].items(), *removes.items()):
         if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
             raise ValueError(f"{file} has no size and hash")
 

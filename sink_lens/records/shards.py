@@ -9,7 +9,6 @@ parts in the end: the shard that ends last makes the tables, as one process does
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import pandas as pd
 
 from ..errors import InputError, RunError
 from .reading import RUN_FILE, is_file_intact, read_run_json, read_table, run_state
-from .writing import RunWriter
+from .writing import RunWriter, remove_run
 
 _FOLDER = re.compile(r"shard-([0-9]+)-of-([0-9]+)")
 _MOST = 10_000
@@ -189,9 +188,9 @@ def copy_shard_parts(writer: RunWriter) -> None:
 
 
 def remove_shards(run: Path) -> None:
-    """Remove the folders of all shards of a run, after their parts were copied into the run's folder."""
+    """Remove all shards of a run, after their parts were copied into the run's folder; other files in them stay."""
     for shard in list_shards(run):
-        shutil.rmtree(shard.folder(run), ignore_errors=True)
+        remove_run(shard.folder(run))
 
 
 def shard_progress(run: Path) -> pd.DataFrame:

@@ -1,13 +1,12 @@
 """Write a run folder: under a lock, file by file, and continued from where an equal run stopped."""
 
-import contextlib
 import errno
 import hashlib
 import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -28,15 +27,18 @@ from sink_lens.records.reading import (
     RUN_FILE,
     damaged_file_error,
     is_file_intact,
+    is_regular_file,
+    lock_of_folder,
+    read_raw_run_json,
     read_run_json,
     read_table,
 )
 
 UNKNOWN = "cannot be known: "
 """Beginning of what a configuration has instead of a hash for code that cannot be compared; the reason follows."""
-_PART = ".part"
-_REPLACED = ".replaced"
-"""Folder that keeps the run being replaced until the new run has written its first file."""
+PAGE_MARK = b'<meta name="generator" content="sink_lens">'
+"""Text of a page that was drawn from a run. No other file of that name is ever replaced or deleted."""
+_TABLE_ENDINGS = ("", ".parquet", ".csv", ".safetensors")
 
 
 def default_run_folder(name: str) -> Path:
@@ -53,7 +55,7 @@ class RunWriter:
     ) -> None:
         """Prepare to write to a run folder that this process has locked."""
         self.folder = folder
-        self._record = record
+        self._record = record | {"written": record.get("written", list(record["files"]))}
         self._lock = lock
         self._made = made
         self._adding = adding
@@ -111,22 +113,50 @@ class RunWriter:
         return self.write_bytes(filename, text.encode())
 
     def write_bytes(self, filename: str, payload: bytes) -> Path:
-        """Write bytes, such as an image, to a file, list it in run.json with size and hash, and return its path."""
-        self._wrote = True
-        shutil.rmtree(self.folder / _REPLACED, ignore_errors=True)
-        path = self._write_atomically(filename, payload)
-        self._list_content(filename, payload)
+        """Write bytes, such as an image, to a file, list it in run.json with size and hash, and return its path.
+
+        run.json lists the file before it gets its name, so that every file of the run is known to be the run's.
+
+        Raises:
+            RunError: the file cannot be written, or a file with this name is there that is not the run's.
+        """
+        refuse_foreign_files(self.folder, [filename], written=self._record["written"])
+        self._begin_writing()
+        path, files = self.folder / filename, self._record["files"]
+        before = files.get(filename)
+        part = self._write(path, payload)
+        try:
+            self._list_content(filename, payload)
+            part.replace(path)
+        except BaseException as error:
+            files.pop(filename)
+            files |= {} if before is None else {filename: before}
+            part.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise self._unwritten_error(path, error, size=len(payload)) from error
+            raise
         return path
 
     def list_file(self, name: str) -> None:
-        """Add a file that lies in the folder to run.json, with its present size and hash."""
+        """Add a file that the run has written into the folder to run.json, with its present size and hash."""
+        self._begin_writing()
         self._list_content(name, (self.folder / name).read_bytes())
 
     def _list_content(self, name: str, content: bytes) -> None:
         """Add a file with this content to run.json, with its size and hash."""
-        self._wrote = True
         self._record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        if name not in self._record["written"]:
+            self._record["written"].append(name)
         self._write_run_json()
+
+    def _begin_writing(self) -> None:
+        """Before the first file is written, remove the files of the run that this one replaces."""
+        self._wrote = True
+        if (replaced := self._record.pop("replaces", None)) is not None:
+            self._record["removes"] = replaced["files"]  # known should the process be killed here
+            self._write_run_json()
+            _remove_page(self.folder)
+            _remove_intact_files(self.folder, self._record.pop("removes"))
 
     def leave_unfinished(self) -> None:
         """Let the run count as unfinished when the block ends: run.json stays as it is."""
@@ -162,46 +192,69 @@ class RunWriter:
     def _begin_record(self, *, overwrite: bool, reopen: bool) -> None:
         """Begin run.json, or continue that of an earlier run in the folder.
 
-        A finished run is continued only if ``reopen`` is true. If ``overwrite`` is, an earlier run is moved aside.
+        A finished run is continued only if ``reopen`` is true. If ``overwrite`` is, the new record keeps that of the
+        earlier run, whose files stay where they are until the new run writes its first one.
         """
-        self._restore_replaced()
-        for leftover in self.folder.glob(f"*{_PART}"):
-            leftover.unlink()
-        if (self.folder / RUN_FILE).exists():
-            earlier = read_run_json(self.folder)
-            if folders := [file for file in earlier["files"] if (self.folder / file).is_dir()]:
-                raise RunError(
-                    f"{self.folder} has a folder where its run has the file {folders[0]}; need the run as written. "
-                    "Move the folder away, or choose another one for the run."
-                )
-            if overwrite:
-                aside = self.folder / _REPLACED
-                aside.mkdir()
-                for file in dict.fromkeys([PAGE_FILE, *earlier["files"], RUN_FILE]):
-                    if (self.folder / file).is_file():
-                        (self.folder / file).replace(aside / file)
-            else:
-                _refuse_other_run(self.folder, earlier=earlier, record=self._record, reopen=reopen)
-                if earlier["status"] != "finished":
-                    (self.folder / PAGE_FILE).unlink(missing_ok=True)  # of what is not finished
-                self._earlier = earlier
-                self._record["started"] = earlier["started"]
-                self._record["files"] = {
-                    file: entry for file, entry in earlier["files"].items() if is_file_intact(self.folder / file, entry)
-                }
+        for leftover in self.folder.glob(f".{PAGE_FILE}*{_PART}"):
+            if is_regular_file(leftover):
+                leftover.unlink()
+        if os.path.lexists(self.folder / RUN_FILE):
+            self._continue_record(overwrite=overwrite, reopen=reopen)
+        expected = [f"{name}{ending}" for name in self._record["expects"] for ending in _TABLE_ENDINGS]
+        refuse_foreign_files(self.folder, expected, written=self._record["written"])
         self._write_run_json()
+
+    def _continue_record(self, *, overwrite: bool, reopen: bool) -> None:
+        """Take over what the folder's earlier run has written, or, if ``overwrite`` is true, begin to replace it."""
+        raw, earlier = read_raw_run_json(self.folder), read_run_json(self.folder)
+        written = list(earlier.get("written", earlier["files"]))
+        for name in dict.fromkeys([RUN_FILE, *written, *earlier["files"]]):
+            path = self.folder / name
+            if os.path.lexists(path) and not is_regular_file(path):
+                found = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "no file"
+                raise RunError(
+                    f"{path} is {found}, where its run has a file; need the run as written. Move it away, or choose "
+                    "another folder for the run."
+                )
+        if "replaces" in raw:  # the run that began to replace it was killed before its first file
+            self._write(self.folder / RUN_FILE, _json_bytes(earlier)).replace(self.folder / RUN_FILE)
+        if not overwrite:
+            _refuse_other_run(self.folder, earlier=earlier, record=self._record, reopen=reopen)
+        self._record["written"] = written
+        if overwrite:
+            self._record["replaces"] = earlier
+            return
+        if earlier["status"] != "finished":
+            _remove_page(self.folder)  # of what is not finished
+        for name, entry in earlier["files"].items():
+            part = part_path(self.folder / name)
+            if is_regular_file(part) and is_file_intact(part, entry):  # killed between the record and the file's name
+                part.replace(self.folder / name)
+        for name in written:
+            part_path(self.folder / name).unlink(missing_ok=True)
+        left = earlier.get("removes", {}).items()
+        _remove_intact_files(self.folder, {name: entry for name, entry in left if name not in earlier["files"]})
+        self._earlier = earlier
+        self._record["started"] = earlier["started"]
+        self._record["files"] = {
+            file: entry for file, entry in earlier["files"].items() if is_file_intact(self.folder / file, entry)
+        }
 
     def _write_final_status(self, error: BaseException | None) -> None:
         """Write how the run ended: finished if ``error`` is None. Undo a run that failed before its first file."""
         if self._adding:
             return
-        if isinstance(error, SinkLensError) and not self._wrote and self._earlier is not None:
-            self._record = self._earlier  # refused: as it was found
+        before = self._record.get("replaces")
+        if before is None and isinstance(error, SinkLensError) and not self._wrote:
+            before = self._earlier  # refused: as it was found
+        if error is not None and before is not None:
+            self._record = before
             self._write_run_json()
             return
-        if error is not None and not self._record["files"]:
+        if error is None:
+            self._begin_writing()
+        elif not self._record["written"]:
             (self.folder / RUN_FILE).unlink(missing_ok=True)  # nothing was measured: leave nothing behind
-            self._restore_replaced()
             return
         status = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         self._record |= {"status": status, "ended": _utc_now_text()}
@@ -214,34 +267,60 @@ class RunWriter:
                 raise
             error.add_note(f"{RUN_FILE} still says 'running': {unwritten}")
 
-    def _restore_replaced(self) -> None:
-        """Bring back the run that ``overwrite`` moved aside, if no file has replaced it."""
-        aside = self.folder / _REPLACED
-        if aside.is_dir():
-            for path in sorted(aside.iterdir(), key=lambda path: path.name == RUN_FILE):  # the record last
-                path.replace(self.folder / path.name)
-            aside.rmdir()
-
     def _write_run_json(self) -> None:
-        text = json.dumps(self._record, indent=2, ensure_ascii=False, allow_nan=False)
-        self._write_atomically(RUN_FILE, f"{text}\n".encode())
-
-    def _write_atomically(self, filename: str, payload: bytes) -> Path:
-        """Write a file whole or not at all, without listing it in run.json; a full disk gives an error that says so."""
-        path = self.folder / filename
+        path, content = self.folder / RUN_FILE, _json_bytes(self._record)
         try:
-            write_atomically(path, payload)
+            self._write(path, content).replace(path)
         except OSError as error:
-            complete = f"Complete in this run: {', '.join(self._record['files']) or 'none'}."
-            text = f"{path} cannot be written ({error.strerror}). {complete}"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                free = shutil.disk_usage(self.folder).free
-                text = (
-                    f"the disk is full: {path} needs {len(payload):,} bytes and {self.folder} has {free:,} free. "
-                    f"{complete} Free some space and run the same again: it goes on from there."
-                )
-            raise RunError(text) from error
-        return path
+            raise self._unwritten_error(path, error, size=len(content)) from error
+
+    def _write(self, path: Path, payload: bytes) -> Path:
+        """Write what is to be the file ``path`` under its temporary name, which is returned."""
+        try:
+            return write_part(path, payload)
+        except OSError as error:
+            raise self._unwritten_error(path, error, size=len(payload)) from error
+
+    def _unwritten_error(self, path: Path, error: OSError, *, size: int) -> RunError:
+        """Return the error that ``path`` cannot be written; a full disk gives one that says so."""
+        complete = f"Complete in this run: {', '.join(self._record['files']) or 'none'}."
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return RunError(f"{path} cannot be written ({error.strerror}). {complete}")
+        free = shutil.disk_usage(self.folder).free
+        return RunError(
+            f"the disk is full: {path} needs {size:,} bytes and {self.folder} has {free:,} free. {complete} Free some "
+            "space and run the same again: it goes on from there."
+        )
+
+
+_PART = ".sink_lens"
+"""Ending of the temporary name of a file that is being written; it begins with a dot."""
+
+
+def part_path(path: Path) -> Path:
+    """Return the temporary name under which the file ``path`` is written before it gets its own."""
+    return path.with_name(f".{path.name}{_PART}")
+
+
+def write_part(path: Path, payload: bytes) -> Path:
+    """Write bytes under the temporary name of ``path``, force them onto the disk, and return the name.
+
+    A link with that name is replaced, never followed.
+
+    Raises:
+        OSError: they cannot be written; nothing is left.
+    """
+    part = part_path(path)
+    part.unlink(missing_ok=True)
+    try:
+        with part.open("xb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return part
 
 
 def write_atomically(path: Path, payload: bytes) -> None:
@@ -250,16 +329,64 @@ def write_atomically(path: Path, payload: bytes) -> None:
     Raises:
         OSError: the file cannot be written; an earlier file is still there.
     """
-    part = path.with_name(path.name + _PART)
+    part = write_part(path, payload)
     try:
-        with part.open("wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def refuse_foreign_files(folder: Path, names: Iterable[str], *, written: Collection[str]) -> None:
+    """Refuse to write a file if there is one with its name that the run, which has ``written`` some, did not write."""
+    for name in names:
+        if name not in written and os.path.lexists(folder / name):
+            raise RunError(
+                f"{folder / name} is no file of the run in its folder, which would write one with this name. Move it "
+                "away and run the same again: what is finished is kept."
+            )
+
+
+def _remove_page(folder: Path) -> None:
+    """Remove the page of a run from its folder, if the file with its name is such a page."""
+    page = folder / PAGE_FILE
+    if is_own_page(page):
+        page.unlink()
+
+
+def is_own_page(path: Path) -> bool:
+    """Check whether a file is a page that was drawn from a run."""
+    if not is_regular_file(path):
+        return False
+    with path.open("rb") as file:
+        return PAGE_MARK in file.read(4096)
+
+
+def remove_run(folder: Path) -> None:
+    """Remove a run from its folder, and the folder if nothing else is in it; files that are not the run's stay."""
+    if folder.is_symlink():
+        return
+    record, lock = read_run_json(folder), folder / LOCK_FILE
+    _remove_page(folder)
+    if is_regular_file(lock) and lock.stat().st_size == 0:
+        lock.unlink()
+    _remove_intact_files(folder, record["files"])
+    for name in (*record.get("written", ()), RUN_FILE):
+        part_path(folder / name).unlink(missing_ok=True)
+    (folder / RUN_FILE).unlink()
+    _remove_empty_folders([folder])
+
+
+def _remove_intact_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Remove those of a run's ``files`` that are what the run wrote; a file changed since may be somebody's own."""
+    for name, entry in files.items():
+        path = folder / name
+        if is_regular_file(path) and is_file_intact(path, entry):
+            path.unlink()
+
+
+def _json_bytes(record: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)}\n".encode()
 
 
 def create_run(
@@ -307,12 +434,13 @@ def create_run(
         "provenance": plain_json(provenance),
         "expects": list(expects),
         "files": {},
+        "written": [],
     }
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    lock = FileLock(folder / LOCK_FILE, timeout=patience, thread_local=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_other_files(folder)
+        lock = lock_of_folder(folder, patience=patience)
         lock.acquire()
     except Timeout:
         raise in_use_error(folder) from None
@@ -322,9 +450,7 @@ def create_run(
     writer = RunWriter(folder, record=record, lock=lock, made=made)
     try:
         writer._begin_record(overwrite=overwrite, reopen=reopen)
-    except BaseException as error:  # Ctrl-C too: what was put aside comes back, and the lock goes
-        with contextlib.suppress(OSError):
-            writer._restore_replaced()
+    except BaseException as error:  # Ctrl-C too
         _release_and_remove_lock(lock)
         _remove_empty_folders(made)
         if isinstance(error, OSError):
@@ -383,7 +509,7 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
     """
     folder = Path(folder)
     read_run_json(folder)
-    lock = FileLock(folder / LOCK_FILE, timeout=0, thread_local=False)
+    lock = lock_of_folder(folder)
     try:
         lock.acquire()
     except Timeout:
@@ -436,7 +562,7 @@ def _release_and_remove_lock(lock: FileLock) -> None:
 def _refuse_other_files(folder: Path) -> None:
     """Refuse a folder that holds files but no run."""
     held = sorted(path.name for path in folder.iterdir() if path.name != LOCK_FILE)
-    if RUN_FILE not in held and set(held) - {RUN_FILE + _PART, _REPLACED}:
+    if RUN_FILE not in held and set(held) - {part_path(folder / RUN_FILE).name}:
         some = ", ".join(held[:3]) + (", ..." if held[3:] else "")
         raise RunError(
             f"{folder} holds files and no {RUN_FILE} ({some}); need an empty folder, a new one or an "

@@ -17,9 +17,10 @@ from typing import Any
 
 import matplotlib as mpl
 
-from sink_lens.errors import RunError
+from sink_lens.errors import InputError, RunError
 from sink_lens.files import check_file_name
 from sink_lens.records import PAGE_FILE, Run, read_run, refuse_file_of_run
+from sink_lens.records.writing import is_own_page, write_part
 from sink_lens.report import explorer
 from sink_lens.report.offline import script_hashes, template_environment
 from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, csv_text, try_make
@@ -180,12 +181,14 @@ def render(
         path = path.with_name(f"{path.name}.html")
     check_file_name(path, what="the name of the page")
     refuse_file_of_run(path, replaceable=(".html", ".htm"))
+    if out is None and os.path.lexists(path) and not is_own_page(path):
+        raise InputError(f"{path} is no page of a run; need its name for the page. Move it away, or name another: out")
     text = page_html(folder, *others, by=by)
-    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # others may draw it too
+    own = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")  # others may draw it too
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        part = write_part(own, text.encode("utf-8", "backslashreplace"))
         try:
-            part.write_text(text, encoding="utf-8", errors="backslashreplace")
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)

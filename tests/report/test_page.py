@@ -16,6 +16,7 @@ import pytest
 
 from sink_lens.errors import RunError
 from sink_lens.records import create_run
+from sink_lens.records.writing import PAGE_MARK
 from sink_lens.report.html import page_html, render
 from sink_lens.schema import table_of
 from sink_lens.text import as_text, safe_line
@@ -378,7 +379,7 @@ def test_what_was_not_measured_is_said_and_the_rest_is_drawn(tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     folder = synthetic_run(tmp_path / "run", frames=few("links"), without=("patterns",))
-    (folder / "report.html").write_text("old")
+    (folder / "report.html").write_bytes(PAGE_MARK + b"old")
 
     def full(self, target):
         raise OSError(28, os.strerror(28))
@@ -386,8 +387,8 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     monkeypatch.setattr("pathlib.Path.replace", full)
     with pytest.raises(RunError, match="No space left"):
         render(folder)
-    assert (folder / "report.html").read_text() == "old"
-    assert not list(folder.glob("*.part"))
+    assert (folder / "report.html").read_bytes() == PAGE_MARK + b"old"
+    assert not list(folder.glob(".*.sink_lens"))
 
 
 def test_the_command_renders_without_torch_and_the_same_again(whole, tmp_path):
