@@ -4,6 +4,7 @@ import ast
 import re
 import shutil
 from importlib.util import resolve_name
+from inspect import Signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from sink_lens.measures.table import MEASURES
 from sink_lens.models.families import FAMILIES
 from sink_lens.models.sites import SITES
 from sink_lens.schema import UNITS, tables_of
+from sink_lens.signatures import full_docstring, full_signature, taken_options
 
 project = "sink_lens"
 author = "sink_lens authors"
@@ -39,7 +41,6 @@ html_copy_source = False
 html_math_renderer = "mathml"
 
 autodoc_default_options = {"members": True, "member-order": "bysource", "ignore-module-all": True}
-autodoc_preserve_defaults = True
 add_module_names = False
 maximum_signature_line_length = 88
 
@@ -236,11 +237,23 @@ myst_substitutions = {
 
 def _as_markup(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Google sections become fields. A bar outside backticks is a magnitude, not a substitution."""
+    if what == "function" and (taken := taken_options(thing)) is not None:
+        lines[:] = full_docstring(thing, taken).split("\n")
     for number, line in enumerate(lines):
         parts = re.split(r"(``.+?``|`[^`]+`)", line)
         lines[number] = "".join(part if part.startswith("`") else part.replace("|", r"\|") for part in parts)
     if what not in ("attribute", "property", "data"):  # there napoleon takes what stands before a colon for a type
         lines[:] = GoogleDocstring(lines, Config(), app, what, name, thing, options).lines()
+
+
+def _with_options(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """Write each option of a function into its signature."""
+    if what != "function" or (taken := taken_options(thing)) is None:
+        return None
+    whole = full_signature(thing, taken)
+    return str(whole.replace(return_annotation=Signature.empty)), str(whole.return_annotation)
 
 
 def _not_ours(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
@@ -267,5 +280,6 @@ def setup(app: Sphinx) -> None:
     """What Sphinx calls."""
     app.connect("build-finished", _with_reports)
     app.connect("autodoc-process-docstring", _as_markup)
+    app.connect("autodoc-process-signature", _with_options)
     app.connect("autodoc-skip-member", _not_ours)
     app.add_html_math_renderer("mathml", inline_renderers=(_mathml, None), block_renderers=(_mathml, None))

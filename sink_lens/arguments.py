@@ -48,6 +48,7 @@ def check_calls(function: Callable[P, R]) -> Callable[P, R]:
                 *map(_python_number, args), **{name: _python_number(value) for name, value in named.items()}
             )
 
+    vars(call)["checked"] = True
     return call
 
 

@@ -16,14 +16,9 @@ A configuration is a frozen dataclass with a docstring under each field; a text 
 - ``table``: the field may be a table of the file: key -> field.
 """
 
-import ast
-import functools
-import inspect
-import itertools
 import json
 import math
 import os
-import sys
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -221,21 +216,3 @@ def _convert_single_value(name: str, value: Any, kind: Any) -> Any:
     if kind in _NEEDS and not (kind in (bool, str) and isinstance(value, kind)):
         raise InputError(f"{name} is {safe_line(repr(value), limit=200)}; need {_NEEDS[kind]}")
     return value
-
-
-def field_docs(kind: type) -> dict[str, str]:
-    """Return field name -> the docstring under the field, for a class and its base classes."""
-    docs: dict[str, str] = {}
-    for one in reversed(kind.__mro__[:-1]):
-        for at, under in itertools.pairwise(_class_nodes(one.__module__)[one.__name__].body):
-            text = under.value.value if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant) else None
-            if isinstance(at, ast.AnnAssign) and isinstance(at.target, ast.Name) and isinstance(text, str):
-                docs[at.target.id] = " ".join(text.split())
-    return docs
-
-
-@functools.cache
-def _class_nodes(module: str) -> dict[str, ast.ClassDef]:
-    """Return class name -> syntax tree of the class, for all classes of a module; a module is parsed once."""
-    body = ast.parse(inspect.getsource(sys.modules[module])).body
-    return {one.name: one for one in body if isinstance(one, ast.ClassDef)}

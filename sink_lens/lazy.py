@@ -14,6 +14,7 @@ from typing import Any
 
 from .arguments import check_calls
 from .gone import refuse_removed
+from .signatures import show_options
 
 
 def import_object(place: str) -> Any:
@@ -23,17 +24,20 @@ def import_object(place: str) -> Any:
 
 
 def read_stub(init: str) -> dict[str, str]:
-    """Return public name -> ``module:name`` (``module:`` for a module) for each import in a package's stub.
+    """Return public name -> ``module:name`` (``module:`` for a module) for each name that a package's stub exports.
 
-    A module that begins with a dot lies beside the package.
+    It exports what it imports under a name of its own, and what it defines: there an import with an underscore before
+    the name, such as ``patch as _patch``, says from which module. A module that begins with a dot lies beside the
+    package.
     """
-    places = {}
+    places: dict[str, str] = {}
     for node in ast.parse(Path(init).with_suffix(".pyi").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom):
             for one in node.names:
                 outside = "." * (node.level - 1)
                 place = f"{outside}{node.module}:{one.name}" if node.module else f"{outside}{one.name}:"
-                places[one.asname or one.name] = place
+                if one.asname is not None:
+                    places[one.asname.removeprefix("_")] = place
     return places
 
 
@@ -60,8 +64,10 @@ def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callabl
         value = getattr(module, own, None) if own else module
         if value is None:  # a module of that package
             value = import_module(f".{where}.{own}", package)
-        if isinstance(value, FunctionType):
-            value = check_calls(value)
+        if isinstance(value, FunctionType) and not hasattr(value, "checked"):  # else a room below has done it
+            shown = check_calls(value)
+            show_options(shown, value)
+            value = shown
         return vars(sys.modules[package]).setdefault(name, value)
 
     def known() -> list[str]:

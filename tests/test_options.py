@@ -13,13 +13,14 @@ from sink_lens import cli
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import _make_call_config
 from sink_lens.cli.options import add_config_options, build_config, off_option_name, option_name
-from sink_lens.configuration import allowed_texts, field_docs, make_config
+from sink_lens.configuration import allowed_texts, make_config
 from sink_lens.data.cache import CacheConfig
 from sink_lens.errors import InputError
 from sink_lens.kinds import all_kinds
 from sink_lens.lazy import import_object
 from sink_lens.patching.run_pair import merge_patch_config
 from sink_lens.report.config import ReportConfig
+from sink_lens.signatures import field_docs
 from sink_lens.studies.config import AblateConfig, CardConfig
 from sink_lens.studies.study import make_study_config
 from sink_lens.sweeps.config import SweepConfig, sweep_config

@@ -34,6 +34,7 @@ from ..models.running import exclusive_use
 from ..models.sites import site_of
 from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, default_run_folder, read_run
+from ..signatures import takes
 from ..text import size_text
 from . import summary, tables
 from .at_token import Occurrences, cut_at_token
@@ -110,6 +111,7 @@ class Trace(Result):
         return (primary.filter(items=["link", "verdict", "statistic", "value", "ci_low", "ci_high"]),)
 
 
+@takes(TraceConfig)
 def trace(
     model: TraceConfig | ModelLike,
     tokens: Tokens | str | None = None,

@@ -30,6 +30,7 @@ from ..patching.config import refuse_equal_tokens
 from ..patching.pairs import Sequences
 from ..progress import tqdm
 from ..records import display
+from ..signatures import takes
 from ..text import name_in_words
 from . import checks, stability
 from .ablated import compute_circuit_metrics
@@ -380,6 +381,7 @@ class Circuit:
         return display.result_html(repr(self), self.draw(most=40), self.frame.head(12))
 
 
+@takes(CircuitConfig, leave_out=("model",))
 def find(
     lens: ModelLike,
     clean: Task | Sequences,

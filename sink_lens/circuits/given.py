@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike
 from ..patching.pairs import Sequences
+from ..signatures import takes
 from ..stats import Interval
 from ..text import percent
 from .choice import draw_random_circuit
@@ -57,6 +58,7 @@ class CircuitEvaluation:
         return 1 - float(self.frame["faithfulness"].iloc[1])
 
 
+@takes(CircuitConfig, leave_out=("model",))
 def evaluate(
     lens: ModelLike,
     pairs: Task | tuple[Sequences, Sequences | None],

@@ -26,6 +26,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import Result, RunWriter, create_run, default_run_folder, display, read_run, refuse_unhashed_code
 from ..records.shards import check_shard, compute_run, process_name
+from ..signatures import takes
 from ..stats import interval
 from .attention import explain_attention
 from .checks import CONFIRMED, make_check
@@ -72,6 +73,7 @@ class CircuitRun(Result):
         return self.circuit.draw(most=40), self.frame.head(12)
 
 
+@takes(CircuitConfig)
 def run(
     model: CircuitConfig | ModelLike | None = None,
     *,

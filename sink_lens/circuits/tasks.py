@@ -18,6 +18,7 @@ from ..data.corpora import bundled_text
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError
+from ..signatures import takes
 from .config import CircuitConfig, ReadyTask
 from .pairs import TokenPair, make_token_pairs
 
@@ -92,6 +93,7 @@ def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
     )
 
 
+@takes(CircuitConfig, leave_out=("model",))
 def task_of(
     lens: "LensModel",
     task: Literal[ReadyTask, "file"] | None = None,

@@ -21,13 +21,13 @@ import typer
 from ..configuration import (
     allowed_texts,
     convert_field_value,
-    field_docs,
     flatten_tables,
     make_config,
     read_settings,
     split_off_none,
 )
 from ..errors import InputError, SinkLensError, UndrawnError
+from ..signatures import field_docs
 from .console import render_report, user_message
 
 if TYPE_CHECKING:

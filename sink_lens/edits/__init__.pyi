@@ -1,5 +1,14 @@
 """The public names, each from the module that defines it: `__init__.py` reads this file."""
 
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from sink_lens.data.tokens import Tokens
+from sink_lens.edits.constructors import Change
+from sink_lens.models.load import ModelLike
+
 from ..models.sites import Site as Site
 from ..schema import MEANS as MEANS
 from . import metrics as metrics
@@ -8,25 +17,153 @@ from .amplification import amplify as amplify
 from .amplification import centring_means as centring_means
 from .constructors import At as At
 from .constructors import Edit as Edit
-from .constructors import add as add
-from .constructors import clamp as clamp
-from .constructors import edit as edit
-from .constructors import freeze as freeze
-from .constructors import resample as resample
+from .constructors import add as _add
+from .constructors import clamp as _clamp
+from .constructors import edit as _edit
+from .constructors import freeze as _freeze
+from .constructors import resample as _resample
 from .constructors import scalar as scalar
-from .constructors import scale as scale
-from .constructors import set_value as set
-from .constructors import zero as zero
+from .constructors import scale as _scale
+from .constructors import set_value as _set
+from .constructors import zero as _zero
 from .effects import effect as effect
 from .eviction import window as window
 from .hooks import from_hook as from_hook
 from .hooks import fwd_hooks as fwd_hooks
 from .isolation import isolate as isolate
-from .mean_ablation import mean_aligned as mean_aligned
-from .mean_ablation import mean_all as mean_all
-from .mean_ablation import mean_ordinary as mean_ordinary
+from .mean_ablation import mean_aligned as _mean_aligned
+from .mean_ablation import mean_all as _mean_all
+from .mean_ablation import mean_ordinary as _mean_ordinary
 from .normalisation import head_rms_norm as normalise
 from .normalisation import variance_calibration as calibrate
 from .part import Part as Part
 from .quantisation import quantisation as quantise
 from .quantisation import quantised_weights as quantised_weights
+
+def add(
+    site: str,
+    vector: Tensor | float,
+    *,
+    factor: float = 1.0,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit: ...
+def clamp(
+    site: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit: ...
+def edit(
+    site: str,
+    change: Change,
+    *,
+    reads: str | None = None,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit: ...
+def freeze(
+    site: str,
+    values: Mapping[int, Tensor],
+    *,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit: ...
+def resample(
+    site: str,
+    values: Mapping[int, Tensor],
+    *,
+    generator: torch.Generator,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit: ...
+def scale(
+    site: str,
+    factor: float,
+    *,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit: ...
+def set(
+    site: str,
+    value: float,
+    *,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit: ...
+def zero(
+    site: str,
+    *,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit: ...
+def mean_aligned(
+    lens: ModelLike,
+    tokens: Tokens,
+    site: str,
+    *,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit: ...
+def mean_all(
+    lens: ModelLike,
+    tokens: Tokens,
+    site: str,
+    *,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit: ...
+def mean_ordinary(
+    lens: ModelLike,
+    tokens: Tokens,
+    site: str,
+    *,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit: ...

@@ -17,6 +17,7 @@ from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
 from ..records import Finding, check_folder_free, create_run, default_run_folder, package_versions
 from ..schema import column_names
+from ..signatures import takes
 from .config import TWO, FingerprintConfig
 from .features import Inputs, ModelFacts, cached_features, read_facts, read_features, shared_inputs
 from .models_to_measure import ModelToMeasure, models_to_measure
@@ -46,6 +47,7 @@ class Fingerprint(Finding):
         return (draw_pairs(self.frame, self.tables["nulls"], names=self.tables["models"]["model"].tolist()),)
 
 
+@takes(FingerprintConfig)
 def fingerprint(
     models: Sequence[ModelLike] = (),
     *,

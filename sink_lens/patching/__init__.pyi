@@ -1,8 +1,102 @@
 """The public names, each from the module that defines it: `__init__.py` reads this file."""
 
-from .attribution import attribution_patch as attribution_patch
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from sink_lens.models.load import ModelLike
+from sink_lens.patching.pairs import Sequences
+from sink_lens.patching.path import PathResult
+from sink_lens.patching.results import AttributionResult
+
+from .attribution import attribution_patch as _attribution_patch
 from .config import PatchConfig as PatchConfig
-from .patch import patch as patch
+from .patch import patch as _patch
 from .path import PathConfig as PathConfig
-from .path import path_patch as path_patch
+from .path import path_patch as _path_patch
 from .results import PatchResult as PatchResult
+
+def attribution_patch(
+    lens: ModelLike,
+    clean: Sequences | None = None,
+    corrupted: Sequences | None = None,
+    *,
+    config: PatchConfig | None = None,
+    site: str = "resid_pre",
+    metric: Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"] = "sink_mass",
+    by: Iterable[str] | str = ("layer", "position"),
+    direction: Literal["denoising", "noising"] = "denoising",
+    layers: Iterable[int] | str | None = None,
+    positions: Iterable[int] | str | None = None,
+    heads: Iterable[int] | str | None = None,
+    keys: Iterable[int] | str | None = None,
+    units: Iterable[int] | str | None = None,
+    sink_position: int = 0,
+    metric_layers: Iterable[int] | str | None = None,
+    correct: str | None = None,
+    incorrect: str | None = None,
+    bos: Literal["auto", "with", "without"] = "auto",
+    put: Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"] = "source",
+    edits: Iterable[Any] = (),
+    factor: float | None = None,
+    controls: int = 5,
+    batch_size: int | None = None,
+    approximate: bool = False,
+    steps: int = 1,
+    screen: int = 0,
+    check: int = 30,
+    seed: int = 0,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> AttributionResult: ...
+def patch(
+    lens: ModelLike,
+    clean: Sequences | None = None,
+    corrupted: Sequences | None = None,
+    *,
+    config: PatchConfig | None = None,
+    out: str | Path | None = None,
+    shard: str | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    site: str = "resid_pre",
+    metric: Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"] = "sink_mass",
+    by: Iterable[str] | str = ("layer", "position"),
+    direction: Literal["denoising", "noising"] = "denoising",
+    layers: Iterable[int] | str | None = None,
+    positions: Iterable[int] | str | None = None,
+    heads: Iterable[int] | str | None = None,
+    keys: Iterable[int] | str | None = None,
+    units: Iterable[int] | str | None = None,
+    sink_position: int = 0,
+    metric_layers: Iterable[int] | str | None = None,
+    correct: str | None = None,
+    incorrect: str | None = None,
+    bos: Literal["auto", "with", "without"] = "auto",
+    put: Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"] = "source",
+    edits: Iterable[Any] = (),
+    factor: float | None = None,
+    controls: int = 5,
+    batch_size: int | None = None,
+    approximate: bool = False,
+    steps: int = 1,
+    screen: int = 0,
+    check: int = 30,
+    seed: int = 0,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> PatchResult: ...
+def path_patch(
+    lens: ModelLike,
+    clean: Sequences,
+    corrupted: Sequences,
+    *,
+    config: PathConfig | None = None,
+    progress: bool = True,
+    sender: Any | None = None,
+    receiver: Any | None = None,
+    metric: Any | None = None,
+    direction: Literal["denoising", "noising"] = "denoising",
+    freeze: Literal["all", "attention"] = "all",
+    bos: Literal["auto", "with", "without"] = "auto",
+) -> PathResult: ...

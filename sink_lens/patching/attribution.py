@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
+from ..signatures import takes
 from .config import PatchConfig
 from .first_order import first_order_effects
 from .pairs import Sequences
@@ -23,6 +24,7 @@ from .results import AttributionResult, part_table, sweep_result_fields
 from .run_pair import merge_patch_config, prepare_runs
 
 
+@takes(PatchConfig, leave_out=("model",))
 def attribution_patch(
     lens: ModelLike,
     clean: Sequences | None = None,

@@ -31,6 +31,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, refuse_unhashed_code
 from ..records.shards import check_shard, compute_run
+from ..signatures import takes
 from .config import ADDED, EVERY, PatchConfig
 from .first_order import first_order_effects
 from .pairs import PromptPair, Sequences
@@ -40,6 +41,7 @@ from .run_folder import KeptBlocks, MeasuredPatch, open_run
 from .run_pair import RunPair, merge_patch_config, prepare_runs
 
 
+@takes(PatchConfig, leave_out=("model",))
 def patch(
     lens: ModelLike,
     clean: Sequences | None = None,

@@ -48,6 +48,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, site_key
 from ..progress import tqdm
 from ..records import display
+from ..signatures import takes
 from .config import refuse_equal_tokens
 from .pairs import Direction, Sequences, pair_prompts
 from .parts import parts_to_patch
@@ -113,6 +114,7 @@ class PathResult:
         return display.result_html(said, self.frame)
 
 
+@takes(PathConfig, leave_out=("model",))
 def path_patch(
     lens: ModelLike,
     clean: Sequences,

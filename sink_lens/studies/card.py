@@ -29,6 +29,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, weights_hash
 from ..records import check_folder_free, read_run
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
+from ..signatures import takes
 from ..stats import Interval, interval, paired_difference
 from ..text import as_ranges, as_text, join_and, loss_change_text, neuron_name, percent, plural, safe_line
 from ..text import interval_text as bounds
@@ -49,6 +50,7 @@ _SUBLAYERS = (
 _MOST_LISTED = 16
 
 
+@takes(CardConfig)
 def card(
     model: ModelLike | CardConfig,
     other: ModelLike | None = None,

@@ -15,6 +15,7 @@ from ..errors import InputError, RunError
 from ..files import parse_json
 from ..models.load import ModelLike, as_lens
 from ..records import Run, read_run
+from ..signatures import takes
 from ..text import as_text, interval_text, safe_line
 from .card import card, card_text_rows
 from .config import CardConfig, is_run_folder
@@ -32,6 +33,7 @@ Row = dict[str, Any]
 """Column -> value; a number with an interval has its ends as ``NAME_low`` and ``NAME_high``."""
 
 
+@takes(CardConfig)
 def cards(
     models: Sequence[ModelLike],
     tokens: Tokens | str | None = None,

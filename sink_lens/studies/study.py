@@ -31,6 +31,7 @@ from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
 from ..records import check_folder_free, create_run, default_run_folder
 from ..schema import table_of
+from ..signatures import takes
 from .config import StudyConfig
 
 C = TypeVar("C", bound=ReadConfig)
@@ -201,8 +202,7 @@ def study(
         function.__doc__ = said.replace("\nRaises:", _ARGUMENTS.format(config=asked.__name__))
         function.__name__ = function.__qualname__ = measure.__name__
         function.__module__ = measure.__module__
-        function.__annotations__ |= {"config": asked | None}
-        return function
+        return takes(asked, returns="" if result is Study else result.__name__)(function)
 
     return wrap
 

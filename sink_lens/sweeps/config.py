@@ -17,6 +17,7 @@ from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_input_
 from ..edits.named_edits import KINDS
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
+from ..signatures import takes
 
 if TYPE_CHECKING:  # they need torch, and --help does not
     from ..edits.named_metrics import MetricSpec
@@ -112,6 +113,7 @@ class SweepConfig:
             object.__setattr__(self, "grid", replace(self.grid, controls=self.controls))
 
 
+@takes(SweepConfig, leave_out=("grid", "metrics"))
 def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
     """Read the configuration of a sweep from a TOML or JSON file.
 

@@ -37,6 +37,7 @@ from ..records import RunWriter, create_run, default_run_folder, refuse_unhashed
 from ..records.reading import damaged_file_error
 from ..records.shards import check_shard, compute_run, process_name
 from ..schema import MEANS
+from ..signatures import takes
 from . import words
 from .cells import Cells, What, cells_of
 from .cluster import Job, check_engine, run_on_ray
@@ -51,6 +52,7 @@ _OF_CALL = ("seed", "least_effect", "engine", "workers", "retry_failed")
 FILES = ("plan", "baseline", "cells", "controls", "values")
 
 
+@takes(SweepConfig, leave_out=("grid",))
 def sweep(
     model: ModelLike | SweepConfig,
     what: What | None = None,

@@ -19,6 +19,7 @@ from ..configuration import make_config
 from ..errors import InputError, RunError
 from ..records import Finding, check_folder_free, create_run, default_run_folder, package_versions
 from ..schema import MIN_SINK_RATE
+from ..signatures import takes
 from ..stats import Difference, summarise_differences, t_intervals
 from ..text import as_text, interval_text, join_and, name_in_words, plural, short_count, signed_change
 from .config import CompareConfig
@@ -59,6 +60,7 @@ class Comparison(Finding):
         return draw_comparison(self.tables, variants=tuple(self.variants.runs))
 
 
+@takes(CompareConfig)
 def compare(
     runs: Sequence[str | os.PathLike[str]],
     *,

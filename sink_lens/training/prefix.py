@@ -40,6 +40,7 @@ from ..models.family import Family
 from ..models.interfaced import give_attention_interface
 from ..models.private_apis import source_of_config
 from ..models.sites import SITES, bridge_hook_name, read_site
+from ..signatures import takes
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 """What PEFT calls the two files of an adapter."""
@@ -368,6 +369,7 @@ class PrefixModel(nn.Module):
         return [one for layer, each in self.memories.items() for one in bridge_hooks(layer, *each.matrices, **options)]
 
 
+@takes(PrefixConfig)
 def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None, **fields: Any) -> PrefixModel:
     """Put a trained module outside the attention heads of a model, and freeze the rest.
 

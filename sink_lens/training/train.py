@@ -25,6 +25,7 @@ from ..errors import InputError, RunError, SinkLensError
 from ..models.private_apis import use_one_gpu
 from ..models.wrapping import keep_random_state
 from ..records import Result, RunWriter, create_run, package_versions
+from ..signatures import takes
 from . import checkpoint_files
 from .batches import Rows, TrainingRows, check_given_rows, load_training_rows, tokenizer_hash
 from .checkpoint_files import Checkpoint
@@ -52,6 +53,7 @@ class TrainResult(Result):
         return (self.frame.tail(5),)
 
 
+@takes(TrainConfig)
 def train(
     config: TrainConfig | str | Path | None = None,
     *,

@@ -26,6 +26,7 @@ from ..progress import tqdm
 from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, package_versions, read_run
 from ..records.checkpoints import checkpoint_folders
 from ..schema import SINK_THRESHOLD
+from ..signatures import takes
 from .batches import load_training_rows
 from .checkpoint_files import read_checkpoint
 from .checkpoint_folders import Checkpoints, count_tokens_seen, find_checkpoints
@@ -81,6 +82,7 @@ def measure_checkpoint(
     return _with_step_columns(frame, step=step, seen=seen, tokens=tokens)
 
 
+@takes(WatchConfig)
 def watch(
     run_folder: Checkpoints,
     *,

@@ -15,9 +15,9 @@ from analyses.claims import run_claim
 from analyses.verdicts import read_claim, read_coverage, read_result, with_table
 from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.methods import METHODS
-from sink_lens.configuration import field_docs
 from sink_lens.errors import InputError
 from sink_lens.schema import ERROR_RATES, FINGERPRINT_ERRORS
+from sink_lens.signatures import field_docs
 
 ROOT = Path(__file__).parents[2] / "analyses"
 FOLDERS = sorted((path.parent for path in ROOT.glob("*/*/claim.md")), key=lambda folder: folder.name)

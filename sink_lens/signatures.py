@@ -1,0 +1,206 @@
+"""Signatures of public functions whose options are the fields of a configuration.
+
+``takes`` marks such a function, whose own definition passes the options on as ``**fields``. What a user calls has each
+option as a keyword-only parameter with its type and default, and each field's docstring in its own: ``show_options``
+writes both when ``lazy.lazy_exports`` first gives the function. ``tools/stubs.py`` writes the same into the stubs
+beside the packages, which editors and type checkers read. An edit's ``**where`` is spelled out likewise.
+"""
+
+import ast
+import functools
+import inspect
+import itertools
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
+
+F = TypeVar("F", bound=Callable[..., Any])
+_LINE = 100
+"""Columns of a docstring's lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """The options that a function takes: the fields of a class, less those that are not for Python."""
+
+    of: type
+    """A configuration, or a typed dictionary."""
+    leave_out: frozenset[str] = frozenset()
+    returns: str = ""
+    """The class of the result, if the definition names another."""
+
+
+def takes(config: type, *, leave_out: Collection[str] = (), returns: str = "") -> Callable[[F], F]:
+    """Mark a function whose ``**fields`` are those of ``config``, less those in ``leave_out`` and its own parameters.
+
+    ``returns`` names the class of the result, if the definition names another.
+    """
+
+    def mark(function: F) -> F:
+        setattr(function, _MARK, Taken(of=config, leave_out=frozenset(leave_out), returns=returns))
+        return function
+
+    return mark
+
+
+_MARK = "__takes__"
+
+
+class TypeText(str):
+    """A type as an editor shows it; ``help`` writes it without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def show_options(shown: Callable[..., Any], function: Callable[..., Any]) -> None:
+    """Give ``shown``, which calls ``function``, the signature and docstring with all options, if it takes any."""
+    if (taken := taken_options(function)) is not None:
+        shown.__signature__ = full_signature(function, taken)  # type: ignore[attr-defined]
+        shown.__doc__ = full_docstring(function, taken)
+
+
+def taken_options(function: Callable[..., Any]) -> Taken | None:
+    """Return the options that a function takes as ``**fields`` or ``**where``; None if it takes none."""
+    if (taken := getattr(function, _MARK, None)) is not None:
+        return taken
+    for hint in getattr(function, "__annotations__", {}).values():
+        if get_origin(hint) is Unpack:
+            return Taken(of=get_args(hint)[0])
+    return None
+
+
+def full_signature(function: Callable[..., Any], taken: Taken) -> inspect.Signature:
+    """Return a function's signature with each option as a keyword-only parameter; the types are ``TypeText``."""
+    plain = inspect.signature(function)
+    texts = _annotation_texts(function)
+    texts |= {name: text.replace("C |", f"{taken.of.__name__} |") for name, text in texts.items()}
+    own = [
+        one.replace(annotation=TypeText(texts.get(one.name, "Any")))
+        for one in plain.parameters.values()
+        if one.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=text)
+        for name, (text, default) in _option_types(taken, plain.parameters).items()
+    ]
+    return plain.replace(
+        parameters=own + options, return_annotation=TypeText(taken.returns or texts.get("return", "Any"))
+    )
+
+
+def _option_types(taken: Taken, own: Collection[str]) -> dict[str, tuple[TypeText, Any]]:
+    """Return option -> (type, default) for the options in ``taken`` that are no parameters (``own``) already."""
+    hidden = taken.leave_out.union(own)
+    if not is_dataclass(taken.of):
+        hints = get_type_hints(taken.of)
+        defaults = {name: "" if hint is str else None for name, hint in hints.items()}
+        return {name: (TypeText(type_text(hints[name])), one) for name, one in defaults.items() if name not in hidden}
+    found = {}
+    for field in fields(taken.of):
+        if field.name not in hidden:
+            made = field.default_factory() if field.default_factory is not MISSING else field.default
+            text = _field_type_text(field.type, field.metadata, optional=made is None)
+            found[field.name] = (TypeText(text), made)
+    return found
+
+
+def _field_type_text(kind: Any, metadata: Mapping[str, Any], *, optional: bool) -> str:
+    """Return the type of a field as Python may give it: a list for a tuple, a path for a file's name."""
+    text = metadata["python"] if "python" in metadata else type_text(kind)
+    written = metadata.get("written", "")
+    if "Iterable[" in text and written:
+        text = f"Mapping[str, Any] | {text}" if written == "pairs" else f"{text} | str"
+    if metadata.get("metavar", "") in ("FILE", "FOLDER", "PATH", "DIR"):
+        text = f"{text} | Path"
+    kinds = dict.fromkeys(text.split(" | "))
+    return " | ".join([*(one for one in kinds if one != "None"), *(["None"] if "None" in kinds or optional else [])])
+
+
+def type_text(hint: Any) -> str:
+    """Return a type hint as text, such as ``Iterable[int] | None``; a tuple of any length is any iterable."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " | ".join(map(type_text, inner))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(_literal, inner))}]"
+    if origin is tuple and inner[-1] is ...:
+        return f"Iterable[{type_text(inner[0])}]"
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(map(type_text, inner))}]"
+    return "None" if hint in (None, type(None)) else "Any" if hint is Any else getattr(hint, "__name__", str(hint))
+
+
+def _literal(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def full_docstring(function: Callable[..., Any], taken: Taken) -> str:
+    """Return a function's docstring with each option and its field's docstring among the arguments."""
+    lines = inspect.cleandoc(function.__doc__ or "").split("\n")
+    names = _option_types(taken, inspect.signature(function).parameters)
+    docs = field_docs(taken.of)
+    added = [line for name in names if name in docs for line in _argument_lines(name, docs[name])]
+    at = next((number for number, line in enumerate(lines) if line.startswith("    **")), None)
+    if at is not None:
+        end = next((n for n in range(at + 1, len(lines)) if not lines[n].startswith(" " * 8)), len(lines))
+        lines[at:end] = added
+    elif added:
+        end = next((n for n, line in enumerate(lines) if line in ("Raises:", "Returns:")), len(lines))
+        before = [] if "Args:" in lines else ["Args:"]
+        tail = ["", *lines[end:]] if end < len(lines) else []
+        lines[end:] = [*([] if lines[end - 1] == "" else [""]), *before, *added, *tail]
+    return "\n".join(lines)
+
+
+def _argument_lines(name: str, text: str) -> list[str]:
+    text = re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), text)  # options, as Python names them
+    return textwrap.wrap(f"{name}: {text}", _LINE, initial_indent="    ", subsequent_indent=" " * 8)
+
+
+def _annotation_texts(function: Callable[..., Any]) -> dict[str, str]:
+    """Return parameter (or ``return``) -> its annotation as the source has it, with the names of types as written."""
+    code = function.__code__
+    for node in ast.walk(_parse_file(code.co_filename)):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if first == code.co_firstlineno and node.name in (function.__name__, "function"):
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                nodes = {one.arg: one.annotation for one in arguments} | {"return": node.returns}
+                return {
+                    name: one.value if isinstance(one, ast.Constant) and one.value else ast.unparse(one)
+                    for name, one in nodes.items()
+                    if one is not None
+                }
+    return {}
+
+
+@functools.cache
+def _parse_file(path: str) -> ast.Module:
+    return ast.parse(Path(path).read_text(encoding="utf-8"))
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """Return field name -> the docstring under the field, for a class of this package and its base classes."""
+    docs: dict[str, str] = {}
+    for node in _class_nodes(kind):
+        for at, under in itertools.pairwise(node.body):
+            text = under.value.value if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant) else None
+            if isinstance(at, ast.AnnAssign) and isinstance(at.target, ast.Name) and isinstance(text, str):
+                docs[at.target.id] = " ".join(text.split())
+    return docs
+
+
+def _class_nodes(kind: type) -> Iterator[ast.ClassDef]:
+    """Yield the syntax trees of a class's bases, but for those of Python's own library, then its own."""
+    for one in reversed(kind.__mro__):
+        if one.__module__.partition(".")[0] not in sys.stdlib_module_names:
+            body = _parse_file(str(sys.modules[one.__module__].__file__)).body
+            yield from (node for node in body if isinstance(node, ast.ClassDef) and node.name == one.__name__)

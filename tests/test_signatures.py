@@ -1,0 +1,102 @@
+"""A public function says its options: in its signature, its docstring, the stub beside its package and a notebook."""
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from IPython.core.completer import IPCompleter, provisionalcompleter
+
+import sink_lens
+from sink_lens import circuits, edits, identity, measures, patching, studies, sweeps, training
+from sink_lens.arguments import check_calls
+from sink_lens.circuits.config import CircuitConfig
+from sink_lens.patching.config import PatchConfig
+from sink_lens.signatures import field_docs, show_options, takes
+from tools.stubs import PACKAGE, stub_text
+
+ROOMS = (sink_lens, circuits, edits, edits.metrics, identity, measures, patching, studies, sweeps, training)
+PUBLIC = {
+    f"{room.__name__}.{name}": one
+    for room in ROOMS
+    for name in getattr(room, "__all__", ())
+    if inspect.isfunction(one := getattr(room, name))
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a function of this file."""
+
+    layers: tuple[int, ...] | None = None
+    """Layers, as --layers 0-3 gives them."""
+    model: str = ""
+    """Not for Python."""
+    seed: int = 0
+    """Seed."""
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.pyi")), ids=lambda path: path.parent.name)
+def test_a_stub_is_what_the_tool_writes(path: Path):
+    assert stub_text(path) == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_no_public_function_hides_its_options(name):
+    parameters = inspect.signature(PUBLIC[name]).parameters.values()
+    hidden = [one.name for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD]
+    assert hidden == (["columns"] if name == "sink_lens.sweeps.cell_of" else [])  # a table's columns are the user's
+
+
+def test_options_are_keyword_only_with_type_and_default_and_their_own_docstring():
+    @takes(Options, leave_out=("model",))
+    def function(x: int, *, seed: int = 3, **fields: object) -> None:
+        """Do it.
+
+        Args:
+            x: a number.
+            seed: own.
+            **fields: those of the
+                configuration.
+
+        Raises:
+            ValueError: never.
+        """
+        return x, seed, fields
+
+    shown = check_calls(function)
+    show_options(shown, function)
+    layers = inspect.signature(shown).parameters["layers"]
+    assert (layers.kind, layers.default, str(layers.annotation)) == (layers.KEYWORD_ONLY, None, "Iterable[int] | None")
+    assert [*inspect.signature(shown).parameters] == ["x", "seed", "layers"]
+    assert "    seed: own.\n    layers: Layers, as layers 0-3 gives them.\n\nRaises:" in shown.__doc__
+    assert shown(1, layers=(2,)) == (1, 3, {"layers": (2,)})  # only what was given is passed on
+
+
+def test_patch_and_find_show_every_field_that_is_for_python():
+    for function, config, hidden in (
+        (patching.patch, PatchConfig, {"model"}),
+        (circuits.find, CircuitConfig, {"model"}),
+    ):
+        shown = set(inspect.signature(function).parameters)
+        assert set(field_docs(config)) - hidden <= shown
+        assert all(f"    {name}: " in function.__doc__ for name in set(field_docs(config)) - hidden)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("patching.patch(m, dire", "direction="),
+        ("circuits.find(m, abl", "ablation="),
+        ("sink_lens.trace(m, intervention_s", "intervention_sequences="),
+        ("sink_lens.sweep(m, least", "least_effect="),
+        ("training.train(out, value_norm_", "value_norm_init="),
+        ("edits.zero('z', lay", "layers="),
+        ("edits.add('resid_post', v, pos", "positions="),
+    ],
+)
+def test_a_notebook_completes_an_option(line, found):
+    known = {room.__name__.rpartition(".")[2]: room for room in ROOMS if isinstance(room, ModuleType)}
+    with provisionalcompleter():
+        assert found in {one.text for one in IPCompleter(namespace=known, use_jedi=False).completions(line, len(line))}
