@@ -33,14 +33,6 @@ class KernelError(SinkLensError):
     """An attention kernel that returns no log-sum-exp where a log-sum-exp is needed."""
 
 
-class GoneError(SinkLensError, ImportError):
-    """A command, an option, a Python name or a kind of run that was removed; the message says what to use instead.
-
-    It is an ImportError so that ``from sink_lens.studies import NAME`` shows the message: Python replaces that of an
-    AttributeError.
-    """
-
-
 class RunError(SinkLensError):
     """A run folder that is in use, is damaged, is already finished, or was made from other inputs."""
 

@@ -13,7 +13,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from .arguments import check_calls
-from .gone import refuse_removed
 from .signatures import show_options
 
 
@@ -57,7 +56,6 @@ def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callabl
     def get(name: str) -> Any:
         """Import a name when it is first used."""
         if name not in names:
-            refuse_removed(name, said=f"{package}.{name}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(names))}")
         where, _, own = names[name].partition(":")
         module = import_module(f".{where}", package)

@@ -469,7 +469,7 @@ REFUSED = {
     "sweep sweep.toml --model MODEL --device cuda:7": "cuda",
     "sweep sweep.toml 'a\u202egnp.exe\nerror: not ours'": "⟨U+202E⟩",
     "train": "no file was given; need one that says what to train: sink-lens train --example > train.toml",
-    "train train.toml --set lr=3": "--set of sink-lens train was removed; use the option of the field",
+    "train train.toml --set lr=3": "--set",
     "compare MODEL missing": "MODEL",
     "preference": "nothing to measure",
     "preference MODEL --seeds 0-3": "--seeds was given and no untrained model",

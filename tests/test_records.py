@@ -63,23 +63,6 @@ def test_what_was_written_is_read(tmp_path):
     assert names(run.folder) == ["heads.parquet", "patterns.safetensors", "report.html", RUN_FILE, "summary.csv"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "now"),
-    [("trace", "arms", "conditions"), ("preference", "arms", "variants")],
-)
-def test_a_table_that_was_renamed_is_read_by_both_names(tmp_path, kind, name, now):
-    table = pd.DataFrame({"sink_rate": [0.5]})
-    for folder, written in ((tmp_path / "old", name), (tmp_path / "new", now)):
-        with start(folder, kind=kind, expects=(written,)) as writer:
-            writer.write_table(written, table)
-        run = read_run(folder)
-        assert list(run.tables) == [now]
-        assert run.missing == []
-        assert name in run.tables
-        for asked in (name, now):
-            pd.testing.assert_frame_equal(run.need(asked, columns=["sink_rate"]), table)
-
-
 def test_run_json_is_strict_json_and_says_running_at_once(tmp_path):
     config = {"ratio": float("nan"), "top": (np.float32(0.5), np.int64(3)), "out": Path("there"), "inf": np.inf}
     with start(tmp_path, config=config) as writer:

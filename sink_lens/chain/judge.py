@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, MEASURED, QUESTIONS, UNTESTED, column_names
+from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, QUESTIONS, UNTESTED, column_names
 from ..text import as_ranges
 from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
@@ -29,6 +29,8 @@ from .page.words import is_off_distribution
 
 Verdict = Literal["holds", "fails", "undecided", "not applicable", "not asked"]
 Answer = Literal["yes", "no", "undecided", "not applicable", "not tested", "not asked"]
+_MEASURED = {"holds": "present", "fails": "absent"}
+"""Verdict on a statistic -> what it shows of its link."""
 
 
 class Answers(NamedTuple):
@@ -183,7 +185,7 @@ def link_table(
         found = link.statistics(evidence, rng)
         primary = found[0]
         by_statistic = statistic_verdict(primary, floor=floor)
-        measured = MEASURED.get(by_statistic, by_statistic) if primary.asked else "not asked"
+        measured = _MEASURED.get(by_statistic, by_statistic) if primary.asked else "not asked"
         effect = necessary.get(link.name)
         answers = link_answers(
             primary,

@@ -191,8 +191,6 @@ def trace(
             overwrite=overwrite,
         )
     except UndrawnError:
-        if not (folder / _LOCATION_FILE).exists():  # of an earlier version
-            raise
         location = parse_location((folder / _LOCATION_FILE).read_text("utf-8"))
         frames = dict(read_run(folder).tables)
     else:

@@ -17,7 +17,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import SinkLensError
-from ..gone import refuse_removed
 from ..kinds import all_kinds
 from ..text import safe_for_terminal, safe_line
 
@@ -52,8 +51,6 @@ class _RefusesVisibly:
         try:
             return super().make_context(*given, **named)  # type: ignore[misc]  # click's
         except _UsageError as error:
-            if (option := getattr(error, "option_name", None)) is not None:
-                refuse_removed(f"{option} of sink-lens {given[0]}")
             error.message = safe_line(error.message, limit=_LONGEST)
             raise
 
@@ -98,12 +95,6 @@ class Commands(_RefusesVisibly, TyperGroup):
         for heading, rows in panels.items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the user named; for a removed command, raise an error that names the new one."""
-        if args and args[0] not in self.commands:
-            refuse_removed(f"sink-lens {args[0]}")
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an error of sink_lens becomes a message and exit code 2, and Ctrl-C exit code 130."""

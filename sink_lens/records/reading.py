@@ -21,7 +21,6 @@ from pandas.api import types
 
 from sink_lens.errors import RunError
 from sink_lens.files import check_file_name, is_plain_file_name
-from sink_lens.gone import refuse_removed
 from sink_lens.records.log import LOG_FILE, read_log, read_log_columns
 from sink_lens.records.long_tables import Shortened, shorten_table
 from sink_lens.schema import table_of
@@ -41,12 +40,6 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "expects": (list,),
     "files": (dict,),
 }
-_RENAMED: Mapping[str, Mapping[str, str]] = {
-    "trace": {"arms": "conditions", "twin_heads": "random_init_heads", "twin_links": "random_init_links"},
-    "contraction": {"arms": "variants"},
-    "preference": {"arms": "variants"},
-}
-"""Kind of run -> name of a table in 0.2 -> its name now; both lead to the table."""
 _PIECE = 1 << 20
 _NUMBERS = ("integer", "floating", "mixed-integer-float", "boolean", "empty")
 _TEXTS = ("string", "empty")
@@ -59,13 +52,12 @@ class Tables(Mapping[str, pd.DataFrame]):
         """Find the tables among the files of a folder; none is read yet."""
         self._kind = kind
         self._files = files
-        self._names = _RENAMED.get(kind, {})
         self._kept: dict[str, pd.DataFrame] | None = None
         self._most: int | None = None
         self.shortened: dict[str, Shortened] = {}
         """Tables of which some rows were read; see ``cached_copy``."""
         self._paths = {
-            self._names.get(Path(file).stem, Path(file).stem): folder / file
+            Path(file).stem: folder / file
             for file in files
             if Path(file).suffix in (".parquet", ".csv") and (folder / file).exists()
         }
@@ -88,7 +80,6 @@ class Tables(Mapping[str, pd.DataFrame]):
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         """Read the table with this name."""
-        name = self._names.get(name, name)
         if self._kept is not None and name in self._kept:
             return self._kept[name]
         path = self._paths[name]
@@ -114,7 +105,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         return len(self._paths)
 
     def __contains__(self, name: object) -> bool:
-        return self._names.get(str(name), name) in self._paths
+        return name in self._paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,15 +176,12 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
     Raises:
         RunError: There is no run in the folder, or its run.json is damaged. A damaged table raises when it is read.
-        GoneError: The run is of a kind that was removed.
     """
     folder = Path(folder)
     record = read_run_json(folder)
-    kind, of_its_tables = record["kind"], ". Its tables are Parquet and CSV files, which pandas reads"
-    refuse_removed(f"kind {kind}", said=f"{folder} is a run of the kind {kind!r}, which", more=of_its_tables)
     written = {Path(file).stem for file in record["files"]}
     gone = [Path(file).stem for file in record["files"] if not (folder / file).exists()]
-    tables = Tables(folder, files=record["files"], kind=kind)
+    tables = Tables(folder, files=record["files"], kind=record["kind"])
     return Run(
         folder=folder,
         **{name: record[name] for name in ("kind", "status", "error", "started", "ended", "config", "provenance")},
@@ -238,8 +226,7 @@ def read_table(path: Path, *, kind: str) -> pd.DataFrame:
         ValueError: a column holds another type than the schema says, such as lists, or texts instead of numbers.
     """
     table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    name = _RENAMED.get(kind, {}).get(path.stem, path.stem)
-    return check_table(table, kind=kind, name=name, text_too=path.suffix == ".csv")
+    return check_table(table, kind=kind, name=path.stem, text_too=path.suffix == ".csv")
 
 
 def check_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:

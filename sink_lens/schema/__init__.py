@@ -31,8 +31,6 @@ VERDICTS = {
     "not measured": "–",
 }
 """Verdict -> its sign. *Holds* and *fails* are said of what was intervened on, and of nothing else."""
-MEASURED = {"holds": "present", "fails": "absent"}
-"""What a statistic alone was said to show in runs of 0.2 -> what it is said to show now."""
 UNTESTED = {"yes": "present, not tested", "no": "absent"}
 """Whether a link is present -> the verdict on it if it was not intervened on."""
 FROZEN = ("z", "neurons", "dimensions", "key")

@@ -21,7 +21,6 @@ from ..activations.precision import measure_rounding
 from ..activations.record import stream
 from ..chain import readings as r
 from ..chain.config import Thresholds
-from ..chain.page.story import read_links
 from ..data.token_ids import bos_id
 from ..data.tokens import TokenBatch, Tokens
 from ..errors import InputError
@@ -310,7 +309,7 @@ def read_chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
         raise InputError(
             f"the trace in {folder} is of other weights than {short_model_name(lens.name)}; need one of these"
         )
-    table = read_links(run, columns=["link", "verdict"]).drop_duplicates("link")
+    table = run.need("links", columns=["link", "verdict"]).drop_duplicates("link")
     makers = run.optional("makers", columns=["kind", "layer", "unit", "is_maker", "removed_alone"])
     made = [] if makers is None else makers.loc[makers["is_maker"].astype(bool)].to_dict("records")
     return {

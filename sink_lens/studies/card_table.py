@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
-from ..chain.page.story import read_links
 from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import Tokens
 from ..errors import InputError, RunError
@@ -132,7 +131,7 @@ def _read_trace_row(run: Run) -> Row:
         positions = [as_text(row["sink_position"]), row.get("other_sink_positions")]
         row["sink_positions"] = ", ".join(filter(None, positions))
     if run.optional("links", columns=["link", "verdict"]) is not None:
-        links = read_links(run, columns=["link", "verdict"])
+        links = run.need("links", columns=["link", "verdict"])
         row |= {str(one["link"]): str(one["verdict"]) for one in links.to_dict("records")}
     return row
 
@@ -152,7 +151,7 @@ def _read_card_row(run: Run) -> Row:
         }
         for name in ("outlier_dimensions", "residual_sinks"):
             row[name] = ", ".join(str(one["dimension"]) for one in card[name])
-        to_mean = loss.get("mean_aligned", loss.get("set_to_mean", {}))
+        to_mean = loss.get("mean_aligned", {})
         for name, found in (
             ("sink_rate", sink["rate"]),
             ("sink_mass", sink["attention"]),

@@ -210,7 +210,7 @@ class _Request:
             code = hash_code([one.cell.make for one in self.what])
             own = {"grid": [one.identity for one in self.what], "code": code}
         metrics = [metric_config(one) for one in self.metrics]
-        return own | {"metrics": metrics, "mode": "exact", "interval_seed": self.how.seed}  # runs of 0.2 have the mode
+        return own | {"metrics": metrics, "interval_seed": self.how.seed}
 
     @cached_property
     def cells(self) -> Cells:

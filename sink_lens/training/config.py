@@ -345,6 +345,5 @@ def build_train_config(given: Mapping[str, Any], *, where: str = "the configurat
     Raises:
         InputError: a key that is not known, or a value that cannot be used.
     """
-    given = {name: value for name, value in given.items() if name != "trackers"}  # a field of older runs
     refuse_unknown_names(given, [one.name for one in fields(TrainConfig)], where=where)
     return make_config(TrainConfig, None, {**given, **changes}, where="train")

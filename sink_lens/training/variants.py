@@ -13,7 +13,7 @@ from ..text import join_and
 
 SWITCHES = {"attention": "softmax", "value_norm": "none", "norm": "rms", "optimizer": "adamw"}
 """Fields that change the architecture or the optimizer -> their value in the baseline."""
-IGNORED = frozenset({"seed", "watch", "trackers", "save_every", "checkpoints"})
+IGNORED = frozenset({"seed", "watch", "save_every", "checkpoints"})
 """Fields that do not touch what is trained."""
 ONLY_WITH = {
     "decay_unshared_gain": ("value_norm", ("per_head",)),

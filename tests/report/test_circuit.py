@@ -126,10 +126,12 @@ def test_hostile_texts_are_shown_as_text(tmp_path):
 
 
 def measured_alone(*, rate=None):
-    """The tables of a trace of 0.2 without interventions; with a sink rate of every head if one is given."""
+    """The tables of a trace without interventions; with a sink rate of every head if one is given."""
     frames = {name: table for name, table in tables().items() if name not in ("effects", "mediation", "paths")}
     links = frames["links"].loc[frames["links"]["statistic"] != "intervention_share"]
-    frames["links"] = links.assign(intervened="no intervention", verdict=links["measured"])
+    said = {"holds": ("present", "present, not tested"), "fails": ("absent", "absent")}
+    measured, verdicts = zip(*(said.get(one, (one, one)) for one in links["measured"]), strict=True)
+    frames["links"] = links.assign(intervened="no intervention", measured=measured, verdict=verdicts)
     if rate is not None:
         frames["heads"] = frames["heads"].assign(sink_rate=rate)
         frames["links"] = frames["links"].assign(verdict="not applicable")

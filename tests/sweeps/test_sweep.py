@@ -195,7 +195,6 @@ def test_the_run_folder_holds_what_the_result_holds(whole):
         assert there.columns.tolist() == frame.columns.tolist()
         for column in ("baseline", "effect", "ci_low", "control_sd", "layer", "unit", "factor"):
             np.testing.assert_array_equal(there[column].to_numpy(float), frame[column].to_numpy(float))
-    assert run.config["mode"] == "exact"
     assert run.config["metrics"] == [{"name": "sink_mass"}, {"name": "loss"}]
     assert run.config["grid"]["edits"][0]["units"] == [3, [7, 9], 40]
     assert run.provenance["kernel"] == "eager"

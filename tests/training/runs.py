@@ -9,7 +9,7 @@ from sink_lens.records import create_run
 
 CONFIG = {
     "attention": "softmax", "value_norm": "none", "lr": 0.001, "length": 16, "batch": 4, "steps": 100, "seed": 0,
-    "data_seed": 0, "watch": False, "trackers": [], "device": "cpu",
+    "data_seed": 0, "watch": False, "device": "cpu",
 }  # fmt: skip
 PROVENANCE = {
     "data_source": "given", "data_sha256": "d" * 64, "tokenizer_sha256": "t" * 64, "versions": {"torch": "2.13.0"},

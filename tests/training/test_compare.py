@@ -249,7 +249,7 @@ def test_a_field_that_only_one_variant_has_a_use_for_may_differ_from_the_others(
 
 
 def test_other_software_or_devices_are_said_and_not_refused(tmp_path):
-    unlike = {"watch": True, "trackers": ["wandb"]}  # which touch no number: not even said
+    unlike = {"watch": True}  # which touch no number: not even said
     base = [write_run(tmp_path / f"b{s}", BASE, seed=s, **unlike) for s in (0, 1, 2)]
     changed = {"provenance": {"versions": {"torch": "3.0"}, "processes": 2}, "compile": True}
     other = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared", **changed) for s in (0, 1, 2)]

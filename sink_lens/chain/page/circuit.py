@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.chain.page.story import NamedLink, find_story, named_links, read_links
+from sink_lens.chain.page.story import NamedLink, find_story, named_links
 from sink_lens.files import parse_json
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
@@ -93,7 +93,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
     """
     story, joined = find_story(run), named_links(run)
     position = studied_position(run)
-    links = read_links(run, columns=["link", "statistic", "value", "is_primary", "verdict"])
+    links = run.need("links", columns=["link", "statistic", "value", "is_primary", "verdict"])
     effects = run.optional("effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
     effect_of: dict[str, dict[str, Any]] = {}
     if effects is not None:  # of a link that it has no row of, the table of links may tell what its intervention did

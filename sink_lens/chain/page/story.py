@@ -12,7 +12,7 @@ import pandas as pd
 from sink_lens.chain.page import words as findings
 from sink_lens.records import Run
 from sink_lens.report.patterns import sink_rate_by_position
-from sink_lens.schema import MEASURED, QUESTIONS, UNTESTED, VERDICTS
+from sink_lens.schema import QUESTIONS, VERDICTS
 from sink_lens.text import (
     as_text,
     capitalise,
@@ -359,25 +359,10 @@ def chain_steps(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list
     return [*steps, *((link.target, "") for link in links[-1:])]
 
 
-def read_links(run: Run, *, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the table ``links`` of a run, with ``columns``; verdicts of older versions are given in today's words.
-
-    Raises:
-        RunError: There is no such table, or it is damaged.
-    """
-    table = run.need("links", columns=columns)
-    if "measured" in table.columns:
-        table = table.assign(measured=table["measured"].replace(MEASURED))
-    if "intervened" in table.columns and set(table["intervened"]) == {"no intervention"}:  # perhaps of 0.2
-        said = {word: UNTESTED[answer] for word, answer in (("holds", "yes"), ("fails", "no"))}
-        table = table.assign(verdict=table["verdict"].replace(said))
-    return table
-
-
 def link_rows(run: Run) -> list[LinkRow]:
     """Return a row of texts for each statistic of each link, with the verdict, in the order of the chain."""
     columns = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "verdict"]
-    rows: list[Any] = read_links(run, columns=columns).to_dict("records")
+    rows: list[Any] = run.need("links", columns=columns).to_dict("records")
     known = {link.name: link for link in named_links(run)}
     effects, frames = _intervention_texts(run), evidence_tables(run)
     shown = []

@@ -23,7 +23,6 @@ _LOSSES = {
     "clean": "as it is",
     "zeroed": "outlier dimensions set to zero",
     "mean_aligned": "outlier dimensions set to their mean over sequences",
-    "set_to_mean": "outlier dimensions set to their mean over sequences",
 }
 
 

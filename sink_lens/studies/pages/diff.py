@@ -29,7 +29,7 @@ def _title(run: Run) -> str:
     row = table.to_dict("records")[0]
     ends = interval_text(row["loss_change_low"], row["loss_change_high"])
     change = f"{as_text(row['loss_change_nats'])} {ends}".rstrip()
-    others = run.config.get("others") or [run.config.get("other")]  # a run of 0.2 has one
+    others = run.config.get("others") or [None]
     other = Path(str(others[0] or "the second model"))
     second = other.name if other.is_absolute() else other
     return f"The loss changes by {change} nats, from the first model to {safe_line(second)}"
