@@ -425,17 +425,12 @@ def _make_room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Pat
     if too_large:
         said = "only %s of memory are free: the weights wait in a file while the random-init baseline is measured"
         _LOG.warning(said, size_text(free))
-    records = lens.state.turns.noted  # of all lenses on the model
-    if not too_large or any(one.has_shared_views() for one in records):  # views in the bridge would keep the memory
+    of_all_lenses = lens.state.turns.noted
+    if not too_large or any(one.has_shared_views() for one in of_all_lenses):  # they would keep the memory
         yield
         return
-    with exclusive_use(lens):
-        try:
-            with store_parameters_on_disk(lens.plain, folder=folder):
-                yield
-        finally:
-            for one in records:
-                one.record_addresses()
+    with exclusive_use(lens), store_parameters_on_disk(lens.plain, folder=folder):
+        yield
 
 
 def _first_patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:

@@ -21,10 +21,12 @@ from ..files import is_plain_file_name, parse_json, refuse_pipes_in
 from .families import TEXT_PART, family_of, family_of_model
 from .family import Family
 from .headnorm import HeadNormForCausalLM
+from .own_attention import AttentionFunction
 from .private_apis import kernel_of, set_attention
 from .running import switch_to_eval_mode, without_compiled_forwards
 
-_PROBE_LENGTH = 8
+_COMPARED = 64
+"""Tokens on which the bridge is compared with the plain model; attention with a window or sinks shows on many."""
 _FEW_LAYERS = 200
 _DEEPEST = 50
 """Configurations within configurations that are looked at."""
@@ -213,10 +215,10 @@ def check_checkpoint_keys(info: dict, *, name: str) -> None:
             )
 
 
-def probe_tokens(model: PreTrainedModel) -> Int[Tensor, "batch position"]:
-    """Return eight token ids, spread over the vocabulary, to compare logits on."""
-    size = model.config.vocab_size
-    ids = (torch.arange(1, _PROBE_LENGTH + 1) * 7919) % size
+def probe_tokens(model: PreTrainedModel, length: int = 8) -> Int[Tensor, "batch position"]:
+    """Return a few token ids, spread over the vocabulary, to compare logits on; no more than the model's context."""
+    size, most = model.config.vocab_size, getattr(model.config, "max_position_embeddings", None) or length
+    ids = (torch.arange(1, min(length, most) + 1) * 7919) % size
     return ids[None].to(model.get_input_embeddings().weight.device)
 
 
@@ -230,28 +232,43 @@ def logit_tolerance(dtype: torch.dtype) -> float:
     return max(1e-5, 8 * torch.finfo(dtype).eps)
 
 
-def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
-    """Raise ModelError if the bridge's logits differ from the plain model's on eight tokens, both with eager attention.
+def check_own_attention(plain: PreTrainedModel, own: AttentionFunction, *, family: Family, name: str) -> None:
+    """Raise ModelError if the class never calls the attention function ``own``, or if it sees later tokens."""
+    if family.own_attention:
+        raise ModelError(
+            f"the class of {name} computes attention itself and never calls {own}; need "
+            "model.set_attn_implementation('eager')"
+        )
+    ids = probe_tokens(plain, _COMPARED)
+    changed = ids.clone()
+    changed[:, -1] = (ids[:, -1] + 1) % plain.config.vocab_size
+    first, second = (_plain_logits(plain, one)[:, :-1] for one in (ids, changed))
+    if not relative_error(second, first) <= logit_tolerance(plain.dtype):
+        raise ModelError(
+            f"under the attention function {own} the last token changes the logits of earlier ones: transformers gives "
+            "it no mask; need a mask function of the same name. Register one before wrap: "
+            f"transformers.AttentionMaskInterface.register({own.name!r}, transformers.masking_utils.eager_mask)"
+        )
+
+
+def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel, family: Family) -> None:
+    """Raise ModelError if the bridge's logits differ from the plain model's, under its own kernel, on 64 tokens.
 
     Logits that differ by more than ``logit_tolerance`` mean that an adapter skips a part. A model that does not run, or
-    whose logits are not finite or all 0, is refused too.
+    whose logits are not finite or all 0, is refused too. In half precision a kernel that is exact for the family may
+    round otherwise; eager attention must then give the bridge's logits.
     """
-    ids = probe_tokens(plain)
-    kernel = kernel_of(plain.config)
-    set_attention(plain, "eager")
+    ids, kernel = probe_tokens(plain, _COMPARED), kernel_of(plain.config)
     try:
-        with switch_to_eval_mode(plain), without_compiled_forwards(plain), torch.no_grad():
-            expected = plain(ids, use_cache=False).logits.float()
-        found = _bridge_logits(bridge, ids).float()
-    except RuntimeError as error:
+        expected, found = _plain_logits(plain, ids), _bridge_logits(bridge, ids).float()
+    except (RuntimeError, ValueError) as error:
         need = "a model that runs as transformers and as TransformerLens have it"
         if plain.dtype != torch.float32:
             need = "a type in which both the plain model and TransformerLens run. Use float32"
         raise ModelError(
-            f"a forward pass in {plain.dtype} fails ({first_line_of_error(error)}); need {need}"
+            f"a forward pass in {plain.dtype} with {kernel!r} attention fails ({first_line_of_error(error)}); need "
+            f"{need}"
         ) from error
-    finally:
-        set_attention(plain, kernel)
     if not bool(expected.isfinite().all()):
         raise ModelError(
             f"the model's logits in {plain.dtype} are not finite on {ids.shape[1]} tokens; need a type whose range "
@@ -263,11 +280,17 @@ def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) ->
             "trained or random weights. Fetch or save them again"
         )
     error, tolerance = relative_error(found, expected), logit_tolerance(plain.dtype)
+    if not error <= tolerance and plain.dtype != torch.float32 and kernel == family.plain_kernel != "eager":
+        set_attention(plain, "eager")
+        try:
+            error = relative_error(found, _plain_logits(plain, ids))
+        finally:
+            set_attention(plain, kernel)
     if not error <= tolerance:
         raise ModelError(
             f"the bridge's logits differ from the plain model's by {error:.1e} of their norm on {ids.shape[1]} tokens; "
-            f"need at most {tolerance:.0e}. Either the adapter skips a part of this model, or the bridge's weights "
-            "or hooks were changed: boot a fresh bridge"
+            f"need at most {tolerance:.0e}. Either the adapter skips a part of this model, such as a change of its "
+            "attention, or the bridge's weights or hooks were changed: boot a fresh bridge"
         )
 
 
@@ -304,6 +327,11 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
             if torch.equal(edited, baseline):
                 found.add(site)
     return frozenset(found)
+
+
+def _plain_logits(plain: PreTrainedModel, ids: Tensor) -> Tensor:
+    with switch_to_eval_mode(plain), without_compiled_forwards(plain), torch.no_grad():
+        return plain(ids, use_cache=False).logits.float()
 
 
 def _bridge_logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:

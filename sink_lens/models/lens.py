@@ -18,6 +18,7 @@ from .families import head_sizes, layer_of_keys, sliding_window_of
 from .family import OF_ATTENTION, Family
 from .header import axis_sizes
 from .offload import NoBridge, bytes_on_disk, compute_device
+from .own_attention import AttentionFunction
 from .private_apis import kernel_of
 from .unchanged import LensState
 
@@ -43,6 +44,9 @@ class LensModel:
     """Facts that a reader of results must know, such as that the weights were quantised."""
     uneditable: frozenset[str] = field(default_factory=frozenset)
     """Sites whose edits have no effect on this model's bridge; such edits are refused."""
+
+    own_attention: AttentionFunction | None = None
+    """The attention function of the user's own that the model runs; None if it is the softmax of the family's row."""
 
     @property
     def config(self) -> Any:

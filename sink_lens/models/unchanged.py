@@ -5,31 +5,26 @@ part of the model (an adapter, ``load_state_dict(assign=True)``, a resized embed
 it on one path, so that the two paths are two models from then on, and each gives numbers without a word. To take the
 change in would be to wrap again, which drops the hooks that the user has put on the bridge. So it is refused.
 
-**What may change.** Values in place: both paths hold the same tensors. Train and eval mode, gradients on and off,
-``compile`` (passes run uncompiled), the attention kernel, settings that no number hangs on, gradient checkpointing.
-Hooks at the bridge's hook points, and those of the libraries that put them on a module by themselves (``_LIBRARIES``).
+**What may change.** Values in place: both paths hold the same tensors. A parameter that is exchanged for one of the
+same values. Train and eval mode, gradients on and off, ``compile`` (passes run uncompiled), one exact attention kernel
+for another, settings that no number hangs on, gradient checkpointing. Hooks at the bridge's hook points, and those of
+the libraries that put them on a module by themselves (``_LIBRARIES``).
 
-**What is watched**, on the plain model, inside the bridge, and on the user's own model where it has adapters:
-
-- the object under each name of ``_parameters``, ``_buffers`` and ``_modules``, whether a module has a ``forward`` of
-  its own, and the settings (numbers and names) of modules and of the configuration;
-- the address of each parameter's and buffer's memory, since ``parameter.data = ...`` keeps the object;
-- forward hooks and forward pre-hooks;
-- whether the bridge is in compatibility mode, which folds and centres its weights;
-- the values of tensors of which a path has copies (``copied``): a merged adapter, and the projections that a stock
-  bridge splits. They cannot follow a change in place. Version counters are compared and, since ``data`` goes round the
-  counter, a hash of their bits. A result that is checked by more passes later notes the values of all weights likewise.
-
-It is a list of (container, key, object) that is made once and compared by identity in C: walking the modules takes a
-hundred times as long. Weights that accelerate keeps on disk or elsewhere are exchanged at each forward, and so is the
-table of a rotary embedding that grows with the length: those modules are left out.
+**What is watched**, on the plain model, inside the bridge, and on the user's own model where it has adapters, is one
+list of facts. Each is read again before a pass, in C, and must be what it was: walking the modules takes a hundred
+times as long. Weights that accelerate keeps elsewhere are exchanged at each forward, and so is the table of a rotary
+embedding that grows with the length: those are left out.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import operator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import is_
+from itertools import compress, starmap
 from threading import Lock
+from types import FunctionType
 from typing import Any
 from weakref import WeakSet
 
@@ -39,6 +34,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 
 from ..errors import ModelError
+from .own_attention import inner_function
 from .private_apis import PROCESSED, name_in_plain_model
 
 _LIBRARIES = ("accelerate", "sink_lens", "transformer_lens", "transformers")
@@ -46,16 +42,28 @@ _GROWING = ("dynamic", "longrope")
 """Kinds of rotary embedding whose table is made anew for another length."""
 _WITHOUT_SETTINGS = (nn.Linear, nn.Dropout, nn.ModuleList, nn.SiLU)
 """Most modules of a model; what they compute is in their parameters alone."""
-_FREE = frozenset({"training", "gradient_checkpointing", "p", "inplace", "name_or_path", "use_cache"})
-"""Settings that change no number in eval mode."""
+_FREE = frozenset({"training", "gradient_checkpointing", "p", "inplace", "name_or_path", "use_cache", "forward"})
+"""Settings that change no number in eval mode, and ``forward``, which is watched whether a module has one or not."""
 _FREE_PARTS = ("dropout", "_token_id", "output_", "return_", "problem_type", "label", "architectures", "dtype")
 _COLUMNS = 1040
 """Words of 8 bytes in a row of sums. With a power of 2 the columns share cache lines, which takes twice as long."""
-_WORD = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "module"}
+_COPIED = "what was copied"
+_READS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
+    "object": functools.partial(starmap, dict.get),  # of (table, key): parameters, modules, settings, a forward
+    "class": functools.partial(map, type),
+    "code": functools.partial(starmap, getattr),  # of (class, name of a function, None)
+    "list": functools.partial(map, repr),  # in a configuration or a module
+    "size": functools.partial(map, len),  # of a table of modules
+    "hooks": lambda tables: map(tuple, map(dict.values, tables)),
+    "form": functools.partial(map, operator.attrgetter("dtype", "shape", "device")),  # of a tensor
+    "address": functools.partial(map, Tensor.data_ptr),  # of a tensor whose memory another one uses too
+    "state": functools.partial(map, operator.call),  # of a function: adapters, the attention function, copied values
+}
+"""Kind of fact -> the function that reads such facts, from a list of what each is about."""
 
 
 class ModelRecord:
-    """Record of a model's parameters, modules and settings; ``check`` raises an error if one has changed."""
+    """Record of facts about a model; ``check`` raises an error if one of them is another one now."""
 
     def __init__(
         self,
@@ -64,28 +72,20 @@ class ModelRecord:
         bridge: TransformerBridge | None,
         source: nn.Module | None = None,
         copied: Sequence[tuple[str, Tensor]] = (),
-        states: Callable[[], object] | None = None,
+        states: Sequence[tuple[str, Callable[[], object]]] = (),
     ) -> None:
         """Record the present state.
 
         Args:
             plain: the plain model.
-            bridge: the bridge; None if the model has no bridge.
+            bridge: the bridge; None if there is none.
             source: the user's own model, if ``plain`` is a copy of it.
-            copied: name and tensor of what a forward path holds as copies, whose values must not change.
-            states: function whose result must stay equal too.
+            copied: name and tensor of what a path holds as copies, whose values must not change.
+            states: name and function of what must stay equal too.
         """
-        self._containers: list[dict[str, Any]] = []
-        self._keys: list[str] = []
-        self._objects: list[object] = []
-        self._names: list[str] = []
-        self._tensors: list[Tensor] = []
-        self._tensor_names: list[str] = []
-        self._full: list[dict[str, Any]] = []
-        self._full_names: list[str] = []
-        self._hooks: list[dict[int, Any]] = []
-        self._users: list[list[Any]] = []
-        self._hook_names: list[str] = []
+        self._subjects: dict[str, list[Any]] = {kind: [] for kind in _READS}
+        self._names: dict[str, list[str]] = {kind: [] for kind in _READS}
+        self._before: dict[str, list[Any]] = {}
         self._known: set[int] = set()
         self.modules: list[nn.Module] = []
         """The modules that a pass may run, on both paths."""
@@ -93,122 +93,131 @@ class ModelRecord:
         if bridge is not None:
             roots += [("of the bridge, ", bridge), ("of the bridge, ", bridge.original_model)]
             for key in ("compatibility_mode", PROCESSED):
-                self._record_entry(vars(bridge), key, f"{key} of the bridge")
-        seen: set[int] = set()
+                self._add("object", (vars(bridge), key), f"{key} of the bridge")
         n_plain = 0
         for where, root in roots:
-            self.modules += self._record_modules(root, where=where, seen=seen)
-            n_plain = n_plain or len(self._tensors)
+            self.modules += self._record_modules(root, where=where)
+            n_plain = n_plain or len(self._subjects["form"])
         if source is not None:
-            for _ in self._record_modules(source, where="", seen=seen):
+            for _ in self._record_modules(source, where=""):
                 pass
-        self._n_plain = n_plain
+        self._plain = list(zip(self._names["form"], self._subjects["form"], strict=True))[:n_plain]
+        places = Counter(one.untyped_storage().data_ptr() for one in self._subjects["form"])
+        for one, name in zip(self._subjects["form"], self._names["form"], strict=True):
+            if places[one.untyped_storage().data_ptr()] > 1:
+                self._add("address", one, name)
+        for name, state in states:
+            self._add("state", state, name)
+        if copied:
+            self._watch_values(copied)
         self.settings = list(map(vars, self.modules))
         """Their attributes."""
-        self._sizes = list(map(len, self._full))
-        self._hook_ids = list(map(tuple, self._hooks))
-        self._pointers = list(map(Tensor.data_ptr, self._tensors))
-        self._copied = TensorValues(copied)
-        self._states = states
-        self._state = None if states is None else states()
+        self._before |= {kind: list(_READS[kind](subjects)) for kind, subjects in self._subjects.items()}
 
     def check(self) -> None:
         """Raise ModelError if the model was changed, and say what was changed; call it only while no pass runs."""
-        if not all(map(is_, map(dict.get, self._containers, self._keys), self._objects)):
-            for at, (container, key, name) in enumerate(zip(self._containers, self._keys, self._names, strict=True)):
-                _refuse_change(container.get(key), self._objects[at], name=name)
-                self._objects[at] = container.get(key)  # equal numbers may be two objects
-        if list(map(Tensor.data_ptr, self._tensors)) != self._pointers:
-            for tensor, pointer, name in zip(self._tensors, self._pointers, self._tensor_names, strict=True):
-                if tensor.data_ptr() != pointer:
-                    raise _changed_error(f"{name} has other memory, with the shape {tuple(tensor.shape)}")
-        if list(map(len, self._full)) != self._sizes:
-            for container, size, name in zip(self._full, self._sizes, self._full_names, strict=True):
-                if len(container) != size:
-                    raise _changed_error(f"{name or 'the model'} has {len(container)} modules in the place of {size}")
-        if changed := self._copied.names_of_changed():
-            raise _changed_error(f"{changed[0]} has other values, and what is measured is a copy that was made of it")
-        if self._states is not None and self._states() != self._state:
-            raise _changed_error("other adapters are active, or with other scales")
-        if list(map(tuple, self._hooks)) != self._hook_ids:
-            for hooks, before, name in zip(self._hooks, self._users, self._hook_names, strict=True):
-                now = _user_hooks(hooks)
-                if len(now) != len(before) or not all(map(is_, now, before)):
-                    _raise_hook_change(next((one for one in now if one not in before), None), name=name)
-            self._hook_ids = list(map(tuple, self._hooks))
+        for kind, subjects in self._subjects.items():
+            before, now = self._before[kind], list(_READS[kind](subjects))
+            if kind != "object" and now == before:  # tensors cannot be asked together
+                continue
+            for at in compress(range(len(now)), map(operator.is_not, now, before)):
+                if not _is_same(kind, now[at], before[at]):
+                    raise _change_error(kind, self._names[kind][at], now=now[at], before=before[at])
+                if isinstance(now[at], Tensor) and now[at].data_ptr() != before[at].data_ptr():
+                    # each path has its own from now on
+                    self._watch_values([(self._names[kind][at], one) for one in (before[at], now[at])])
+            self._before[kind] = now  # equal numbers may be two objects
 
     def record_values(self) -> "TensorValues":
         """Record the present values of the plain model's parameters and buffers; return the record."""
-        return TensorValues(list(zip(self._tensor_names, self._tensors, strict=True))[: self._n_plain])
-
-    def record_addresses(self) -> None:
-        """Record the present memory addresses of the parameters, after they were stored on disk and read back."""
-        self._pointers = list(map(Tensor.data_ptr, self._tensors))
+        return TensorValues(self._plain)
 
     def has_shared_views(self) -> bool:
-        """Check whether some of the bridge's parameters are views of parameters of the plain model."""
-        plain = {one.untyped_storage().data_ptr() for one in self._tensors[: self._n_plain]}
-        return any(one.untyped_storage().data_ptr() in plain for one in self._tensors[self._n_plain :])
+        """Check whether tensors share their memory, such as parameters of the bridge that are parts of a fused one."""
+        return bool(self._subjects["address"])
 
-    def _record_modules(self, root: nn.Module, *, where: str, seen: set[int]) -> Iterator[nn.Module]:
-        """Record and yield ``root`` and every module in it, except hook points and modules whose ids are in ``seen``.
+    def _add(self, kind: str, subject: object, name: str) -> None:
+        """Add a fact; errors call what it is about ``name``."""
+        self._subjects[kind].append(subject)
+        self._names[kind].append(name)
 
-        The ids are added to ``seen``. Errors call each module by its path after ``where``. Settings are recorded too if
-        ``where`` is empty.
+    def _watch_values(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Watch the values of tensors of which a path holds copies, which follow no change in place."""
+        values = TensorValues(named)
+        self._add("state", lambda: tuple(values.names_of_changed()), _COPIED)
+        self._before.setdefault("state", []).append(())
+
+    def _record_modules(self, root: nn.Module, *, where: str) -> Iterator[nn.Module]:
+        """Record and yield ``root`` and every module in it that is not known yet, except hook points.
+
+        Errors call each module by its path after ``where``. If ``where`` is empty, settings and code count too.
         """
         waiting: list[tuple[str, Any]] = [("", root)]
         while waiting:
             path, module = waiting.pop()
-            if module is None or id(module) in seen or isinstance(module, HookPoint):
+            if module is None or id(module) in self._known or isinstance(module, HookPoint):
                 continue
-            seen.add(id(module))
-            self._record_module(module, name=where + name_in_plain_model(path), settings=not where)
+            self._known.add(id(module))
+            self._record_module(module, name=where + name_in_plain_model(path), own=not where)
             yield module
             waiting += [(f"{path}.{key}" if path else key, one) for key, one in reversed(module._modules.items())]
 
-    def _record_module(self, module: nn.Module, *, name: str, settings: bool) -> None:
-        """Record tensors, submodules, forward and hooks of the module ``name`` and, if ``settings``, its settings."""
+    def _record_module(self, module: nn.Module, *, name: str, own: bool) -> None:
+        """Record tensors, modules, class, forward and hooks of the module ``name``; if ``own``, settings and code."""
         growing = any(kind in str(getattr(module, "rope_type", "")) for kind in _GROWING)
-        for kind in ("_parameters", "_modules") if growing else _WORD:
-            container: dict[str, Any] = getattr(module, kind)
-            for key, one in container.items():
+        for kind in ("_parameters", "_modules") if growing else ("_parameters", "_buffers", "_modules"):
+            table: dict[str, Any] = getattr(module, kind)
+            for key, one in table.items():
                 if isinstance(one, HookPoint) or (isinstance(one, Tensor) and one.device.type == "meta"):
                     continue
                 whole = f"{name}.{key}" if name and not name.endswith(", ") else name + key
-                self._record_entry(container, key, whole)
+                self._add("object", (table, key), whole)
                 if isinstance(one, Tensor) and id(one) not in self._known and _has_address(one):
                     self._known.add(id(one))
-                    self._tensors.append(one)
-                    self._tensor_names.append(whole)
+                    self._add("form", one, whole)
+        name = name or "the model"
         if module._modules:
-            self._full.append(module._modules)
-            self._full_names.append(name)
-        own = vars(module)
-        self._record_entry(own, "forward", f"the forward of {name or 'the model'}")
-        if settings and not growing and type(module) not in _WITHOUT_SETTINGS:
-            self._record_settings(own, name=name)
-        config = own.get("config") if settings else None
+            self._add("size", module._modules, name)
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            self._add("hooks", hooks, name)
+        self._add("class", module, name)
+        self._add("object", (vars(module), "forward"), f"the forward of {name}")
+        if not own:
+            return
+        self._record_code(type(module))
+        if not growing and type(module) not in _WITHOUT_SETTINGS:
+            self._record_settings(vars(module), name=name)
+        config = vars(module).get("config")
         if config is not None and id(config) not in self._known and hasattr(config, "to_dict"):
             self._known.add(id(config))
             self._record_settings(vars(config), name="the configuration")
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            self._hooks.append(hooks)
-            self._users.append(_user_hooks(hooks))
-            self._hook_names.append(name or "the model")
+
+    def _record_code(self, kind: type) -> None:
+        """Record the functions of a module's class, its bases, and the files of transformers that they stand in."""
+        for one in kind.__mro__[:-1]:
+            if id(one) in self._known or one is nn.Module:
+                continue
+            self._known.add(id(one))
+            for key, value in vars(one).items():
+                if isinstance(value, FunctionType):
+                    self._add("code", (one, key, None), f"{one.__qualname__}.{key}")
+            file = sys.modules.get(one.__module__)
+            if file is not None and id(file) not in self._known and one.__module__.startswith("transformers.models."):
+                self._known.add(id(file))
+                for key, value in vars(file).items():
+                    if isinstance(value, FunctionType):
+                        self._add("object", (vars(file), key), f"{one.__module__}.{key}")
 
     def _record_settings(self, own: dict[str, Any], *, name: str) -> None:
-        """Record the settings of a module or configuration ``name``: attributes that are a number, text or None."""
+        """Record the settings ``own`` of a module or configuration ``name``: numbers, texts, functions and lists."""
         for key, value in own.items():
-            free = key.startswith("_") or key in _FREE or any(part in key for part in _FREE_PARTS)
-            if not free and (value is None or isinstance(value, int | float | str)):
-                self._record_entry(own, key, f"{key} of {name or 'the model'}")
-
-    def _record_entry(self, container: dict[str, Any], key: str, name: str) -> None:
-        """Record which object a container has under ``key`` (None if it has none); errors call it ``name``."""
-        self._containers.append(container)
-        self._keys.append(key)
-        self._objects.append(container.get(key))
-        self._names.append(name)
+            if key.startswith("_") or key in _FREE or any(part in key for part in _FREE_PARTS):
+                continue
+            if value is None or isinstance(value, int | float | str | FunctionType):
+                self._add("object", (own, key), f"{key} of {name}")
+            elif isinstance(value, list | tuple | dict):
+                self._add("object", (own, key), f"{key} of {name}")
+                self._add("list", value, f"{key} of {name}")
 
 
 class TensorValues:
@@ -239,60 +248,55 @@ class TensorValues:
         return [(0 if one.is_inference() else one._version, _hash_of_bits(one)) for _, one in self._named]
 
 
-def _changed_error(found: str, *, also: str = "") -> ModelError:
-    """Return the error for a changed model: ``found`` says what was changed, ``also`` what can be done besides."""
+def _is_same(kind: str, now: Any, before: Any) -> bool:
+    """Check whether two facts are equal: tensors with the same values are, and hooks that are the same user's."""
+    if kind == "hooks":
+        return _user_hooks(now) == _user_hooks(before)
+    if isinstance(now, Tensor) and isinstance(before, Tensor):
+        alike = (type(now), now.dtype, now.shape, now.device) == (
+            type(before),
+            before.dtype,
+            before.shape,
+            before.device,
+        )
+        return alike and (now.data_ptr() == before.data_ptr() or torch.equal(now, before))
+    return not isinstance(now, Tensor) and not isinstance(before, Tensor) and bool(now == before)
+
+
+def _change_error(kind: str, name: str, *, now: Any, before: Any) -> ModelError:
+    """Return the error for a changed model: the fact of this kind about ``name`` is ``now`` and was ``before``."""
+    if name.startswith(("compatibility_mode", PROCESSED)):
+        return ModelError(
+            "the bridge went into compatibility mode after it was wrapped, where weights are folded or centred, partly "
+            "in the user's own model; need the weights as they were loaded. Load the model again and wrap it, and give "
+            "TransformerLens's tools a bridge of their own (TransformerBridge.boot_transformers)"
+        )
+    also = ""
+    if kind == "hooks":
+        found = f"a forward hook of {name} was removed"
+        if new := [one for one in _user_hooks(now) if one not in before]:
+            found = f"{name} has a forward hook more ({getattr(new[0], '__qualname__', type(new[0]).__name__)})"
+            also = ". Or remove it, and give its function as an edit (sink_lens.edits.from_hook), or to lens.bridge"
+    elif kind == "size":
+        found = f"{name} has {now} modules in the place of {before}"
+    elif kind == "address":
+        found = f"{name} has other memory, and parts of the old one are in use"
+    elif name == _COPIED:
+        found = f"{now[0]} has other values, and what is measured is a copy that was made of it"
+    elif isinstance(before, Tensor):
+        found = f"{name} is {'gone' if now is None else 'another tensor'}"
+    elif isinstance(now, nn.Module):
+        found = f"{name} is another module, a {type(now).__module__}.{type(now).__qualname__}"
+    else:
+        found = f"{name} is {now!s:.90} and was {before!s:.90}"
     return ModelError(
         f"the model was changed after it was wrapped: {found}; need the model as it was. Wrap it again{also}"
     )
 
 
-def _raise_hook_change(hook: object, *, name: str) -> None:
-    """Raise ModelError for a hook that was added to the module ``name`` or, with None, for one that was removed."""
-    if hook is None:
-        raise _changed_error(f"a forward hook of {name} was removed")
-    raise _changed_error(
-        f"{name} has a forward hook more ({getattr(hook, '__qualname__', type(hook).__name__)})",
-        also=". Or remove the hook, and give its function as an edit (sink_lens.edits.from_hook), or put it on a "
-        "hook point of lens.bridge",
-    )
-
-
-def _refuse_change(now: object, before: object, *, name: str) -> None:
-    """Raise ModelError if ``now``, the present object called ``name``, is another than ``before``.
-
-    Two settings, such as numbers or texts, need only be equal.
-    """
-    if now is before:
-        return
-    if name in ("compatibility_mode of the bridge", f"{PROCESSED} of the bridge"):
-        raise ModelError(
-            "the bridge went into compatibility mode after it was wrapped, where weights are folded or centred, partly "
-            "in the user's own model; need the weights as they were loaded. Load the model again and wrap it, and give "
-            "TransformerLens's tools that ask for compatibility mode a bridge of their own "
-            "(TransformerBridge.boot_transformers)"
-        )
-    if isinstance(before, nn.Module) or isinstance(now, nn.Module):
-        kind = "gone" if now is None else f"another module, a {type(now).__module__}.{type(now).__qualname__}"
-        raise _changed_error(f"{name} is {kind}")
-    if isinstance(before, Tensor) or isinstance(now, Tensor):
-        kind = "buffer" if isinstance(before, Tensor) and not isinstance(before, nn.Parameter) else "parameter"
-        raise _changed_error(f"{name} is {'gone' if now is None else f'another {kind}'}")
-    if name.startswith("the forward of "):
-        raise _changed_error(f"{name.removeprefix('the forward of ')} has another forward")
-    if now != before:
-        raise _changed_error(f"{name} is {now!r:.60} and was {before!r:.60}")
-
-
-def _user_hooks(hooks: dict[int, Any]) -> list[Any]:
+def _user_hooks(hooks: tuple[Any, ...]) -> list[Any]:
     """Return the hooks that the user put on a module: those that no library registered."""
-    found = []
-    for hook in hooks.values():
-        function = hook
-        while isinstance(function, functools.partial):
-            function = function.func
-        if str(getattr(function, "__module__", "")).partition(".")[0] not in _LIBRARIES:
-            found.append(hook)
-    return found
+    return [one for one in hooks if str(getattr(inner_function(one), "__module__", "")).split(".")[0] not in _LIBRARIES]
 
 
 def _has_address(tensor: Tensor) -> bool:

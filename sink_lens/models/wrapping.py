@@ -5,7 +5,8 @@ import copy
 import dataclasses
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from .headnorm import adapter as headnorm
 from .lens import LensModel, layers_without_attention_text
 from .memory import copy_sharing_tensors, return_freed_memory
 from .offload import NoBridge, bytes_on_disk, why_not_editable
+from .own_attention import AttentionFunction, attention_function
 from .packed import is_packed
 from .private_apis import (
     NAME_OF_CONFIG,
@@ -123,17 +125,26 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     experts.add_expert_hook_points(model.original_model, family=family)
     experts.register_expert_hook_points(model)
     set_attention(plain, family.plain_kernel)
+    if own := attention_function(plain, family=family):
+        raise ModelError(
+            f"found a bridge, and attention is computed by {own}, a function of your own, which the bridge does not "
+            "call; need the Hugging Face model itself"
+        )
     notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
     copied: Sequence[tuple[str, torch.Tensor]] = ()
     fused_by_head = family.qkv_layout == "interleaved" or family.architecture == "FalconForCausalLM"
     if fused_by_head and not isinstance(model.adapter, bridge_adapters.SHARED):
         notes += (_BRIDGE_COPIES,)
         copied = [(name, one) for name, one in plain.named_parameters() if f".{family.q}." in name]
-    checks.check_bridge_logits(model, plain=plain)
+    checks.check_bridge_logits(model, plain=plain, family=family)
     return LensModel(
         bridge=model,
         plain=plain,
-        state=new_lens_state(ModelRecord(plain, bridge=model, copied=copied), model, plain.base_model),
+        state=new_lens_state(
+            ModelRecord(plain, bridge=model, copied=copied, states=_states(plain, family=family)),
+            model,
+            plain.base_model,
+        ),
         tokenizer=model.tokenizer if tokenizer is None else tokenizer,
         family=family,
         name=name or model.cfg.model_name,
@@ -159,6 +170,9 @@ def assemble_lens(
     if merged is not None:
         plain, notes = merged.plain, (*notes, merged.note)
     checks.check_no_shared_modules(plain, family=family, name=name)
+    own = attention_function(plain, family=family)
+    if own is not None:
+        checks.check_own_attention(plain, own, family=family, name=name)
     interfaced.give_attention_interface(plain)
     experts.add_expert_hook_points(plain, family=family)
     if bytes_on_disk(plain) and all(offload_device(one) is None for one in plain.modules()):
@@ -166,16 +180,18 @@ def assemble_lens(
             f"weights of {name} are on the device meta, which holds none; need them in memory. Load the model again"
         )
     reason = (
-        why_not_editable(plain, name=name) if bytes_on_disk(plain) else _why_not_split(plain, family=family, name=name)
+        why_not_editable(plain, name=name)
+        if bytes_on_disk(plain)
+        else _why_not_hooked(own, name=name) or _why_not_split(plain, family=family, name=name)
     )
     if reason is not None:
         bridge = cast("TransformerBridge", NoBridge(reason))
-        state, uneditable = _record_state(plain.eval(), bridge=None, merged=merged), frozenset()
+        state, uneditable = _record_state(plain.eval(), family=family, bridge=None, merged=merged), frozenset()
     else:
         with keep_random_state():
             bridge = _build_bridge(copy_sharing_tensors(plain), family=family, tokenizer=tokenizer, name=name)
-        checks.check_bridge_logits(bridge, plain=plain)
-        state = _record_state(plain, bridge=bridge, merged=merged)
+        checks.check_bridge_logits(bridge, plain=plain, family=family)
+        state = _record_state(plain, family=family, bridge=bridge, merged=merged)
         uneditable = checks.uneditable_sites(bridge, plain=plain)
     lens = LensModel(
         bridge=bridge,
@@ -186,6 +202,7 @@ def assemble_lens(
         name=name,
         notes=notes,
         uneditable=uneditable,
+        own_attention=own,
     )
     for layer in lens.layers if lens.offloaded else ():
         layer.register_forward_hook(lambda *_: return_freed_memory())
@@ -196,14 +213,36 @@ def assemble_lens(
 
 
 def _record_state(
-    plain: PreTrainedModel, *, bridge: TransformerBridge | None, merged: adapters.MergedModel | None
+    plain: PreTrainedModel,
+    *,
+    family: Family,
+    bridge: TransformerBridge | None,
+    merged: adapters.MergedModel | None,
 ) -> LensState:
     """Record the plain model, its bridge and, if adapters were ``merged``, the user's own model; return the state."""
     parts: list[nn.Module] = [plain.base_model] if bridge is None else [plain.base_model, bridge]
+    states = _states(plain, family=family)
     if merged is None:
-        return new_lens_state(ModelRecord(plain, bridge=bridge), *parts)
-    noted = ModelRecord(plain, bridge=bridge, source=merged.source, copied=merged.copied, states=merged.states)
+        return new_lens_state(ModelRecord(plain, bridge=bridge, states=states), *parts)
+    states += (("the state of the adapters", merged.states),)
+    noted = ModelRecord(plain, bridge=bridge, source=merged.source, copied=merged.copied, states=states)
     return new_lens_state(noted, merged.source.base_model, *parts)
+
+
+def _states(plain: PreTrainedModel, *, family: Family) -> tuple[tuple[str, Callable[[], object]], ...]:
+    """Return the name and the function of what a lens's record asks a model of this family for."""
+    return (("the attention function", partial(attention_function, plain, family=family)),)
+
+
+def _why_not_hooked(own: AttentionFunction | None, *, name: str) -> str | None:
+    """Return why interventions cannot be made in a model whose attention is ``own``; None for softmax attention."""
+    if own is None:
+        return None
+    return (
+        f"attention of {name} is computed by {own}, which is not transformers' softmax, and interventions need hooks "
+        "inside it; need model.set_attn_implementation('eager'), and wrap it again. Without it the sites that modules "
+        "show can be measured"
+    )
 
 
 def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:

@@ -21,7 +21,8 @@ from ..activations.attention import Scores
 from ..errors import ModelError
 from ..models.attention import append_alibi_dimension
 from ..models.interfaced import interfaced_class
-from ..models.private_apis import INNER_KERNEL
+from ..models.own_attention import own_function
+from ..models.private_apis import INNER_KERNEL, kernel_of
 from ..models.running import switch_to_eval_mode
 from .monitor_documents import Documents, visible_keys
 
@@ -58,8 +59,13 @@ def read_queries_and_keys(
     Raises:
         ModelError: the module does not compute its attention through the attention interface.
     """
-    AttentionInterface.register(_NAME, _stop_at_query_and_key)
     own: Any = vars(module).get("config")
+    if function := own_function(module, name=kernel_of(config if own is None else own)):
+        raise ModelError(
+            f"attention is computed by {function}, and SinkMonitor reads softmax attention; need "
+            "model.set_attn_implementation('eager' or 'sdpa')"
+        )
+    AttentionInterface.register(_NAME, _stop_at_query_and_key)
     ours = copy.copy(config if own is None else own)
     vars(ours)[INNER_KERNEL] = _NAME
     device = next(module.parameters()).device

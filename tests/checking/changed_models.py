@@ -288,7 +288,8 @@ def prune_weight(world: World) -> str:
     _, _, module = world.pick()
     prune.l1_unstructured(module, "weight", 0.3)
     if world.random.random() < 0.5:
-        prune.remove(module, "weight")  # it writes into the parameter's memory in place of the mask
+        prune.remove(module, "weight")  # the same parameter again, with other memory
+        return "either"
     return "refused"
 
 
@@ -411,7 +412,6 @@ _REFUSED: dict[str, Callable[[World], object]] = {
     "replace_in_bridge": lambda world: _replace(
         world.lens.bridge.blocks[1].attn.o.original_component, "weight", lambda x: nn.Parameter(x.detach() * 1.3)
     ),
-    "replace_data": lambda world: _replace(world.pick()[2].weight, "data", lambda x: x * 1.3),
     "add_pre_hook": lambda world: world.handles.append(
         world.pick()[2].register_forward_pre_hook(lambda module, args: (args[0] * 1.1,))
     ),
@@ -465,6 +465,7 @@ _OTHERS = (
 RULES: dict[str, Callable[[World], str | None]] = {
     **{name: _always("refused", change) for name, change in _REFUSED.items()},
     **{name: _always("reaches", change) for name, change in _REACHES.items()},
+    "replace_data": lambda world: [_replace(world.pick()[2].weight, "data", lambda x: x * 1.3), "either"][1],
     "change_data": _of_weights(lambda module: module.weight.data.mul_(1.3)),
     "copy_values": _of_weights(lambda module: module.weight.detach().copy_(module.weight.detach().flip(0))),
     **{one.__name__: one for one in _OTHERS},

@@ -55,7 +55,7 @@ def test_every_door_refuses_a_model_that_was_changed(door):
     DOORS[door](lens)
     down = model.model.layers[1].mlp.down_proj
     down.weight = nn.Parameter(down.weight * 2)
-    with pytest.raises(ModelError, match=r"layers.1.mlp.down_proj.weight is another parameter; .*[Ww]rap it again"):
+    with pytest.raises(ModelError, match=r"layers.1.mlp.down_proj.weight is another tensor; .*[Ww]rap it again"):
         DOORS[door](lens)
 
 
