@@ -6,7 +6,6 @@
 # make faults  faults planted in the library, and the tier of tests that finds each; some hours (OUT=file)
 # make analyses       every claim on the default model, one after another; a stopped one goes on (ARGS="--keep")
 # make analyses-tiny  the same on a planted model, in one process
-# make attack  bad input of every kind, an hour of it (SEED=1 MINUTES=30: another seed and time)
 # make wheel-check    builds the wheel and runs it in an empty environment, outside of this folder
 # make readme  the picture and the output in README.md, from a quick trace of the default model (RUN=folder: from that one)
 # make gallery  the pictures of the gallery, from small runs of the default model (RUNS=folder: from those; ONLY="card diff": of these)
@@ -19,8 +18,6 @@ BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
 TESTS ?=
-SEED ?= 0
-MINUTES ?= 60
 RUN ?=
 RUNS ?=
 OUT ?= build/faults.jsonl
@@ -28,7 +25,7 @@ ONLY ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: trace test types style test-rest test-all test-lowest faults readme gallery examples attack analyses analyses-tiny docs setup clean
+.PHONY: trace test types style test-rest test-all test-lowest faults readme gallery examples analyses analyses-tiny docs setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
@@ -73,9 +70,6 @@ analyses: $(READY)
 
 analyses-tiny: $(READY)
 	$(BIN)/python -m analyses --tiny $(ARGS)
-
-attack: $(READY)
-	$(BIN)/python tools/attack/run.py --seed $(SEED) --minutes $(MINUTES)
 
 readme: $(READY)
 	$(BIN)/python -m tools.readme $(if $(RUN),--run $(RUN))
