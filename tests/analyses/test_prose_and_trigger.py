@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from analyses import prose_and_trigger
+from analyses import prose_and_trigger, shared_table
 from analyses.a_structural_origin.headnorm_first_gain import run as first_gain
 from analyses.prose_and_trigger import Asked, training
 
@@ -66,7 +66,7 @@ def test_trials_come_first_and_the_best_rate_is_the_finals(tmp_path, monkeypatch
     monkeypatch.setattr(first_gain, "KEPT", tmp_path / "kept")
     pd.DataFrame(columns=[*first_gain.RUN, "step", "prose"]).to_csv(tmp_path / "runs.csv", index=False)
     asked = SimpleNamespace(device="cpu", until=math.inf, data=["prose and task"], trials=True)
-    first_gain.work_off(TINY, asked)
+    first_gain.train_what_is_missing(TINY, asked)
     table = pd.read_csv(tmp_path / "runs.csv")
     assert set(table["kind"]) == {"trial"}
     assert len(table[first_gain.RUN].drop_duplicates()) == 15
@@ -75,5 +75,6 @@ def test_trials_come_first_and_the_best_rate_is_the_finals(tmp_path, monkeypatch
     assert [(one.kind, one.arm, one.seed) for one in missing[:3]] == [("final", arm, 0) for arm in first_gain.ARMS]
     ends = table[table["arm"] == "matched"].groupby("rate")["prose"].last()
     assert missing[2].rate == ends.idxmin()
-    first_gain.append(table, tmp_path / "runs.csv")  # of a machine that made the same
+    # a machine that made the same
+    shared_table.append(table, tmp_path / "runs.csv", by=first_gain.RUN, locks=tmp_path)
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "runs.csv"), table)

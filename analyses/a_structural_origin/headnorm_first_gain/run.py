@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from filelock import FileLock, Timeout
 
 from analyses.claims import Measured, Work, main
 from analyses.prose_and_trigger import (
@@ -42,6 +41,7 @@ from analyses.prose_and_trigger import (
     styles_of,
     training,
 )
+from analyses.shared_table import append, work_off
 from sink_lens.report.style import legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
@@ -155,9 +155,9 @@ def measure(work: Work) -> Measured:
         cost = pd.DataFrame([{"arm": arm, "turn": turn, "seconds": 1.0} for arm in ARMS for turn in range(3)])
     else:
         if work.retrain:
-            work_off(work, SimpleNamespace(device="cpu", until=math.inf, data=list(DATA), trials=False))
-        table = read(HERE / FILE)
-        cost = read(HERE / COST) if (HERE / COST).exists() else pd.DataFrame(columns=["arm", "turn", "seconds"])
+            train_what_is_missing(work, SimpleNamespace(device="cpu", until=math.inf, data=list(DATA), trials=False))
+        table = pd.read_csv(HERE / FILE)
+        cost = pd.read_csv(HERE / COST) if (HERE / COST).exists() else pd.DataFrame(columns=["arm", "turn", "seconds"])
     numbers: dict[str, Interval] = {}
     for data in DATA:
         numbers |= numbers_of(table, data, cost)
@@ -207,59 +207,27 @@ def not_there(
         yield from (one for one in part if one.key not in done)
 
 
-def read(path: Path) -> pd.DataFrame:
-    """The committed table."""
-    return pd.read_csv(path)
-
-
-def append(rows: pd.DataFrame, path: Path) -> None:
-    """Add trainings to the committed table, which several processes share, but for those that it has."""
-    KEPT.mkdir(parents=True, exist_ok=True)
-    with FileLock(KEPT / "table.lock"):
-        before = read(path)
-        known = pd.MultiIndex.from_frame(before[RUN])
-        text = pd.concat([before, rows[~pd.MultiIndex.from_frame(rows[RUN]).isin(known)]], ignore_index=True)
-        part = path.with_suffix(".part")
-        text[[*RUN, *(name for name in text if name not in RUN)]].to_csv(
-            part, index=False, float_format="%.6g", lineterminator="\n"
-        )
-        part.replace(path)
-
-
 def take(other: Path) -> None:
     """Add the trainings of another machine's table, and say how many are new."""
-    before = len(read(HERE / FILE)[RUN].drop_duplicates())
-    append(read(other), HERE / FILE)
-    print(f"{len(read(HERE / FILE)[RUN].drop_duplicates()) - before} new trainings")
+    before = len(pd.read_csv(HERE / FILE)[RUN].drop_duplicates())
+    append(pd.read_csv(other), HERE / FILE, by=RUN, locks=KEPT)
+    print(f"{len(pd.read_csv(HERE / FILE)[RUN].drop_duplicates()) - before} new trainings")
 
 
-def work_off(work: Any, asked: Any) -> None:
+def train_what_is_missing(work: Any, asked: Any) -> None:
     """Train what the table lacks and no other process has taken, until nothing is left or the time is up."""
-    KEPT.mkdir(parents=True, exist_ok=True)
     path = HERE / FILE
-    while time.time() < asked.until:
-        missing = [one for one in not_there(read(path), trials=asked.trials) if one.data in asked.data]
-        if not missing:
-            return
-        for one in missing:
-            lock = FileLock(KEPT / f"{one.name}.lock")
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                continue
-            try:
-                table = read(path)
-                if (table[RUN] == list(one.key)).all(axis=1).any():
-                    continue  # another process has ended it since
-                began = time.time()
-                rows = list(training(work, one.asked, keep=KEPT / one.name, device=asked.device))
-                append(labelled(rows, one), path)
-                print(f"{one.key}: prose {rows[-1]['prose']:.4f}, {time.time() - began:.0f} s", flush=True)
-                break
-            finally:
-                lock.release()
-        else:
-            time.sleep(2)  # what is left waits for what others train
+
+    def missing() -> list[Training]:
+        return [one for one in not_there(pd.read_csv(path), trials=asked.trials) if one.data in asked.data]
+
+    def make(one: Training) -> None:
+        began = time.time()
+        rows = list(training(work, one.asked, keep=KEPT / one.name, device=asked.device))
+        append(labelled(rows, one), path, by=RUN, locks=KEPT)
+        print(f"{one.key}: prose {rows[-1]['prose']:.4f}, {time.time() - began:.0f} s", flush=True)
+
+    work_off(missing, make, locks=KEPT, until=asked.until)
 
 
 def train_missing(arguments: Sequence[str]) -> None:
@@ -283,7 +251,7 @@ def train_missing(arguments: Sequence[str]) -> None:
     elif asked.cost:
         pd.DataFrame(timed(work)).to_csv(HERE / COST, index=False, float_format="%.6g", lineterminator="\n")
     elif asked.workers == 1:
-        work_off(work, asked)
+        train_what_is_missing(work, asked)
     else:
         said = [f"--device={asked.device}", *(f"--data={one}" for one in asked.data), *["--trials"] * asked.trials]
         said += [] if math.isinf(asked.minutes) else [f"--minutes={asked.minutes}"]
