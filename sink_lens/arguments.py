@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get
 
 from .errors import CallError, InputError
 from .modes import plain_mode
+from .signatures import refuse_loading_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +43,7 @@ def check_calls(function: Callable[P, R]) -> Callable[P, R]:
             plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
             call_of = signature.replace(parameters=plain, return_annotation=signature.empty)
             raise CallError(f"{_public_name(function)}: {error}; need {_public_name(function)}{call_of}") from None
+        refuse_loading_options(function, named)
         check_arguments(function, bound)
         with plain_mode():
             return unchecked(

@@ -19,7 +19,11 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
+from .errors import InputError
+
 F = TypeVar("F", bound=Callable[..., Any])
+LOADING = ("device", "dtype", "device_map", "max_memory", "revision")
+"""Options that in Python only ``load`` takes."""
 _LINE = 100
 """Columns of a docstring's lines."""
 
@@ -35,14 +39,16 @@ class Taken:
     """The class of the result, if the definition names another."""
 
 
-def takes(config: type, *, leave_out: Collection[str] = (), returns: str = "") -> Callable[[F], F]:
+def takes(config: type, *, leave_out: Collection[str] = (), loads: bool = False, returns: str = "") -> Callable[[F], F]:
     """Mark a function whose ``**fields`` are those of ``config``, less those in ``leave_out`` and its own parameters.
 
-    ``returns`` names the class of the result, if the definition names another.
+    The model and the options of loading it are left out too, unless the function ``loads`` models itself, one after
+    another. ``returns`` names the class of the result, if the definition names another.
     """
+    hidden = frozenset(leave_out) | (frozenset() if loads else {"model", *LOADING})
 
     def mark(function: F) -> F:
-        setattr(function, _MARK, Taken(of=config, leave_out=frozenset(leave_out), returns=returns))
+        setattr(function, _MARK, Taken(of=config, leave_out=hidden, returns=returns))
         return function
 
     return mark
@@ -65,6 +71,17 @@ def show_options(shown: Callable[..., Any], function: Callable[..., Any]) -> Non
     if (taken := taken_options(function)) is not None:
         shown.__signature__ = full_signature(function, taken)  # type: ignore[attr-defined]
         shown.__doc__ = full_docstring(function, taken)
+
+
+def refuse_loading_options(function: Callable[..., Any], given: Collection[str]) -> None:
+    """Raise InputError for an option of loading, if the function leaves loading to ``load``."""
+    taken = taken_options(function)
+    for name in LOADING:
+        if taken is not None and name in taken.leave_out and name in given:
+            raise InputError(
+                f"{function.__name__} was given {name}, which is an option of load; need the loaded model: "
+                f"{function.__name__}(load(model, {name}=...))"
+            )
 
 
 def taken_options(function: Callable[..., Any]) -> Taken | None:

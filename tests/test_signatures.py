@@ -12,8 +12,9 @@ import sink_lens
 from sink_lens import circuits, edits, identity, measures, patching, studies, sweeps, training
 from sink_lens.arguments import check_calls
 from sink_lens.circuits.config import CircuitConfig
+from sink_lens.errors import InputError
 from sink_lens.patching.config import PatchConfig
-from sink_lens.signatures import field_docs, show_options, takes
+from sink_lens.signatures import LOADING, field_docs, show_options, takes
 from tools.stubs import PACKAGE, stub_text
 
 ROOMS = (sink_lens, circuits, edits, edits.metrics, identity, measures, patching, studies, sweeps, training)
@@ -74,10 +75,18 @@ def test_options_are_keyword_only_with_type_and_default_and_their_own_docstring(
     assert shown(1, layers=(2,)) == (1, 3, {"layers": (2,)})  # only what was given is passed on
 
 
+@pytest.mark.parametrize("option", LOADING)
+def test_options_of_loading_are_those_of_load_alone(option):
+    for function in (sink_lens.trace, sink_lens.sweep, patching.patch, circuits.run, studies.card, studies.sink_tokens):
+        assert option not in inspect.signature(function).parameters
+        with pytest.raises(InputError, match=rf"load\(model, {option}="):
+            function("a model", **{option: "cpu"})
+
+
 def test_patch_and_find_show_every_field_that_is_for_python():
     for function, config, hidden in (
-        (patching.patch, PatchConfig, {"model"}),
-        (circuits.find, CircuitConfig, {"model"}),
+        (patching.patch, PatchConfig, {"model", *LOADING}),
+        (circuits.find, CircuitConfig, {"model", *LOADING}),
     ):
         shown = set(inspect.signature(function).parameters)
         assert set(field_docs(config)) - hidden <= shown

@@ -66,8 +66,6 @@ def find(
     bos: Literal["auto", "with", "without"] = "auto",
     batch_size: int | None = None,
     seed: int = 0,
-    device: str | None = None,
-    dtype: str | None = None,
 ) -> Circuit: ...
 def evaluate(
     lens: ModelLike,
@@ -103,8 +101,6 @@ def evaluate(
     bos: Literal["auto", "with", "without"] = "auto",
     batch_size: int | None = None,
     seed: int = 0,
-    device: str | None = None,
-    dtype: str | None = None,
 ) -> CircuitEvaluation: ...
 def run(
     model: CircuitConfig | ModelLike | None = None,
@@ -145,8 +141,6 @@ def run(
     bos: Literal["auto", "with", "without"] = "auto",
     batch_size: int | None = None,
     seed: int = 0,
-    device: str | None = None,
-    dtype: str | None = None,
 ) -> CircuitRun: ...
 def task(
     lens: LensModel,
@@ -184,6 +178,4 @@ def task(
     bos: Literal["auto", "with", "without"] = "auto",
     batch_size: int | None = None,
     seed: int = 0,
-    device: str | None = None,
-    dtype: str | None = None,
 ) -> Task: ...

@@ -381,7 +381,7 @@ class Circuit:
         return display.result_html(repr(self), self.draw(most=40), self.frame.head(12))
 
 
-@takes(CircuitConfig, leave_out=("model",))
+@takes(CircuitConfig)
 def find(
     lens: ModelLike,
     clean: Task | Sequences,

@@ -58,7 +58,7 @@ class CircuitEvaluation:
         return 1 - float(self.frame["faithfulness"].iloc[1])
 
 
-@takes(CircuitConfig, leave_out=("model",))
+@takes(CircuitConfig)
 def evaluate(
     lens: ModelLike,
     pairs: Task | tuple[Sequences, Sequences | None],

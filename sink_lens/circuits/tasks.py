@@ -93,7 +93,7 @@ def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
     )
 
 
-@takes(CircuitConfig, leave_out=("model",))
+@takes(CircuitConfig)
 def task_of(
     lens: "LensModel",
     task: Literal[ReadyTask, "file"] | None = None,

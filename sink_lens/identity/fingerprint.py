@@ -47,7 +47,7 @@ class Fingerprint(Finding):
         return (draw_pairs(self.frame, self.tables["nulls"], names=self.tables["models"]["model"].tolist()),)
 
 
-@takes(FingerprintConfig)
+@takes(FingerprintConfig, loads=True)
 def fingerprint(
     models: Sequence[ModelLike] = (),
     *,

@@ -46,8 +46,6 @@ def attribution_patch(
     screen: int = 0,
     check: int = 30,
     seed: int = 0,
-    device: str | None = None,
-    dtype: str | None = None,
 ) -> AttributionResult: ...
 def patch(
     lens: ModelLike,
@@ -83,8 +81,6 @@ def patch(
     screen: int = 0,
     check: int = 30,
     seed: int = 0,
-    device: str | None = None,
-    dtype: str | None = None,
 ) -> PatchResult: ...
 def path_patch(
     lens: ModelLike,

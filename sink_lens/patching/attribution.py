@@ -24,7 +24,7 @@ from .results import AttributionResult, part_table, sweep_result_fields
 from .run_pair import merge_patch_config, prepare_runs
 
 
-@takes(PatchConfig, leave_out=("model",))
+@takes(PatchConfig)
 def attribution_patch(
     lens: ModelLike,
     clean: Sequences | None = None,

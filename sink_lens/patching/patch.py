@@ -41,7 +41,7 @@ from .run_folder import KeptBlocks, MeasuredPatch, open_run
 from .run_pair import RunPair, merge_patch_config, prepare_runs
 
 
-@takes(PatchConfig, leave_out=("model",))
+@takes(PatchConfig)
 def patch(
     lens: ModelLike,
     clean: Sequences | None = None,

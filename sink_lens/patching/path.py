@@ -114,7 +114,7 @@ class PathResult:
         return display.result_html(said, self.frame)
 
 
-@takes(PathConfig, leave_out=("model",))
+@takes(PathConfig)
 def path_patch(
     lens: ModelLike,
     clean: Sequences,

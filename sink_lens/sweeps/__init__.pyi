@@ -54,8 +54,6 @@ def sweep(
     bos: Literal["auto", "with", "without"] = "auto",
     sequences: int = 8,
     length: int = 64,
-    device: str | None = None,
-    dtype: str | None = None,
     seed: int = 0,
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,

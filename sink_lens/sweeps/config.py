@@ -113,7 +113,7 @@ class SweepConfig:
             object.__setattr__(self, "grid", replace(self.grid, controls=self.controls))
 
 
-@takes(SweepConfig, leave_out=("grid", "metrics"))
+@takes(SweepConfig, leave_out=("grid", "metrics"), loads=True)
 def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
     """Read the configuration of a sweep from a TOML or JSON file.
 

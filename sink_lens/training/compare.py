@@ -60,7 +60,7 @@ class Comparison(Finding):
         return draw_comparison(self.tables, variants=tuple(self.variants.runs))
 
 
-@takes(CompareConfig)
+@takes(CompareConfig, loads=True)
 def compare(
     runs: Sequence[str | os.PathLike[str]],
     *,

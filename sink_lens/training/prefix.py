@@ -369,7 +369,7 @@ class PrefixModel(nn.Module):
         return [one for layer, each in self.memories.items() for one in bridge_hooks(layer, *each.matrices, **options)]
 
 
-@takes(PrefixConfig)
+@takes(PrefixConfig, loads=True)
 def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None, **fields: Any) -> PrefixModel:
     """Put a trained module outside the attention heads of a model, and freeze the rest.
 

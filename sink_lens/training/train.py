@@ -53,7 +53,7 @@ class TrainResult(Result):
         return (self.frame.tail(5),)
 
 
-@takes(TrainConfig)
+@takes(TrainConfig, loads=True)
 def train(
     config: TrainConfig | str | Path | None = None,
     *,

@@ -82,7 +82,7 @@ def measure_checkpoint(
     return _with_step_columns(frame, step=step, seen=seen, tokens=tokens)
 
 
-@takes(WatchConfig)
+@takes(WatchConfig, loads=True)
 def watch(
     run_folder: Checkpoints,
     *,
