@@ -20,7 +20,8 @@ from torch import Tensor
 from ..activations.record import LayerView, Reading
 from ..measures import attention, dimensions, outputs, rank, variance
 from ..measures.reductions import mean_where, median_where, queries_from
-from ..models.lens import ADDED, LensModel
+from ..models.family import ADDED
+from ..models.lens import LensModel
 from ..models.sites import sites_of
 from ..models.unembedding import losses_from_states
 from ..models.weights import (
@@ -208,7 +209,7 @@ def value_norm_reading(
 
     def ratios(view: LayerView) -> Tensor:
         v, valid = _sampled_values(view, "v", positions)
-        norms = outputs.value_norms(v, factor=outputs.triangular_factor(output_weights(lens, layer=view.layer)))
+        norms = outputs.value_norms(v, factor=outputs.triangular_factor(output_weights(lens, layer=view.layer)[0]))
         return torch.stack([outputs.value_norm_ratio(norms, valid=valid, key=place) for place in places], dim=-1)
 
     return Reading(name="value_norm_ratio", sites=("v",), function=ratios)

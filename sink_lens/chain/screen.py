@@ -352,7 +352,7 @@ def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[s
     largest = (states * torch.tensor(by[1:], dtype=states.dtype)[:, None]).max(0).values.clamp(min=1e-6)
     for layer in range(lens.n_layers):
         if layer in lens.attention_layers and lens.family.attn_post_norm is None:
-            heads = output_weights(lens, layer=layer)[..., dims].float()
+            heads = output_weights(lens, layer=layer)[0][..., dims].float()
             z = change["z"][layer].to(heads.device)
             written = (
                 einsum(z, heads, "batch head d_head, head d_head d_model -> batch head d_model").mean(0).cpu() / largest

@@ -32,22 +32,21 @@ from ..engine.forward import run_checked_edits
 from ..engine.needs import Needs
 from ..engine.trust import TOLERANCE
 from ..errors import InputError, ModelError
+from ..models.family import ADDED
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import site_of
 from ..models.unembedding import uncapped_logits, unembedding_vectors
-from ..models.weights import attention_weights, final_norm, mlp_weights, norm_weights
+from ..models.weights import final_norm, mlp_weights, norm_weights, output_weights
 from ..records import display
 from ..stats import sort_by_magnitude, t_intervals
 from .stream import post_norm_factor
 
 By = Literal["layer", "head", "neuron"]
-_READ: Mapping[By, tuple[str, ...]] = {
-    "layer": ("resid_pre", "attn_out", "mlp_out", "resid_post", "final"),
-    "head": ("resid_pre", "z", "attn_out", "mlp_out", "resid_post", "final"),
-    "neuron": ("resid_pre", "attn_out", "neurons", "down_out", "mlp_out", "resid_post", "final"),
-}
-"""Sites that are read. Edits of those that no writer is have a row of their own."""
+_READ: Mapping[By, tuple[str, ...]] = {"layer": (), "head": ("z",), "neuron": ("neurons", "down_out")}
+"""Sites that are read beside the stream and what layers add to it."""
+_PARTS = {"attn_out": "attention", "mixer_out": "mixer", "mlp_out": "mlp", "per_layer_out": "layer input"}
+"""Site of what a layer adds -> the part that writes it."""
 _EDITED: Mapping[By, frozenset[str]] = {
     "layer": frozenset({"resid_pre", "resid_post"}),
     "head": frozenset({"resid_pre", "resid_post", "attn_out"}),
@@ -63,8 +62,8 @@ class LogitAttribution:
     """The contribution of each part of the model to a logit."""
 
     frame: pd.DataFrame
-    """One row per part: ``part`` (embedding, attention, head, mlp, neuron, bias, edit), ``layer``, ``head``,
-    ``neuron``, ``contribution`` (mean over sequences) with its 95% interval over sequences, ``n``."""
+    """One row per part: ``part`` (embedding, attention, head, mixer, mlp, neuron, layer input, bias, edit), ``layer``,
+    ``head``, ``neuron``, ``contribution`` (mean over sequences) with its 95% interval over sequences, ``n``."""
     values: Float[Tensor, "sample batch"] = field(repr=False)
     """The contribution of each row by sequence."""
     logits: Float[Tensor, " batch"]
@@ -121,13 +120,14 @@ def direct_logit_attribution(
         raise InputError("an edit of 'final' was given, which no part of the model writes; need edits before the norm")
     for site in _READ[by]:
         site_of(site, family=lens.family)
+    sites = ("resid_pre", *_READ[by], *(site for site in ADDED if lens.layers_with(site)), "resid_post", "final")
     at = positions_from_start(batch.lengths.cpu(), position)
     signed = [(+1, _answer_ids(lens, batch, answer, at=at))]
     signed += [] if incorrect is None else [(-1, _answer_ids(lens, batch, incorrect, at=at))]
     edited = {layer for one in given if one.site in _EDITED[by] for layer in one.edited_layers(lens.n_layers)}
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     at_end = {"loss": False, "logits": False, "whole": True}  # the last norm
-    needs = Needs(keys=(0,), layers=tuple(range(lens.n_layers)), sites=_READ[by], state=True, positions=None, **at_end)
+    needs = Needs(keys=(0,), layers=tuple(range(lens.n_layers)), sites=sites, state=True, positions=None, **at_end)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions)
     labels: list[Label] = []
     values, logits = [], []
@@ -161,7 +161,7 @@ def _part_contributions(
     ``by``: how parts are split. ``edited``: layers whose stream is edited, which have a row of their own.
     """
     read = {place: tensor.double() for place, tensor in tensors.items()}
-    last, norm = read["resid_post", lens.n_layers - 1], final_norm(lens)
+    last, norm, by_layer = read["resid_post", lens.n_layers - 1], final_norm(lens), lens.remaining_scales
     wanted = _signed_sum(lambda ids: unembedding_vectors(lens, ids)[0], signed)
     constant = _signed_sum(lambda ids: unembedding_vectors(lens, ids)[1], signed)
     through = wanted * norm.gain.double().cpu()
@@ -172,30 +172,31 @@ def _part_contributions(
     def contribution(x: Tensor) -> Float[Tensor, " batch"]:
         return (x * through).sum(-1)
 
-    found: list[tuple[Label, Tensor]] = [(("embedding", None, None, None), contribution(read["resid_pre", 0]))]
-    before = read["resid_pre", 0]
+    before = read["resid_pre", 0] * by_layer[0]
+    found: list[tuple[Label, Tensor]] = [(("embedding", None, None, None), contribution(before))]
     for layer in range(lens.n_layers):
         own: list[tuple[Label, Tensor]] = []
-        if by == "head":
-            own += _head_contributions(lens, read["z", layer], through, layer=layer)
-        else:
-            own.append((("attention", layer, None, None), contribution(read["attn_out", layer])))
-        if by == "neuron":
-            own += _neuron_contributions(lens, read, through, layer=layer)
-        else:
-            own.append((("mlp", layer, None, None), contribution(read["mlp_out", layer])))
+        for site in lens.added_sites(layer):
+            if by == "head" and site == "attn_out":
+                own += _head_contributions(lens, read["z", layer], through * by_layer[layer], layer=layer)
+            elif by == "neuron" and site == "mlp_out":
+                own += _neuron_contributions(lens, read, through * by_layer[layer], layer=layer)
+            else:
+                label = (_PARTS[site], layer, None, None)
+                own.append((label, contribution(read[site, layer] * by_layer[layer])))
+        after = read["resid_post", layer] * by_layer[layer + 1]
         if layer in edited:
-            written = contribution(read["resid_post", layer] - before)
+            written = contribution(after - before)
             own.append((("edit", layer, None, None), written - sum(value for _, value in own)))
-        before = read["resid_post", layer]
+        before = after
         found += own
     return [*found, (("bias", None, None, None), wanted @ norm.bias.double().cpu() + constant)]
 
 
 def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> list[tuple[Label, Tensor]]:
     """Return (label, contribution by sequence) of each head and the bias; ``through``: the logit's direction."""
-    weights, after = attention_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="attn_post_norm")
-    w_o, b_o = weights.w_o.double().cpu(), weights.b_o.double().cpu()
+    after = norm_weights(lens, layer=layer, which="attn_post_norm")
+    w_o, b_o = (one.double().cpu() for one in output_weights(lens, layer=layer))
     total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
     through = through * post_norm_factor(total[:, None], after)[:, 0].double().cpu()
     each = torch.einsum("bhd,hdm,bm->hb", z, w_o, through)

@@ -13,6 +13,9 @@ OF_ATTENTION = frozenset(
 )
 """Sites, and names of ``activations.attention.OBSERVED``, that a layer without attention does not have."""
 
+ADDED = ("attn_out", "mixer_out", "mlp_out", "per_layer_out")
+"""Sites of what sublayers add to the stream, in the order in which a layer computes them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:

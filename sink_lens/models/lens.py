@@ -15,15 +15,12 @@ from ..errors import InputError, ModelError, SiteError
 from ..text import as_ranges
 from .experts import expert_width
 from .families import head_sizes, layer_of_keys, sliding_window_of
-from .family import OF_ATTENTION, Family
+from .family import ADDED, OF_ATTENTION, Family
 from .header import axis_sizes
 from .offload import NoBridge, bytes_on_disk, compute_device
 from .own_attention import AttentionFunction
 from .private_apis import kernel_of
 from .unchanged import LensState
-
-ADDED = ("attn_out", "mixer_out", "mlp_out", "per_layer_out")
-"""Sites of what sublayers add to the stream, in the order in which a layer computes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

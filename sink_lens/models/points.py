@@ -44,6 +44,7 @@ def add_hook_points(bridge: TransformerBridge, *, family: Family) -> None:
                 continue
             point, own = HookPoint(), f"hook_own_{name}"
             point.name = f"blocks.{layer}.{own}"
+            point.train(block.training)
             block.add_module(own, point)
             register_hook_point(bridge, point)
             module.register_forward_hook(partial(_run_point, point=point, address=address, family=family, sizes=sizes))

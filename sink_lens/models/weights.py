@@ -132,13 +132,16 @@ def _weight_and_bias(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor
     return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias.detach()
 
 
-def output_weights(lens: LensModel, *, layer: int) -> Float[Tensor, "head d_value d_model"]:
-    """Return W_O of a layer, split by heads; also for layers that attend to another layer's keys (Gemma 4)."""
+def output_weights(
+    lens: LensModel, *, layer: int
+) -> tuple[Float[Tensor, "head d_value d_model"], Float[Tensor, " d_model"]]:
+    """Return W_O of a layer, split by heads, and its bias; also if the layer attends to another layer's keys."""
     check_unchanged(lens)
     check_layers_have_attention(lens, [layer], what="weights of an attention")
     module = lens.layer(layer).get_submodule(lens.family.attention)
-    weight, _ = _weight_and_bias(module.get_submodule(lens.family.o), lens)
-    return rearrange(weight, "d_model (head value) -> head value d_model", head=lens.head_sizes(layer)["n_heads"])
+    weight, bias = _weight_and_bias(module.get_submodule(lens.family.o), lens)
+    n_heads = lens.head_sizes(layer)["n_heads"]
+    return rearrange(weight, "d_model (head value) -> head value d_model", head=n_heads), bias
 
 
 def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:

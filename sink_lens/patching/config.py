@@ -23,9 +23,7 @@ else:
 TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}
 """Axis of a patch as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""
 EVERY = "every"
-"""The site of a patch of all ``ADDED``."""
-ADDED = ("resid_pre", "attn_out", "mlp_out")
-"""The stream, and what each layer adds to it: the sites of TransformerLens's ``get_act_patch_block_every``."""
+"""The site of a patch of the stream, and of what each layer adds to it, as ``get_act_patch_block_every``."""
 _RANGES: dict[str, Any] = {"written": "ranges"}
 
 
@@ -137,11 +135,6 @@ class PatchConfig:
         """Return the metric's name and options as a ``MetricSpec``; ``how`` is passed to ``metric_spec``."""
         refuse_unread_metric_fields(self, self.metric)
         return metric_spec(self, self.metric, **how)
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """The sites to patch: the one in ``site``; for "every", resid_pre, attn_out and mlp_out."""
-        return ADDED if self.site == EVERY else (self.site,)
 
     def check_together(self) -> None:
         """Raise InputError for options that do not fit together, such as ``steps`` without ``approximate``."""

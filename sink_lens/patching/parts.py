@@ -15,11 +15,12 @@ from typing import Any, Unpack
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec
 from ..edits.part import SPARE_DRAWS, Indices, Part, Where, draw_index_sets
 from ..errors import InputError
+from ..models.family import ADDED
 from ..models.header import axis_sizes
-from ..models.sites import SITES, differing_sizes_error, site_of
+from ..models.sites import SITES, differing_sizes_error, site_of, sites_of
 from ..models.sized import Sized
 from ..text import as_ranges
-from .config import PatchConfig
+from .config import EVERY, PatchConfig
 
 
 def parts_to_patch(model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]) -> list[Part]:
@@ -78,6 +79,19 @@ def indices_by_axis(
     return chosen | {"layer": asked if SITES[site].per_layer else (model.n_layers - 1,)}
 
 
+def configs_by_site(model: Sized, config: PatchConfig) -> dict[str, PatchConfig]:
+    """Return site -> what is asked of it; for "every" the stream and all that layers add, in layers that have it."""
+    if config.site != EVERY:
+        return {config.site: config}
+    found = {"resid_pre": replace(config, site="resid_pre")}
+    for site in ADDED:
+        having = model.layers_with(site) if site in sites_of(model.family) else ()
+        layers = config.layers and tuple(one for one in config.layers if one % model.n_layers in having)
+        if having and layers != ():
+            found[site] = replace(config, site=site, layers=layers)
+    return found
+
+
 def part_identity(part: Part) -> str:
     """Return a text of a part's layers, positions, heads, ..., by which patches of one site are told apart."""
     return json.dumps([part.layers, part.indices_by_axis])
@@ -125,7 +139,7 @@ def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tu
 def check_put_edit(config: PatchConfig) -> None:
     """Raise InputError if the edit in ``config.put`` does not fit the site, or has the wrong options."""
     if config.put != "source":
-        make_put_spec(config, Part(site=config.sites[0]))
+        make_put_spec(config, Part(site="resid_pre" if config.site == EVERY else config.site))
     elif config.factor is not None:
         raise InputError("source takes no factor; leave it out")
 

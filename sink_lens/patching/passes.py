@@ -8,8 +8,8 @@ from ..estimate import Pass, Passes, Sizes, forward_activation_bytes, max_n_toke
 from ..models.bundled import find_header
 from ..models.header import axis_sizes
 from ..models.sites import SITES
-from .config import PatchConfig, check_pair_lengths, refuse_equal_tokens
-from .parts import check_put_edit, draw_random_parts, indices_by_axis, part_identity, parts_to_patch
+from .config import EVERY, PatchConfig, check_pair_lengths, refuse_equal_tokens
+from .parts import check_put_edit, configs_by_site, draw_random_parts, indices_by_axis, part_identity, parts_to_patch
 
 _BESIDE = 14
 """Whole passes beside the patches: the site and the metric in both runs, and some patches on both paths."""
@@ -36,8 +36,8 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
     made, backwards = 0.0, 0
     read = config.metric_spec().last_layer(header)
     last = header.n_layers if read is None else read + 1
-    for name in config.sites:
-        grid = parts_to_patch(header, name, by=config.by, n_positions=n_positions, **config.chosen_indices)
+    for name, own in configs_by_site(header, config).items():
+        grid = parts_to_patch(header, name, by=config.by, n_positions=n_positions, **own.chosen_indices)
         site = SITES[name]
         made += _BESIDE
         if config.approximate or config.screen:
@@ -75,8 +75,8 @@ def check_before_loading(config: PatchConfig) -> None:
     header = find_header(config.model)
     if header is not None:
         longest = max_n_tokens([*config.clean, *config.corrupted])
-        for site in config.sites:
-            indices_by_axis(header, site, by=config.by, n_positions=longest, **config.chosen_indices)
+        for site, own in configs_by_site(header, config).items():
+            indices_by_axis(header, site, by=config.by, n_positions=longest, **own.chosen_indices)
         config.metric_spec().last_layer(header)
-    if all(site in SITES for site in config.sites):
+    if config.site in (EVERY, *SITES):
         check_put_edit(config)

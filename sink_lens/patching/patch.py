@@ -32,10 +32,10 @@ from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, refuse_unhashed_code
 from ..records.shards import check_shard, compute_run
 from ..signatures import takes
-from .config import ADDED, EVERY, PatchConfig
+from .config import EVERY, PatchConfig
 from .first_order import first_order_effects
 from .pairs import PromptPair, Sequences
-from .parts import check_put_edit, draw_random_parts, part_identity
+from .parts import check_put_edit, configs_by_site, draw_random_parts, indices_by_axis, part_identity
 from .results import PatchResult, join_sites, part_table, sweep_result_fields, write_result
 from .run_folder import KeptBlocks, MeasuredPatch, open_run
 from .run_pair import RunPair, merge_patch_config, prepare_runs
@@ -70,8 +70,8 @@ def patch(
         overwrite: replace the run that the folder holds.
         progress: show a bar.
         **fields: fields of ``PatchConfig``, such as ``site="z"``; they win over those of ``config``. ``site="every"``
-            patches ``resid_pre``, ``attn_out`` and ``mlp_out`` in one frame, with the column ``site``; each has a run
-            folder in ``out``.
+            patches ``resid_pre`` and what layers add to it (``attn_out``, ``mlp_out``, a mixer's), in one frame with
+            the column ``site``; each has a run folder in ``out``.
 
     Three fields are more than texts. ``metric`` is a name, one of ``sink_lens.edits.metrics``, or a function of the
     ``logits`` or of an ``Outcome``. ``put`` is a name, such as ``source`` (the other run's values), ``mean_ordinary``
@@ -94,9 +94,12 @@ def patch(
     lens, how = as_lens(lens), {"shard": shard, "overwrite": overwrite, "progress": progress}
     asked = merge_patch_config(config, lens=lens, fields=fields)
     if asked.site == EVERY:
-        found = {}
-        for site in ADDED:
-            request = _make_request(lens, clean, corrupted, config=replace(asked, site=site))
+        found, configs = {}, configs_by_site(lens, asked)
+        for site, own in configs.items():  # all are checked before the first patch
+            longest = 1 + max(own.positions or (0,))  # the lengths are checked with the tokens
+            indices_by_axis(lens, site, by=own.by, n_positions=longest, **own.chosen_indices)
+        for site, own in configs.items():
+            request = _make_request(lens, clean, corrupted, config=own)
             found[site] = _patch_site(request, None if out is None else Path(out) / site, reopen=True, **how)
         return join_sites(found)
     return _patch_site(_make_request(lens, clean, corrupted, config=asked), out, reopen=shard is not None, **how)

@@ -10,7 +10,7 @@ There are three steps, all on the patched sequences (corrupted for denoising, cl
 3. Repeat the baseline run with the receiver set to this value and everything after it computed as usual. The metric of
    this run is the result.
 
-The frozen outputs are ``attn_out``, a hybrid's ``mixer_out`` and ``mlp_out`` of the layers in between, and those in
+The frozen outputs are what layers in between add to the stream (``attn_out``, ``mlp_out``, a mixer's), and those in
 the sender's and receiver's own layers that are computed after the sender and before the receiver. The sender's own
 sublayer is not frozen, because the sender reaches the stream through it. Norms are recomputed. With
 ``freeze="attention"`` the MLPs in between are recomputed as well, as in Wang et al., where a path runs through residual
@@ -43,6 +43,7 @@ from ..engine.needs import Needs
 from ..engine.plan import choose_even_plan
 from ..engine.trust import choose_accurate_plan
 from ..errors import InputError
+from ..models.family import ADDED
 from ..models.lens import LensModel, layers_from_zero
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, site_key
@@ -57,12 +58,8 @@ from .run_pair import run_for_metric
 Frozen = Literal["all", "attention"]
 """The outputs that are frozen between sender and receiver."""
 
-_SUBLAYER = {
-    "attn_out": ("attn_in", "attn_out"),
-    "mixer_out": ("mixer_out", "mixer_out"),
-    "mlp_out": ("mlp_in", "mlp_out"),
-}
-"""Output of a sublayer -> the first and last site of the sublayer."""
+_BEGINS = {"attn_out": "attn_in", "mlp_out": "mlp_in"}
+"""Output of a sublayer -> the first site of the sublayer, if that is another one."""
 
 
 Path = Part | tuple[str, int] | tuple[str, int, int]
@@ -161,7 +158,7 @@ def path_patch(
                 f"the sender {start.site} of layer {_only_layer(start)} is not computed before the receiver {end.site} "
                 f"of layer {_only_layer(end)}; need an earlier sender"
             )
-    sites = {*(name for name in _SUBLAYER if lens.layers_with(name)), end.site, *(start.site for start in senders)}
+    sites = {*(name for name in ADDED if lens.layers_with(name)), end.site, *(start.site for start in senders)}
     own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
     every = [*senders, end]
@@ -212,12 +209,12 @@ def make_frozen_edits(
 ) -> list[Edit]:
     """Return edits that hold what attention, or every sublayer, writes between both parts at ``baseline`` values."""
     found = []
-    for name, (first, last) in _SUBLAYER.items():
+    for name in ADDED:
         if which == "attention" and name == "mlp_out":
             continue
         layers = []
         for layer in lens.layers_with(name):
-            begins, ends = (layer, ORDER[first]), (layer, ORDER[last])
+            begins, ends = (layer, ORDER[_BEGINS.get(name, name)]), (layer, ORDER[name])
             carries = begins <= _computation_order(sender, lens) <= ends
             if not carries and _computation_order(sender, lens) < ends and ends < _computation_order(receiver, lens):
                 layers.append(layer)

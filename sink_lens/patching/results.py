@@ -17,11 +17,12 @@ from transformer_lens.patching import PatchingResult
 from ..edits.part import Part
 from ..engine.trust import TOLERANCE
 from ..errors import InputError
+from ..models.family import ADDED
 from ..models.sites import SITES
 from ..models.unchanged import TensorValues
 from ..records import RunWriter, display
 from ..stats import sort_by_magnitude
-from .config import ADDED, EVERY, PatchConfig
+from .config import EVERY, PatchConfig
 from .pairs import Direction, PromptPair, label_table
 from .parts import part_identity
 from .run_pair import RunPair
@@ -66,7 +67,9 @@ class SweepResult:
         """The run folders, one for each patched site; empty if none was written."""
         if self.folder is None:
             return ()
-        return tuple(self.folder / site for site in ADDED) if self.site == EVERY else (self.folder,)
+        if self.site != EVERY:
+            return (self.folder,)
+        return tuple(folder for site in ("resid_pre", *ADDED) if (folder := self.folder / site).is_dir())
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """Return the ``n`` rows of ``frame`` with the largest absolute effects."""
@@ -261,8 +264,10 @@ class AttributionResult(SweepResult):
 
 def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
     """Join the results of several sites, site -> result, into one whose ``frame`` also has the column ``site``."""
-    first, names = next(iter(results.values())), list(results)
-    order = np.arange(len(first.frame) * len(names)).reshape(len(names), -1).T.flatten()  # the sites vary fastest
+    first = results["resid_pre"]  # which every layer has
+    keys = [list(one.frame[list(first.by)].itertuples(index=False, name=None)) for one in results.values()]
+    rows = {key: number for number, key in enumerate(keys[0])}
+    order = np.argsort([rows[key] for some in keys for key in some], kind="stable")  # the sites vary fastest
     frames = [one.frame.assign(site=name) for name, one in results.items()]
     by = (*first.by, "site")
     frame = pd.concat(frames, ignore_index=True).iloc[order].reset_index(drop=True)

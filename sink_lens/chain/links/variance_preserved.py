@@ -52,7 +52,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     if not feeding:
         return [not_asked_statistic("s2_ratio_after_w_o")]
     some = torch.tensor(evenly_spaced(range(lens.d_model), _TAU_DIMENSIONS))
-    matrices = [output_weights(lens, layer=layer).flatten(0, 1).T.float().cpu() for layer in feeding]
+    matrices = [output_weights(lens, layer=layer)[0].flatten(0, 1).T.float().cpu() for layer in feeding]
     widths = [matrix.shape[1] for matrix in matrices]
     values = torch.cat([panel.at_layer("z_at", layer) for layer in feeding], dim=-1)  # sequence, place, value
 
