@@ -88,7 +88,7 @@ wheel-check: $(READY)
 	$(BIN)/python -m pip wheel -q --no-deps -w build/wheel .
 	$(PYTHON) -m venv build/wheel/env
 	build/wheel/env/bin/python -m pip install -q -c constraints.txt build/wheel/*.whl
-	cd build/wheel && env/bin/sink-lens --version && env/bin/sink-lens cache && env/bin/sink-lens train --example >/dev/null
+	cd build/wheel && env/bin/sink-lens --version && env/bin/sink-lens train --example >/dev/null
 	cd build/wheel && env/bin/python -c "from sink_lens.models.tiny import planted, tiny_tokenizer as t; \
 	planted().model.save_pretrained('tiny'); t(adds_bos=True).save_pretrained('tiny')"
 	cd build/wheel && env/bin/sink-lens trace ./tiny --tokens random --sequences 2 --length 24 --no-interventions \

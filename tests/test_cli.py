@@ -16,9 +16,7 @@ from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.cli.console import console
-from sink_lens.data.cache import cache_entries
 from sink_lens.errors import RunError, SinkLensError
-from sink_lens.models import bundled
 from sink_lens.records import create_run
 
 ROOT = Path(__file__).parents[1]
@@ -92,16 +90,18 @@ def test_what_the_system_refuses_is_one_line(failing, error, says):
     [("cp1252", rb"\u65e5"), ("ascii", "日".encode())],  # click takes "ascii" for a terminal that is set up wrongly
 )
 def test_a_terminal_without_a_character_shows_its_number(tmp_path, encoding, shown):
-    code = "import sys\nsys.argv = ['sink-lens', 'cache']\nfrom sink_lens.cli import main\nmain()\n"
+    with create_run(tmp_path / "日", kind="trace", config={}, provenance={}):
+        pass
+    code = "import sys\nsys.argv = ['sink-lens', 'report', '日', '--status']\nfrom sink_lens.cli import main\nmain()\n"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding, "SINK_LENS_CACHE": "日"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding},
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.endswith(shown + b" holds nothing\n")
+    assert done.stdout == shown + b": trace, finished\n"
 
 
 def test_names_and_tables_are_shown_with_what_they_hide_spelled_out(capsys):
@@ -170,39 +170,6 @@ def test_the_command_and_not_the_library_quiets_others_and_lets_threads_sleep_so
         assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
         assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "0"  # what the user set stays
         assert os.environ.get("GOMP_SPINCOUNT") == spins
-
-
-@pytest.fixture
-def models(tmp_path, monkeypatch):
-    """Two converted models, one of them cut short."""
-
-    def convert(path, *, folder):
-        (folder / "model.safetensors").write_bytes(path.read_bytes() * 1_000)
-
-    monkeypatch.setattr("sink_lens.models.gguf_conversion.convert_gguf", convert)
-    for name in ("whole", "cut"):
-        (tmp_path / f"{name}.gguf").write_bytes(f"GGUF {name}".encode() * 100)
-        folder = bundled.converted_folder(tmp_path / f"{name}.gguf")
-    os.truncate(folder / "model.safetensors", 10)
-
-
-def test_cache_shows_and_clears_what_it_holds_and_refuses_other_names(models):
-    lines = run("cache").stdout.splitlines()
-    assert any("whole.gguf" in line and "1.0 MB" in line and " whole " in line for line in lines)
-    assert any("cut.gguf" in line and "unfinished or damaged" in line for line in lines)
-    result = run("cache", "--clear", "--yes", "--name", "../outside")
-    assert result.exit_code == 2
-    assert "it holds cut.gguf, whole.gguf" in result.stderr
-    assert run("cache", "--yes").exit_code == 2
-    assert run("cache", "--clear", "--yes", "--name", "whole.gguf").stdout == "freed 1.0 MB\n"
-    assert [entry.name for entry in cache_entries()] == ["cut.gguf"]
-
-
-def test_cache_asks_before_it_clears(models):
-    assert run("cache", "--clear", input="n\n").exit_code == 1
-    assert len(cache_entries()) == 2
-    assert run("cache", "--clear", input="y\n").exit_code == 0
-    assert run("cache").stdout.endswith("cache holds nothing\n")
 
 
 def test_the_package_is_the_command():

@@ -148,7 +148,7 @@ COMMANDS = {
         "sweep.toml --model MODEL --device cpu",  # of five layers a head of layer L takes 5 - L: 15 / 25
         "cells +20.*random controls beside them +0.*layers run for a cell +60% of all.*memory",
     ),
-    "status": Asked("sweep", "sweep: sweep, finished", "run kind state shards", writes=False),
+    "report --status": Asked("sweep", "sweep: sweep, finished", "run kind state shards", writes=False),
     "train": Asked(
         "train.toml",
         r"toy, softmax, seed 0: 4 steps, 192 tokens, \d+ s; loss 5\.\d+ nats, held out 5.*report: .*\ntrain\n",
@@ -198,7 +198,6 @@ COMMANDS = {
     "fingerprint of embeddings": Asked("TWO --inputs embeddings", "unrelated models then look related"),
     "fingerprint --dry-run": Asked("TWO", r"about a second per pair \(1 pair\)"),
     "report": Asked("trace", "report: trace/", "runs report figures not_drawn sentence", writes=False),
-    "cache": Asked("", "/cache", "folder entries", writes=False),
     "card": Asked(
         "RANDOM",
         rf"Keep the token at position 0: it is the sink of 40% \[40%, 40%\] of heads; .*model card: \S+/card\.md{ENDS}",
@@ -424,7 +423,7 @@ def test_every_example_of_the_help_is_a_command_that_is_taken(name, tmp_path, mo
     command = typer.main.get_command(cli.app).commands[name]
     lines = [line.split("[dim]")[0] for line in (command.epilog or "").splitlines()]
     lines = [line[line.index("sink-lens ") :].split(" > ")[0] for line in lines if "sink-lens " in line]
-    assert len(lines) >= 2 or name == "cache"
+    assert len(lines) >= 2
     made, build = [], cli.options.build_config
 
     def stopped(*given, **rest):
@@ -433,12 +432,8 @@ def test_every_example_of_the_help_is_a_command_that_is_taken(name, tmp_path, mo
 
     monkeypatch.setattr("sink_lens.cli.options.build_config", stopped)
     for line in lines:
-        words = shlex.split(line)[1:]
-        if name == "status":
-            assert command.make_context(name, words[1:])
-        else:
-            assert run(*words).exit_code == 0, line
-    assert len(made) == sum("--example" not in line for line in lines if name != "status")
+        assert run(*shlex.split(line)[1:]).exit_code == 0, line
+    assert len(made) == sum("--example" not in line for line in lines)
 
 
 LONG = "a" * 5000
@@ -696,7 +691,10 @@ def test_failed_cells_are_code_1_and_computed_again_when_that_is_asked(tmp_path,
 def test_a_shard_that_is_not_the_last_says_that_others_are_missing(name, workshop, tmp_path):
     out = tmp_path / "out"
     found = run(*words_of(name)[:-2], "--out", out, "--shard", "1/2")
-    assert (found.exit_code, found.stdout) == (0, f"shard 1/2 is done, others are not yet: sink-lens status {out}\n")
+    assert (found.exit_code, found.stdout) == (
+        0,
+        f"shard 1/2 is done, others are not yet: sink-lens report {out} --status\n",
+    )
 
 
 def test_options_that_no_configuration_has_reach_what_runs(monkeypatch):

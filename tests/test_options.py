@@ -14,7 +14,6 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import _make_call_config
 from sink_lens.cli.options import add_config_options, build_config, off_option_name, option_name
 from sink_lens.configuration import allowed_texts, make_config
-from sink_lens.data.cache import CacheConfig
 from sink_lens.errors import InputError
 from sink_lens.kinds import all_kinds
 from sink_lens.lazy import import_object
@@ -27,7 +26,7 @@ from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training.config import TrainConfig, WatchConfig
 
 COMMANDS = {kind.name: import_object(kind.config) for kind in all_kinds().values() if kind.config}
-COMMANDS |= {"report": ReportConfig, "cache": CacheConfig}
+COMMANDS |= {"report": ReportConfig}
 OF_A_MODEL = ("trace", "isolate", "amplify", "ablate", "patch")
 EDITS = [{"site": "z", "heads": "each"}]
 NEEDED = {WatchConfig: {"run": "a"}, TrainConfig: {"seed": 0}}

@@ -1,4 +1,4 @@
-"""``trace --at TOKEN``: sequences cut so that one occurrence of a token stands at one position in each.
+"""``trace(at=TOKEN)``: sequences cut so that one occurrence of a token stands at one position in each.
 
 A sink that is a token stands somewhere else in each sequence. Each row here is one occurrence: some tokens before it,
 it, and what follows it up to the next occurrence. So the token stands once in each row, always at the same position,
@@ -134,6 +134,6 @@ def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceCo
         strongest = "" if best is None else f"; the strongest is {text} with {often[best]:.3f}"
         raise InputError(
             f"none of the tokens that stand at least {_FEWEST} times at position {_BEFORE} or later is a sink "
-            f"there in {config.min_sink_rate:g} of layers and heads{strongest}. Name a token, or trace without --at"
+            f"there in {config.min_sink_rate:g} of layers and heads{strongest}. Name a token, or trace without at"
         )
     return best

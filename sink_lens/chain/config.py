@@ -134,7 +134,7 @@ class Question(ReadConfig):
 class TraceConfig(Question):
     """Configuration of a trace."""
 
-    at: str | None = field(default=None, metadata={"metavar": "TOKEN"})
+    at: str | None = field(default=None, metadata={"file_only": True})
     """Trace a sink that is a token and not a position: its text, its id, or auto for the token that draws the most
     attention away from position 0. Sequences are cut so that each has one occurrence, all at the same position."""
     super_share: float = 0.05
@@ -166,6 +166,8 @@ class TraceConfig(Question):
                 if getattr(self, name) == type(self).__dataclass_fields__[name].default:
                     object.__setattr__(self, name, few)
         Question.__post_init__(self)
+        if not isinstance(self.at, str | None):
+            raise InputError(f"at is {self.at!r}; need a text: a token, its id in digits, or auto")
         if self.target_position is not None and self.target_position < 1:
             raise InputError(f"target_position is {self.target_position}; need an interior position, from 1 on")
         for pair in self.floors or ():

@@ -11,44 +11,18 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import InputError, RunError
 from sink_lens.files import is_plain_file_name, parse_json
 
 MANIFEST = "manifest.json"
 """Name of the file that lists the content of a cache folder."""
 _PART = ".part"
 _OLD = ".old"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig:
-    """Part of the cache that is shown or cleared."""
-
-    name: str | None = None
-    """Only this entry, or the entries of this kind; both are named as sink-lens cache lists them."""
-    clear: bool = False
-    """Remove these entries from the cache; what is needed later is made again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEntry:
-    """One folder of the cache."""
-
-    kind: str
-    """The kind of entry, which is the name of the enclosing cache folder."""
-    name: str
-    """The name in the entry's manifest, or the folder's own name if the manifest gives none."""
-    path: Path
-    bytes: int
-    complete: bool
-    """True if every file is present at its full size; False for a damaged folder or leftovers of a killed process."""
 
 
 def cache_folder() -> Path:
@@ -169,60 +143,6 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 (hex) of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def cache_entries() -> list[CacheEntry]:
-    """List the entries of the cache, sorted by kind and name.
-
-    Leftovers of killed processes are entries too; links are not.
-    """
-    found = []
-    for path in cache_folder().glob("*/*"):
-        if not path.is_dir() or path.is_symlink() or not _lock_path(path).is_file():
-            continue
-        manifest = read_manifest(path)
-        entry = CacheEntry(
-            kind=path.parent.name,
-            name=str((manifest or {}).get("name", path.name)),
-            path=path,
-            bytes=sum(file.lstat().st_size for file in path.rglob("*") if file.is_symlink() or file.is_file()),
-            complete=manifest is not None and describe_damage(path, manifest, sizes_only=True) is None,
-        )
-        found.append(entry)
-    return sorted(found, key=lambda entry: (entry.kind, entry.name, entry.path))
-
-
-def clear_cache(*, name: str | None = None) -> int:
-    """Remove converted, fetched and packed files; return the number of bytes freed.
-
-    Only folders inside the cache that sink_lens made (with a lock beside them) are removed. Links are not followed.
-
-    Args:
-        name: remove only entries with this name or kind, as ``cache_entries`` lists them; None removes all.
-
-    Raises:
-        InputError: there is no entry with this name, or a cache folder is a link that leads out of the cache.
-        RunError: another process is writing an entry, or an entry cannot be removed.
-    """
-    chosen = [entry for entry in cache_entries() if name in (None, entry.name, entry.kind)]
-    if name is not None and not chosen:
-        found = ", ".join(entry.name for entry in cache_entries()) or "nothing"
-        raise InputError(f"the cache holds no {name!r}; it holds {found}")
-    for entry in chosen:
-        real = entry.path.parent.resolve()
-        if not real.is_relative_to(cache_folder().resolve()):
-            raise InputError(f"{entry.path.parent} is a link out of the cache; need a folder. Clear {real} by hand")
-    freed = 0
-    for entry in chosen:
-        try:
-            with FileLock(_lock_path(entry.path)).acquire(timeout=0):
-                shutil.rmtree(entry.path)
-        except Timeout as error:
-            raise RunError(f"{entry.name} is being made by another process; wait until it is done") from error
-        except OSError as error:
-            raise RunError(f"{entry.path} cannot be removed ({error.strerror}); check its permissions") from error
-        freed += entry.bytes
-    return freed
 
 
 def _lock_path(folder: Path) -> Path:

@@ -84,5 +84,5 @@ class Unfinished(dict[str, pd.DataFrame]):
     def __missing__(self, name: str) -> pd.DataFrame:
         raise RunError(
             f"{self._folder} has no table {name!r} yet; need all shards of the run: the one that ends last makes the "
-            f"tables. sink-lens status {self._folder} lists them"
+            f"tables. sink-lens report {self._folder} --status lists them"
         )

@@ -69,7 +69,7 @@ class Shard:
 
     def done_sentence(self, run: Path) -> str:
         """Return the sentence that this shard of a run is done, other shards are not, and a command lists them."""
-        return f"shard {self} is done, others are not yet: sink-lens status {run}"
+        return f"shard {self} is done, others are not yet: sink-lens report {run} --status"
 
 
 def check_shard(shard: str | None, *, out: str | Path | None, overwrite: bool) -> None:
@@ -176,7 +176,7 @@ def copy_shard_parts(writer: RunWriter) -> None:
             record = read_run_json(shard.folder(writer.folder))
             raise RunError(
                 f"shard {shard} of {writer.folder} is being computed ({record['provenance'].get('holder')}); wait for "
-                f"it, or stop it. sink-lens status {writer.folder} lists all of them"
+                f"it, or stop it. sink-lens report {writer.folder} --status lists all of them"
             )
     for shard in shards:
         folder = shard.folder(writer.folder)

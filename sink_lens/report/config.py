@@ -27,6 +27,9 @@ class ReportConfig:
     only: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
     """With --figures: which figures to write, by the names of their files, such as circuit-paper. Default: all."""
 
+    status: bool = False
+    """Only say how far the run is: its state, and that of each shard; no page is written."""
+
     def __post_init__(self) -> None:
         """Refuse an unknown name in ``by``, and options of figures if no figures are written."""
         check_field_types(self)

@@ -118,3 +118,8 @@ def test_what_cannot_be_traced_is_refused(at, text):
     ids = torch.randint(3, 290, (48, 40), generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match=text):
         cut_at_token(lens, from_tensor(ids), config=asked(at=at, min_sink_rate=0.9))
+
+
+def test_a_token_is_a_text():
+    with pytest.raises(InputError, match="at is 7"):
+        TraceConfig(at=7)
