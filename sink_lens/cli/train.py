@@ -55,14 +55,16 @@ def train(
 
         return print_items([estimate_cost(config)])
     from ..records import RUN_FILE
-    from ..training.train import leave_process_group
+    from ..training.arguments import leave_process_group
+    from ..training.checkpoint_files import list_checkpoints
     from ..training.train import train as run
 
     folder = Path("runs") / f"{'train' if file is None else file.stem}-{config.seed}" if out is None else out
     try:
         result = run(config, out=folder, overwrite=overwrite, progress=not quiet)
     except KeyboardInterrupt:
-        kept = f"the checkpoints are in {folder}: the same command goes on from there"
+        step = max(list_checkpoints(folder / "checkpoints"), default=0)
+        kept = f"the last whole step that was saved is {step}: the same command goes on from there, in {folder}"
         said = kept if (folder / RUN_FILE).exists() else "nothing was written"
         console(stderr=True).print(f"stopped; {said}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None

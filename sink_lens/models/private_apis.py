@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 
 __all__ = ["build_bridge_from_module"]
 
@@ -23,10 +23,10 @@ __all__ = ["build_bridge_from_module"]
 
 COMPILED = "_compiled_call_impl"
 """What ``Module.compile`` made of a module's call; None without it. An entry of ``vars(module)``."""
-UNCOMPILED, SHARDED = "_orig_mod", "_fsdp_wrapped_module"
-"""Name of the module within one that ``torch.compile`` made, and within one that FSDP made."""
-WRAPPED = (UNCOMPILED, SHARDED, "_checkpoint_wrapped_module")
-"""Names of the module within a wrapper, that of activation checkpoints too."""
+UNCOMPILED = "_orig_mod"
+"""Name of the module within one that ``torch.compile`` made."""
+WRAPPED = (UNCOMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Names of the module within a wrapper, that of FSDP and of activation checkpoints too."""
 OF_ABSTRACT_CLASSES = "_abc_impl"
 """Python's register of the subclasses of an abstract class."""
 
@@ -112,16 +112,6 @@ def forget_adapter(model: Any) -> None:
 def gate_neurons(experts: Any, x: Tensor) -> Tensor:
     """Return the experts' neurons: gate times up, from the joint output ``x`` of both projections."""
     return experts._apply_gate(x)
-
-
-def save_checkpoint(trainer: Trainer, model: nn.Module) -> None:
-    """Let the Trainer write a checkpoint of a model into its output folder."""
-    trainer._save_checkpoint(model, None)
-
-
-def use_one_gpu(arguments: Any) -> None:
-    """Let a Trainer with these training arguments use only one GPU, instead of ``DataParallel`` over all GPUs."""
-    arguments._n_gpu = 1
 
 
 # --- accelerate

@@ -3,6 +3,7 @@
 A training is described by a named size and what differs from it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -182,6 +183,17 @@ class TrainConfig:
         """Steps whose checkpoints are kept for good, ascending: 0, powers of two, the last, and ``checkpoints``."""
         powers = {2**power for power in range(self.steps.bit_length())}
         return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate at the update ``step`` of the weights; the first update is step 0.
+
+        The rate rises linearly to ``lr`` over the warm-up (never 0: the first update counts), then falls along a
+        cosine that would reach ``min_lr`` at the update after the last.
+        """
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        done = min(1.0, (step - self.warmup) / (self.steps - self.warmup))
+        return self.min_lr + (self.lr - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
 
     def _check_values(self) -> None:
         """Refuse numbers out of their range, sizes that do not fit together, and options that exclude each other."""

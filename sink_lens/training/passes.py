@@ -76,8 +76,8 @@ def time_training_step(config: TrainConfig) -> tuple[float, int, str]:
     import torch
 
     from ..models.wrapping import keep_random_state
+    from .arguments import choose_device
     from .model import model_of
-    from .train import choose_device
 
     device = choose_device(config)
     with keep_random_state():

@@ -4,9 +4,7 @@
 """
 
 import contextlib
-import gc
 import json
-import os
 import shutil
 import signal
 import threading
@@ -16,25 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedTokenizerBase, TrainingArguments
-from transformers.utils import logging
 
 from ..errors import InputError, RunError, SinkLensError
-from ..models.private_apis import use_one_gpu
 from ..models.wrapping import keep_random_state
 from ..records import Result, RunWriter, create_run, package_versions
 from ..signatures import takes
-from . import checkpoint_files
+from .arguments import check_batch_divisible, choose_device, silence_transformers, trainer_arguments
 from .batches import Rows, TrainingRows, check_given_rows, load_training_rows, tokenizer_hash
-from .checkpoint_files import Checkpoint
+from .checkpoint_files import KEPT, PART, list_checkpoints, newest_checkpoint
 from .config import TrainConfig, read_train_config
-from .loop import Loop
+from .loop import Loop, Steps
 from .model import model_of
-
-LAUNCH = "torchrun --nproc_per_node N --no-python sink-lens train FILE"
-"""Distribution of a training over processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +58,10 @@ def train(
 ) -> TrainResult:
     """Train a model; the same call on a folder that holds part of the training does the rest.
 
-    On the CPU a training that was stopped, in whatever way, and goes on equals one that was not, bit for bit. Under
-    ``torchrun`` or ``accelerate launch`` every process calls this; the first one writes.
+    It goes on from the newest checkpoint whose files are whole; on the CPU every later checkpoint is that of a training
+    that was not stopped, bit for bit. Ctrl-C ends the step and saves it, with a row of its own in the log; whatever
+    else stops a training, within a step too, takes it back to the last step that was saved.
+    Under ``torchrun`` or ``accelerate launch`` every process calls this; the first one writes.
 
     Args:
         config: everything that decides the numbers, or a file of it; the defaults if None.
@@ -112,18 +106,16 @@ def train(
 
                 return watch(folder, writer=writer, device=config.device, progress=False)
 
-            loop = Loop(
-                config,
-                model=model,
-                data=corpus,
-                args=args,
+            loop = Loop(config, model=model, data=corpus, args=args)
+            steps = Steps(
+                loop,
                 folder=folder / "checkpoints",
                 writer=writer,
                 watch=watch_run if config.watch and writer is not None else None,
                 progress=progress and args.should_save,
             )
-            with _handle_interrupt(loop, args):
-                loop.run(checkpoint)
+            with _save_on_interrupt(steps, alone=args.world_size == 1):
+                steps.run(checkpoint)
         log = loop.log_frame()
         return TrainResult(
             folder=folder,
@@ -132,8 +124,8 @@ def train(
             headline=_headline(config, log, gains) if len(log) else "",  # another process may have none
             checkpoints={
                 step: path
-                for step, path in reversed(checkpoint_files.list_checkpoints(folder / "checkpoints").items())
-                if path.name.startswith(checkpoint_files.KEPT)
+                for step, path in reversed(list_checkpoints(folder / "checkpoints").items())
+                if path.name.startswith(KEPT)
             },
             first=args.should_save,
         )
@@ -155,109 +147,11 @@ def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) 
     )
 
 
-def leave_process_group() -> None:
-    """Leave the group of processes that ``train`` joined; without this call a launched program can hang at its end."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        gc.collect()  # the wrapped model first: where it is the last to hold the group, that is such a wait
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
-
-
-def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArguments:
-    """Build the Hugging Face Trainer's arguments for ``folder`` on ``device``; under a launcher, join its processes."""
-    wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["HeadNormDecoderLayer"]}
-    sharding: dict[str, Any] = {"fsdp": True, "fsdp_config": wrapped} if config.fsdp else {}
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    micro = max(1, config.batch // (config.accumulation * launched))
-    args = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=config.steps,
-        per_device_train_batch_size=micro,
-        per_device_eval_batch_size=micro,
-        gradient_accumulation_steps=config.accumulation,
-        learning_rate=config.lr,
-        weight_decay=config.weight_decay,
-        adam_beta1=config.betas[0],
-        adam_beta2=config.betas[1],
-        max_grad_norm=config.clip,
-        optim="adamw_torch_fused" if device == "cuda" else "adamw_torch",
-        seed=config.seed,
-        data_seed=config.data_seed,
-        bf16=config.dtype == "bf16",
-        torch_compile=config.compile,
-        use_cpu=device == "cpu",
-        ddp_find_unused_parameters=False,
-        dataloader_pin_memory=device == "cuda",
-        label_names=["labels"],
-        remove_unused_columns=False,
-        logging_strategy="no",
-        eval_strategy="no",
-        save_strategy="no",
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
-        log_level="error",
-        log_level_replica="error",
-        report_to="none",
-        run_name=folder.name,
-        **sharding,
-    )
-    if args.n_gpu > 1:  # without a launcher: one GPU, and not the Trainer's old data parallel
-        use_one_gpu(args)
-    return args
-
-
-def choose_device(config: TrainConfig) -> str:
-    """Return the device that the training runs on: cpu, cuda or mps.
-
-    Raises:
-        InputError: the device does not exist, or cannot do sharding or bf16 as the configuration asks.
-    """
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    device = config.device or next(name for name in ("cuda", "mps", "cpu") if there[name])
-    if not there[device]:
-        raise InputError(f"device is {device} and there is none; need one of {', '.join(n for n in there if there[n])}")
-    if config.fsdp and device != "cuda":
-        raise InputError(
-            f"fsdp is asked for on {device}, where it would be skipped in silence; need GPUs. Leave fsdp out: "
-            f"several processes share the work of a step without it too ({LAUNCH})"
-        )
-    if config.fsdp and "RANK" not in os.environ:
-        raise InputError(f"fsdp is asked for in one process; need a launcher: {LAUNCH}")
-    if config.dtype == "bf16" and device == "cuda" and not torch.cuda.is_bf16_supported():
-        raise InputError("dtype is bf16 and the GPU has none; need float32")
-    return device
-
-
-def check_batch_divisible(config: TrainConfig, n_processes: int) -> None:
-    """Refuse a batch that cannot be split evenly over the processes and the forwards of a step."""
-    if config.batch % (config.accumulation * n_processes):
-        raise InputError(
-            f"batch is {config.batch} sequences, for {n_processes} processes with {config.accumulation} "
-            f"forwards per step each; need a multiple of {config.accumulation * n_processes}"
-        )
-
-
-@contextlib.contextmanager
-def silence_transformers() -> Iterator[None]:
-    """Hide the messages and progress bars of transformers within the block."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
 @contextlib.contextmanager
 def _open_run_folder(
     config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
-) -> Iterator[tuple[RunWriter | None, Checkpoint | None]]:
+) -> Iterator[tuple[RunWriter | None, Path | None]]:
     """Yield (the run folder's writer, the checkpoint to resume from or None); only the first process has a writer."""
-    writer: RunWriter | None = None
-    outcome: list[Any] = [None, None]
     provenance = {
         "data_source": corpus.source,
         "data_sha256": corpus.sha256,
@@ -272,20 +166,15 @@ def _open_run_folder(
         "versions": package_versions(),
         "seeds": {"weights": config.seed, "order": config.data_seed},
     }
+    tables = ("config", "log", "watch") if config.watch else ("config", "log")
+    record: dict[str, Any] = {"config": asdict(config), "provenance": provenance, "expects": tables}
+    writer, outcome = None, [None, None]
     with contextlib.ExitStack() as stack:
         if args.should_save:
             try:
-                opened = create_run(
-                    folder,
-                    kind="train",
-                    config=asdict(config),
-                    provenance=provenance,
-                    expects=("config", "log", "watch") if config.watch else ("config", "log"),
-                    overwrite=overwrite,
-                    reopen=True,
-                )
+                opened = create_run(folder, kind="train", overwrite=overwrite, reopen=True, **record)
                 writer = stack.enter_context(opened)
-                outcome = [None, _prepare_run(config, corpus, writer, overwrite=overwrite)]
+                outcome = [None, _prepare_run(record["config"], corpus, writer, overwrite=overwrite)]
             except SinkLensError as error:
                 outcome = [error, None]
         if args.world_size > 1:
@@ -296,48 +185,38 @@ def _open_run_folder(
         yield writer, checkpoint
 
 
-def _prepare_run(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:
+def _prepare_run(config: dict[str, Any], corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Path | None:
     """Write configuration and tokenizer into the run folder; return the checkpoint to resume from, or None."""
     folder = writer.folder / "checkpoints"
-    if overwrite:
-        for name in ("checkpoints", "tokenizer"):
-            shutil.rmtree(writer.folder / name, ignore_errors=True)
-    writer.write_text("config.json", json.dumps(asdict(config), indent=2) + "\n")
+    for old in (folder, writer.folder / "tokenizer") if overwrite else (folder / PART,):
+        shutil.rmtree(old, ignore_errors=True)
+    writer.write_text("config.json", json.dumps(config, indent=2) + "\n")
     if corpus.tokenizer is not None:
         corpus.tokenizer.save_pretrained(str(writer.folder / "tokenizer"))
-    checkpoint = checkpoint_files.newest_checkpoint(folder)
-    if checkpoint is None and any(checkpoint_files.list_checkpoints(folder)):
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is None and max(list_checkpoints(folder), default=0) > 0:
         raise RunError(
             f"{folder} has checkpoints and none that training can go on from; need one with the files that its "
             "checkpoint.json lists. Put them back, or train into another folder."
         )
-    checkpoint_files.remove_checkpoints_after(folder, -1 if checkpoint is None else checkpoint.step)
     return checkpoint
 
 
 @contextlib.contextmanager
-def _handle_interrupt(loop: Loop, args: TrainingArguments) -> Iterator[None]:
-    """Within the block, a first Ctrl-C lets ``loop`` save and stop, a second one stops at once; then write the log."""
-    own = args.world_size == 1 and threading.current_thread() is threading.main_thread()
+def _save_on_interrupt(steps: Steps, *, alone: bool) -> Iterator[None]:
+    """Within the block, a first Ctrl-C lets ``steps`` end the step, save and stop; a second one stops at once."""
     before = signal.getsignal(signal.SIGINT)
 
     def stop(number: int, frame: Any) -> None:
-        if loop.stopping or not callable(before):
+        if steps.stopping:
             raise KeyboardInterrupt
-        loop.stopping = True
+        steps.stopping = True
 
+    own = alone and callable(before) and threading.current_thread() is threading.main_thread()
     if own:
         signal.signal(signal.SIGINT, stop)
     try:
         yield
-    except BaseException as error:
-        try:
-            if loop.rows:
-                loop.write_log()
-        except RunError as unwritten:
-            error.add_note(f"the log was not written: {unwritten}")
-        raise
     finally:
         if own:
             signal.signal(signal.SIGINT, before)
-    loop.write_log()

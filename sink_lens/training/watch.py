@@ -28,7 +28,7 @@ from ..records.checkpoints import checkpoint_folders
 from ..schema import SINK_THRESHOLD
 from ..signatures import takes
 from .batches import load_training_rows
-from .checkpoint_files import read_checkpoint
+from .checkpoint_files import has_whole_state
 from .checkpoint_folders import Checkpoints, count_tokens_seen, find_checkpoints
 from .config import WatchConfig, build_train_config
 
@@ -214,7 +214,7 @@ def _measure_missing_checkpoints(
     for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
         try:
             if isinstance(path, Path) and (path / "checkpoint.json").exists():
-                read_checkpoint(path)
+                has_whole_state(path)  # refuses a damaged one
             rows = measure_checkpoint(
                 path,
                 tokens,

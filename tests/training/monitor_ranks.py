@@ -12,8 +12,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
+from sink_lens.training.arguments import leave_process_group
 from sink_lens.training.monitor import SinkMonitor
-from sink_lens.training.train import leave_process_group
 from tests.tiny_families import tiny
 
 

@@ -1,7 +1,6 @@
 """Training: it learns, stops and goes on bit for bit, keeps whole checkpoints, and says what went wrong."""
 
 import errno
-import inspect
 import json
 import os
 import pickle
@@ -18,17 +17,17 @@ import pandas as pd
 import pytest
 import safetensors.torch
 import torch
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.training import checkpoint_files
-from sink_lens.training import loop as loop_module
-from sink_lens.training.batches import load_training_rows, tokenizer_hash
-from sink_lens.training.loop import Loop, Order, learning_rate
+from sink_lens.training.arguments import check_batch_divisible, choose_device, trainer_arguments
+from sink_lens.training.batches import Order, load_training_rows, tokenizer_hash
+from sink_lens.training.loop import Loop, Steps
 from sink_lens.training.model import model_of
-from sink_lens.training.train import check_batch_divisible, choose_device, train, trainer_arguments
+from sink_lens.training.train import train
 
 from .tiny_run import LENGTH, VOCAB_SIZE, after_step, config_of, data, rows, stop_at, trained
 
@@ -60,10 +59,11 @@ def state(folder, name):
         return torch.load(folder / name, weights_only=True)
 
 
-def same_run(a, b):
+def same_run(a, b, *, log=True):
     """Two run folders hold the same training: every checkpoint, the optimizer at the end, and the log."""
     left, right = (pd.read_parquet(folder / "log.parquet").drop(columns="seconds") for folder in (a, b))
-    pd.testing.assert_frame_equal(left, right, check_exact=True)
+    if log:
+        pd.testing.assert_frame_equal(left, right, check_exact=True)
     names = sorted(path.name for path in (a / "checkpoints").iterdir())
     assert names == sorted(path.name for path in (b / "checkpoints").iterdir())
     for name in names:
@@ -91,13 +91,13 @@ def stopped(tmp_path_factory):
 def test_the_rate_rises_from_its_first_step_and_falls_to_its_end():
     config = config_of(steps=12, warmup=4, lr=8.0, min_lr=2.0)
     # 8/4, 16/4, 24/4, 32/4; then 2 + 6 (1 + cos(pi k/8)) / 2: 8 at k = 0, 5 at k = 4
-    assert [learning_rate(step, config=config) for step in range(5)] == [2.0, 4.0, 6.0, 8.0, 8.0]
-    assert learning_rate(8, config=config) == pytest.approx(5.0)
-    assert learning_rate(11, config=config) > 2.0
-    assert learning_rate(12, config=config) == 2.0
-    falling = [learning_rate(step, config=config) for step in range(4, 13)]
+    assert [config.learning_rate(step) for step in range(5)] == [2.0, 4.0, 6.0, 8.0, 8.0]
+    assert config.learning_rate(8) == pytest.approx(5.0)
+    assert config.learning_rate(11) > 2.0
+    assert config.learning_rate(12) == 2.0
+    falling = [config.learning_rate(step) for step in range(4, 13)]
     assert falling == sorted(falling, reverse=True)
-    assert learning_rate(0, config=config_of(warmup=0)) == 1e-2
+    assert config_of(warmup=0).learning_rate(0) == 1e-2
 
 
 def test_the_order_is_passes_over_the_data_by_the_data_seed_alone():
@@ -179,13 +179,15 @@ def test_data_that_cannot_be_trained_on_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_the_trainer_is_told_is_the_configuration(tmp_path):
+def test_what_the_trainer_is_told_is_the_configuration(tmp_path, monkeypatch):
     config = config_of(batch=8, accumulation=2, dtype="bf16", compile=True, betas=(0.8, 0.9), clip=0.5, seed=3)
     args = trainer_arguments(config, tmp_path, device="cpu")
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 2)
     assert (args.max_steps, args.learning_rate, args.weight_decay, args.max_grad_norm) == (12, 1e-2, 0.1, 0.5)
     assert (args.adam_beta1, args.adam_beta2, args.seed) == (0.8, 0.9, 3)
     assert (args.bf16, args.torch_compile, args.report_to) == (True, True, [])
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda self: 4))  # without a launcher: one of them
+    assert (args.n_gpu, args.train_batch_size) == (1, 4)
 
 
 def test_sharding_is_configured_and_refused_where_it_would_be_skipped(tmp_path, monkeypatch):
@@ -215,13 +217,13 @@ def test_a_device_that_is_not_there_and_a_batch_that_cannot_be_shared_are_refuse
 
 def test_it_learns_and_the_folder_is_a_whole_run(whole):
     log = whole.frame
-    assert log["step"].tolist() == [0, 1, 2, 3, 4, 6, 8, 9, 12]
+    assert log["step"].tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 12]
     assert log["tokens"].tolist() == [step * 4 * LENGTH for step in log["step"]]
     assert np.isnan(log["loss"][0])
     assert log["loss"].iloc[-1] < log["loss"][1] - 0.2
-    assert log["eval_loss"].dropna().index.tolist() == [0, 5, 8]
+    assert log["eval_loss"].dropna().index.tolist() == [0, 6, 10]
     assert log["eval_loss"].iloc[-1] < log["eval_loss"][0] - 0.2
-    expected = [learning_rate(step - 1, config=config_of()) for step in log["step"][1:]]
+    expected = [config_of().learning_rate(step - 1) for step in log["step"][1:]]
     assert log["lr"].tolist()[1:] == pytest.approx(expected, rel=1e-12)
     assert (log["grad_norm"][1:] > 0).all()
     run = read_run(whole.folder)
@@ -251,7 +253,7 @@ def test_checkpoints_are_those_of_the_powers_of_two_and_the_end_and_hold_no_argu
     assert same(weights(whole.checkpoints[0]), first)
     assert [step for step, path in whole.checkpoints.items() if (path / "optimizer.pt").exists()] == [12]
     for path in whole.checkpoints.values():
-        assert checkpoint_files.read_checkpoint(path).folder == path
+        assert checkpoint_files.has_whole_state(path) == (path == whole.checkpoints[12])
         assert json.loads((path / "config.json").read_text())["use_cache"] is True
 
 
@@ -312,7 +314,7 @@ def test_a_killed_training_goes_on_bit_for_bit(whole, killed, place):
     out = killed[place]
     assert read_run(out).status == "running"
     assert max(checkpoint_files.list_checkpoints(out / "checkpoints")) == 5
-    assert bool(list((out / "checkpoints").glob(".part-*"))) == (place == "saving")
+    assert bool(list((out / "checkpoints/.part").glob("*"))) == (place == "saving")
     again = trained(out)
     assert again.frame["step"].tolist() == whole.frame["step"].tolist()
     same_run(whole.folder, out)
@@ -326,7 +328,10 @@ def test_an_interrupt_ends_the_step_saves_it_and_the_same_call_goes_on(whole, tm
     assert read_run(out).status == "interrupted"
     assert max(checkpoint_files.list_checkpoints(out / "checkpoints")) == 7
     trained(out)
-    same_run(whole.folder, out)
+    same_run(whole.folder, out, log=False)
+    loss = pd.read_parquet(out / "log.parquet").set_index("step")["loss"]
+    assert loss.index.tolist() == [*whole.frame["step"][:7], 7, *whole.frame["step"][7:]]
+    assert loss[[7, 8]].mean() == pytest.approx(whole.frame.set_index("step")["loss"][8], rel=1e-6)
 
 
 def test_a_finished_run_is_read_and_another_configuration_or_other_data_is_refused(whole, tmp_path, monkeypatch):
@@ -345,11 +350,8 @@ def test_a_finished_run_is_read_and_another_configuration_or_other_data_is_refus
 
 def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(whole, stopped, tmp_path):
     out = shutil.copytree(stopped, tmp_path / "run")
-    weights_file = out / "checkpoints/latest-10/model.safetensors"
-    content = bytearray(weights_file.read_bytes())
-    content[-3] ^= 1
-    weights_file.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"latest-10 is damaged \(model.safetensors is not what was written\)"):
+    os.truncate(out / "checkpoints/latest-10/model.safetensors", 300)
+    with pytest.warns(UserWarning, match=r"latest-10 is damaged .*model\.safetensors has 300 bytes"):
         trained(out)
     same_run(whole.folder, out)
 
@@ -380,22 +382,20 @@ def test_state_of_something_else_is_its_own_error_and_runs_no_code(whole, stoppe
     out = shutil.copytree(stopped, tmp_path / "run")
     newest = out / "checkpoints/latest-10"
     own = (newest / "scheduler.pt").read_bytes()
-    facts = checkpoint_files.read_checkpoint(newest).facts
-    (newest / "scheduler.pt").write_bytes(pickle.dumps(Evil(newest / "ran"), protocol=2))
-    checkpoint_files.seal_checkpoint(newest, step=10, facts=facts)
+    evil = pickle.dumps(Evil(newest / "ran"), protocol=2)
+    (newest / "scheduler.pt").write_bytes(evil + b"." * (len(own) - len(evil)))
     with pytest.raises(pickle.UnpicklingError) as raised:
         trained(out)
     assert "latest-10" in raised.value.__notes__[0]
     assert not (newest / "ran").exists()
     (newest / "scheduler.pt").write_bytes(own)
-    checkpoint_files.seal_checkpoint(newest, step=10, facts=facts)
     trained(out)
     same_run(whole.folder, out)
 
 
 def test_a_run_without_a_whole_checkpoint_says_which_files_are_needed(whole, tmp_path):
     out = shutil.copytree(whole.folder, tmp_path / "run")
-    (out / "checkpoints/checkpoint-12/optimizer.pt").unlink()
+    os.truncate(out / "checkpoints/checkpoint-12/optimizer.pt", 3)
     with (
         pytest.warns(UserWarning, match="checkpoint-12 is damaged"),
         pytest.raises(RunError, match=r"checkpoint\.json") as raised,
@@ -410,7 +410,7 @@ def test_a_damaged_checkpoint_does_not_cost_a_good_one_its_state(stopped, tmp_pa
     os.truncate(folder / "latest-10/optimizer.pt", 3)
     shutil.copytree(folder / "latest-10", folder / "latest-11")
     checkpoint_files.remove_superseded_checkpoints(folder, finished=False)
-    assert checkpoint_files.read_checkpoint(folder / "checkpoint-8").resumable
+    assert checkpoint_files.has_whole_state(folder / "checkpoint-8")
 
 
 # --- what goes wrong
@@ -426,7 +426,7 @@ def test_a_loss_that_is_no_number_stops_with_its_step_and_nothing_later_is_saved
         return (loss, outputs) if named.get("return_outputs") else loss
 
     monkeypatch.setattr(Loop, "compute_loss", broken)
-    with pytest.raises(RunError, match=r"the loss is not finite at step 7; .*The last good checkpoint is .*latest-5\."):
+    with pytest.raises(RunError, match=r"loss .*not finite by step 8.*The last good checkpoint is .*latest-5\."):
         trained(out)
     assert read_run(out).status == "failed"
     assert max(checkpoint_files.list_checkpoints(out / "checkpoints")) == 5
@@ -445,7 +445,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path, monkeypatch):
         return loss
 
     monkeypatch.setattr(Loop, "training_step", poisoned)
-    with pytest.raises(RunError, match=r"the weights are not finite after step 4; .*checkpoint-2\."):
+    with pytest.raises(RunError, match=r"weights not finite by step 4.*checkpoint-2\."):
         trained(out)
     assert not (out / "checkpoints/checkpoint-4").exists()
 
@@ -454,7 +454,7 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_is_whole(whole, tmp_pa
     out, save = tmp_path / "run", torch.save
 
     def full(thing, path, *given, **named):
-        if "part-8" in str(path) and str(path).endswith("optimizer.pt"):
+        if "checkpoint-8" in str(path) and str(path).endswith("optimizer.pt"):
             raise OSError(errno.ENOSPC, "No space left on device")
         return save(thing, path, *given, **named)
 
@@ -462,16 +462,10 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_is_whole(whole, tmp_pa
     with monkeypatch.context() as patched, pytest.raises(RunError, match=said):
         patched.setattr(torch, "save", full)
         trained(out)
-    assert not list((out / "checkpoints").glob(".part-*"))
-    assert checkpoint_files.newest_checkpoint(out / "checkpoints").step == 5
+    assert not (out / "checkpoints/.part").exists()
+    assert checkpoint_files.newest_checkpoint(out / "checkpoints").name == "latest-5"
     trained(out)
     same_run(whole.folder, out)
-
-
-def test_too_little_room_is_seen_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop_module.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(RunError, match=r"checkpoint of step 0 cannot be written .*the disk is full; 1 bytes are free"):
-        trained(tmp_path / "run")
 
 
 def test_watching_changes_nothing_and_measures_every_kept_checkpoint(whole, tmp_path, monkeypatch):
@@ -534,25 +528,8 @@ def test_two_processes_are_one_process_with_the_doubled_batch(whole, tmp_path):
     assert sorted(path.name for path in states) == ["rng_state_0.pth", "rng_state_1.pth"]
 
 
-OVERRIDDEN = {
-    "_get_train_sampler": "(self, train_dataset=None)",
-    "_get_grad_norm": "(self, model, grad_norm=None)",
-    "_maybe_log_save_evaluate": "(self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, "
-    "learning_rate=None)",
-    "_get_output_dir": "(self, trial)",
-    "_save": "(self, output_dir=None, state_dict=None)",
-    "_load_from_checkpoint": "(self, resume_from_checkpoint, model=None)",
-    "_load_optimizer_and_scheduler": "(self, checkpoint)",
-}
-"""Private methods of the Trainer that ``Loop`` overrides, as transformers calls them."""
-
-
-def test_the_private_methods_of_the_trainer_are_those_that_the_loop_overrides():
-    """A version of transformers that renames or changes one is found here, and not by a training that ignores it."""
-    private = {name for name in vars(Loop) if name.startswith("_") and not name.startswith("__")}
-    assert private & set(dir(Trainer)) == OVERRIDDEN.keys()
-    for name, wanted in OVERRIDDEN.items():
-        signature = inspect.signature(getattr(Trainer, name))
-        bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
-        found = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
-        assert str(found) == wanted, name
+def test_the_loop_and_its_callback_override_public_names_of_the_trainer_alone():
+    for own, base in ((Loop, Trainer), (Steps, TrainerCallback)):
+        private = {name for name in vars(own) if name.startswith("_") and not name.startswith("__")}
+        assert private & set(dir(base)) == set()
+        assert {name for name in vars(own) if name.startswith("on_")} <= set(dir(base))

@@ -10,10 +10,11 @@ from unittest import mock
 
 import torch
 
-from sink_lens.training import checkpoint_files
+from sink_lens.training import loop
+from sink_lens.training.arguments import leave_process_group
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.loop import Loop
-from sink_lens.training.train import leave_process_group, train
+from sink_lens.training.train import train
 
 VOCAB_SIZE, LENGTH = 40, 12
 FIELDS: dict[str, Any] = {
@@ -77,14 +78,14 @@ def _main(out, place):
         os.wait()
         _main(f"{out}-saving", "saving")
     if place == "saving":
-        seal = checkpoint_files.seal_checkpoint
+        seal = loop.seal_checkpoint
 
-        def half(folder, *, step, facts):
-            if step == 8:
+        def half(folder, target):
+            if target.name == "checkpoint-8":
                 _kill()
-            seal(folder, step=step, facts=facts)
+            seal(folder, target)
 
-        checkpoint_files.seal_checkpoint = half
+        loop.seal_checkpoint = half
     with after_step(7, _kill) if place == "forward" else contextlib.nullcontext():
         trained(Path(out))
     leave_process_group()
