@@ -1,20 +1,19 @@
-"""Each sentence that a headline can have is in tests/headlines.md, is said if what it stands on holds, and else not."""
+"""What a headline can say is in tests/headlines.md, is said if what it stands on holds, and else not."""
 
 import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from said import listed, normalised
+from headlines import keys
 
-from sink_lens.chain.links.words import MEANINGS, WORDS
+from sink_lens.chain.links.words import WORDS
 from sink_lens.chain.page.first_screen import word_meanings
 from sink_lens.chain.page.words import BOUND, headline_phrases, join_phrases
 from sink_lens.chain.summary import sink_binding
 from sink_lens.schema import RESCALED, SPAN
 
 DOCS = Path(__file__).parents[2] / "docs"
-LISTED = listed("trace")
 YES = ("yes", "yes", "yes")
 ALL = dict.fromkeys(WORDS, ("no", "undecided", "undecided"))
 
@@ -121,26 +120,27 @@ def said(tables, *, is_sink):
 
 
 def test_the_table_has_every_sentence_that_can_be_said():
-    keys = {f"bound: {kind}" for kind in BOUND} | {f"by {link}" for link, words in WORDS.items() if words.asks}
-    assert set(LISTED) == {*CASES, "sink: own", "some: few", "by all"}
-    assert keys <= set(LISTED)
+    asked = {f"bound: {kind}" for kind in BOUND} | {f"by {link}" for link, words in WORDS.items() if words.asks}
+    assert keys("trace") == {*CASES, "sink: own", "some: few", "by all"}
+    assert asked <= keys("trace")
 
 
 @pytest.mark.parametrize("key", CASES)
 def test_a_sentence_is_said_if_what_it_stands_on_holds_and_else_not(key):
     true, false = CASES[key]
     is_sink = key not in WITHOUT
-    assert normalised(said(true, is_sink=is_sink)[key]) == LISTED[key]
+    assert said(true, is_sink=is_sink)[key]
     assert key not in (said(true, is_sink=false) if isinstance(false, bool) else said(false, is_sink=is_sink))
 
 
 def test_a_sink_that_only_some_sequences_have_is_counted_and_not_that_of_any_first_token():
     found = said({"summary": summary(sequences_with_sink=3, sequences_asked=32)}, is_sink=True)
-    assert found["sink"] == "Position 0 is the attention sink"
-    assert found["some"] == "It is in 3 of 32 sequences, in 61% of their heads, too few to test"
-    assert found["some"].endswith(LISTED["some: few"])
+    assert "61%" not in found["sink"]
+    assert "3 of 32 sequences" in found["some"]
+    assert "61%" in found["some"]
+    assert "too few" in found["some"]
     found = said({"summary": summary(sequences_with_sink=4, sequences_asked=32)}, is_sink=True)
-    assert LISTED["some: few"] not in found["some"]
+    assert "too few" not in found["some"]
     placed = [{"position": 0, "token": name, "isolated": False, "is_sink": True} for name in ("ordinary", "bos")]
     placed.append(placed[1] | {"position": 9, "is_sink": False})
     for some, kind in ((False, "positional"), (True, "some tokens")):
@@ -150,7 +150,8 @@ def test_a_sink_that_only_some_sequences_have_is_counted_and_not_that_of_any_fir
 def test_sequences_that_have_a_sink_each_of_its_own_have_no_other_positions():
     aligned = {"aligned_position": 8, "other_sink_positions": "11, 15", "other_sink_rate": 0.09}
     found = said({"summary": summary(**aligned, sink_bound_to="own token")}, is_sink=True)
-    assert list(map(normalised, found.values())) == [LISTED["sink: own"], BOUND["own token"]]
+    assert [*found] == ["sink", "bound: own token"]
+    assert "8" not in found["sink"]
 
 
 def test_words_of_a_headline_have_a_meaning_and_a_line_in_the_glossary():
@@ -160,17 +161,15 @@ def test_words_of_a_headline_have_a_meaning_and_a_line_in_the_glossary():
     said = "Super neurons and dimension 7 carry it. Switching off 2 parts removes 59% of it"
     meant = [word for word, _ in word_meanings(said)]
     assert meant == ["super neurons", "dimension", "carry", "parts", "switching off"]
-    every = [word for word, _ in word_meanings(". ".join(LISTED.values()))]
-    assert len(every) == len(MEANINGS)  # none that no headline has
 
 
 def test_the_sentences_are_whole_and_say_what_carries_it_in_one():
     every = dict.fromkeys(WORDS, YES)
     found = headline_phrases(intervened(every, maker_sets=sets()), is_sink=True, rate=0.61, position=0)
-    assert LISTED["by all"] in normalised(join_phrases(found))
-    assert join_phrases(found) == (
-        "Position 0 is the attention sink (61% of heads). The whole chain carries it, from averaging to dimension 7. "
-        "Switching off 2 parts removes 59% of it"
-    )
+    first, chain, makers = join_phrases(found).split(". ")
+    assert "61%" in first
+    assert "dimension 7" in chain
+    assert "59%" in makers
     *_, two = said(intervened({"variance_neurons": YES, "variance_preserved": YES}), is_sink=True).values()
-    assert two == "What attention writes and super neurons carry it"
+    for link in ("variance_neurons", "variance_preserved"):
+        assert WORDS[link].carries_as({}).lower() in two.lower()

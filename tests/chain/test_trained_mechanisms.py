@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import first_screen
 import numpy as np
 import pytest
 import torch
@@ -169,15 +168,6 @@ def test_what_a_first_token_has_beside_a_sink_of_bos_is_not_that_sink():
     assert found["is_sink"].groupby("token").all().to_dict() == {"bos": True, "ordinary": False}
     assert not found.loc[(0, "ordinary"), "is_sink"]
     assert binding_kind(table) == "token"
-
-
-def test_transformers_alone_gives_the_numbers_of_the_first_screen(traced, tmp_path, capsys):
-    zoo, _, run = traced("upstream", "qwen2")
-    zoo.model.save_pretrained(tmp_path)
-    assert first_screen.main(str(run.folder), str(tmp_path)) == 0
-    said = capsys.readouterr().out
-    for claim in ("sink rate at position 0", "half (", "variance_neurons: mean ablation", "key_sink: ", "bos at 0"):
-        assert f"ok   {claim}" in said
 
 
 TRACED = {"beside": "llama", "upstream": "qwen2", "bimodal": "llama", "either_layer": "llama", "elsewhere": "llama"}
