@@ -26,7 +26,13 @@ ARMS = {
     "Qwen": {"style": "qwen"},
 }
 SMALL = {"n_layers": 6, "d_model": 384, "n_heads": 6}
-SIZES = {"small": (SMALL, 2000, 8), "GPT-2 small's size": ({}, 2000, 8)}
+SIZES = {
+    "small": (SMALL, 8, tuple(ARMS)),
+    "small, 256 tokens": (SMALL, 256, ("GPT-2, ReLU", "Llama", "Qwen")),
+    "GPT-2 small's size": ({}, 8, ("GPT-2, ReLU",)),
+}
+"""Size -> shape of the models, tokens of a sequence, and the arms that are asked."""
+SEQUENCES = 2000
 SEEDS = (10, 11, 12)
 FEW = 200
 NUMBERS = {
@@ -40,11 +46,10 @@ NUMBERS = {
 def measure(work: Work) -> Measured:
     """Every number with its 95% t interval over seeds, averaged as logarithms."""
     cells = {}
-    for size in SIZES:
-        for arm in ARMS:
-            if size == "small" or arm == "GPT-2, ReLU":
-                name = f"{arm}-{size}".replace(" ", "-").replace(",", "").replace("'", "")
-                cells[f"{arm}, {size}"] = work.once(name, lambda size=size, arm=arm: votes(work, size=size, arm=arm))
+    for size, (_, _, arms) in SIZES.items():
+        for arm in arms:
+            name = f"{arm}-{size}".replace(" ", "-").replace(",", "").replace("'", "")
+            cells[f"{arm}, {size}"] = work.once(name, lambda size=size, arm=arm: votes(work, size=size, arm=arm))
     numbers = {}
     for number, (name, null) in NUMBERS.items():
         for cell, table in cells.items():
@@ -77,9 +82,9 @@ def over_seeds(work: Work, values: np.ndarray) -> Interval:
 
 def votes(work: Work, *, size: str, arm: str) -> pd.DataFrame:
     """The measure, value, null, n and seed of untrained models of one cell."""
-    shape, sequences, length = SIZES[size]
+    shape, length, _ = SIZES[size]
     shape = work.size(shape, {"n_layers": 2, "d_model": 48, "n_heads": 4, "vocab_size": 300})
-    counts = work.size([FEW, sequences] if size == "small" else [sequences], [FEW, 400] if size == "small" else [400])
+    counts = work.size([FEW, SEQUENCES] if size == "small" else [SEQUENCES], [FEW, 400] if size == "small" else [400])
     frames = []
     for seed in SEEDS[: work.size(3, 2)]:
         lens = untrained(UntrainedConfig(**ARMS[arm], **shape), seed=seed)
