@@ -27,12 +27,11 @@ ARMS = {
 }
 SMALL = {"n_layers": 6, "d_model": 384, "n_heads": 6}
 SIZES = {
-    "small": (SMALL, 8, tuple(ARMS)),
-    "small, 256 tokens": (SMALL, 256, ("GPT-2, ReLU", "Llama", "Qwen")),
-    "GPT-2 small's size": ({}, 8, ("GPT-2, ReLU",)),
+    "small": (SMALL, 2000, 8, tuple(ARMS)),
+    "small, 256 tokens": (SMALL, 500, 256, ("GPT-2, ReLU", "Llama", "Qwen")),
+    "GPT-2 small's size": ({}, 2000, 8, ("GPT-2, ReLU",)),
 }
-"""Size -> shape of the models, tokens of a sequence, and the arms that are asked."""
-SEQUENCES = 2000
+"""Size -> shape of the models, sequences, tokens of each, and the arms that are asked."""
 SEEDS = (10, 11, 12)
 FEW = 200
 NUMBERS = {
@@ -46,7 +45,7 @@ NUMBERS = {
 def measure(work: Work) -> Measured:
     """Every number with its 95% t interval over seeds, averaged as logarithms."""
     cells = {}
-    for size, (_, _, arms) in SIZES.items():
+    for size, (*_, arms) in SIZES.items():
         for arm in arms:
             name = f"{arm}-{size}".replace(" ", "-").replace(",", "").replace("'", "")
             cells[f"{arm}, {size}"] = work.once(name, lambda size=size, arm=arm: votes(work, size=size, arm=arm))
@@ -82,9 +81,9 @@ def over_seeds(work: Work, values: np.ndarray) -> Interval:
 
 def votes(work: Work, *, size: str, arm: str) -> pd.DataFrame:
     """The measure, value, null, n and seed of untrained models of one cell."""
-    shape, length, _ = SIZES[size]
+    shape, sequences, length, _ = SIZES[size]
     shape = work.size(shape, {"n_layers": 2, "d_model": 48, "n_heads": 4, "vocab_size": 300})
-    counts = work.size([FEW, SEQUENCES] if size == "small" else [SEQUENCES], [FEW, 400] if size == "small" else [400])
+    counts = work.size([FEW, sequences] if size == "small" else [sequences], [FEW, 400] if size == "small" else [400])
     frames = []
     for seed in SEEDS[: work.size(3, 2)]:
         lens = untrained(UntrainedConfig(**ARMS[arm], **shape), seed=seed)
