@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analyses.claims import Measured, Work, main
+from analyses.claims import Measured, Work, certain, main
 from analyses.prose_and_trigger import (
     JUDGED_AT,
     SEEDS,
@@ -286,10 +286,21 @@ def numbers_of(table: pd.DataFrame, data: str, cost: pd.DataFrame) -> dict[str, 
         if data == ALONE:
             del found["task"]
         numbers |= {f"{before}{name} @ {data}": one for name, one in found.items()}
+    numbers |= {f"by_tokens @ {at}, {data}": one for at, one in by_tokens(finals).items()}
+    by_rate = trials_of(table, data).sort_values("step").groupby(["arm", "rate"])["prose"].last()
+    numbers[f"trials_ahead @ {data}"] = certain((by_rate[FAIR] < by_rate[SOFTMAX]).sum())
+    numbers[f"trials_best @ {data}"] = certain(by_rate[FAIR].min() - by_rate[SOFTMAX].min())
     ends = finals.groupby(["arm", "seed"])["prose"].last()
     differences = [ends.get((FAIR, seed), math.nan) - ends.get((DRAW, seed), math.nan) for seed in seeds]
     numbers[f"start @ {data}"] = over_seeds(differences)
     return numbers | {f"{name} @ {data}": one for name, one in of_softmax(finals).items()}
+
+
+def by_tokens(finals: pd.DataFrame) -> dict[str, Interval]:
+    """The matched arm's loss on prose minus softmax's along the training, without its first and last reading."""
+    losses = finals.pivot(index="tokens", columns=["arm", "seed"], values="prose")
+    paired = (losses[FAIR] - losses[SOFTMAX]).iloc[1:-1]
+    return {f"{tokens / 1e6:.2f}M tokens": over_seeds(row) for tokens, row in paired.iterrows()}
 
 
 def in_time(base: pd.DataFrame, own: pd.DataFrame, *, cost: float) -> float:
@@ -337,16 +348,13 @@ def trials_of(table: pd.DataFrame, data: str) -> pd.DataFrame:
 def draw(table: pd.DataFrame):
     """Losses by tokens with bands, and trials, for each kind of data, and the controls, as far as they are there."""
     controls = table[table["kind"] == "control"]
+    finals = {data: finals_of(table, data) for data in DATA}
     shown: list[tuple[str, str, pd.DataFrame, str, bool]] = []
     for data in DATA:
-        finals = finals_of(table, data)
-        for says, name, paired in (
-            ("loss on prose", "prose", False),
-            ("loss minus softmax's", "prose", True),
-            ("heads with a sink", "rate_first_prose", False),
-        ):
-            shown.append((data, says, finals, name, paired))
-        shown.append((data, "loss, trials", trials_of(table, data), "", False))
+        shown.append((data, "loss on prose", finals[data], "prose", False))
+        shown.append((data, "loss minus softmax's", finals[data], "prose", True))
+    shown += [(data, "heads with a sink", finals[data], "rate_first_prose", False) for data in DATA]
+    shown += [(data, "loss, trials", trials_of(table, data), "", False) for data in DATA]
     for says, name, paired in (
         ("loss minus softmax's", "prose", True),
         ("gain of layer 0", "gain_0", False),
