@@ -113,7 +113,7 @@ class Page:
     """The content of ``claims.toml``."""
 
     opening: str
-    """The short page's first part, with places for counts and boxes."""
+    """The short page's first part, with places for counts, boxes and numbers."""
     closing: str
     long_opening: str
     """The long page's first part."""
@@ -222,6 +222,7 @@ class Results:
 def committed(page: Page, claims: Sequence[Claim]) -> Results:
     """The results that are kept in the folders that the page names."""
     texts = [
+        page.opening,
         *(f"{row.short} {row.note} {row.more} {row.why}" for row in page.rows),
         *(one.text for one in page.said),
     ]
@@ -412,7 +413,7 @@ def claims_page(page: Page, results: Results) -> str:
             lines.append(line(words, f"**{verdict_of(row, results)}**", results.fill(row.short)))
         tables.append(f"## {name}\n\n{paper.words}\n" + "\n".join(lines))
     found, tested = counts(page, results), [row for row in page.rows if row.decides]
-    opening = page.opening.format(
+    opening = _linked(results.fill(page.opening)).format(
         n=len(page.rows),
         tested=len(tested),
         default=sum(all(results.claims[folder].model is None for folder in _folders(row)) for row in tested),

@@ -52,7 +52,8 @@ def test_the_first_line_answers_and_the_readme_leads_there():
     assert sum(told.values()) == whole == len(PAGE.rows)
     assert (told["holds"], sum(told[verdict] for verdict in PARTS.values())) == (holds, part)
     fails, stay_open = told["does not hold"], told["not shown"] + told["not tested here"]
-    counted = f"We checked {whole} claims of four papers: {holds} hold, {part} hold in part, {fails} do not hold, and"
+    does = "does" if fails == 1 else "do"
+    counted = f"We checked {whole} claims of four papers: {holds} hold, {part} hold in part, {fails} {does} not hold, and"
     readme = words((ROOT / "README.md").read_text("utf-8"))
     assert f"{counted} {stay_open} stay open ([claims](docs/claims.md)," in readme
 
