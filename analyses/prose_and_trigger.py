@@ -335,7 +335,7 @@ def hold_parity(model: Any, *, sizes: Sequence[float]) -> None:
 
     def divided(size: float, module: Any, inputs: Any, z: Tensor) -> Tensor:
         by_head = z.unflatten(-1, (MODEL["n_heads"], -1))
-        rms = (by_head.square().mean(-1, keepdim=True) + module.eps).sqrt()
+        rms = (by_head.square().mean(-1, keepdim=True) + model.config.value_norm_eps).sqrt()
         return (size * by_head / rms.detach()).flatten(-2)
 
     for layer, size in zip(model.model.layers, sizes, strict=True):

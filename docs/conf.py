@@ -86,9 +86,8 @@ def _write_reference() -> None:
             options = ["   :no-members:"] if headnorm or shows else []
             hidden = ["   :exclude-members: Picture"] if room == "report" else []  # matplotlib writes its docstrings
             parts += [module, "-" * len(module), "", f".. automodule:: {module}", *options, *hidden, ""]
-            if headnorm:  # of its classes, which transformers documents, only the model and the norm
+            if headnorm:  # of its classes, which transformers documents, only the model
                 parts += [f".. autoclass:: {module}.HeadNormForCausalLM", "   :no-members:", ""]
-                parts += [f".. autofunction:: {module}.head_norm", ""]
         (here / "api" / f"{room or 'shared'}.rst").write_text("\n".join(parts), encoding="utf-8")
 
 

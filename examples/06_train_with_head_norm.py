@@ -1,10 +1,11 @@
 """Train two small models that differ in head-wise RMSNorm only, compare them, and open a checkpoint with the library.
 
 Both see the same tokens in the same order. A model of this size has no sink at the usual threshold, and one seed of 120
-steps says nothing of who is better: the point is the procedure, which is the same at any size. In six seeds of a larger model, the
-norm's loss minus softmax's is -0.14 nats after 0.17M tokens of prose and -0.01 (-0.03 to 0.00) after 0.7M: a head start
-that is gone at the end (analyses/a_structural_origin/headnorm_first_gain). The gain of the norm begins at the size
-that a head's output has without the norm, which is the default. With the authors' first gain, the norm is behind.
+steps says nothing of who is better: the point is the procedure, which is the same at any size. In six seeds of a larger
+model, the norm's loss minus softmax's is -0.14 nats after 0.17M tokens of prose and -0.01 (-0.03 to 0.00) after 0.7M: a
+head start that is gone at the end (analyses/a_structural_origin/headnorm_first_gain). The gain of the norm begins at
+the size that a head's output has without the norm, which is the default. With the authors' first gain, the norm is
+behind.
 
 Prints on the default model:
 

@@ -40,6 +40,7 @@ from .engine.forward import run_with as run_with
 from .engine.generation import generate as generate
 from .errors import SinkLensError as SinkLensError
 from .models.headnorm.adapter import HeadNormForCausalLM as HeadNormForCausalLM
+from .models.headnorm.configuration import HeadNormConfig as HeadNormConfig
 from .models.lens import LensModel as LensModel
 from .models.load import load as load
 from .models.load import wrap as wrap

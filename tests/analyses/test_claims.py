@@ -53,7 +53,9 @@ def test_the_first_line_answers_and_the_readme_leads_there():
     assert (told["holds"], sum(told[verdict] for verdict in PARTS.values())) == (holds, part)
     fails, stay_open = told["does not hold"], told["not shown"] + told["not tested here"]
     does = "does" if fails == 1 else "do"
-    counted = f"We checked {whole} claims of four papers: {holds} hold, {part} hold in part, {fails} {does} not hold, and"
+    counted = (
+        f"We checked {whole} claims of four papers: {holds} hold, {part} hold in part, {fails} {does} not hold, and"
+    )
     readme = words((ROOT / "README.md").read_text("utf-8"))
     assert f"{counted} {stay_open} stay open ([claims](docs/claims.md)," in readme
 

@@ -46,7 +46,7 @@ def test_every_parameter_is_in_one_of_both_and_moves_as_torchs_own_does():
 
 def test_a_gain_a_head_that_decays_is_no_matrix():
     model = model_of(config_of(value_norm="per_head", decay_unshared_gain=True))
-    gains = {id(one) for name, one in model.named_parameters() if name.endswith("value_norm")}
+    gains = {id(one) for name, one in model.named_parameters() if name.endswith("value_norm.gain")}
     assert gains
     for part in optimizer_of(model, unshared_gain=False)._parts:
         held = gains & {id(one) for group in part.param_groups for one in group["params"]}

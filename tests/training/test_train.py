@@ -131,7 +131,7 @@ def test_the_model_is_the_configuration():
     assert (found.num_hidden_layers, found.hidden_size, found.intermediate_size) == (2, 16, 24)
     assert (found.num_attention_heads, found.num_key_value_heads, found.rms_norm_eps) == (2, 1, 1e-5)
     assert (found.tie_word_embeddings, found.vocab_size, found.max_position_embeddings) == (False, VOCAB_SIZE, LENGTH)
-    assert model.model.layers[0].self_attn.value_norm.shape == (2, 8)
+    assert model.model.layers[0].self_attn.value_norm.gain.shape == (2, 8)
 
 
 def test_arms_of_one_seed_begin_alike_where_they_have_the_same_parameters():
@@ -141,16 +141,23 @@ def test_arms_of_one_seed_begin_alike_where_they_have_the_same_parameters():
     assert plain.keys() < variants.keys()
     assert all(torch.equal(plain[name], variants[name]) for name in plain)
     attention = variant.model.layers[1].self_attn
-    # gamma is the size of the first token's head output, which these value weights make: std of 16 products
+    # the gain is the size of the first token's head output, which these value weights make: std of 16 products
     expected = attention.v_proj.weight.detach().norm(dim=1).mean()
-    assert float(attention.value_norm.detach()[0]) == pytest.approx(float(expected), rel=0.2)
+    assert float(attention.value_norm.gain.detach()[0]) == pytest.approx(float(expected), rel=0.2)
 
 
 def test_matched_gains_are_measured_at_the_trainings_length_and_said(tmp_path):
     config = config_of(value_norm="per_head", value_norm_init="matched", n_layers=3, warmup=1, steps=2)
     model, plain = model_of(config), model_of(config_of(n_layers=3))
     assert model.config.value_norm_length == LENGTH
-    assert model.mean_gains() == pytest.approx(plain.z_rms_without_norm().mean(1).tolist())
+    tokens = torch.randint(VOCAB_SIZE, (300, LENGTH), generator=torch.Generator().manual_seed(9))
+    wanted = []
+    for layer in plain.model.layers:
+        layer.self_attn.head_out.register_forward_pre_hook(
+            lambda module, given: wanted.append(given[0].square().mean((0, 1, 3)).sqrt().mean().item())
+        )
+    plain(tokens)
+    assert model.mean_gains() == pytest.approx(wanted, rel=0.1)
     found = trained(tmp_path / "run", config=config)
     least, most = (f"{of(model.mean_gains()):.3g}" for of in (min, max))
     assert f"value norm per_head (first gain, matched: {least} to {most} over layers)" in found.headline

@@ -1,4 +1,6 @@
-"""A Llama for pre-training, with variants that affect sinks: sigmoid attention, gates, a sink logit, a value norm.
+"""Head-wise RMSNorm for any model, and a Llama for pre-training with variants that affect sinks, this norm among them.
+
+The variants are sigmoid attention, gates, a sink logit and norms.
 
 Importing this package registers the class with ``AutoConfig``, ``AutoModel`` and ``AutoModelForCausalLM``.
 """
@@ -8,15 +10,18 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from .configuration import ATTENTIONS, NORMS, VALUE_NORM_INITS, VALUE_NORMS, HeadNormConfig
 from .conversion import convert, undecayed
 from .modeling import HeadNormForCausalLM, HeadNormModel
+from .norm import HeadNorm, match_gains
 
 __all__ = [
     "ATTENTIONS",
     "NORMS",
     "VALUE_NORMS",
     "VALUE_NORM_INITS",
+    "HeadNorm",
     "HeadNormConfig",
     "HeadNormForCausalLM",
     "convert",
+    "match_gains",
     "undecayed",
 ]
 

@@ -29,7 +29,7 @@ from transformer_lens.model_bridge.supported_architectures import LlamaArchitect
 
 from ...errors import InputError
 from ..attention import weights_from_scores
-from . import HeadNormForCausalLM
+from . import HeadNorm, HeadNormForCausalLM
 
 HEAD_NORM = HeadNormForCausalLM.__name__
 """The architecture name to pass to `build_bridge_from_module`."""
@@ -52,11 +52,11 @@ class HeadOutputBridge(GeneralizedComponent):
     """Hooks around ``HeadOutput``: its input is the aggregated values by heads, its output is the input of W_O."""
 
     def forward(
-        self, z_raw: Tensor, gamma: Tensor | None, gate: Tensor | None, positions: Tensor | None = None
+        self, z_raw: Tensor, norm: HeadNorm | None, gate: Tensor | None, positions: Tensor | None = None
     ) -> Tensor:
         """Run the input hook, then norm, scale and gate ``z_raw`` (see ``HeadOutput``), then run the output hook."""
         assert self.original_component is not None
-        return self.hook_out(self.original_component(self.hook_in(z_raw), gamma, gate, positions))
+        return self.hook_out(self.original_component(self.hook_in(z_raw), norm, gate, positions))
 
 
 class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):

@@ -63,13 +63,13 @@ class HeadNormConfig(LlamaConfig):
     dimension, or ``single_scale``, with one gain for all of them (arXiv 2506.19697), which no dimension can use to
     stand out."""
     value_norm: str = "none"
-    """Norm of each head's aggregated values, ``z / RMS(z) * gamma``, before the gate and W_O: ``none``, ``shared``
-    (gamma has d_head numbers) or ``per_head`` (gamma has n_heads x d_head numbers). ``position`` is a scale without
+    """Norm of each head's aggregated values, ``z / RMS(z) * gain``, before the gate and W_O: ``none``, ``shared``
+    (the gain has d_head numbers) or ``per_head`` (n_heads x d_head numbers). ``position`` is a scale without
     weights: it multiplies z by ``sqrt(position + 1)``, since averaging that many independent values shrinks their
     standard deviation by the same factor. The model counts positions itself unless position ids are given, which
     left-padded sequences need."""
     value_norm_init: str = "matched"
-    """gamma at first: ``first_token``, the size of the first token's head output on random inputs (mean of 64 draws,
+    """The gain at first: ``first_token``, the size of the first token's head output on random inputs (mean of 64 draws,
     unbiased; ours); ``dummy_pass``, the same by one draw and the biased deviation (arXiv 2605.06611, released code);
     ``ones``; or ``matched``, the root mean square that z has in the same model without the norm, by layer (and by head
     for a gain per head), on random tokens (ours). The others give every token's z the size of the first token's, while

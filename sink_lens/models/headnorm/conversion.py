@@ -12,6 +12,7 @@ from ..families import sliding_window_of
 from ..private_apis import kernel_of
 from .configuration import HeadNormConfig
 from .modeling import HeadNormAttention, HeadNormForCausalLM
+from .norm import HeadNorm
 
 _SOURCES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
@@ -21,7 +22,7 @@ _SOURCES: dict[str, dict[str, Any]] = {
     "HeadNormForCausalLM": {},
 }
 """Class name -> the values of our configuration's fields that describe the class."""
-_NEW = (".self_attn.value_norm", ".self_attn.sinks", ".self_attn.key_bias", ".self_attn.head_gate.weight")
+_NEW = (".self_attn.value_norm.gain", ".self_attn.sinks", ".self_attn.key_bias", ".self_attn.head_gate.weight")
 """Name endings of weights that only our class has."""
 _NOT_TAKEN = ("model_type", "architectures", "transformers_version", "layer_types", "sliding_window")
 """Fields of a checkpoint's configuration that belong to its own class and are not copied."""
@@ -59,7 +60,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
         made = AutoModelForCausalLM.from_config(config, dtype=model.dtype, attn_implementation=kernel_of(model.config))
         taken_over = _copy_weights(made, model)
-        if not any(name.endswith(".value_norm") for name in taken_over):  # all gains have one shape
+        if not any(name.endswith(".value_norm.gain") for name in taken_over):  # all gains have one shape
             made.initialise_gains()
         for module in made.modules():
             if isinstance(module, HeadNormAttention) and module.variant == "off_by_one":
@@ -109,8 +110,9 @@ def undecayed(model: nn.Module, *, unshared_gain: bool = True) -> frozenset[str]
         model: the model whose parameters are listed.
         unshared_gain: also return gains with the axes [head d_head]; the released code of arXiv 2605.06611 decays them.
     """
+    gains = {one.gain for one in model.modules() if unshared_gain and isinstance(one, HeadNorm)}
     return frozenset(
         name
         for name, parameter in model.named_parameters()
-        if parameter.ndim <= 1 or name.endswith(".key_bias") or (unshared_gain and name.endswith(".value_norm"))
+        if parameter.ndim <= 1 or name.endswith(".key_bias") or parameter in gains
     )

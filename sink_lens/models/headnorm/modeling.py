@@ -7,7 +7,6 @@ coordinate that is 1 in every query and 0 in every ordinary key contains the log
 """
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,54 +32,15 @@ from ...errors import InputError
 from ..attention import weights_from_scores
 from ..private_apis import kernel_of, was_loaded
 from .configuration import HeadNormConfig
+from .norm import HeadNorm, z_rms_without_norm
 
-_DRAWS = 64
-"""Number of random first tokens over which the initial gamma is averaged."""
+_DRAWS = {"dummy_pass": 1, "first_token": 64}
+"""``value_norm_init`` -> the number of random first tokens over which the first gain is averaged."""
 _SEQUENCES, _LONGEST, _TOKENS = 64, 4096, 16_384
 """Random sequences on which ``matched`` is measured, tokens of each where the configuration names no number, and tokens
 of all of them from which there are fewer sequences."""
 _WITH_SINKS = ("sink_logit", "off_by_one")
 """Attentions with a logit in the denominator of the softmax that belongs to no key."""
-
-
-def head_norm(z: Float[Tensor, "... d_head"], gamma: Tensor, *, eps: float) -> Float[Tensor, "... d_head"]:
-    """Compute ``z / RMS(z) * gamma`` over the last axis; RMS(z) is ``sqrt(mean(z ** 2) + eps)`` in float32."""
-    found: Tensor = _HeadNorm.apply(z, gamma, eps)
-    return found
-
-
-class _HeadNorm(torch.autograd.Function):
-    """``head_norm`` with a hand-written gradient, which takes half the time of autograd's and stores only ``z``."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(z: Tensor, gamma: Tensor, eps: float) -> Tensor:  # type: ignore[override]
-        """Compute ``z / sqrt(mean(z ** 2) + eps) * gamma``, with the mean over the last axis."""
-        wide = z.float()
-        return gamma * (wide * _inverse_rms(wide, eps)).to(z.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-        """Save the inputs (``z``, ``gamma`` and eps) in ``ctx`` for the backward pass."""
-        z, gamma, ctx.eps = inputs
-        ctx.save_for_backward(z, gamma)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """Return the loss's gradients by ``z``, ``gamma`` and eps (None), from ``grad``, the gradient by the output."""
-        z, gamma = ctx.saved_tensors
-        wide = z.float()
-        inverse = _inverse_rms(wide, ctx.eps)
-        normed = wide * inverse
-        by_element = grad * normed
-        along = (by_element * gamma).mean(-1, keepdim=True)
-        to_z = torch.addcmul(grad * gamma, normed, along, value=-1) * inverse
-        return to_z.to(z.dtype), by_element.sum_to_size(gamma.shape).to(gamma.dtype), None
-
-
-def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
-    return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
 def scale_by_position(
@@ -100,23 +60,19 @@ class StreamWriter(nn.Linear):
 class HeadOutput(nn.Module):
     """Module without weights that maps aggregated values (``z_raw``) to the input of W_O: norm or scale, then gate."""
 
-    def __init__(self, *, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
     def forward(
         self,
         z_raw: Float[Tensor, "batch position head d_head"],
-        gamma: Tensor | None,
+        norm: HeadNorm | None,
         gate: Tensor | None,
         positions: Tensor | None = None,
     ) -> Float[Tensor, "batch position value"]:
         """Norm, scale or gate the aggregated values and put the heads side by side.
 
-        They are normed if a gain (``gamma``) is given, scaled by sqrt(position + 1) if positions are given, and
-        multiplied by the gate's sigmoid if a gate is given. A gate has one number per element, or per head, at a token.
+        They are normed if a norm is given, scaled by sqrt(position + 1) if positions are given, and multiplied by the
+        gate's sigmoid if a gate is given. A gate has one number per element, or per head, at a token.
         """
-        z = z_raw if gamma is None else head_norm(z_raw, gamma, eps=self.eps)
+        z = z_raw if norm is None else norm(z_raw)
         if positions is not None:
             z = scale_by_position(z, positions)
         if gate is not None:
@@ -139,14 +95,16 @@ class HeadNormAttention(LlamaAttention):
         if config.qk_norm:
             self.q_norm = LlamaRMSNorm(d_head, eps=config.rms_norm_eps)
             self.k_norm = LlamaRMSNorm(d_head, eps=config.rms_norm_eps)
-        shape = {"shared": (d_head,), "per_head": (n_heads, d_head)}.get(config.value_norm)
-        self.value_norm = None if shape is None else nn.Parameter(torch.ones(shape))
-        """gamma, the gain of the heads' norm; the Trainer of transformers does not decay names with ``_norm``."""
+        self.value_norm = None
+        """The heads' norm; the Trainer of transformers does not decay names with ``_norm``."""
+        if config.value_norm in ("shared", "per_head"):
+            with_gains = n_heads if config.value_norm == "per_head" else None
+            self.value_norm = HeadNorm(d_head, with_gains, eps=config.value_norm_eps)
         self.sinks = None
         if config.attention in _WITH_SINKS:
             self.sinks = nn.Parameter(torch.zeros(n_heads), requires_grad=config.attention == "sink_logit")
         self.key_bias = nn.Parameter(torch.zeros(n_heads, d_head)) if config.attention == "key_bias" else None
-        self.head_out = HeadOutput(eps=config.value_norm_eps)
+        self.head_out = HeadOutput()
 
     def forward(
         self,
@@ -214,43 +172,18 @@ class HeadNormAttention(LlamaAttention):
         return position_ids
 
     @torch.no_grad()
-    def first_token_std(self, *, draws: int = _DRAWS, biased: bool = False) -> Float[Tensor, " head"]:
-        """Return each head's standard deviation, over d_head, of its output at a first token with random inputs.
-
-        It is a mean over ``draws`` inputs: standard normal numbers from torch's generator. The first token attends only
-        to itself, so the output of a head is the token's value.
-
-        Args:
-            draws: number of random inputs; the released code of arXiv 2605.06611 takes one.
-            biased: divide by d_head instead of d_head - 1, as that code does.
-        """
-        weight, bias = self.v_proj.weight, self.v_proj.bias
-        inputs = torch.randn(draws, weight.shape[1], device=weight.device, dtype=torch.float32)
-        values = nn.functional.linear(inputs, weight.float(), None if bias is None else bias.float())
-        sizes = values.unflatten(-1, (-1, self.head_dim)).std(-1, correction=0 if biased else 1).mean(0)
-        return sizes.repeat_interleave(self.num_key_value_groups)
-
-    @torch.no_grad()
-    def initialise_gamma(self) -> None:
-        """Initialise gamma as ``value_norm_init`` says, unless it was loaded.
+    def initialise_gain(self) -> None:
+        """Initialise the gain of the heads' norm as ``value_norm_init`` says, unless it was loaded.
 
         ``matched`` is not known here: it depends on the layers before, so the model sets it (``initialise_gains``).
         """
-        if self.value_norm is None or was_loaded(self.value_norm):
+        if self.value_norm is None or was_loaded(self.value_norm.gain):
             return
         if self.config.value_norm_init == "ones":
-            initialization.ones_(self.value_norm)
-        elif self.config.value_norm_init == "dummy_pass":
-            self.set_gamma(self.first_token_std(draws=1, biased=True))
-        elif self.config.value_norm_init == "first_token":
-            self.set_gamma(self.first_token_std())
-
-    @torch.no_grad()
-    def set_gamma(self, sizes: Float[Tensor, " head"]) -> None:
-        """Set each head's gain to the head's entry of ``sizes``; set a gain that heads share to their mean."""
-        assert self.value_norm is not None  # it has one to set
-        sizes = sizes.mean() if self.value_norm.ndim == 1 else sizes[:, None]
-        initialization.copy_(self.value_norm, sizes.to(self.value_norm.dtype).expand_as(self.value_norm))
+            self.value_norm.reset_parameters()
+        elif self.config.value_norm_init in _DRAWS:
+            draws = _DRAWS[self.config.value_norm_init]
+            self.value_norm.draw_gain(self.v_proj.weight, self.v_proj.bias, draws=draws)
 
 
 def unfused_attention(
@@ -362,8 +295,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise a module's weights from N(0, initializer_range), and its sink logits as 0.
 
-        The standard deviation of projections that write to the stream is divided by sqrt(2 layers). Submodules are
-        initialised before their parent, so W_V exists when gamma is computed from it.
+        The standard deviation of projections that write to the stream is divided by sqrt(2 layers).
         """
         if isinstance(module, StreamWriter):
             std = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
@@ -373,17 +305,16 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
             return
         super()._init_weights(module)
         if isinstance(module, HeadNormAttention):
-            module.initialise_gamma()
             for logits in (module.sinks, module.key_bias):
                 if logits is not None:
                     initialization.zeros_(logits)
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Initialise the weights that were not loaded; gains measured on the whole model (``matched``) come last."""
-        begun = all(was_loaded(one) for one in self._attention_modules())
+        """Initialise the weights that were not loaded; gains of the heads' norm come last, as they depend on others."""
+        begun = all(was_loaded(norm) for norm in self._norms())
         super().initialize_weights()
-        if not begun and self.config.value_norm_init == "matched":
+        if not begun:
             self.initialise_gains()
 
     @torch.no_grad()
@@ -392,54 +323,29 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
         Gains of a model without memory for its weights (on the device ``meta``) stay as they are.
         """
-        with_gain = [one for one in self._attention_modules() if one.value_norm is not None]
         if self.config.value_norm_init != "matched":
-            for one in with_gain:
-                one.initialise_gamma()
+            for one in self.modules():
+                if isinstance(one, HeadNormAttention):
+                    one.initialise_gain()
             return
-        loaded = all(was_loaded(one.value_norm) for one in with_gain)
-        if loaded or any(parameter.is_meta for parameter in self.parameters()):
+        new = {norm for norm in self._norms() if not was_loaded(norm.gain)}
+        if not new or any(parameter.is_meta for parameter in self.parameters()):
             return
-        for one, sizes in zip(with_gain, self.z_rms_without_norm(), strict=True):
-            one.set_gamma(sizes)
+        length = self.config.value_norm_length or min(self.config.max_position_embeddings, _LONGEST)
+        shape = (max(1, min(_SEQUENCES, _TOKENS // length)), length)
+        tokens = torch.randint(self.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+        batches = tokens.to(self.device).split(max(1, _LONGEST // length))
+        for norm, sizes in z_rms_without_norm(self.base_model, batches, use_cache=False).items():
+            if norm in new:
+                norm.set_gain(sizes)
 
     @torch.no_grad()
     def mean_gains(self) -> list[float]:
         """Return the mean gain of the heads' norm in each layer; an empty list if the model has no such norm."""
-        return [one.value_norm.float().mean().item() for one in self._attention_modules() if one.value_norm is not None]
+        return [norm.gain.float().mean().item() for norm in self._norms()]
 
-    @torch.no_grad()
-    def z_rms_without_norm(self) -> Float[Tensor, "layer head"]:
-        """Return the root mean square of each head's aggregated values over random tokens, without the heads' norms.
-
-        The tokens are uniform, from a generator of their own: the caller's random state is neither used nor changed.
-        """
-        attentions, config = self._attention_modules(), self.config
-        length = config.value_norm_length or min(config.max_position_embeddings, _LONGEST)
-        shape = (max(1, min(_SEQUENCES, _TOKENS // length)), length)
-        tokens = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
-        tokens = tokens.to(self.device)
-        squares = torch.zeros(len(attentions), config.num_attention_heads, dtype=torch.float64)
-
-        def add(layer: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            squares[layer] += inputs[0].float().square().mean((1, 3)).sum(0).cpu()
-
-        gains, modes = [one.value_norm for one in attentions], [one.training for one in attentions]
-        handles = [one.head_out.register_forward_pre_hook(partial(add, layer)) for layer, one in enumerate(attentions)]
-        try:
-            for one in attentions:
-                one.value_norm = None
-                one.training = False  # without dropout
-            for rows in tokens.split(max(1, _LONGEST // length)):
-                self.base_model(input_ids=rows, use_cache=False)
-        finally:
-            for one, gain, mode, handle in zip(attentions, gains, modes, handles, strict=True):
-                one.value_norm, one.training = gain, mode
-                handle.remove()
-        return (squares / len(tokens)).sqrt().float()
-
-    def _attention_modules(self) -> list[HeadNormAttention]:
-        return [module for module in self.modules() if isinstance(module, HeadNormAttention)]
+    def _norms(self) -> list[HeadNorm]:
+        return [module for module in self.modules() if isinstance(module, HeadNorm)]
 
 
 class HeadNormModel(HeadNormPreTrainedModel, LlamaModel):

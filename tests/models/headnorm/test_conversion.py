@@ -56,7 +56,7 @@ def test_type_and_mode_are_kept(tokens):
         ({"attention": "sink_logit"}, "sinks"),
         ({"attention": "key_bias"}, "key_bias"),
         ({"attention": "gate_headwise"}, "head_gate.weight"),
-        ({"value_norm": "shared", "value_norm_init": "ones"}, "value_norm"),
+        ({"value_norm": "shared", "value_norm_init": "ones"}, "value_norm.gain"),
     ],
 )
 def test_a_variant_adds_its_own_weights_only(changes, new, tokens):
@@ -82,9 +82,9 @@ def test_a_model_of_the_class_keeps_its_variant(tokens):
     source = tiny("headnorm_gate")
     made = convert(source)
     assert torch.equal(logits(made, tokens), logits(source, tokens))
-    assert made.model.layers[0].self_attn.value_norm.equal(source.model.layers[0].self_attn.value_norm)
+    assert made.model.layers[0].self_attn.value_norm.gain.equal(source.model.layers[0].self_attn.value_norm.gain)
     shared = convert(source, value_norm="shared")
-    assert shared.model.layers[0].self_attn.value_norm.shape == (16,)
+    assert shared.model.layers[0].self_attn.value_norm.gain.shape == (16,)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "phi3", "olmo2"])
