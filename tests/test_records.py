@@ -15,6 +15,7 @@ import pytest
 from sink_lens.errors import RunError
 from sink_lens.records import RUN_FILE, RunLog, add_to_run, create_run, read_run
 from sink_lens.records.shards import remove_shards
+from sink_lens.records.writing import part_path
 
 CONFIG = {"sequences": 32, "threshold": 0.3}
 PROVENANCE = {
@@ -404,6 +405,16 @@ def test_an_interrupt_says_where_the_finished_part_is(tmp_path):
     assert some.value.__notes__ == [
         f"what is finished is in {tmp_path / 'some'}; the same command with --out {tmp_path / 'some'} goes on"
     ]
+
+
+def test_a_run_killed_before_a_listed_file_had_its_name_is_completed_when_something_is_added(tmp_path):
+    finished(tmp_path)
+    path = tmp_path / "heads.parquet"
+    path.rename(part_path(path))
+    path.write_bytes(b"what was there before")
+    with add_to_run(tmp_path):
+        pd.testing.assert_frame_equal(read_run(tmp_path).tables["heads"], HEADS)
+    assert not part_path(path).exists()
 
 
 def test_a_damaged_table_and_what_is_not_there_are_named_when_they_are_read(tmp_path):

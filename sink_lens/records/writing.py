@@ -518,6 +518,10 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
         raise RunError(f"{folder} cannot be written ({error.strerror}). Make it writable, or copy it.") from error
     try:
         record = read_run_json(folder)
+        for name, entry in record["files"].items():  # a process was killed before the file that it listed had its name
+            part = part_path(folder / name)
+            if is_regular_file(part) and is_file_intact(part, entry):
+                part.replace(folder / name)
     except BaseException:
         _release_and_remove_lock(lock)
         raise
