@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lens,
         cells,
         tokens=tokens,
-        metrics=[metrics.sink_mass(0), largest_head],
+        metrics=[metrics.sink_mass(0), metrics.on_outcome(largest_head)],
         out=asked.out,
         overwrite=True,
         progress=False,

@@ -25,6 +25,7 @@ from .given import compare as compare
 from .given import evaluate as _evaluate
 from .graph import Graph as Graph
 from .run import run as _run
+from .tasks import MetricOfTask as MetricOfTask
 from .tasks import Task as Task
 from .tasks import task_of as _task
 

@@ -62,7 +62,7 @@ class CircuitConfig:
     """With the task text: tokens per sequence."""
     metric: str | None = field(default=None, metadata={"metavar": "NAME", "imports": True})
     """The number that the circuit explains: logit_difference, sink_mass, loss, kl (from the clean run), or
-    MODULE:FUNCTION, a function of yours of the logits, of an Outcome, or of the task, which then returns the metric.
+    MODULE:FUNCTION, yours: a function of the logits, a metric, or with @circuits.MetricOfTask a function of the task.
     Default: logit_difference; sink_mass with the task text."""
     sink_position: int = 0
     """Position of the sink: where sink_mass is read, and whose share of scores and faithfulness the run says."""

@@ -17,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..edits.constructors import Edit, freeze
-from ..edits.metrics import evaluate
 from ..edits.outcome import Outcome
 from ..edits.references import References
 from ..engine.cells import Cell
@@ -106,7 +105,7 @@ def _metric_drops(
     engine = make_engine(runs.lens, runs.clean, cells, [runs.metric], batch_size=runs.batch_size)
 
     def store_metric(number: int, outcome: Outcome, changed: list[bool]) -> None:
-        values[outcome.sequences, number] = evaluate(runs.metric, outcome).double().numpy()
+        values[outcome.indices, number] = runs.metric_values(outcome).numpy()
 
     for block in engine.blocks:
         engine.map(block, store_metric, advance=advance)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ import pandas as pd
 from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
-from ..edits.named_metrics import import_metric_function, metric_spec
+from ..edits.named_metrics import import_metric, metric_spec
 from ..engine.forward import baseline_logits
 from ..engine.measured import metric_config
 from ..errors import InputError, RunError
@@ -42,7 +41,7 @@ from .runs import Runs, run_pairs
 from .scores import Scores
 from .scoring import divide_pairs, left_sum_completeness, score_edges, scores_file_name
 from .sink import sink_fields
-from .tasks import Task, make_task
+from .tasks import MetricOfTask, Task, make_task
 
 FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "prompt", "attention", "summary")
 """What a finished run holds; with a check ``check`` and, of scores by gradients, ``check_nodes``; with core ``core``.
@@ -233,8 +232,8 @@ def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | 
         return task.metric
     if ":" not in name:
         return metric_spec(config, name).make_metric(lens, partial(baseline_logits, lens, task.clean))
-    function = import_metric_function(name)
-    return function(task) if next(iter(signature(function).parameters), "") == "task" else function
+    found = import_metric(name)
+    return found.function(task) if isinstance(found, MetricOfTask) else found
 
 
 def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:

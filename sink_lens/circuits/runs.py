@@ -28,7 +28,7 @@ from torch import Tensor
 from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..edits.mean_ablation import tokens_to_average
-from ..edits.metrics import Metric, as_metric, evaluate, metric_for_tokens
+from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate
 from ..edits.outcome import Outcome
 from ..engine.gradients import run_with_hooks
 from ..errors import InputError
@@ -95,8 +95,9 @@ class Runs:
                 "corrupted, or ablation mean_ordinary, mean_aligned, mean_all or zero"
             )
         pair = pair_prompts(lens, clean, clean if corrupted is None else corrupted, bos=config.bos)
-        metric = metric_for_tokens(metric, pair.clean, pair.corrupted)
-        read = as_metric(metric, lens=lens, n_positions=pair.clean.n_positions)
+        read = as_metric(metric, lens, pair.clean, pair.corrupted)
+        if read.whole_batch:
+            raise InputError(f"{read.name} gives one number for all sequences; need one for each of them")
         direct = [site for site in read.sites if site in ("resid_pre", "resid_post", "attn_in")]
         if direct or (read.state and read.layers != () and not read.reads_past_layers):
             raise InputError(
@@ -178,10 +179,11 @@ class Runs:
         return run_with_hooks(self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows)
 
     def metric_values(self, outcome: Outcome) -> Float[Tensor, " pair"]:
-        """Compute the metric of each pair from a pass's outcome; InputError if it gives one number for all pairs."""
+        """Compute the metric of each pair from a pass's outcome; InputError if it is undefined or infinite in one."""
         found = evaluate(self.metric, outcome)
-        if len(found) != len(outcome.valid):
-            raise InputError(f"{self.metric.name} gives one number for all sequences; need one for each of them")
+        if bool((bad := found.isnan()).any()):
+            pair = outcome.indices[int(bad.nonzero()[0])]
+            raise InputError(f"{self.metric.name} is undefined or infinite in pair {pair}; need a number in every run")
         return found
 
     @torch.no_grad()
@@ -250,6 +252,8 @@ class Runs:
         found = self if self.ablation in ("resample", "zero") else replace(self, means=self._compute_means())
         clean, corrupted = [], []
         with torch.no_grad():
+            some = slice(0, min(self.n_pairs, max(2, next(found.batches()).stop)))
+            check_per_sequence(self.metric, found.run_hooked(found.pair_tokens(some), some, []))
             for rows in found.batches():
                 part = found.pair_tokens(rows)
                 clean.append(found.metric_values(found.run_hooked(part, rows, [])))
@@ -359,22 +363,7 @@ def keep_from_position(
 def _metric_of_rows(metric: Metric, rows: Tensor) -> Metric:
     """Return the metric for the pairs with the indices ``rows`` alone, from the metric for all pairs."""
 
-    def function(run: Outcome) -> Tensor:
-        """Evaluate each sequence alone, under its index among all pairs."""
-        values = []
-        for at, number in enumerate(rows[run.sequences].tolist()):
-            one = slice(at, at + 1)
-            alone = replace(
-                run,
-                valid=run.valid[one],
-                mass=run.mass[:, one],
-                state=run.state[:, one],
-                loss=None if run.loss is None else run.loss[one],
-                logits=None if run.logits is None else run.logits[one],
-                tensors={key: tensor[one] for key, tensor in run.tensors.items()},
-                sequences=slice(number, number + 1),
-            )
-            values.append(evaluate(metric, alone))
-        return torch.cat(values)
+    def function(run: Outcome) -> Any:
+        return metric.function(replace(run, sequences=rows[run.indices]))
 
-    return replace(metric, function=function)
+    return replace(metric, function=function, n_sequences=len(rows))

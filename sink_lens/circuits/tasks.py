@@ -4,7 +4,7 @@ The metric is the logit of the right answer minus that of the wrong one, at the 
 mean of their logits counts, as in auto-circuit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
@@ -71,6 +71,13 @@ class Task:
             f"{self.name}: the model prefers the right answer in {self.n_answered} of {self.n_tried} prompts "
             f"({share:.0%}); {self.clean.n_sequences} of these are used"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MetricOfTask:
+    """A function of a task that returns its metric, for ``--metric MODULE:FUNCTION``; written above it as decorator."""
+
+    function: "Callable[[Task], Metric | Callable[..., Any]]"
 
 
 def make_task(lens: "LensModel", config: CircuitConfig) -> Task:

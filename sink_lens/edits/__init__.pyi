@@ -69,6 +69,7 @@ def edit(
     change: Change,
     *,
     reads: str | None = None,
+    whole_batch: bool = False,
     layers: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,

@@ -68,6 +68,8 @@ class Edit:
     """A site of the same layer, computed before this one, whose values the change needs."""
     label: str = ""
     """Name of the edit in tables and messages."""
+    whole_batch: bool = False
+    """True if the new values of a sequence hang on other sequences, so that a pass must have all of them."""
 
     @property
     def part(self) -> Part:
@@ -90,11 +92,16 @@ class Edit:
         return replace(self, layers=layers)
 
 
-def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack[Where]) -> Edit:
+def edit(
+    site: str, change: Change, *, reads: str | None = None, whole_batch: bool = False, **where: Unpack[Where]
+) -> Edit:
     """Make an edit from your own function: ``change(values, at)`` returns new values of the same shape.
 
     ``values`` is the part that ``where`` chooses (layers, positions, heads, units, keys), with the axes of the site; do
     not change it in place. ``at`` tells the layer and the positions, and has the values of the site ``reads``.
+
+    A pass has some of the sequences. An edit whose new values of a sequence hang on other sequences, such as a mean
+    over them or a permutation, is refused when it is made, unless ``whole_batch`` says so: then each pass has all.
 
     Raises:
         InputError: a chosen set of indices is empty or has an index twice.
@@ -126,7 +133,7 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
         if indices is not None and len(set(indices)) < len(indices):
             raise InputError(f"the edit {label!r} names {name} twice: {list(indices)}; need each once")
         chosen[name] = indices
-    return Edit(site=site, change=change, reads=reads, label=label, **chosen)
+    return Edit(site=site, change=change, reads=reads, label=label, whole_batch=whole_batch, **chosen)
 
 
 def zero(site: str, **where: Unpack[Where]) -> Edit:

@@ -22,6 +22,7 @@ def effect_table(
     ``before`` is the metric of the baseline run on each sequence. ``controls`` has an array for each cell, with a row
     for each of its random controls (none if the cell has none) and a column for each sequence.
     """
+    values = np.where(np.isnan(before), np.nan, values)  # no effect without a baseline
     beside, spreads, counts = [], [], []
     ran = ~np.isnan(values).all(axis=1, keepdims=True)
     early = np.where(np.isnan(values) & ran, np.nan, before)

@@ -9,7 +9,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -191,6 +191,7 @@ class Applied:
                 )
             self.longest = max(self.longest, valid.shape[1])
             sequences, n_sequences = slice(0, len(tensor)), len(tensor)
+        first = number not in self.reached
         self.reached.add(number)
         index = one.part.index_mesh(tensor, begin=self.begin)
         old = tensor if index is None else tensor[index]
@@ -204,7 +205,13 @@ class Applied:
             new = one.change(old, at)
         if _n_in_place_changes(old) != version:
             raise EditError(f"the edit {one.label!r} changed its values in place; need new values: clone them first")
-        new, differs = _check_new_values(new, old=old, one=one, layer=layer)
+        if one.whole_batch and len(old) < n_sequences:
+            raise EditError(
+                f"the edit {one.label!r} mixes sequences, and this pass has {len(old)} of {n_sequences}; need all in "
+                f"one: batch_size={n_sequences}, or leave it out"
+            )
+        alone = None if one.whole_batch or not first or n_sequences < 2 else _values_beside_others(one, old, at)
+        new, differs = _check_new_values(new, old=old, one=one, layer=layer, alone=alone)
         if not differs:
             return None
         self.changed.add(number)
@@ -271,8 +278,38 @@ def _n_in_place_changes(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # inference tensors do not count their changes
 
 
-def _check_new_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[Tensor, bool]:
-    """Check the ``new`` values that edit ``one`` gave; return them in the type of ``old``, and True if they differ."""
+def _values_beside_others(one: Edit, old: Tensor, at: At) -> Tensor:
+    """Return the new values of the first sequence of a pass if half of its old values stand beside it as another's.
+
+    An edit of each sequence alone gives it the same values as in the pass.
+    """
+    number = range(at.n_sequences)[at.sequences][0]
+    order = (0, 1) if number + 1 < at.n_sequences else (1, 0)  # the sequence, and another of the run
+
+    def of_both(tensor: Tensor) -> Tensor:
+        return torch.stack([(tensor[0], tensor[0] * 0.5)[place] for place in order])
+
+    places = {"sequences": slice(number - order[0], number - order[0] + 2), "valid": at.valid[[0, 0]]}
+    beside = replace(at, **places, read=None if at.read is None else of_both(at.read))
+    try:
+        found = one.change(of_both(old), beside)
+    except Exception as error:
+        raise _mixing_error(one, f"it fails with two sequences ({type(error).__name__}: {error})") from error
+    return found[order[0]] if isinstance(found, Tensor) and len(found) == len(order) else old.new_full((1,), torch.inf)
+
+
+def _mixing_error(one: Edit, why: str) -> EditError:
+    return EditError(
+        f"the edit {one.label!r} of {one.site!r} mixes sequences, or is random: {why}; need new values of each "
+        "sequence that hang on it alone. With edit(..., whole_batch=True) each pass has all sequences"
+    )
+
+
+def _check_new_values(new: Any, *, old: Tensor, one: Edit, layer: int, alone: Tensor | None) -> tuple[Tensor, bool]:
+    """Check the ``new`` values that edit ``one`` gave; return them in the type of ``old``, and True if they differ.
+
+    ``alone`` are those of the first sequence beside others (None: not compared).
+    """
     if not isinstance(new, Tensor) or new.shape != old.shape:
         found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
         raise EditError(
@@ -284,13 +321,20 @@ def _check_new_values(new: Any, *, old: Tensor, one: Edit, layer: int) -> tuple[
     new = new.to(old.device, old.dtype)
     bad = new.isnan() if one.site == "scores" else ~new.isfinite()
     masked = old <= torch.finfo(old.dtype).min / 2 if one.site == "scores" else torch.zeros_like(bad)
-    found = [bad.any(), (new != old).any(), (masked & (new > _OPEN)).any()]
-    is_bad, differs, is_opened = torch.stack(found).tolist()  # together, since each would wait for the GPU
+    mixed = torch.zeros_like(bad.any())
+    if alone is not None:
+        own, alone = new[0].float(), alone.to(old.device, old.dtype).float()
+        size = own.square().mean(-1, keepdim=True).sqrt() if own.dim() else own.abs()
+        mixed = ((own - alone).abs() > 32 * torch.finfo(old.dtype).eps * (own.abs() + size)).any()
+    found = [bad.any(), (new != old).any(), (masked & (new > _OPEN)).any(), mixed]
+    is_bad, differs, is_opened, is_mixed = torch.stack(found).tolist()  # together, since each would wait for the GPU
     if is_bad and bool(old.isfinite().all()):
         raise EditError(
             f"the edit {one.label!r} of {one.site!r} gave numbers that are not finite at layer {layer}; "
             "need finite numbers: check for divisions by 0 and for factors that overflow the type"
         )
+    if is_mixed:
+        raise _mixing_error(one, "the first sequence has other new values beside other sequences")
     if is_opened:
         raise EditError(
             f"the edit {one.label!r} changes masked scores at layer {layer}, so that tokens would see later tokens, or "

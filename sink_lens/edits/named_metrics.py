@@ -30,7 +30,7 @@ class MetricSpec:
     """A metric by its name and options, so that it can be written in a file and sent to another machine."""
 
     name: str
-    """A name of ``METRICS``."""
+    """A name of ``METRICS``, or MODULE:FUNCTION, which a sweep imports if it is asked to."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -49,12 +49,12 @@ class MetricSpec:
             if predictions is None:
                 raise InputError("kl compares with the predictions of a baseline run; need what computes them")
             return metrics.kl_to(predictions())
-        if self.name == "logit_difference":
-            given["tokenizer"] = lens.tokenizer
         return getattr(metrics, self.name)(**given)
 
     def last_layer(self, model: Sized) -> int | None:
         """Return the last layer that the metric reads; None if it reads anything after the layers."""
+        if ":" in self.name:
+            return None
         known = self._known_options()
         if "layer" in known:
             return _read_layer(model, "layer", self.options["layer"])
@@ -163,8 +163,8 @@ def metric_spec(config: Any, name: str, *, token: Callable[..., int | str] = lam
     return MetricSpec(name=name, options={one: given[one] for one in known if given.get(one) is not None})
 
 
-def import_metric_function(reference: str) -> Callable[..., Any]:
-    """Import the user's function ``reference``, written MODULE:FUNCTION; the current folder is searched last."""
+def import_metric(reference: str) -> Any:
+    """Import the user's metric ``reference``, MODULE:FUNCTION, from a module; the current folder is searched last."""
     module, _, name = reference.partition(":")
     here = str(Path.cwd())
     added = [] if here in sys.path else [here]
@@ -179,6 +179,6 @@ def import_metric_function(reference: str) -> Callable[..., Any]:
     finally:
         for one in added:
             sys.path.remove(one)
-    if not callable(found):
+    if found is None:
         raise InputError(f"{module} has no function {name!r}; need MODULE:FUNCTION, such as my_metrics:margin")
     return found

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..models.sites import SITES
 from ..records import display
 
 
@@ -36,8 +37,58 @@ class Outcome:
     """Next-token loss of every token but the first, nan at padding; of ``run_with`` alone, with the loss."""
     scored: tuple[int, ...] | None = None
     """The positions in ``logits``, in order; None means all."""
-    sequences: slice = field(default_factory=lambda: slice(None))
+    sequences: slice | Int[Tensor, " batch"] = field(default_factory=lambda: slice(None))
     """Indices of these sequences among all sequences of the metric, if a sweep runs them in batches."""
+
+    @property
+    def indices(self) -> list[int]:
+        """The index of each sequence among all sequences of the metric."""
+        if isinstance(self.sequences, Tensor):
+            return self.sequences.tolist()
+        start = self.sequences.start or 0
+        return list(range(start, start + len(self.valid) * (step := self.sequences.step or 1), step))
+
+    def select(self, rows: Sequence[int], *, length: int | None = None) -> "Outcome":
+        """Copy the outcome with the sequences ``rows`` alone, up to ``length`` positions (None: all)."""
+        at, cut, targets = torch.tensor(rows), slice(length), slice(None if length is None else length - 1)
+        scored, logits = self.scored, None if self.logits is None else self.logits[at]
+        if logits is not None and scored is not None and length is not None:
+            logits = logits[:, [place for place, position in enumerate(scored) if position < length]]
+            scored = tuple(position for position in scored if position < length)
+        elif logits is not None:
+            logits = logits[:, cut]
+        return replace(
+            self,
+            valid=self.valid[at, cut],
+            mass=self.mass[:, at],
+            state=self.state[:, at],
+            loss=None if self.loss is None else self.loss[at],
+            token_loss=None if self.token_loss is None else self.token_loss[at, targets],
+            logits=logits,
+            scored=scored,
+            tensors={key: _cut_positions(one[at], key[0], cut) for key, one in self.tensors.items()},
+            sequences=torch.tensor(self.indices)[at],
+        )
+
+    def parts_of_one_length(self) -> "list[tuple[list[int], Outcome]]":
+        """Return, for each length, the rows of the sequences that have it and the outcome of these without padding."""
+        lengths = self.valid.sum(1).tolist()
+        if lengths == [self.valid.shape[1]] * len(lengths):
+            return [(list(range(len(lengths))), self)]
+        rows = {length: [row for row, own in enumerate(lengths) if own == length] for length in sorted(set(lengths))}
+        return [(some, self.select(some, length=length)) for length, some in rows.items()]
+
+    def with_nan_at_padding(self) -> "Outcome":
+        """Copy the outcome with nan at padding in the logits and in tensors with an axis of positions."""
+        if bool(self.valid.all()):
+            return self
+        scored, real = slice(None) if self.scored is None else list(self.scored), {}
+        for key, one in self.tensors.items():
+            axis, (n, length) = SITES[key[0]].position_axis, self.valid.shape
+            shape = (n, *(length if at == axis else 1 for at in range(1, one.dim())))
+            real[key] = one.where(self.valid.view(shape), torch.nan)
+        logits = None if self.logits is None else self.logits.where(self.valid[:, scored, None], torch.nan)
+        return replace(self, logits=logits, tensors=real)
 
     def _repr_html_(self) -> str:
         means = {f"attention to position {one}": float(self.mass_at(one).nanmean()) for one in self.positions}
@@ -63,6 +114,12 @@ class Outcome:
         if self.scored is not None:
             index = torch.tensor([self.scored.index(position) for position in positions.tolist()])
         return self.logits[torch.arange(len(index)), index]
+
+
+def _cut_positions(tensor: Tensor, site: str, cut: slice) -> Tensor:
+    """Return a site's tensor with only the positions ``cut`` on each axis of positions, queries or keys."""
+    axes = SITES[site].axes.split()
+    return tensor[tuple(cut if axis in ("position", "query", "key") else slice(None) for axis in axes)]
 
 
 def fill_in_early_layers(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:

@@ -28,6 +28,8 @@ class Cell:
     make: Callable[[References], tuple[Edit, ...]] = field(repr=False)
     tokens: int = 0
     """Tokens that a sequence must have for the edits to be made in it; shorter ones have no effect of the cell."""
+    whole_batch: bool = False
+    """True if an edit of the cell mixes sequences, so that all of them must be in one pass."""
 
     def with_layers_from_start(self, n_layers: int) -> "Cell":
         """Return the cell with every layer counted from the first layer: -1 becomes ``n_layers`` - 1."""
@@ -44,7 +46,8 @@ def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
         raise InputError("a cell needs at least one edit")
     touches, begin = touched_places(given)
     tokens = max(one.part.n_tokens_needed for one in given)
-    return Cell(touches=touches, begin=begin, make=lambda references: given, tokens=tokens)
+    whole = any(one.whole_batch for one in given)
+    return Cell(touches=touches, begin=begin, make=lambda references: given, tokens=tokens, whole_batch=whole)
 
 
 def touched_places(edits: Sequence[Edit]) -> tuple[Touches, int]:

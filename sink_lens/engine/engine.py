@@ -27,10 +27,10 @@ from torch import Tensor
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.hooks import edits_for_model
-from ..edits.metrics import Metric, evaluate
+from ..edits.metrics import Metric, check_per_sequence, evaluate
 from ..edits.outcome import Outcome, join_outcomes
 from ..edits.references import References
-from ..errors import ModelError, SinkLensError
+from ..errors import InputError, ModelError, SinkLensError
 from ..models.lens import LensModel
 from ..models.running import prepare_passes
 from ..models.sites import SITES
@@ -83,6 +83,11 @@ class Engine:
             raise ModelError(lens.why_measured_only)
         self.lens, self.tokens, self.plan, self.metrics = lens, tokens, plan, tuple(metrics)
         self.cells = tuple(cell.with_layers_from_start(lens.n_layers) for cell in cells)
+        if plan.prompts < tokens.n_sequences and any(one.whole_batch for one in (*self.metrics, *self.cells)):
+            raise InputError(
+                f"a metric or an edit reads all {tokens.n_sequences} sequences at once, and a pass of the plan has "
+                f"{plan.prompts}; need all in one pass"
+            )
         self.needs = Needs.of_metrics(metrics, lens=lens) if needs is None else needs
         own = BaselineRun(lens, tokens, plan=plan, needs=self.needs, most=1) if baseline_run is None else baseline_run
         self._baseline_run = own
@@ -99,6 +104,17 @@ class Engine:
         for prompts in self._baseline_run.prompt_batches:
             rows += self._metric_rows(self.baseline_outcome(prompts), prompts=prompts)
         return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
+
+    def check_metrics(self) -> None:
+        """Refuse a metric that hangs on which sequences stand beside each other; two are enough to tell."""
+        few: list[Outcome] = []
+        for prompts in self._baseline_run.prompt_batches[:2]:
+            few.append(self.baseline_outcome(prompts))
+            if len(few[0].valid) > 1:
+                break
+        found = join_outcomes(few)
+        for metric in self.metrics:
+            check_per_sequence(metric, replace(found, sequences=slice(0, len(found.valid))))
 
     def run(self, block: Block, *, advance: Advance = lambda cells: None) -> pd.DataFrame:
         """Run a block; return its cells' metrics in the columns ``VALUES``, and one error row for a failed cell.

@@ -121,6 +121,8 @@ def run_checked_edits(
     stop: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
     collector = RunCollector(lens=lens, keys=needs.keys, by_token=[])
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
+    if batch_size is None and any(one.whole_batch for one in applied.edits):
+        size = batch.n_sequences
     done, n_sequences = 0, max(applied.n_sequences, batch.n_sequences)
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(size):

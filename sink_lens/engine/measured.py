@@ -6,16 +6,15 @@ from functools import partial
 from typing import Any
 
 from ..data.tokens import TokenBatch
-from ..edits.metrics import Metric, as_metric, metric_for_tokens, takes_logits
+from ..edits.metrics import Metric, as_metric
 from ..edits.named_metrics import MetricSpec
-from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.lens import LensModel
 from .code_identity import hash_code
 from .forward import baseline_logits
 
-Measured = MetricSpec | Metric | Callable[[Outcome], Any]
-"""What a sweep can be asked to read: a metric by name, a metric, or a function of an ``Outcome``."""
+Measured = MetricSpec | Metric | Callable[..., Any]
+"""What a sweep can be asked to read: a metric by name, a metric, or a function of the logits."""
 
 
 def resolve_metrics(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch) -> list[Metric]:
@@ -28,7 +27,7 @@ def resolve_metrics(given: Sequence[Measured], lens: LensModel, *, tokens: Token
         one.make_metric(lens, partial(baseline_logits, lens, tokens)) if isinstance(one, MetricSpec) else one
         for one in given
     ]
-    found = [as_metric(metric_for_tokens(one, tokens), lens=lens, n_positions=tokens.n_positions) for one in made]
+    found = [as_metric(one, lens, tokens) for one in made]
     names = [one.name for one in found]
     for index, one in enumerate(given):
         if isinstance(one, MetricSpec) and one.options and names.count(names[index]) > 1:
@@ -45,7 +44,6 @@ def metric_config(metric: Measured) -> dict[str, Any]:
     if isinstance(metric, MetricSpec):
         return {"name": metric.name, **metric.options}
     if not isinstance(metric, Metric):
-        kind = "logits" if takes_logits(metric) else "outcome"
-        return {"name": getattr(metric, "__name__", "metric"), "takes": kind, "code": hash_code(metric)}
+        return {"name": getattr(metric, "__name__", "metric"), "code": hash_code(metric)}
     found = {part.name: getattr(metric, part.name) for part in fields(metric) if part.name not in ("function", "on")}
     return found | {"code": hash_code((metric.function, metric.on))}

@@ -8,7 +8,7 @@ from ..edits.constructors import ORDER
 from ..edits.metrics import Metric
 from ..models.lens import LensModel, check_layers_have_site
 from ..models.sites import SITES
-from .cells import Touches
+from .cells import Cell, Touches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +26,12 @@ class Needs:
     """True if something behind the last layer is read."""
     positions: tuple[int, ...] | None
     """Positions at which logits are read, below 0 from the last real token; None is all."""
+    together: bool = False
+    """True if a metric or an edit needs all sequences in one pass."""
 
     @classmethod
-    def of_metrics(cls, metrics: Sequence[Metric], *, lens: LensModel) -> "Needs":
-        """Collect all that these metrics read."""
+    def of_metrics(cls, metrics: Sequence[Metric], *, lens: LensModel, cells: Sequence[Cell] = ()) -> "Needs":
+        """Collect all that these metrics read, and what the edits of ``cells`` need."""
         for metric in metrics:
             for site in metric.sites:
                 check_layers_have_site(lens, metric.layers or (), site=site)
@@ -48,6 +50,7 @@ class Needs:
             positions=None
             if loss or None in scored or not scored
             else tuple(sorted(p for p in scored if p is not None)),
+            together=any(one.whole_batch for one in (*metrics, *cells)),
         )
 
     @property

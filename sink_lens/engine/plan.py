@@ -60,7 +60,7 @@ def choose_plan(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: i
     free = torch.cuda.mem_get_info(lens.device)[0] if on_gpu else psutil.virtual_memory().available
     room = int(_MEMORY_FRAC * free) // bytes_per_token(lens, tokens.n_positions, needs)
     budget = max(1, min(room, _CPU_TOKENS if on_cpu else _GPU_TOKENS))
-    prompts = min(tokens.n_sequences, max(1, budget // tokens.n_positions))
+    prompts = tokens.n_sequences if needs.together else min(tokens.n_sequences, max(1, budget // tokens.n_positions))
     pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
     lanes = min(torch.get_num_threads(), _MOST_LANES) if on_cpu else 1
     lanes = max(1, min(lanes, -(-n_cells // pack), room // (prompts * pack * tokens.n_positions)))
@@ -70,6 +70,8 @@ def choose_plan(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: i
 def choose_even_plan(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
     """Choose a plan for few cells: the sequences are spread evenly over the forwards that run at once."""
     plan = choose_plan(lens, tokens, needs, n_cells=_MOST_LANES * tokens.n_sequences)
+    if needs.together:
+        return plan
     budget = plan.prompts * plan.pack * tokens.n_positions
     batches = plan.lanes * max(1, round(tokens.tokens.numel() / (plan.lanes * budget)))
     prompts = -(-tokens.n_sequences // batches)

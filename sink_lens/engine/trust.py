@@ -96,20 +96,18 @@ def make_engine(
     metrics: Sequence[Metric],
     *,
     batch_size: int | None = None,
-    whole: bool = False,
     keep_plan: Callable[[Plan], object] = lambda plan: None,
 ) -> Engine:
     """Make the engine that runs some cells, by a plan that was compared with the bridge.
 
-    A forward has ``batch_size`` sequences; None takes as many as length and memory allow. If ``whole``, it has all of
-    them, as a metric needs that gives one number for all sequences. ``keep_plan`` is called with the plan.
+    A forward has ``batch_size`` sequences; None takes as many as length and memory allow. It has all of them if a
+    metric or an edit reads all at once. ``keep_plan`` is called with the plan.
     """
-    plan = choose_plan(lens, batch, Needs.of_metrics(metrics, lens=lens), n_cells=len(cells))
-    if batch_size is not None:
+    needs = Needs.of_metrics(metrics, lens=lens, cells=cells)
+    plan = choose_plan(lens, batch, needs, n_cells=len(cells))
+    if batch_size is not None and not needs.together:
         prompts = min(batch.n_sequences, batch_size)
         plan = replace(plan, prompts=prompts, pack=max(1, batch_size // prompts) if plan.cut else 1)
-    if whole:
-        plan = replace(plan, prompts=batch.n_sequences, pack=max(1, plan.pack * plan.prompts // batch.n_sequences))
     plan = choose_accurate_plan(lens, batch, cells, metrics, plan=plan)
     keep_plan(plan)
     return Engine(lens, batch, cells, metrics, plan=plan)

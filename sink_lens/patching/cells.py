@@ -48,7 +48,9 @@ def cell_of_patch(
     touched, first = touched_places(edits)
     if edits:
         begin = min(begin, first)
-    return Cell(touches=((site, own.layers), *touched), begin=begin, make=lambda references: (*edits, patch))
+    whole = any(one.whole_batch for one in edits)
+    touches = ((site, own.layers), *touched)
+    return Cell(touches=touches, begin=begin, make=lambda references: (*edits, patch), whole_batch=whole)
 
 
 def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:

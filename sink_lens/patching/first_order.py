@@ -34,7 +34,7 @@ def first_order_effects(
             effects[number] += part.select(products[key]).flatten(1).sum(1)
         effects[number] = runs.nan_where_short(part, effects[number])
     effects, undefined = effects.double(), runs.baseline.isnan()
-    if runs.has_single_value:
+    if runs.metric.whole_batch:
         return effects.sum(1), torch.full((len(grid),), 1 - int(undefined.sum()))
     effects = effects[:, ~undefined]
     return effects.nanmean(1), (~effects.isnan()).sum(1)

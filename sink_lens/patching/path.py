@@ -33,7 +33,7 @@ from ..data.described import BosCondition
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER, Edit, freeze
 from ..edits.hooks import edits_for_model
-from ..edits.metrics import Metric, as_metric, evaluate, metric_for_tokens
+from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate
 from ..edits.part import Part
 from ..engine.baseline_run import BaselineRun
 from ..engine.cells import cell_of
@@ -76,7 +76,7 @@ class PathConfig:
     receiver: Any = None
     """The only activation that receives the change; it must be computed after every sender."""
     metric: Any = None
-    """One of ``sink_lens.edits.metrics``, or a function of the ``logits`` or of an ``Outcome``."""
+    """One of ``sink_lens.edits.metrics``, or a function of the logits."""
     direction: Direction = "denoising"
     """As in ``patch``."""
     freeze: Frozen = "all"
@@ -145,8 +145,7 @@ def path_patch(
     pair = pair_prompts(lens, clean, corrupted, bos=asked.bos)
     refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(asked.direction)
-    metric = metric_for_tokens(asked.metric, pair.clean, pair.corrupted)
-    measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
+    measured = as_metric(asked.metric, lens, pair.clean, pair.corrupted)
     given_senders = asked.sender if isinstance(asked.sender, list) else [asked.sender]
     senders = [_read_part(lens, given, n_positions=run.n_positions) for given in given_senders]
     if not senders:
@@ -171,8 +170,10 @@ def path_patch(
         for start in senders
     ]
     ending, receiving = _baseline_runs(lens, run, receiver=end, edits=edits, metric=measured)
-    baseline = evaluate(measured, ending.read_outcome(ending.needs)).double()
-    wanted = evaluate(measured, run_for_metric(lens, source, metric=measured)).double()
+    before_edits = ending.read_outcome(ending.needs)
+    check_per_sequence(measured, before_edits)
+    baseline = evaluate(measured, before_edits)
+    wanted = evaluate(measured, run_for_metric(lens, source, metric=measured))
     key = _tensor_key(end)
     batches = len(ending.prompt_batches)
     with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
@@ -183,9 +184,9 @@ def path_patch(
         ended = outcomes_under_edits(ending, puts, needs=ending.needs, advance=bar.update)
     rows = []
     for start, (outcome, _) in zip(senders, ended, strict=True):
-        values = evaluate(measured, outcome).double()
+        values = evaluate(measured, outcome)
         short = run.lengths < max(start.n_tokens_needed, end.n_tokens_needed)  # they lack a position of the path
-        values = values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
+        values = values.masked_fill(short.any() if measured.whole_batch else short, torch.nan)
         effects = values - baseline
         span = float((wanted - baseline)[~effects.isnan()].mean())
         effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())

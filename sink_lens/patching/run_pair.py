@@ -14,7 +14,7 @@ from ..arguments import value_in_words
 from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
-from ..edits.metrics import Metric, as_metric, evaluate, metric_for_tokens
+from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where, replace_full_axes_by_none
 from ..edits.references import References
@@ -80,6 +80,7 @@ class RunPair:
         held, given = (one.tensors for one in runs)
         if not one_run:
             runs = [run_for_metric(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]
+        check_per_sequence(metric, runs[0])
         baseline, wanted = (evaluate(metric, one) for one in runs)
         if is_source and all(torch.equal(held[key], given[key]) for key in given):
             warnings.warn(
@@ -103,11 +104,6 @@ class RunPair:
         """The sizes of the site's axes after the sequence axis, such as (positions, heads, width)."""
         return tuple(next(iter(self.held.values())).shape[1:])
 
-    @property
-    def has_single_value(self) -> bool:
-        """Check whether the metric gives a single number for all sequences together."""
-        return len(self.baseline) != self.run.n_sequences
-
     def can_change(self, part: Part) -> bool:
         """Check whether the runs differ in a part of the site, and the metric reads something computed after it."""
         return self.is_before_metric(part) and self.has_difference(part)
@@ -125,7 +121,7 @@ class RunPair:
     def nan_where_short(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
         """Return ``values``, one per sequence, with nan for each sequence that is too short to have the part."""
         short = self.run.lengths < replace_full_axes_by_none(part, sizes=self.sizes).n_tokens_needed
-        return values.masked_fill(short if len(values) == len(short) else short.any(), torch.nan)
+        return values.masked_fill(short.any() if self.metric.whole_batch else short, torch.nan)
 
     def edit_maker(self, config: PatchConfig) -> MakesEdit | None:
         """Return the function that makes the edit in ``config.put`` for a part; None if source values are put in."""
@@ -170,16 +166,15 @@ class RunPair:
         if plan is not None:
             engine = Engine(self.lens, self.run, patches, [self.metric], plan=plan)
         else:
-            how: dict[str, Any] = {"batch_size": batch_size, "whole": self.has_single_value}
-            how |= {} if kept is None else {"keep_plan": kept.keep_plan}
-            engine = make_engine(self.lens, self.run, patches, [self.metric], **how)
+            how: dict[str, Any] = {} if kept is None else {"keep_plan": kept.keep_plan}
+            engine = make_engine(self.lens, self.run, patches, [self.metric], batch_size=batch_size, **how)
         blocks = engine.blocks if kept is None else kept.blocks_to_measure(engine.blocks)
         rows: list[Row] = []
 
         def add_rows(number: int, outcome: Outcome, changed: list[bool]) -> None:
             values, did = evaluate(self.metric, outcome).tolist(), make is None or changed[-1]
-            first = 0 if self.has_single_value else outcome.sequences.start
-            rows.extend((part_identity(todo[number]), first + place, value, did) for place, value in enumerate(values))
+            part, places = part_identity(todo[number]), [0] if self.metric.whole_batch else outcome.indices
+            rows.extend((part, place, value, did) for place, value in zip(places, values, strict=True))
 
         with tqdm(
             total=sum(len(block.cells) for block in blocks),
@@ -259,8 +254,7 @@ def prepare_runs(
         refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(config.direction)
     read = _metric_of_config(lens, pair, config=config) if isinstance(config.metric, str) else config.metric
-    read = metric_for_tokens(read, pair.clean, pair.corrupted)
-    measured = as_metric(read, lens=lens, n_positions=run.n_positions)
+    measured = as_metric(read, lens, pair.clean, pair.corrupted)
     grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **config.chosen_indices)
     at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": config.edits}
     return RunPair.make(lens, run, source, **at, is_source=is_source), grid, pair

@@ -14,28 +14,28 @@ from sink_lens.circuits.config import CircuitConfig
 from sink_lens.circuits.tasks import task_of
 from sink_lens.cli import app
 from sink_lens.edits import metrics
-from sink_lens.edits.named_metrics import import_metric_function
+from sink_lens.edits.named_metrics import import_metric
 from sink_lens.errors import InputError, RunError
 
 from .tiny_runs import pair, reference_pairs, unfinish
 
 CODE = """
 import torch
+from sink_lens import circuits
+from sink_lens.edits import metrics
 
+@circuits.MetricOfTask
 def difference(task):
     right, wrong = ([ids[0] for ids in side] for side in (task.correct, task.incorrect))
 
-    def metric(run):
-        last = run.logits_at(run.valid.sum(1) - 1)
-        rows = torch.arange(len(last))
-        return last[rows, right[run.sequences]] - last[rows, wrong[run.sequences]]
+    def metric(logits, right, wrong):
+        last, rows = logits[:, -1], torch.arange(len(logits))
+        return last[rows, right] - last[rows, wrong]
 
-    return metric
+    return metrics.on_logits(metric, right=right, wrong=wrong)
 
 def certainty(logits):
     return logits[:, -1].log_softmax(-1).max(-1).values
-
-number = 3
 """
 FIELDS = {"check": 0, "random": 0, "nodes": False, "sizes": (1.0,), "method": "eap", "report": False, "pairs": 6}
 
@@ -102,12 +102,11 @@ def test_the_divergence_from_the_clean_run_is_that_of_its_predictions(folder):
     [
         ("no_such_module:f", r"cannot be imported \(ModuleNotFoundError"),
         ("own_metrics:absent", "own_metrics has no function 'absent'"),
-        ("own_metrics:number", "own_metrics has no function 'number'"),
     ],
 )
 def test_what_cannot_be_imported_is_refused(reference, says, folder):
     with pytest.raises(InputError, match=says):
-        import_metric_function(reference)
+        import_metric(reference)
 
 
 def test_a_metric_of_no_name_is_refused():

@@ -132,7 +132,7 @@ def test_nothing_is_changed_in_place(lens_of, family):
             kept.append((x, x.clone()))
             return x.clone() + 0.1
 
-        return edit(site, change, layers=[LAYER])
+        return edit(site, change, layers=[LAYER], whole_batch=True)
 
     names = [site for name, site in CASES if name == family and SITES[site].per_layer and not SITES[site].observed]
     values = {site: captured(lens, site)[LAYER] + 1 for site in names}
@@ -172,12 +172,14 @@ def test_what_an_edit_reads_is_read_after_the_edits_there(lens_of):
         return x + 1
 
     lens = lens_of("llama")
-    reader = edit("mlp_out", change, reads="neurons", layers=[LAYER])
+    reader = edit("mlp_out", change, reads="neurons", layers=[LAYER], whole_batch=True)
     logits(lens, [reader, zero("neurons", layers=[LAYER], units=[5])])
     assert torch.equal(seen[0][..., 5], torch.zeros(BATCH, LENGTH))
     own = captured(lens, "neurons")[LAYER]
     assert torch.equal(seen[0][..., :5], own[..., :5])
-    logits(lens, [edit("z", change, reads="z_raw", layers=[LAYER]), scale("z_raw", 3.0, layers=[LAYER])])
+    logits(
+        lens, [edit("z", change, reads="z_raw", layers=[LAYER], whole_batch=True), scale("z_raw", 3.0, layers=[LAYER])]
+    )
     torch.testing.assert_close(seen[1], 3 * captured(lens, "z")[LAYER])  # one hook for both sites
 
 
@@ -190,6 +192,7 @@ def test_a_change_is_told_where_it_is_made(lens_of):
 
     logits(lens_of("gpt2"), edit("z", change, layers=[2, 0], positions=[4, 2]), ids=tokens(batch=3), batch_size=2)
     batches = ((slice(0, 2), 36), (slice(2, 3), 18))
+    assert seen.pop(1) == seen[0]  # once more, beside another sequence
     assert seen == [(layer, rows, 3, [4, 2], n_valid) for rows, n_valid in batches for layer in (0, 2)]
 
 

@@ -12,14 +12,12 @@ from prompt_pairs import as_llama_2
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.metrics import Metric, as_metric, evaluate
-from sink_lens.edits.outcome import Outcome
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
-from sink_lens.patching import patch
-from sink_lens.patching.attribution import attribution_patch
 
 LENS = lens_of("llama")
 TOKENS = torch.randint(3, 300, (3, 9), generator=torch.Generator().manual_seed(0))
+BATCH = from_tensor(TOKENS)
 PADDED = from_tensor(TOKENS, lengths=torch.tensor([9, 5, 9]))
 
 
@@ -29,8 +27,8 @@ def outcome(tokens=TOKENS, **options):
 
 def test_sink_mass_is_the_mean_over_heads_and_the_chosen_layers():
     run = outcome(positions=(0, 2))
-    assert torch.equal(evaluate(metrics.sink_mass(2, layers=[1]), run), run.mass[1, :, :, 1].mean(1))
-    assert torch.allclose(evaluate(metrics.sink_mass(0), run), run.mass[..., 0].mean((0, 2)))
+    assert torch.equal(evaluate(metrics.sink_mass(2, layers=[1]), run), run.mass[1, :, :, 1].mean(1).double())
+    assert torch.allclose(evaluate(metrics.sink_mass(0), run), run.mass[..., 0].mean((0, 2)).double())
     assert math.isnan(evaluate(metrics.sink_mass(8), outcome(positions=(8,)))[0])
 
 
@@ -40,7 +38,7 @@ def test_logit_difference_reads_each_sequences_own_tokens_at_its_last_real_posit
     by_hand = [run.logits[row, at, one] - run.logits[row, at, 8] for row, at, one in ((0, 8, 5), (1, 4, 6), (2, 8, 7))]
     assert found.tolist() == pytest.approx([float(one) for one in by_hand])
     early = evaluate(metrics.logit_difference(5, 8, position=3), run)
-    assert torch.equal(early, run.logits[:, 3, 5] - run.logits[:, 3, 8])
+    assert torch.equal(early, (run.logits[:, 3, 5] - run.logits[:, 3, 8]).double())
 
 
 def test_divergence_from_itself_is_zero_and_from_others_the_textbook_sum():
@@ -56,32 +54,35 @@ def test_divergence_from_itself_is_zero_and_from_others_the_textbook_sum():
 def test_norm_is_euclidean_over_everything_at_the_position(site):
     run = outcome(sites=(site,))
     found = evaluate(metrics.norm(3, layer=1, site=site), run)
-    assert torch.allclose(found, run.tensors[site, 1][:, 3].flatten(1).square().sum(1).sqrt())
+    assert torch.allclose(found, run.tensors[site, 1][:, 3].flatten(1).square().sum(1).sqrt().double())
 
 
 def test_dominance_is_largest_over_mean_magnitude():
     run = outcome(positions=(0,))
     state = run.state[2, :, 0].abs()
-    assert torch.allclose(evaluate(metrics.dominance(0, layer=2), run), state.amax(1) / state.mean(1))
+    assert torch.allclose(evaluate(metrics.dominance(0, layer=2), run), (state.amax(1) / state.mean(1)).double())
 
 
 def test_a_function_of_ones_own_reads_logits_loss_and_all_layers():
     def mine(run):
         return run.logits[:, -1, 0] + run.loss
 
-    made = as_metric(mine, lens=LENS, n_positions=9)
+    made = as_metric(metrics.on_outcome(mine), LENS, BATCH)
     assert (made.name, made.loss, made.logits, made.layers) == ("mine", True, True, None)
     assert evaluate(made, outcome()).shape == (3,)
 
 
 @pytest.mark.parametrize("value", [2, torch.tensor(1.5)])
-def test_a_single_number_is_accepted(value):
-    assert evaluate(Metric(name="m", function=lambda run: value), outcome()).shape == (1,)
+def test_a_single_number_is_of_the_whole_batch(value):
+    single = Metric(name="m", function=lambda run: value)
+    assert evaluate(metrics.on_batch(single), outcome()).tolist() == [float(value)]
+    with pytest.raises(InputError, match="on_batch"):
+        evaluate(single, outcome())
 
 
 @pytest.mark.parametrize("bad", [torch.ones(2), torch.ones(3, 9), "text", [1.0, 2.0, 3.0], None, torch.ones(3) * 1j])
 def test_anything_else_than_one_number_a_sequence_is_refused(bad):
-    with pytest.raises(InputError, match=r"for 3 sequences; need one number per sequence"):
+    with pytest.raises(InputError, match=r"for 3 sequences"):
         evaluate(Metric(name="m", function=lambda run: bad), outcome())
 
 
@@ -90,9 +91,9 @@ def test_what_the_run_or_the_model_does_not_have_is_refused():
         with pytest.raises(InputError, match="the metric 'm' changed a tensor of the run in place"):
             evaluate(Metric(name="m", function=change), outcome(sites=("z",)))
     with pytest.raises(InputError, match="the metric is str; need a Metric"):
-        as_metric("loss", lens=LENS, n_positions=9)
+        as_metric("loss", LENS, BATCH)
     with pytest.raises(SiteError, match="no site 'gate'"):
-        as_metric(Metric(name="m", function=len, sites=("gate",)), lens=lens_of("gpt2"), n_positions=9)
+        as_metric(Metric(name="m", function=len, sites=("gate",)), lens_of("gpt2"), BATCH)
     for site in ("pattern", "final", "nowhere"):
         with pytest.raises(InputError, match="no norm of a position"):
             metrics.norm(0, layer=0, site=site)
@@ -101,7 +102,7 @@ def test_what_the_run_or_the_model_does_not_have_is_refused():
             evaluate(made, outcome(PADDED, positions=(6,), sites=("resid_post",)))
     with pytest.raises(InputError, match="position 5 is outside a sequence of 5 tokens; need -5 to 4"):
         evaluate(metrics.logit_difference(1, 2, position=5), outcome(PADDED))
-    with pytest.raises(InputError, match="2 token ids were given for 3 sequences"):
+    with pytest.raises(InputError, match="data of 2 sequences and is read of 3"):
         evaluate(metrics.logit_difference([1, 2], 3), outcome())
     with pytest.raises(InputError, match="not all in the vocabulary; need 0 to 299"):
         evaluate(metrics.logit_difference(300, 3), outcome())
@@ -122,69 +123,42 @@ def test_what_the_run_or_the_model_does_not_have_is_refused():
 )
 def test_what_a_metric_cannot_read_is_refused(metric, text):
     with pytest.raises(InputError, match=text):
-        as_metric(metric, lens=LENS, n_positions=9)
+        as_metric(metric, LENS, BATCH)
 
 
-def test_a_metric_of_logits_under_another_name_says_what_it_was_given():
-    def last(x):
-        return x[:, -1, 5]
-
-    metric = as_metric(last, lens=LENS, n_positions=4)
-    with pytest.raises(TypeError, match="Outcome") as found:
-        metric.function(Outcome.__new__(Outcome))
-    (said,) = found.value.__notes__
-    assert "the metric last was given an Outcome; a function of logits needs a parameter called logits" in said
-    assert as_metric(lambda logits: logits[:, -1, 5], lens=LENS, n_positions=4).logits
-
-    def other(run):
-        raise TypeError("of its own")
-
-    with pytest.raises(TypeError, match="of its own"):
-        as_metric(other, lens=LENS, n_positions=4).function(Outcome.__new__(Outcome))
-
-
-def last_answer(logits):
-    return logits[:, -1, 5]
-
-
-READS_PADDING = {
-    "last": lambda run: run.logits[:, -1, 5],
-    "a function of logits": last_answer,
-    "mean": lambda run: run.logits[..., 5].mean(1),
-    "right or wrong": lambda run: (run.logits[:, -1, 5] > run.logits[:, -1, 6]).float(),
-    "site": Metric(name="site", function=lambda run: run.tensors["z", 1][:, -1, 0, 0], layers=(1,), sites=("z",)),
-}
-READS_NONE = {
-    "early": lambda run: run.logits[:, 4, 5],
-    "own last": lambda run: run.logits_at(run.valid.sum(1) - 1)[:, 5],
-    "masked": lambda run: (run.logits.log_softmax(-1)[..., 5] * run.valid).sum(1) / run.valid.sum(1),
-    "loss": lambda run: run.loss,
-    "site": Metric(name="site", function=lambda run: run.tensors["z", 1][:, 4, 0, 0], layers=(1,), sites=("z",)),
+OWN = {
+    "last": lambda logits: logits[:, -1, 5],
+    "mean": lambda logits: logits[..., 5].mean(1),
+    "right or wrong": lambda logits: logits[:, -1, 5] > logits[:, -1, 6],
+    "of an outcome": metrics.on_outcome(lambda run: run.logits[:, -1, 5] + run.loss + run.token_loss[:, -1]),
+    "a site": metrics.on_outcome(lambda run: run.tensors["z", 1][:, -1, 0, 0], sites=("z",)),
+    "attention": metrics.on_outcome(lambda run: run.tensors["pattern", 1][:, 0, -1, -1], sites=("pattern",)),
+    "answers": metrics.on_logits(
+        lambda logits, ids, names: logits[torch.arange(len(ids)), -1, ids] + len(names[0]), ids=[5, 6, 7], names="aaa"
+    ),
     "one logit": replace(metrics.logit_difference(5, 6), name="scored"),
+    "masked": lambda logits: logits.log_softmax(-1)[..., 5].mean(1),
+    "loss": metrics.on_outcome(lambda run: run.loss),
 }
 
 
-@pytest.mark.parametrize("name", READS_PADDING)
-def test_a_metric_that_reads_padding_is_refused_if_lengths_differ(name):
-    metric = as_metric(READS_PADDING[name], lens=LENS, n_positions=9)
-    with pytest.raises(InputError, match=r"reads padding: its sequences have 5 to 9 tokens.*run\.logits_at"):
-        evaluate(metric, outcome(PADDED, sites=("z",)))
-    evaluate(metric, outcome(TOKENS, sites=("z",)))
+@pytest.mark.parametrize("name", OWN)
+def test_a_function_gets_sequences_of_one_length(name):
+    metric = as_metric(OWN[name], LENS, PADDED)
+    found = evaluate(metric, outcome(PADDED, sites=("z", "pattern")))
+    for row, length in enumerate(PADDED.lengths.tolist()):
+        run = replace(outcome(TOKENS[row : row + 1, :length], sites=("z", "pattern")), sequences=slice(row, row + 1))
+        assert found[row].item() == pytest.approx(evaluate(metric, run).item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", READS_NONE)
-def test_a_metric_of_real_tokens_is_measured_on_sequences_of_several_lengths(name):
-    metric = as_metric(READS_NONE[name], lens=LENS, n_positions=9)
-    found = evaluate(metric, outcome(PADDED, sites=("z",)))
-    alone = evaluate(metric, outcome(TOKENS[1:2, :5], sites=("z",)))
-    assert found[1].item() == pytest.approx(alone.item(), abs=1e-5)
-
-
-@pytest.mark.parametrize("patched", [patch, attribution_patch])
-def test_patching_refuses_a_metric_of_the_last_column_if_prompts_differ_in_length(patched):
-    other = from_tensor(TOKENS.flip(0).clone(), lengths=PADDED.lengths)
-    with pytest.raises(InputError, match="reads padding"):
-        patched(LENS, PADDED, other, site="resid_post", metric=last_answer)
+def test_a_function_of_the_whole_batch_gets_nan_at_padding():
+    run = outcome(PADDED, sites=("z",))
+    last = metrics.on_batch(lambda logits: logits[:, -1, 5].mean())
+    site = metrics.on_batch(metrics.on_outcome(lambda run: run.tensors["z", 1][:, -1].sum(), sites=("z",)))
+    assert evaluate(last, run).isnan().all()
+    assert evaluate(site, run).isnan().all()
+    assert evaluate(last, outcome()).item() == pytest.approx(outcome().logits[:, -1, 5].mean().item())
+    assert evaluate(metrics.on_batch(metrics.on_outcome(lambda run: run.loss.max())), run) == run.loss.max()
 
 
 def test_an_answer_is_the_token_behind_the_prompt_and_the_metric_names_it():
@@ -197,9 +171,8 @@ def test_an_answer_is_the_token_behind_the_prompt_and_the_metric_names_it():
         ("year ", ("7", "5"), ("7", "5")),
     ):
         ids = tokenizer(prompt, add_special_tokens=False).input_ids
-        for found in (of(*answers, prompt=prompt), of(*answers).on(from_tensor(torch.tensor([ids, ids])))):
+        for found in (of(*answers, prompt=prompt), of(*answers).on([from_tensor(torch.tensor([ids, ids]))], None)):
             assert found.name == f"logit difference ({read[0]} − {read[1]})"
-            assert [tokenizer.convert_ids_to_tokens(one[0]) for one in found.answers] == list(read)
     with pytest.raises(InputError, match=r"'Mary' changes the tokens of the prompt .*\('gave to'\)"):
         of("Mary", "John", prompt="gave to")
     with pytest.raises(InputError, match="'17' is 2 tokens behind 'year '; need one"):

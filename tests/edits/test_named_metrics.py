@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sink_lens import TokenBatch, run_with
-from sink_lens.edits.metrics import kl_to, logit_difference, loss, metric_for_tokens, sink_mass
+from sink_lens.edits.metrics import as_metric, kl_to, logit_difference, loss, on_outcome, sink_mass
 from sink_lens.edits.named_metrics import METRICS
 from sink_lens.engine.forward import baseline_logits
 from sink_lens.engine.measured import metric_config, resolve_metrics
@@ -29,7 +29,7 @@ def llama():
 
 
 def metric(name, **options):
-    return metric_for_tokens(MetricSpec(name=name, options=options).make_metric(llama()), EIGHT)
+    return as_metric(MetricSpec(name=name, options=options).make_metric(llama()), llama(), EIGHT)
 
 
 def test_every_metric_by_name_is_the_metric_of_these_options():
@@ -65,8 +65,9 @@ def test_the_tokens_of_a_logit_difference_can_be_texts():
     by_text = MetricSpec(name="logit_difference", options={"correct": " the", "incorrect": "a"})
     ids = [llama().tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" the", "a")]
     assert [len(one) for one in ids] == [1, 1]
-    found = metric_for_tokens(by_text.make_metric(llama()), EIGHT)
-    assert found.answers == tuple(map(tuple, ids))
+    found = as_metric(by_text.make_metric(llama()), llama(), EIGHT)
+    run = run_with(llama(), EIGHT, logits=True)
+    assert torch.equal(found.function(run), logit_difference(*(one[0] for one in ids)).function(run))
     assert resolve_metrics([by_text], llama(), tokens=EIGHT)[0].name == found.name == "logit difference (Ġthe − a)"
 
 
@@ -94,7 +95,9 @@ def test_a_metric_that_cannot_be_made_is_refused(name, options, text):
 def test_texts_without_a_tokenizer_and_two_metrics_of_one_name_are_refused():
     bare = wrap(tiny("llama"))
     with pytest.raises(InputError, match="the token is the text 'a'; need a tokenizer to read it, or its id"):
-        MetricSpec(name="logit_difference", options={"correct": "a", "incorrect": 2}).make_metric(bare)
+        resolve_metrics(
+            [MetricSpec(name="logit_difference", options={"correct": "a", "incorrect": 2})], bare, tokens=EIGHT
+        )
     with pytest.raises(InputError, match="two metrics have one name: loss, loss"):
         resolve_metrics([MetricSpec(name="loss"), loss()], llama(), tokens=EIGHT)
 
@@ -122,7 +125,7 @@ def test_the_record_of_a_metric_tells_what_its_function_holds():
     assert metric_config(kl_to(logits)) != metric_config(kl_to(torch.arange(6.0).view(1, 2, 3)))
 
     def scaled(factor):
-        return lambda run: factor * run.loss
+        return on_outcome(lambda run: factor * run.loss)
 
     assert metric_config(scaled(2.0)) != metric_config(scaled(3.0))
     for made in (one, metric_config(sink_mass(0, layers=[1])), metric_config(kl_to(logits))):

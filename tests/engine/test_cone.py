@@ -66,7 +66,9 @@ def kinds_of(site: str, layer: int, position: int, *, n_kv_heads: int) -> list[E
         return [*found, zero(site, **part, keys=range(position - 1), **layers)]
     found.append(edit(site, lambda x, at: x.flip(-1) + 0.5 * x, **part, **layers))  # a norm undoes x 0.5
     found.append(set_value(site, 0.25, **part, **layers))
-    found.append(edit(site, lambda x, at: x + x.flip(-1) * (x.mean() + at.positions[0]), **part, **layers))
+    found.append(
+        edit(site, lambda x, at: x + x.flip(-1) * (x.mean((1, -1), keepdim=True) + at.positions[0]), **part, **layers)
+    )
     if site == "resid_pre":
         given = torch.randn(len(LENGTHS), 1, 48, generator=torch.Generator().manual_seed(4))
         found.append(freeze(site, {layer: given}, positions=[position], layers=[layer]))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sink_lens import Reading, TokenBatch, capture, generate, run_with, stream, sweep, wrap
-from sink_lens.edits import edit, fwd_hooks
+from sink_lens.edits import edit, fwd_hooks, metrics
 from sink_lens.engine import threads
 from sink_lens.errors import ModelError
 from sink_lens.models.load import weights_hash
@@ -139,7 +139,8 @@ def test_threads_share_sweeps(tmp_path, monkeypatch):
 def test_a_metric_may_run_the_model():
     lens = wrap(tiny("llama"))
     options = {"site": "z", "layers": (0,), "progress": False}
-    found = patch(lens, batch(), batch(1), metric=lambda run: run_with(lens, batch()).loss, **options)
+    metric = metrics.on_batch(lambda logits: run_with(lens, batch()).loss.mean())
+    found = patch(lens, batch(), batch(1), metric=metric, **options)
     assert found.frame["effect"].abs().max() == 0
 
 

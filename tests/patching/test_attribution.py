@@ -9,7 +9,7 @@ from rounding import CLOSE
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import edit
-from sink_lens.edits.metrics import Metric, evaluate
+from sink_lens.edits.metrics import evaluate
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.sites import sites_of
@@ -44,7 +44,7 @@ def test_the_gradient_is_that_of_finite_differences_at_every_site(family):
         metrics.loss(),
         metrics.norm(3, layer=2),
         metrics.dominance(3, layer=1),
-        Metric(name="one number", function=lambda run: run.loss.mean(), layers=(), loss=True),
+        metrics.on_batch(metrics.on_outcome(lambda run: run.loss.mean())),
         None,  # the divergence, away from its minimum
     ],
 )
@@ -98,7 +98,11 @@ def test_padding_and_undefined_sequences_are_left_out():
 
 @pytest.mark.parametrize(
     "function",
-    [lambda run: run.logits.detach()[:, -1, 0], lambda run: run.loss.mean().item(), lambda run: run.loss > 5],
+    [
+        lambda logits: logits.detach()[:, -1, 0],
+        metrics.on_batch(lambda logits: logits.mean().item()),
+        metrics.on_outcome(lambda run: run.loss > 5),
+    ],
 )
 def test_a_metric_without_a_gradient_is_refused(function):
     with pytest.raises(InputError, match=r"has no gradient; need .* Use patch for this metric"):

@@ -164,12 +164,12 @@ def test_sequences_of_several_lengths_are_patched_at_their_own_positions():
 
 
 def test_a_sequence_without_a_number_is_left_out_and_counted():
-    def first_only(run):
-        return torch.where(torch.arange(2) == 0, run.loss, torch.nan)
-
-    found = patch(speaking(), *pair(), site="z", by=("layer",), metric=first_only)
-    assert (found.frame["n"] == 1).all()
-    assert found.frame["effect"].notna().all()
+    for nothing in (torch.nan, torch.inf):
+        first_only = metrics.on_logits(lambda logits, plus: logits[:, -1, 0] + plus, plus=[0.0, nothing])
+        found = patch(speaking(), *pair(), site="z", by=("layer",), metric=first_only)
+        assert (found.frame["n"] == 1).all()
+        assert found.frame["effect"].notna().all()
+        assert torch.isfinite(torch.tensor([found.baseline, found.source])).all()
 
 
 def test_text_is_read_and_the_differences_are_shown():
@@ -197,7 +197,7 @@ def test_a_result_is_drawn_with_one_call_and_shows_itself():
         ({"layers": [3]}, "layers: 3 does not exist; need 0 to 2"),
         ({"positions": []}, "no positions were chosen"),
         ({"units": [1, 1]}, "units are named twice"),
-        ({"metric": lambda run: run.logits}, "need one number per sequence"),
+        ({"metric": lambda logits: logits}, "need one number per sequence"),
     ],
 )
 def test_a_sweep_that_is_not_possible_is_refused(options, text):

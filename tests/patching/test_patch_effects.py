@@ -135,7 +135,8 @@ def test_a_function_of_logits_is_a_metric():
     by_hand, ours = patched(metric=difference), patched()
     assert_close(by_hand.values, ours.values)
     assert by_hand.metric == "difference"
-    assert patched(metric=lambda run: run.logits[:, -1, 5]).values.shape == (2 * T, N)  # of an Outcome
+    of_outcome = metrics.on_outcome(lambda run: run.logits[:, -1, 5])
+    assert patched(metric=of_outcome).values.shape == (2 * T, N)
 
 
 def test_words_are_tokens():
@@ -145,10 +146,10 @@ def test_words_are_tokens():
     run = run_with(lens(), tokens, logits=True)
     ids = metrics.logit_difference(first, second)
     words = metrics.logit_difference("!", "?", tokenizer)
-    with pytest.raises(InputError, match=r"which has no prompt; need logit_difference\(\.\.\., prompt=TEXT\)"):
+    with pytest.raises(InputError, match="which has no prompt"):
         metrics.evaluate(words, run)
-    assert torch.equal(words.on(tokens).function(run), ids.function(run))
-    several = metrics.logit_difference(["!", "?"], ["?", "!"], tokenizer).on(tokens)
+    assert torch.equal(words.on([tokens], None).function(run), ids.function(run))
+    several = metrics.logit_difference(["!", "?"], ["?", "!"], tokenizer).on([tokens], None)
     assert torch.equal(several.function(run).abs(), ids.function(run).abs())
     other = TokenBatch.from_tensor(tokens.tokens.flip(0))
     found = patching.patch(lens(), tokens, other, metric=words, layers=[1], positions=[1], progress=False)
@@ -234,7 +235,7 @@ def in_notebook(text):
 @pytest.mark.parametrize(
     ("text", "options"),
     [
-        ("def g(run): return run.loss * {}\ndef f(run): return g(run)", lambda f: {"metric": f}),
+        ("def g(x): return x[:, -1, 5] * {}\ndef f(x): return g(x)", lambda f: {"metric": f}),
         ("def f(site, **where): return edits.scale(site, {}, **where)", lambda f: {"put": f, "site": "z"}),
         ("def g(x): return x * {}\ndef f(x, at): return g(x)", lambda f: {"edits": edits.edit("z", f, layers=[1])}),
     ],
