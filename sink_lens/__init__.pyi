@@ -95,9 +95,10 @@ def sweep(
     overwrite: bool = False,
     progress: bool = True,
     controls: int | None = None,
-    least_effect: float = 0.01,
+    least_effect: float = 0.2,
     text: str | Path | None = None,
     prompts: Iterable[str] = (),
+    prompts_file: str | Path | None = None,
     bos: Literal["auto", "with", "without"] = "auto",
     sequences: int = 8,
     length: int = 64,
@@ -105,6 +106,7 @@ def sweep(
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
     retry_failed: bool = False,
+    imports: Iterable[str] = (),
 ) -> SweepResult: ...
 def train(
     config: TrainConfig | str | Path | None = None,

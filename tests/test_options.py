@@ -171,6 +171,8 @@ SPECIAL = {
     "value_norm": "per_head",
     "device": "cuda",
     "fsdp": None,  # muon does not go with it
+    "prompts_file": None,  # it excludes the text
+    "imports": (),
     **dict.fromkeys(("gap", "dimension_factor", "least_share", "least_norm"), 7.5),
     **dict.fromkeys(("sink_threshold", "massive_threshold"), 7.5),
     "sites": ("z", "attn_in"),
@@ -296,7 +298,7 @@ def test_the_command_line_a_file_and_python_make_the_same_configuration(command,
         assert from_python(command, given["model"], given) == made
     assert read(command, *words(kind, NEEDED.get(kind, {}))) == default(kind)
     at_default = [one.name for one in options(kind) if getattr(made, one.name) == getattr(default(kind), one.name)]
-    assert set(at_default) <= {"text", "prompts", "fsdp", "trace"}  # others exclude them
+    assert set(at_default) <= {"text", "prompts", "prompts_file", "imports", "fsdp", "trace"}  # others exclude them
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -23,10 +23,11 @@ def read_sweep(
     *,
     model: str = "SmolLM2-135M-Instruct",
     controls: int | None = None,
-    least_effect: float = 0.01,
+    least_effect: float = 0.2,
     tokens: Literal["text", "random", "repeated"] = "text",
     text: str | Path | None = None,
     prompts: Iterable[str] = (),
+    prompts_file: str | Path | None = None,
     bos: Literal["auto", "with", "without"] = "auto",
     sequences: int = 8,
     length: int = 64,
@@ -36,6 +37,7 @@ def read_sweep(
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
     retry_failed: bool = False,
+    imports: Iterable[str] = (),
 ) -> SweepConfig: ...
 def sweep(
     model: ModelLike | SweepConfig,
@@ -48,9 +50,10 @@ def sweep(
     overwrite: bool = False,
     progress: bool = True,
     controls: int | None = None,
-    least_effect: float = 0.01,
+    least_effect: float = 0.2,
     text: str | Path | None = None,
     prompts: Iterable[str] = (),
+    prompts_file: str | Path | None = None,
     bos: Literal["auto", "with", "without"] = "auto",
     sequences: int = 8,
     length: int = 64,
@@ -58,4 +61,5 @@ def sweep(
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
     retry_failed: bool = False,
+    imports: Iterable[str] = (),
 ) -> SweepResult: ...

@@ -5,15 +5,18 @@ The number of a cell of the table is its row; controls that are no such cell fol
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.named_edits import EditSpec
+from ..edits.part import SPARE_DRAWS, draw_index_sets
 from ..engine.cells import Cell
 from ..engine.cells import cell_of as engine_cell
 from ..errors import InputError
+from ..models.lens import LensModel, layers_from_zero
+from ..models.sites import SITES
 from ..models.sized import Sized
 from ..schema import table_of
 from .grid import Grid, control_axis, control_group
@@ -23,7 +26,7 @@ from .grid import Grid, control_axis, control_group
 class OwnCell:
     """One cell of a sweep that is made from your own edits instead of by a grid."""
 
-    cell: Cell
+    edits: tuple[Edit, ...]
     columns: Mapping[str, Any]
     """The name, and more columns of the cell's row."""
     identity: str
@@ -31,7 +34,10 @@ class OwnCell:
 
 
 def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> OwnCell:
-    """Make one cell from your own edits, for ``sweep(lens, [cell, ...])``. Such a cell has no random controls.
+    """Make one cell from your own edits, for ``sweep(lens, [cell, ...])``.
+
+    Its random controls are the same edits of as many other units, heads or positions, the first of these that an edit
+    names; a cell whose edits name none has no controls.
 
     Args:
         edits: the edits, all made in the same forward pass.
@@ -50,7 +56,7 @@ def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> OwnCe
         raise InputError(f"columns of a cell are called {', '.join(taken)}, as those of numbers are; need other names")
     places = [{part.name: getattr(one, part.name) for part in fields(one) if part.name != "change"} for one in given]
     identity = json.dumps({"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str)
-    return OwnCell(cell=engine_cell(given), columns={"name": name} | columns, identity=identity)
+    return OwnCell(edits=given, columns={"name": name} | columns, identity=identity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +78,10 @@ class Cells:
 What = Grid | Sequence[OwnCell]
 
 
-def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
-    """Return the numbered cells of a sweep over ``tokens``: those of a grid and its random controls, or your own.
+def cells_of(what: What, lens: LensModel, tokens: TokenBatch, *, controls: int = 0, seed: int = 0) -> Cells:
+    """Return the numbered cells of a sweep over ``tokens``, those of a grid or your own, and their random controls.
+
+    A grid says its controls itself; of your own each cell has as many as ``controls``, drawn by ``seed``.
 
     Raises:
         InputError: a grid that cannot be used; no cells, or two cells with the same name and place.
@@ -82,12 +90,49 @@ def cells_of(what: What, lens: Sized, tokens: TokenBatch) -> Cells:
         return grid_cells(what, lens, n_positions=tokens.n_positions, shortest=int(tokens.lengths.min()))
     if not what or len({cell.identity for cell in what}) < len(what):
         raise InputError("there are no cells, or two cells have the same name and place; need different ones")
-    return Cells(
-        every=[one.cell for one in what],
-        columns=[one.columns for one in what],
-        n=len(what),
-        controls=[()] * len(what),
-    )
+    every, columns, of_cell = [engine_cell(one.edits) for one in what], [one.columns for one in what], []
+    for one in what:
+        drawn = _random_edits(one.edits, lens, tokens, most=controls, seed=seed)
+        of_cell.append(range(len(every), len(every) + len(drawn)))
+        every += [engine_cell(edits) for edits in drawn]
+        for number, edits in enumerate(drawn, 1):
+            where = "; ".join(edit.part.words for edit in edits)
+            columns.append({**one.columns, "name": f"{one.columns['name']}, control {number}", "where": where})
+    drawn = range(len(what), len(every))
+    return Cells(every=every, columns=columns, n=len(what), drawn=drawn, controls=of_cell)
+
+
+def _random_edits(
+    edits: Sequence[Edit], lens: LensModel, tokens: TokenBatch, *, most: int, seed: int
+) -> list[tuple[Edit, ...]]:
+    """Return up to ``most`` copies of a cell's edits at random indices of the axis that each names, none of its own.
+
+    Edits of one axis move together: what two of them do at one index, their copies do at one index again.
+    """
+    places: dict[int, tuple[str, int]] = {}
+    own: dict[tuple[str, int], set[int]] = {}
+    for number, one in enumerate(edits):
+        axis, site = control_axis(one.part), SITES[one.site]
+        if axis is not None:
+            at = site.axis_names.index(axis)
+            layers = layers_from_zero(one.layers or lens.layers_with(one.site), lens.n_layers)
+            sizes = [lens.axis_sizes(site.axes, n_positions=tokens.n_positions, layer=layer)[at] for layer in layers]
+            shortest = int(tokens.lengths.min())
+            places[number] = (axis, min(*sizes, shortest) if axis == "position" else min(sizes))
+            own.setdefault(places[number], set()).update(one.part.indices_on(axis) or ())
+    moves: list[list[dict[int, int]]] = []
+    for (axis, size), indices in own.items():
+        drawn = draw_index_sets(f"{axis} {size}", n=len(indices), size=size, most=most + SPARE_DRAWS, seed=seed)
+        kept = [some for some in drawn if not indices & set(some)][:most]
+        moves.append([dict(zip(sorted(indices), some, strict=True)) for some in kept])
+    found = []
+    for some in zip(*moves, strict=False):
+        move, copies = dict(zip(own, some, strict=True)), list(edits)
+        for number, (axis, size) in places.items():
+            indices = tuple(move[axis, size][index] for index in edits[number].part.indices_on(axis) or ())
+            copies[number] = replace(edits[number], **{f"{axis}s": indices})
+        found.append(tuple(copies))
+    return found
 
 
 def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | None = None) -> Cells:
@@ -127,7 +172,7 @@ def _control_numbers(
 
     ``of_group`` maps a group of cells to the numbers of its controls, which are indices in ``every``.
     """
-    axis = control_axis(spec)
+    axis = control_axis(spec.part)
     if axis is None or not most:
         return []
     own = set(spec.part.indices_on(axis) or ())

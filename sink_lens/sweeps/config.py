@@ -16,6 +16,7 @@ from ..configuration import (
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_input_config
 from ..edits.named_edits import KINDS
 from ..errors import InputError
+from ..files import check_regular_file
 from ..schema import DEFAULT_MODEL
 from ..signatures import takes
 
@@ -30,11 +31,11 @@ controls = 5                     # random draws of as many units (heads, positio
 seed = 0
 
 [tokens]
-kind = "text"                    # text, random, repeated; or text = "mine.txt", or prompts = ["...", "..."]
+kind = "text"                    # text, random, repeated; or text or prompts_file = "mine.txt", or prompts = ["..."]
 sequences = 8
 length = 64
 
-[[metrics]]                      # sink_mass, loss, logit_difference, kl, norm, dominance; several are read at once
+[[metrics]]                      # sink_mass, loss, logit_difference, kl, norm, dominance, or module:f; several
 name = "sink_mass"
 sink_position = 0
 layers = "12-29"
@@ -65,14 +66,17 @@ class SweepConfig:
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
     controls: int | None = None
     """Random controls per cell, each of as many units (heads, positions); 0 for none. Default: 5."""
-    least_effect: float = field(default=0.01, metadata={"metavar": "SIZE"})
-    """Smallest effect, of either sign and in the metric's unit, that the page counts as a change."""
-    tokens: TokenKind = field(default="text", metadata={"table": TOKENS_TABLE})
+    least_effect: float = field(default=0.2, metadata={"metavar": "SDS"})
+    """Smallest effect, of either sign, that counts as a change: in standard deviations of the effects of the cell's
+    random controls, or of the baseline over sequences for a cell with fewer than two (0.2: Cohen's small effect)."""
+    tokens: TokenKind = field(default="text", metadata={"table": TOKENS_TABLE | {"prompts_file": "prompts_file"}})
     """Text, uniformly random ids, or one id repeated."""
     text: str | None = field(default=None, metadata={"metavar": "FILE"})
     """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
     prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
     """A prompt, one sequence; repeat for several. Instead of text."""
+    prompts_file: str | None = field(default=None, metadata={"metavar": "FILE"})
+    """Text file (UTF-8) with a prompt on each line. Instead of text."""
     bos: BosCondition = "auto"
     """First token of each sequence: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
     sequences: int = 8
@@ -91,12 +95,21 @@ class SweepConfig:
     """Number of Ray workers. Default: one for each GPU."""
     retry_failed: bool = field(default=False, metadata={"flag": ()})
     """Compute failed cells again, with those of their block."""
+    imports: tuple[str, ...] = field(
+        default=(), metadata={"metavar": "MODULE:FUNCTION", "option": "import", "imports": True}
+    )
+    """Import this metric of the file, which runs its module; repeat for several."""
 
     def __post_init__(self) -> None:
         from ..edits.named_metrics import MetricSpec
         from .grid import Grid
 
         check_field_types(self)
+        if self.prompts_file is not None:
+            if self.prompts:
+                raise InputError("both prompts and a prompts_file were given; need one of them")
+            object.__setattr__(self, "prompts", _read_prompts(self.prompts_file))
+            object.__setattr__(self, "prompts_file", None)
         check_input_config(self)
         check_at_least(self, 1, "workers")
         if not isinstance(self.grid, Grid):
@@ -104,13 +117,36 @@ class SweepConfig:
         if self.metrics is None:
             object.__setattr__(self, "metrics", (MetricSpec(name="sink_mass"),))
         if not self.least_effect >= 0:
-            raise InputError(f"least_effect is {self.least_effect}; need 0 or more, in the metric's unit")
+            raise InputError(f"least_effect is {self.least_effect}; need 0 or more standard deviations")
         if not self.metrics:
             raise InputError("there is no metric; need at least one")
+        own = [one.name for one in self.metrics if ":" in one.name]
+        if unasked := [one for one in own if one not in self.imports]:
+            raise InputError(
+                f"the metric {unasked[0]} is code to import; need --import {unasked[0]} (in Python imports=), which "
+                "runs its module"
+            )
+        if unknown := [one for one in self.imports if one not in own]:
+            raise InputError(f"{unknown[0]} is to be imported and is no metric of the sweep; need one of its metrics")
         if self.controls is None:
             object.__setattr__(self, "controls", self.grid.controls)
         elif self.controls != self.grid.controls:
             object.__setattr__(self, "grid", replace(self.grid, controls=self.controls))
+
+
+def _read_prompts(path: str) -> tuple[str, ...]:
+    """Return the lines of a text file that are not blank."""
+    check_regular_file(path, what="the file of prompts")
+    try:
+        lines = Path(path).read_text("utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); need a text file in UTF-8 with a prompt on each line"
+        ) from None
+    found = tuple(line.rstrip("\r") for line in lines if line.strip())
+    if not found:
+        raise InputError(f"{path} has no prompts; need a prompt on each line")
+    return found
 
 
 @takes(SweepConfig, leave_out=("grid", "metrics"), loads=True)
@@ -124,7 +160,10 @@ def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
     Raises:
         InputError: the file is missing or cannot be read, has a key that is not known, or a value that cannot be used.
     """
-    return sweep_config(read_settings(path, what="a sweep"), where=str(path), **changes)
+    settings = read_settings(path, what="a sweep")
+    if "imports" in settings:
+        raise InputError(f"{path} has imports, which a file cannot ask for; need read_sweep(path, imports=(...,))")
+    return sweep_config(settings, where=str(path), **changes)
 
 
 def config_of_command(settings: Mapping[str, Any], where: str) -> SweepConfig:

@@ -198,7 +198,7 @@ class Grid:
                 if spec.identity in specs:
                     raise InputError(f"the grid has the cell {spec.label!r} twice; need each once")
                 specs[spec.identity] = spec
-                axis = control_axis(spec)
+                axis = control_axis(spec.part)
                 if self.controls and axis is not None and (group := control_group(spec, axis=axis)) not in controls:
                     size = min(sizes[axis], shortest or n_positions) if axis in ("position", "key") else sizes[axis]
                     controls[group] = self._random_controls(spec, axis=axis, size=size)
@@ -221,6 +221,6 @@ def control_group(spec: EditSpec, *, axis: str) -> Group:
     return (spec.kind, replace(spec.part, **left), axis, len(indices), *spec.options.values())
 
 
-def control_axis(spec: EditSpec) -> str | None:
-    """Return the axis whose indices a control draws: the first of unit, head, position that the edit names, or None."""
-    return next((axis for axis in ("unit", "head", "position") if spec.part.indices_on(axis) is not None), None)
+def control_axis(part: Part) -> str | None:
+    """Return the axis whose indices a control draws: the first of unit, head, position that ``part`` names, or None."""
+    return next((axis for axis in ("unit", "head", "position") if part.indices_on(axis) is not None), None)

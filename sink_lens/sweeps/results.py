@@ -35,8 +35,9 @@ class SweepResult(Result):
     ``frame`` has one row per cell and metric: the edit and its location; ``baseline`` and ``value`` (means over the
     sequences that have all its positions), ``effect`` (value - baseline) with its paired 95% interval over sequences;
     ``control_effect`` and ``control_sd`` (mean and standard deviation over the cell's random controls),
-    ``over_control`` (effect - control_effect) with its interval; ``changed`` (whether the edit changed anything that
-    was run), ``n``, ``error``.
+    ``over_control`` (effect - control_effect) with its interval; ``effect_in_sds`` (effect over control_sd; with fewer
+    than two controls over the standard deviation of the baseline over sequences); ``changed`` (whether the edit changed
+    anything that was run), ``n``, ``error``.
     """
 
     main = "cells"
@@ -153,6 +154,10 @@ def effect_tables(
             for axis in set(AXES) & set(frame):
                 frame[axis] = pd.array(frame[axis].tolist(), dtype="Int64")
             frame["metric"], frame["metric_unit"] = metric.name, metric.unit
+            kept = pd.DataFrame(np.where(np.isnan(matrix[at]), np.nan, before))
+            spread = effects["control_sd"].fillna(kept.std(axis=1)).to_numpy(float)
+            with np.errstate(divide="ignore", invalid="ignore"):  # nothing varies
+                effects["effect_in_sds"] = effects["effect"].to_numpy(float) / spread
             frame = frame.join(effects.drop(columns="n"))
             frame["changed"] = changed[at].tolist()
             frame["n"] = effects["n"]

@@ -19,7 +19,7 @@ from ..activations.forward import check_tokens
 from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..edits.mean_ablation import tokens_to_average
-from ..edits.named_metrics import MetricSpec
+from ..edits.named_metrics import MetricSpec, import_metric
 from ..engine.code_identity import hash_code
 from ..engine.engine import Block, Engine
 from ..engine.measured import Measured, metric_config, resolve_metrics
@@ -47,7 +47,7 @@ from .results import SweepResult, effect_tables, mask_short_sequences, values_by
 
 log = logging.getLogger(__name__)
 
-_OF_CALL = ("seed", "least_effect", "engine", "workers", "retry_failed")
+_OF_CALL = ("controls", "seed", "least_effect", "engine", "workers", "retry_failed")
 """Fields of a configuration that a sweep of a loaded model has too."""
 FILES = ("plan", "baseline", "cells", "controls", "values")
 
@@ -157,7 +157,8 @@ class _Request:
             plan = read_plan(writer.folder / "plan.json")
         else:
             writer.clear()  # blocks without a plan were made by a plan that is lost
-            plan = choose_plan(self.lens, self.batch, Needs.of_metrics(metrics, lens=self.lens), n_cells=len(to_run))
+            needs = Needs.of_metrics(metrics, lens=self.lens, cells=to_run)
+            plan = choose_plan(self.lens, self.batch, needs, n_cells=len(to_run))
             plan = choose_accurate_plan(self.lens, self.batch, to_run, metrics, plan=plan)
             writer.write_text("plan.json", plan.as_json())
         job = Job(
@@ -168,8 +169,11 @@ class _Request:
             what=self.what if isinstance(self.what, Grid) else tuple(self.what),
             metrics=tuple(self.metrics),
             plan=plan,
+            controls=self.how.grid.controls,
+            seed=self.how.seed,
         )
         own = job.make_engine(self.lens, to_run)
+        own.check_metrics()
         writer.read_or_make("baseline", own.baseline_metrics)
         return job, own
 
@@ -207,15 +211,15 @@ class _Request:
         if isinstance(self.what, Grid):
             own: dict[str, Any] = {"grid": self.what.config()}
         else:
-            code = hash_code([one.cell.make for one in self.what])
-            own = {"grid": [one.identity for one in self.what], "code": code}
+            code = hash_code([edit.change for one in self.what for edit in one.edits])
+            own = {"grid": [one.identity for one in self.what], "code": code, "controls": self.how.grid.controls}
         metrics = [metric_config(one) for one in self.metrics]
         return own | {"metrics": metrics, "interval_seed": self.how.seed}
 
     @cached_property
     def cells(self) -> Cells:
         """The cells of the sweep with their controls."""
-        return cells_of(self.what, self.lens, self.batch)
+        return cells_of(self.what, self.lens, self.batch, controls=self.how.grid.controls, seed=self.how.seed)
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
@@ -275,7 +279,7 @@ def _collect_request(
             for metric in () if given else how.metrics:
                 metric.last_layer(header)
         lens, what = load_model(how), how.grid
-        given = given or list(how.metrics)
+        given = given or [import_metric(one.name) if ":" in one.name else one for one in how.metrics]
         batch = make_tokens(lens, config=how, bos=how.bos) if tokens is None else tokens
     else:
         if what is None or tokens is None:
@@ -283,7 +287,7 @@ def _collect_request(
         refuse_unknown_names(fields, _OF_CALL, where="sweep of a loaded model")
         of = what if isinstance(what, Grid) else Grid.of(EditGrid(site="z"))  # cells of one's own say themselves
         how = make_config(SweepConfig, None, {**fields, "grid": of}, where="sweep")
-        lens, batch = as_lens(model), tokens
+        lens, batch, what = as_lens(model), tokens, how.grid if isinstance(what, Grid) else what
     check_tokens(lens, batch)
     read: list[Measured] = given or [MetricSpec(name="sink_mass")]
     return _Request(lens=lens, what=what, batch=batch, metrics=read, how=how)

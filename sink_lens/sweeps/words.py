@@ -14,7 +14,7 @@ MARK = "†"
 
 
 def sweep_title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
-    """Return a sweep's title, from its table of cells: how many edits change the first metric by ``least`` or more."""
+    """Return a sweep's title, from its table of cells: how many edits change the first metric, by ``least`` or more."""
     metrics = metric_names(frame)
     if not metrics:
         return f"A sweep of {plural(len(set(frame['cell'])), 'edit')}"
@@ -30,7 +30,7 @@ def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[
 
     Args:
         frame: the table of a sweep's cells.
-        least: the smallest effect that counts as a change.
+        least: the smallest effect that counts as a change, in standard deviations.
         means: sentences on what the means were taken over.
     """
     said = []
@@ -40,7 +40,9 @@ def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[
         said += sentences(frame, metric, found)
         if small := len(changed_rows(frame, metric, least=0.0)) - len(found):
             word = "changes" if small == 1 else "change"
-            said.append(f"{plural(small, 'more edit')} {word} {safe_line(metric)} by less than {least:g}.")
+            said.append(
+                f"{plural(small, 'more edit')} {word} {safe_line(metric)} by less than {_sds_text(frame, least)}."
+            )
         said += [_change_criterion_sentence(frame, least=least)] if at == 0 else []
     idle = frame["error"].isna() & ~frame["changed"].astype(bool) if "changed" in frame.columns else frame["cell"].lt(0)
     if still := len(set(frame.loc[idle, "cell"])):
@@ -107,10 +109,18 @@ def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
     """Return the sentence that defines when an edit counts as a change: interval, controls and least effect."""
     controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
     over = ", and if that of the change above random edits does too" if controls else ""
-    size = f", and the change is {least:g} or more" if least else ""
+    size = f", and the change is {_sds_text(frame, least)} or more" if least else ""
     n = int(frame["n"].fillna(0).to_numpy(int).max(initial=0)) if "n" in frame.columns else 0
     of = f" over {plural(n, 'sequence')}" if n else ""
     return f"A change counts if its 95% interval{of} excludes 0{over}{size}."
+
+
+def _sds_text(frame: pd.DataFrame, least: float) -> str:
+    """Return the least effect in words, with what its standard deviation is of in ``frame``."""
+    counts = frame["n_controls"].fillna(0).to_numpy(float) if "n_controls" in frame.columns else np.zeros(0)
+    of = ["the effects of random edits"] * bool((counts > 1).any())
+    of += ["the baseline over sequences" + " for edits without these" * len(of)] * (not (counts > 1).all())
+    return f"{least:g} standard deviations of {', or of '.join(of)}"
 
 
 def few_sequences_note(frame: pd.DataFrame) -> str:
@@ -137,9 +147,13 @@ def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFrame:
-    """Return a metric's rows with effects beyond chance and of at least ``least``, sorted by absolute effect."""
+    """Return a metric's rows with effects beyond chance, of at least ``least`` standard deviations, the largest first.
+
+    An effect of less than a millionth of the baseline is the rounding of float32.
+    """
     rows = _rows_of_metric(frame, metric)
-    return rows.loc[is_beyond_chance(rows) & (rows["effect"].abs().to_numpy(float) >= least)]
+    effect, baseline, sds = (rows[name].abs().to_numpy(float) for name in ("effect", "baseline", "effect_in_sds"))
+    return rows.loc[is_beyond_chance(rows) & (sds >= least) & ~(effect <= 1e-6 * baseline)]
 
 
 def is_beyond_chance(rows: pd.DataFrame) -> np.ndarray:

@@ -17,6 +17,7 @@ from rounding import CLOSE, NEAR_ZERO
 from sink_lens import load
 from sink_lens.data.tokens import random_tokens
 from sink_lens.edits.constructors import zero
+from sink_lens.edits.evaluation import on_outcome
 from sink_lens.engine import engine
 from sink_lens.engine import plan as planning
 from sink_lens.errors import InputError, ModelError
@@ -61,7 +62,15 @@ def swept(lens, out, *, what=GRID, **options):
 
 
 def test_other_weights_in_a_worker_are_refused_by_name(saved):
-    of = {"weights": "another", "dtype": "float32", "tokens": sequences(), "what": GRID, "metrics": ()}
+    of = {
+        "weights": "another",
+        "dtype": "float32",
+        "tokens": sequences(),
+        "what": GRID,
+        "metrics": (),
+        "controls": 0,
+        "seed": 0,
+    }
     worker = cluster.Worker(cluster.Job(model=str(saved), plan=None, **of), "cpu")
     with pytest.raises(
         ModelError, match=rf"'{saved}' has other weights on a worker than in the sweep.*save_pretrained"
@@ -129,9 +138,7 @@ def actors():
 def test_a_ray_cluster_whose_workers_are_killed_gives_the_table_of_one_process(
     lens, tmp_path, monkeypatch, two_workers
 ):
-    def twice(run):
-        return 2 * run.loss
-
+    twice = on_outcome(lambda run: 2 * run.loss, name="twice")
     cells = [
         cell_of(zero("neurons", layers=[layer], units=[unit]), name=f"unit {unit} of layer {layer}")
         for layer in range(3)

@@ -33,7 +33,7 @@ def numbered(lens, *grids, **options):
 
 def drawn_of(spec):
     """The indices on the axis on which controls are drawn."""
-    return spec.part.indices_on(control_axis(spec))
+    return spec.part.indices_on(control_axis(spec.part))
 
 
 def test_the_last_axis_runs_fastest_and_options_faster_than_places():
@@ -194,7 +194,7 @@ def test_controls_are_drawn_in_the_narrowest_axis(grid, size):
     found, controls = cells(lens_of("llama"), EditGrid(layers=1, **grid), controls=20)
     assert {drawn_of(control) for control in controls} == {(index,) for index in range(size)}  # every one, each once
     axis = next(name for name in ("unit", "head", "position") if f"{name}s" in grid)
-    assert {control_axis(control) for control in controls} == {axis}
+    assert {control_axis(control.part) for control in controls} == {axis}
     assert drawn_of(found[0]) in {drawn_of(control) for control in controls}
 
 
@@ -254,8 +254,8 @@ def test_a_cell_of_one_s_own_is_its_name_its_columns_and_its_places():
     edits = (zero("z", layers=[1], heads=[0]), scale("final", 2.0))
     cell = cell_of(edits, name="mine", dose=3)
     assert cell.columns == {"name": "mine", "dose": 3}
-    assert cell.cell.touches == (("z", (1,)), ("final", None))
-    assert cell.cell.make(None) is edits
+    assert engine_cell(cell.edits).touches == (("z", (1,)), ("final", None))
+    assert cell.edits is edits
     others = [cell_of(edits, name="yours", dose=3), cell_of(edits, name="mine", dose=4)]
     changed = ((zero("z", layers=[1], heads=[1]), edits[1]), edits[0])
     others += [cell_of(some, name="mine", dose=3) for some in changed]

@@ -114,7 +114,7 @@ def test_what_would_lose_or_repeat_work_is_refused(asked, tmp_path):
     with pytest.raises(RunError, match="holds shards of 3, and this is 1/4"):
         sweep(**asked, out=out, shard="1/4")
     with pytest.raises(RunError, match="metrics"):
-        sweep(**asked, metrics=[lambda run: run.mass_at(1)], out=out, shard="1/3")
+        sweep(**asked, metrics=[lambda logits: logits[:, -1, 1]], out=out, shard="1/3")
     with FileLock(out / "shard-2-of-3" / ".lock"), pytest.raises(RunError, match="in use by another process"):
         sweep(**asked, out=out, shard="2/3")
     assert shard_progress(out)["failed"].tolist() == [0, 0, 0]
