@@ -1,8 +1,8 @@
 """Private names of other libraries that the package touches. Tests meet each in the installed releases.
 
 No other module names such a thing, but for what a subclass overrides or calls of its own base, the tables of
-``torch.nn.Module`` (``_modules``, ``_parameters``, ``_buffers``, its hooks) and two facts of matplotlib: a test lists
-those too.
+``torch.nn.Module`` (``_modules``, ``_parameters``, ``_buffers``, its hooks) and a tensor's ``_version``: a test lists
+each with its reason.
 """
 
 import contextlib

@@ -3,11 +3,11 @@
 import abc
 import ast
 import inspect
+from importlib import import_module
 from pathlib import Path
 
 import torch
 from gguf import GGUFReader
-from transformer_lens.model_bridge.generalized_components.attention import AttentionBridge
 from transformer_lens.model_bridge.generalized_components.position_embeddings_attention import (
     PositionEmbeddingsAttentionBridge,
 )
@@ -23,9 +23,62 @@ from sink_lens.models import private_apis
 from tests.tiny_families import tiny
 
 PACKAGE = Path(private_apis.__file__).parents[1]
-OF_MODULES = {"_modules", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks"}
+OF_MODULES = "what a module holds, its hooks included, is read and put back without a call of its own"
+OF_CLASS = "transformers asks a model's class"
+PRIVATE = {
+    # torch
+    "_modules": OF_MODULES,
+    "_parameters": OF_MODULES,
+    "_buffers": OF_MODULES,
+    "_forward_hooks": OF_MODULES,
+    "_forward_pre_hooks": OF_MODULES,
+    "_compiled_call_impl": "only this says that a module was compiled in place",
+    "_orig_mod": "the module in a compiled one",
+    "_fsdp_wrapped_module": "the module in one of FSDP",
+    "_checkpoint_wrapped_module": "the module in one with activation checkpoints",
+    "_torchdynamo_orig_callable": "the function in a compiled one",
+    "_version": "only this says that a tensor was changed in place",
+    "_scaled_dot_product_flash_attention_for_cpu": "the public call returns no log-sum-exp",
+    "_scaled_dot_product_efficient_attention": "the public call returns no log-sum-exp",
+    # Python
+    "_abc_impl": "a class with it is compared without Python's register",
+    # transformers
+    "_name_or_path": "where a configuration was read from",
+    "_attn_implementation": "the only switch of the attention function",
+    "_attn_implementation_internal": "what the switch sets; it is compared",
+    "_experts_implementation": "the only switch of the experts' kernel",
+    "_can_set_attn_implementation": "a class that refuses a function is set through its configuration",
+    "_is_hf_initialized": "a loaded weight must not be initialised again",
+    "_hf_peft_config_loaded": "a merged model must not be saved as one with an adapter",
+    "_apply_gate": "the experts' neurons have no module of their own",
+    "_raise_exceptions_for_missing_entries": "a missing file is None",
+    "_can_record_outputs": OF_CLASS,
+    "_init_weights": OF_CLASS,
+    "_no_split_modules": OF_CLASS,
+    "_supports_flash_attn": OF_CLASS,
+    "_supports_flex_attn": OF_CLASS,
+    "_attn": "attention of GPT-J and GPT-Neo, which takes no function by its name",
+    "_reshape": "heads of Bloom",
+    "_split_heads": "heads of Falcon",
+    # accelerate
+    "_hf_hook": "the device on which an offloaded module runs",
+    "_old_forward": "the forward that an offloaded module calls",
+    # TransformerLens
+    "_bridge_builder": "a bridge is built around a model in memory",
+    "_weights_processed": "whether weights were folded",
+    "_original_component": "a weight's name in the plain model",
+    "_hook_registry": "a hook point of ours is found by its name",
+    "_attention_bridge_cls": "the bridge of HeadNorm's attention",
+    "_build_attention_bridge": "the bridge of HeadNorm's attention",
+    "_qkvo_attention_bridge": "the bridge of HeadNorm's attention",
+    "_masked_softmax": "HeadNorm's attention is not a softmax alone",
+    "_pre_output_projection": "HeadNorm's norm of the heads",
+    "_split_falcon_qkv": "Falcon's keys and values are shared by groups",
+    # gguf
+    "_get_field_parts": "a header is read without the file's weights",
+}
+"""Private names of other libraries that the package touches -> why."""
 OF_BASES = {
-    "_attend": AttentionBridge,
     "_attention_bridge_cls": LlamaArchitectureAdapter,
     "_build_attention_bridge": LlamaArchitectureAdapter,
     "_get_field_parts": GGUFReader,
@@ -36,12 +89,11 @@ OF_BASES = {
     "_split_falcon_qkv": FalconArchitectureAdapter,
     "_split_heads": FalconAttention,
 }
-"""What a subclass of ours overrides or calls -> the class that has it; of the Trainer there is none."""
-OF_TENSORS_AND_FIGURES = {"_version", "_colorbar", "_left_title", "_ncols"}
+"""What a subclass of ours overrides or calls -> the class that has it."""
 
 
 def test_a_base_has_what_is_overridden_or_called():
-    assert [name for name, base in OF_BASES.items() if name != "_attend" and not hasattr(base, name)] == []
+    assert [name for name, base in OF_BASES.items() if not hasattr(base, name)] == []
 
 
 def test_a_compiled_module_and_a_compiled_function_say_so():
@@ -89,8 +141,12 @@ def test_a_model_with_an_adapter_says_so():
     assert model._hf_peft_config_loaded is False
 
 
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
 def of_others(trees):
-    """Every private attribute that the package itself does not define, by file."""
+    """Every private name that the package itself does not define, by file: an attribute, an import, or a text."""
     own = {"_fields", "_replace"}  # of named tuples, public
     for tree in trees.values():
         for node in ast.walk(tree):
@@ -102,16 +158,38 @@ def of_others(trees):
                 own |= {node.attr} if isinstance(node.value, ast.Name) and node.value.id == "self" else set()
     for path, tree in trees.items():
         for node in ast.walk(tree):
-            name = node.attr if isinstance(node, ast.Attribute) else ""
-            if name.startswith("_") and not name.startswith("__") and name not in own:
-                yield path, name
+            names = [node.attr] if isinstance(node, ast.Attribute) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = str(node.module).split(".")
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value.strip(".")
+                names = [text] if text in PRIVATE or (path.name == "private_apis.py" and text.isidentifier()) else []
+            yield from ((path, name) for name in names if is_private(name) and name not in own)
 
 
-def test_no_other_module_names_what_is_private_elsewhere():
+def overridden(trees):
+    """Every private name in the body of a class of the package that a base of another library has, by file."""
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ClassDef) or not node.bases:
+                continue
+            names = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+            for one in node.body:
+                names |= {target.id for target in getattr(one, "targets", ()) if isinstance(target, ast.Name)}
+            module = import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+            bases = getattr(module, node.name).__mro__ if hasattr(module, node.name) else ()
+            foreign = [one for one in bases if not one.__module__.startswith("sink_lens")]
+            yield from (
+                (path, name) for name in names if is_private(name) and any(hasattr(one, name) for one in foreign)
+            )
+
+
+def test_each_private_name_of_another_library_is_listed_with_its_reason():
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
-    found = {(path.name, name) for path, name in of_others(trees) if path.name != "private_apis.py"}
-    allowed = OF_MODULES | set(OF_BASES) | OF_TENSORS_AND_FIGURES
+    named, own = {*of_others(trees)}, {*overridden(trees)}
+    assert {name for _, name in named | own} == PRIVATE.keys()
+    elsewhere = {name for name, why in PRIVATE.items() if why == OF_MODULES} | OF_BASES.keys() | {"_version"}
+    assert {name for path, name in named if path.name != "private_apis.py"} <= elsewhere
     assert torch.ones(1).add_(1)._version == 1
-    assert {one for one in found if one[1] not in allowed} == set()
     tree = ast.parse("def f(model):\n    return model.config._attn_implementation\n")
     assert list(of_others({Path("x.py"): tree})) == [(Path("x.py"), "_attn_implementation")]
