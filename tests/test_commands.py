@@ -314,7 +314,7 @@ def test_a_command_answers_writes_its_run_and_draws_a_page_that_was_left_out(don
         # The run is whole, shows itself in a notebook, and its page and pictures are there.
         found = read_run(given.folder)
         assert (found.status, found.missing) == ("finished", [])
-        assert f"{found.kind}, finished" in found._repr_html_()
+        assert f"{found.kind} (finished)" in found._repr_html_()
         page = unescape(Path(given.found["report"]).read_text(encoding="utf-8"))
         assert [text for text in asked.page if text not in page] == []
         assert "RunError" not in page
@@ -647,7 +647,7 @@ def test_an_interrupt_says_what_is_kept_and_an_error_is_one_message(line, tmp_pa
     (folder / "run.json").write_text("{}")
     second = run(*words)
     assert second.exit_code == 130
-    assert re.search("(finished|checkpoints).*same command", second.stderr)
+    assert re.search("(finished|saved).*same command", second.stderr)
     assert str(folder) in second.stderr
     assert second.stderr.count("\n") == 1
     third = run(*words)

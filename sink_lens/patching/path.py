@@ -105,10 +105,12 @@ class PathResult:
         """Name -> table: the effect of each path, and the positions at which the prompts differ."""
         return {"paths": self.frame, "differences": self.differences}
 
+    def __repr__(self) -> str:
+        return f"through {self.receiver}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run."
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows as HTML: the baseline metric and the table of paths."""
-        said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run."
-        return display.result_html(said, self.frame)
+        return display.result_html(repr(self), self.frame)
 
 
 @takes(PathConfig)

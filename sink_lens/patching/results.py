@@ -16,7 +16,7 @@ from transformer_lens.patching import PatchingResult
 
 from ..edits.part import Part
 from ..engine.trust import TOLERANCE
-from ..errors import InputError
+from ..errors import InputError, RunError
 from ..models.family import ADDED
 from ..models.sites import SITES
 from ..models.unchanged import TensorValues
@@ -38,7 +38,7 @@ _THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_in
 """Axis of a sweep -> its name in ``transformer_lens.patching``, of activations and of scores and pattern."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SweepResult:
     """The fields and methods that the results of real and of approximated patches share."""
 
@@ -70,6 +70,35 @@ class SweepResult:
         if self.site != EVERY:
             return (self.folder,)
         return tuple(folder for site in ("resid_pre", *ADDED) if (folder := self.folder / site).is_dir())
+
+    def __repr__(self) -> str:
+        return self.headline + ("" if self.folder is None else f"\nin {self.folder}")
+
+    @property
+    def headline(self) -> str:
+        """The metric of both runs and the largest effect, as sentences."""
+        how = ", to first order" if isinstance(self, AttributionResult) else ""
+        said = (
+            f"{self.site}, {self.direction}{how}: {self.metric} is {self.baseline:.4g} in the baseline run and "
+            f"{self.source:.4g} in the source run."
+        )
+        if not len(self.frame) or not self.by:
+            return said
+        top = self.strongest(1).iloc[0]
+        where = ", ".join(f"{name} {top[name]}" for name in self.by)
+        return f"{said} The largest effect is {top['effect']:.4g}, at {where}."
+
+    def report(self) -> Path:
+        """Draw the page of the run folder, over an earlier one, and return the path of the HTML file.
+
+        Raises:
+            RunError: no folder was written, or one for each site.
+        """
+        if len(self.folders) != 1:
+            raise RunError(
+                f"the result has {len(self.folders) or 'no'} run folders; need one. Patch one site with out=FOLDER."
+            )
+        return display.draw_page(self.folders[0])
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """Return the ``n`` rows of ``frame`` with the largest absolute effects."""
@@ -105,7 +134,7 @@ def sweep_result_fields(runs: RunPair, pair: PromptPair, config: PatchConfig) ->
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PatchResult(SweepResult):
     """The result of ``patch``: the effect of each patch on the metric."""
 
@@ -159,16 +188,8 @@ class PatchResult(SweepResult):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows as HTML: the metric of both runs and the strongest patches."""
-        said = [
-            f"{self.site}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run and "
-            f"{self.source:.4g} in the source run."
-        ]
-        if len(self.frame) and self.by:
-            top = self.strongest(1).iloc[0]
-            where = ", ".join(f"{name} {top[name]}" for name in self.by)
-            said = [f"The strongest patch is at {where}: it changes {self.metric} by {top['effect']:.4g}.", *said]
         drawn = [self.heatmap()] if self.by and self.finished else []
-        return display.result_html(said, *drawn, self.strongest().dropna(axis=1, how="all"))
+        return display.result_html(self.headline, *drawn, self.strongest().dropna(axis=1, how="all"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +220,7 @@ class Check:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class AttributionResult(SweepResult):
     """The first-order approximation of every patch's effect on the metric."""
 
@@ -220,10 +241,7 @@ class AttributionResult(SweepResult):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows as HTML: the baseline metric and the largest approximated effects."""
-        said = (
-            f"{self.site}, {self.direction}, to first order: {self.metric} is {self.baseline:.4g} in the baseline run."
-        )
-        return display.result_html(said, *([self.heatmap()] if self.by else []), self.strongest())
+        return display.result_html(self.headline, *([self.heatmap()] if self.by else []), self.strongest())
 
     def sample(self, n: int = 30, *, generator: torch.Generator, progress: bool = False) -> Check:
         """Draw ``n`` of the patches that can change something, make them for real, and compare.

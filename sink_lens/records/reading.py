@@ -135,10 +135,21 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows: kind, status, model, folder, tables, and missing files."""
-        model = self.provenance.get("model") or "no model"
-        said = {"run": f"{self.kind}, {self.status}", "of": model, "in": self.folder, "tables": ", ".join(self.tables)}
-        said |= {"missing": ", ".join(self.missing)} if self.missing else {}
-        return "".join(f"<div><b>{name}</b> {html.escape(str(value)[:400])}</div>" for name, value in said.items())
+        return "".join(f"<div><b>{name}</b> {html.escape(text)}</div>" for name, text in self._facts().items())
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name} {text}" for name, text in self._facts().items())
+
+    def _facts(self) -> dict[str, str]:
+        """Return kind and status, model, folder, names of tables and of missing files, each as a short text."""
+        facts = {
+            "run": f"{self.kind} ({self.status})",
+            "of": str(self.provenance.get("model") or "no model"),
+            "in": str(self.folder),
+            "tables": ", ".join(self.tables),
+            "missing": ", ".join(self.missing),
+        }
+        return {name: text[:400] for name, text in facts.items() if text}
 
     def need(self, name: str, *, columns: Sequence[str]) -> pd.DataFrame:
         """Read the table with this name, and check that it has these columns.

@@ -48,7 +48,7 @@ def test_hostile_text_is_text():
 def test_a_run_says_what_it_is_and_what_it_holds(tmp_path):
     shown = Page(read_run(traced(tmp_path / "run", without=("effects",)))._repr_html_())
     assert {tag for tag, _ in shown.elements} == {"div", "b"}
-    for text in ("trace, finished", "toy", "heads, tokens, layers", "missing effects"):
+    for text in ("trace (finished)", "toy", "heads, tokens, layers", "missing effects"):
         assert text in shown.text
 
 

@@ -1,0 +1,39 @@
+"""What a result of patching says when it is printed."""
+
+import pytest
+import torch
+
+from sink_lens.edits import metrics
+from sink_lens.errors import RunError
+from sink_lens.patching import attribution_patch, patch, path_patch
+from sink_lens.records import read_run
+from tests.tiny_families import tiny
+
+PAIR = ([[5, 6, 7, 8]], [[5, 9, 7, 8]])
+
+
+def test_a_result_is_printed_in_at_most_three_lines_with_its_largest_effect(tmp_path):
+    lens = tiny("llama")
+    result = patch(lens, *map(torch.tensor, PAIR), metric="loss", controls=0, out=tmp_path / "run", progress=False)
+    top = result.strongest(1).iloc[0]
+    assert len(repr(result).splitlines()) == 2
+    assert f"{top['effect']:.4g}" in repr(result)
+    assert f"layer {top['layer']}, position {top['position']}" in result.headline
+    assert str(tmp_path / "run") in repr(result)
+    assert result.report() == tmp_path / "run" / "report.html"
+    run = read_run(tmp_path / "run")
+    assert len(repr(run).splitlines()) == 1
+    assert "patch (finished)" in repr(run)
+
+
+def test_a_result_without_a_folder_has_no_report():
+    result = patch(tiny("llama"), *map(torch.tensor, PAIR), metric="loss", controls=0, progress=False)
+    with pytest.raises(RunError, match="out="):
+        result.report()
+
+
+def test_approximations_and_paths_are_printed_in_one_line_each():
+    lens, pair = tiny("llama"), [*map(torch.tensor, PAIR)]
+    assert "to first order" in repr(attribution_patch(lens, *pair, metric="loss"))
+    paths = path_patch(lens, *pair, sender=("z", 0, 0), receiver=("q", 1, 0), metric=metrics.loss(), progress=False)
+    assert len(repr(paths).splitlines()) == 1
