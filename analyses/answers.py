@@ -153,12 +153,14 @@ class Results:
     claims: Mapping[str, Claim]
     tables: Mapping[str, pd.DataFrame]
     """Folder -> number, value, low, high, n."""
+    of_another_model: bool = False
+    """Whether a number may be lacking, since another model has other layers and growth steps."""
 
     def numbers(self, of: str) -> pd.DataFrame:
         """The rows of ``folder/number``, where ``*`` stands for anything; empty where the folder was not run.
 
         Raises:
-            InputError: no such folder, or no such number in a folder that was run.
+            InputError: no such folder, or no such number in a folder that was run on the model that the page is about.
         """
         folder, _, number = of.partition("/")
         if folder not in self.claims or number.partition(_AT)[0] not in self.claims[folder].rules:
@@ -167,7 +169,7 @@ class Results:
             return pd.DataFrame(columns=["number", "value", "low", "high", "n"])
         table = self.tables[folder]
         chosen = table[[fnmatchcase(str(name), number.replace("[", "[[]")) for name in table["number"]]]
-        if chosen.empty and "number" in table and not table.empty and table["number"].notna().all():
+        if chosen.empty and not self.of_another_model and not table.empty and table["number"].notna().all():
             raise InputError(f"{folder} was run and has no {number}; need one of {', '.join(table['number'])}")
         return chosen
 
@@ -327,7 +329,7 @@ def by_model(page: Page, results: Results, models: Mapping[str, Results]) -> str
     lines = [f"| claim | the paper's | {' | '.join([*models, *trained])} |"]
     lines.append("| --- " * (2 + len(models) + len(trained)) + "|")
     for row in studied:
-        part = next(part for part in row.decides if results.claims[part.of.partition("/")[0]].model is None)
+        part = _own(row, results)[0]
         folder, _, number = part.of.partition("/")
         rule = results.claims[folder].rules[number.partition(_AT)[0]]
         cells = [_cell(row, part, of_model) for of_model in models.values()]
@@ -338,8 +340,31 @@ def by_model(page: Page, results: Results, models: Mapping[str, Results]) -> str
     return "\n".join(lines)
 
 
+def flips(page: Page, results: Results, models: Mapping[str, Results]) -> str:
+    """Say of each other model which of the claims that it was asked have another verdict there, by the same numbers."""
+    parts = []
+    for model, of_model in models.items():
+        asked, lines = 0, []
+        for row in page.rows:
+            own = [part for part in _own(row, results) if of_model.judge(part) != "not tested here"]
+            verdicts = [_joined([one.judge(part) for part in own]) for one in (results, of_model)]
+            asked += bool(own)
+            if own and verdicts[0] != verdicts[1]:
+                told = "; ".join(f"{of_model.says(part)}: {several(of_model.numbers(part.of))}" for part in own)
+                lines.append(line(_linked(f"[{row.id}] {row.plain}"), *verdicts, told))
+        heads = line("claim", DEFAULT_MODEL, model, "its numbers")
+        told = "\n".join([heads, "| --- " * 4 + "|", *lines]) if lines else "All have the same verdict there."
+        parts.append(f"**{model}**: {asked} claims were asked, and {len(lines)} have another verdict.\n\n{told}")
+    return "\n\n".join(parts)
+
+
+def _own(row: Row, results: Results) -> list[Part]:
+    """The numbers of a claim that are those of a model that is loaded."""
+    return [one for one in row.decides if results.claims[one.of.partition("/")[0]].model is None]
+
+
 def _cell(row: Row, part: Part, results: Results) -> str:
-    own = [one for one in row.decides if results.claims[one.of.partition("/")[0]].model is None]
+    own = _own(row, results)
     folder = part.of.partition("/")[0]
     if folder in results.tables and results.tables[folder]["number"].isna().any():
         return str(results.tables[folder]["note"].iloc[0])
@@ -374,8 +399,13 @@ def models(folder: Path, known: Results) -> dict[str, Results]:
     for path in sorted(folder.glob("*.csv")):
         rows = pd.read_csv(path)
         tables = {str(name): of.reset_index(drop=True) for name, of in rows.groupby("folder")}
-        found[str(rows["model"].iloc[0])] = Results(claims=known.claims, tables=tables)
+        found[str(rows["model"].iloc[0])] = Results(claims=known.claims, tables=tables, of_another_model=True)
     return found
+
+
+def _others(folder: Path, results: Results) -> dict[str, Results]:
+    """The other models' results; the default model has read more texts than its own table of this kind holds."""
+    return {name: own for name, own in models(folder, results).items() if name != DEFAULT_MODEL}
 
 
 def cost(folder: Path, *, parameters: float) -> str:
@@ -393,8 +423,8 @@ def cost(folder: Path, *, parameters: float) -> str:
     )
 
 
-def claims_page(page: Page, results: Results) -> str:
-    """docs/claims.md: the answer, a box for each paper, and every claim in plain words with one number."""
+def claims_page(page: Page, results: Results, *, folder: Path) -> str:
+    """docs/claims.md: the answer, a box for each paper, each claim with one number, and other models."""
     boxes, tables = [], []
     for paper in page.papers:
         rows = sorted(
@@ -422,7 +452,8 @@ def claims_page(page: Page, results: Results) -> str:
         verdicts="\n".join(line(_MARKS.get(one, "·"), one, str(n), _MEANINGS[one]) for one, n in found.items()),
         boxes="\n\n".join(boxes),
     )
-    return "\n\n".join([opening.rstrip("\n"), *tables, page.closing.lstrip("\n")])
+    others = flips(page, results, _others(folder, results)) or "No other model was asked."
+    return "\n\n".join([opening.rstrip("\n"), *tables, page.closing.lstrip("\n").format(others=others)])
 
 
 def long_page(page: Page, results: Results, *, folder: Path) -> str:
@@ -431,9 +462,8 @@ def long_page(page: Page, results: Results, *, folder: Path) -> str:
     for paper in page.papers:
         rows = [row for row in page.rows if row.id[0] == paper.letter]
         parts.append(f"## {paper.letter}: *{paper.title}*\n\n{table(rows, results)}\n\n")
-    others = {name: own for name, own in models(folder, results).items() if name != DEFAULT_MODEL}  # it saw more texts
     told = ""
-    if others:
+    if others := _others(folder, results):
         rows = by_model(page, results, {DEFAULT_MODEL: results} | others)
         told = f"{DEFAULT_MODEL} read up to five texts, the other real models one.\n\n{rows}\n\n"
     return "".join(parts) + page.long_closing.format(table=told, cost=cost(folder, parameters=6.7e9))
@@ -448,5 +478,5 @@ def write_pages(page: Page, results: Results, *, docs: Path, folder: Path) -> No
         docs: the folder that the pages go to.
         folder: the tables by model.
     """
-    (docs / "claims.md").write_text(claims_page(page, results), encoding="utf-8")
+    (docs / "claims.md").write_text(claims_page(page, results, folder=folder), encoding="utf-8")
     (docs / "claims_in_detail.md").write_text(long_page(page, results, folder=folder), encoding="utf-8")

@@ -1,5 +1,6 @@
 """The pages of claims are those of the results, and what is said of a claim elsewhere has their numbers."""
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -17,6 +18,7 @@ from analyses.answers import (
     claims_page,
     committed,
     cost,
+    flips,
     long_page,
     models,
     read_page,
@@ -40,7 +42,7 @@ def words(text):
 
 
 def test_the_pages_are_those_of_their_rows_and_the_results():
-    assert claims_page(PAGE, RESULTS) == WRITTEN
+    assert claims_page(PAGE, RESULTS, folder=ANALYSES / "by_model") == WRITTEN
     assert long_page(PAGE, RESULTS, folder=ANALYSES / "by_model") == LONG
 
 
@@ -150,6 +152,26 @@ def test_a_timed_run_of_the_default_model_says_what_others_cost_and_leaves_its_c
     told = cost(tmp_path, parameters=6.7e9)
     assert told.startswith(f"{DEFAULT_MODEL} (100M parameters) took 10 minutes on two busy cores.")
     assert with_cost == without.replace(cost(tmp_path / "none", parameters=6.7e9), told)
+
+
+def test_a_claim_that_another_model_answers_otherwise_is_listed_by_the_numbers_that_it_has():
+    """``x @ b`` is lacking there: by ``x @ a`` alone, this model's claim holds, where that of the other does not."""
+    rows = [
+        Row(id=f"A{n}", where="A", words="x", plain=f"plain {n}", decides=decides) for n, decides in enumerate(DECIDES)
+    ]
+    own, other = results(a=(1.2, 1.8), b=(3.0, 4.0)), results(a=(2.5, 3.0))
+    found = flips(
+        dataclasses.replace(PAGE, rows=tuple(rows)), own, {"another": dataclasses.replace(other, of_another_model=True)}
+    )
+    assert "**another**: 2 claims were asked, and 2 have another verdict." in found
+    assert next(one for one in found.splitlines() if "plain 0" in one).split(" | ")[1:3] == ["holds", "does not hold"]
+    assert "plain 2" not in found
+    assert "All have the same verdict" in flips(dataclasses.replace(PAGE, rows=tuple(rows)), own, {"same": own})
+    with pytest.raises(InputError, match="x @ b"):
+        other.numbers("one/x @ b")
+
+
+DECIDES = ((Part(of="one/x @ a"),), (Part(of="one/x @ a"), Part(of="one/x @ b")), (Part(of="one/x @ b"),))
 
 
 def test_the_column_of_a_model_is_written_and_read_and_keeps_its_time(tmp_path, capsys, monkeypatch):
