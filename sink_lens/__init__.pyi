@@ -150,7 +150,7 @@ def train(
     clip: float = 1.0,
     seed: int = 0,
     data_seed: int = 0,
-    dtype: Literal["float32", "bf16"] | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
     compile: bool = False,
     device: Literal["cpu", "cuda", "mps"] | None = None,
     fsdp: bool = False,

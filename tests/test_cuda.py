@@ -157,7 +157,7 @@ def test_the_monitor_reads_the_same_and_changes_nothing(attention, compiled):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_toy_training_in_bf16(norm, compiled, tmp_path):
     config = TrainConfig(
-        data="bundled", steps=6, batch=4, length=64, value_norm=norm, dtype="bf16", device=DEVICE, compile=compiled,
+        data="bundled", steps=6, batch=4, length=64, value_norm=norm, dtype="bfloat16", device=DEVICE, compile=compiled,
         d_model=64, d_mlp=128, n_heads=2, n_layers=2, vocab_size=512, warmup=1,
     )  # fmt: skip
     train(config, out=tmp_path / "run")

@@ -24,7 +24,7 @@ from .constructors import freeze as _freeze
 from .constructors import resample as _resample
 from .constructors import scalar as scalar
 from .constructors import scale as _scale
-from .constructors import set_value as _set
+from .constructors import set_value as _set_to
 from .constructors import zero as _zero
 from .effects import effect as effect
 from .eviction import window as window
@@ -111,7 +111,7 @@ def scale(
     keys: Sequence[int] | None = None,
     label: str = "",
 ) -> Edit: ...
-def set(
+def set_to(
     site: str,
     value: float,
     *,

@@ -48,7 +48,7 @@ def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> Trai
         optim="adamw_torch_fused" if device == "cuda" else "adamw_torch",
         seed=config.seed,
         data_seed=config.data_seed,
-        bf16=config.dtype == "bf16",
+        bf16=config.dtype == "bfloat16",
         torch_compile=config.compile,
         use_cpu=device == "cpu",
         ddp_find_unused_parameters=False,
@@ -72,7 +72,7 @@ def choose_device(config: TrainConfig) -> str:
     """Return the device that the training runs on: cpu, cuda or mps.
 
     Raises:
-        InputError: the device does not exist, or cannot do sharding or bf16 as the configuration asks.
+        InputError: the device does not exist, or cannot do sharding or bfloat16 as the configuration asks.
     """
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     device = config.device or next(name for name in ("cuda", "mps", "cpu") if there[name])
@@ -85,8 +85,8 @@ def choose_device(config: TrainConfig) -> str:
         )
     if config.fsdp and "RANK" not in os.environ:
         raise InputError(f"fsdp is asked for in one process; need a launcher: {LAUNCH}")
-    if config.dtype == "bf16" and device == "cuda" and not torch.cuda.is_bf16_supported():
-        raise InputError("dtype is bf16 and the GPU has none; need float32")
+    if config.dtype == "bfloat16" and device == "cuda" and not torch.cuda.is_bf16_supported():
+        raise InputError("dtype is bfloat16 and the GPU has none; need float32")
     return device
 
 

@@ -37,7 +37,7 @@ _BY_SIZE: dict[str, tuple[Any, ...]] = {
     "lr": (2e-3, 2e-3, 1.5e-3, 1e-3),
     "min_lr": (2e-4, 2e-4, 1.5e-4, 1e-4),
     "warmup": (60, 200, 500, 2000),
-    "dtype": ("float32", "float32", "bf16", "bf16"),
+    "dtype": ("float32", "float32", "bfloat16", "bfloat16"),
     "log_every": (10, 10, 10, 20),
     "eval_every": (100, 250, 500, 1000),
     "save_every": (200, 500, 500, 1000),
@@ -133,8 +133,8 @@ class TrainConfig:
     """Seed of the initial weights."""
     data_seed: int = 0
     """Seed of the order of the sequences only: variants with the same seed see the same tokens."""
-    dtype: Literal["float32", "bf16"] = _OF_SIZE
-    """float32, or bf16: autocast, with weights and optimiser state in float32."""
+    dtype: Literal["float32", "bfloat16"] = _OF_SIZE
+    """float32, or bfloat16: autocast, with weights and optimiser state in float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
     device: Literal["cpu", "cuda", "mps"] | None = None
@@ -320,7 +320,7 @@ batch = 32                # sequences per step, over all processes
 
 seed = 0                  # of the weights
 data_seed = 0             # of the order of the data: the same in every variant
-dtype = "float32"         # bf16: autocast
+dtype = "float32"         # bfloat16: autocast
 compile = false           # torch.compile
 # device = "cpu"          # cuda, mps; without it the first GPU
 # fsdp = true             # shard over the GPUs of torchrun or accelerate launch

@@ -89,7 +89,7 @@ def time_training_step(config: TrainConfig) -> tuple[float, int, str]:
 
         def update() -> None:
             for _ in range(config.accumulation):
-                with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bf16"):
+                with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bfloat16"):
                     loss = run(input_ids=ids, labels=ids, use_cache=False).loss
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or float("inf"))

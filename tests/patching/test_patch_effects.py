@@ -97,7 +97,7 @@ def test_a_part_takes_any_edit(put):
     make = {
         "a function": lambda site, **where: edits.scale(site, -1.0, **where),
         "scale": lambda site, **where: edits.scale(site, 3.0, **where),
-        "set": lambda site, **where: edits.set(site, 3.0, **where),
+        "set": lambda site, **where: edits.set_to(site, 3.0, **where),
         "mean_ordinary": functools.partial(edits.mean_ordinary, lens(), run),
         "mean_aligned": functools.partial(edits.mean_aligned, lens(), run),
     }[put]

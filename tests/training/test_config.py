@@ -21,7 +21,7 @@ def test_the_papers_size_is_its_tables_3_and_4():
     assert (config.vocab_size, config.rms_eps, config.rope_theta, config.tied) == (50304, 1e-6, 1e4, True)
     assert (config.betas, config.weight_decay, config.clip) == ((0.9, 0.95), 0.1, 1.0)
     assert (config.lr, config.min_lr, config.warmup, config.steps) == (1e-3, 1e-4, 2000, 40_000)
-    assert (config.length, config.dtype, config.init_std) == (4096, "bf16", 0.02)
+    assert (config.length, config.dtype, config.init_std) == (4096, "bfloat16", 0.02)
     assert (config.batch // config.accumulation, config.accumulation) == (12, 5)  # the authors' README
 
 

@@ -187,7 +187,7 @@ def test_data_that_cannot_be_trained_on_is_refused(tmp_path):
 
 
 def test_what_the_trainer_is_told_is_the_configuration(tmp_path, monkeypatch):
-    config = config_of(batch=8, accumulation=2, dtype="bf16", compile=True, betas=(0.8, 0.9), clip=0.5, seed=3)
+    config = config_of(batch=8, accumulation=2, dtype="bfloat16", compile=True, betas=(0.8, 0.9), clip=0.5, seed=3)
     args = trainer_arguments(config, tmp_path, device="cpu")
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 2)
     assert (args.max_steps, args.learning_rate, args.weight_decay, args.max_grad_norm) == (12, 1e-2, 0.1, 0.5)
@@ -286,7 +286,7 @@ def test_accumulation_is_the_same_training(whole, tmp_path):
 
 
 def test_bf16_trains_weights_that_stay_in_float32(tmp_path):
-    half = trained(tmp_path / "run", config=config_of(dtype="bf16"))
+    half = trained(tmp_path / "run", config=config_of(dtype="bfloat16"))
     assert half.frame["loss"].iloc[-1] < half.frame["loss"][1]
     assert {tensor.dtype for tensor in weights(half.checkpoints[12]).values()} == {torch.float32}
 
