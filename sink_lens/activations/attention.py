@@ -30,6 +30,7 @@ from ..errors import KernelError, first_line_of_error
 from ..models.attention import add_sink_logits, append_alibi_dimension, softcap_scores, weights_from_scores
 from ..models.family import Family
 from ..models.interfaced import use_attention
+from ..models.own_attention import AttentionFunction, no_pattern_error, own_pattern
 from ..models.private_apis import fused_attention_on_cpu, fused_attention_on_gpu
 from ..schema import KernelChoice
 
@@ -63,6 +64,8 @@ class Watch:
     """Query positions whose rows are read."""
     put: Put
     """Function that receives layer, name and tensor."""
+    own: AttentionFunction | None = None
+    """The model's own attention function, which is then called, and whose pattern is read."""
 
 
 _WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
@@ -97,11 +100,16 @@ def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice =
 @contextlib.contextmanager
 def observe_attention(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]:
     """Within the block, the model's attention is computed here, and what ``watch`` names is passed to its ``put``."""
-    AttentionInterface.register(_NAME, _observed_attention)
-    AttentionMaskInterface.register(_NAME, sdpa_mask)
+    name, mask = _NAME, sdpa_mask
+    if watch.own is not None:  # transformers makes no mask for a name without a mask function
+        mask = watch.own.mask
+        name += f"_{watch.own.name}" + ("" if mask is None else "_masked")
+    AttentionInterface.register(name, _observed_attention)
+    if mask is not None:
+        AttentionMaskInterface.register(name, mask)
     token = _WATCH.set(watch)
     try:
-        with use_attention(model, _NAME):
+        with use_attention(model, name):
             yield
     finally:
         _WATCH.reset(token)
@@ -122,6 +130,8 @@ def _observed_attention(
     """
     watch = _WATCH.get()
     assert watch is not None, "the observed attention function runs inside observe_attention() only"
+    if watch.own is not None:
+        return _own_attention(module, query, key, value, attention_mask, scaling=scaling, watch=watch, given=given)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     s_aux, alibi = given.get("s_aux"), given.get("alibi")
     if alibi is not None:
@@ -149,6 +159,37 @@ def _observed_attention(
     if alibi is not None:
         output = output[..., :-1]
     return output.transpose(1, 2).contiguous(), None
+
+
+def _own_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scaling: float | None,
+    watch: Watch,
+    given: dict[str, Any],
+) -> tuple[Tensor, None]:
+    """Call the model's own attention function, and pass what is read of its pattern to the ``watch``."""
+    own, layer = watch.own, int(module.layer_idx)  # type: ignore[arg-type]  # as above
+    assert own is not None
+    attend = own.of_values(module, query, key, mask, scaling=scaling, **given)
+    output, names = attend(value), watch.names(layer)
+    pattern = own_pattern(attend, value, output) if names & {"mass", "rows", "pattern"} else None
+    if "scores" in names or (names & {"mass", "rows", "pattern"} and pattern is None):
+        raise no_pattern_error(own)
+    added = _additive_mask(mask, query.dtype) if isinstance(mask, Tensor) and mask.dim() == 4 else None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    score = Scores(query=query, key=key, mask=added, scale=scale, softcap=given.get("softcap"))
+    for name in names:
+        if pattern is not None and name in ("mass", "rows", "pattern"):
+            index = {"mass": (..., list(watch.keys)), "rows": (..., watch.rows, slice(None)), "pattern": (...,)}[name]
+            watch.put(layer, name, pattern[index].float())
+        else:
+            watch.put(layer, name, _observed_quantity(name, score, None, None, watch))
+    return output, None
 
 
 def _observed_quantity(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:

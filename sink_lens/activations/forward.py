@@ -139,17 +139,13 @@ def forward(
             model, layers = stack.enter_context(delegate_attention(lens, layers=range(last + 1))), lens.bridge.blocks
             stack.enter_context(register_hooks(lens, [_site_hook(lens, *place, put=put) for place in at_sites]))
         if kernel is not None:
-            if lens.own_attention is not None:
-                raise KernelError(
-                    f"attention of {lens.name} is computed by {lens.own_attention}, and this reads softmax attention; "
-                    "need model.set_attn_implementation('eager'), and wrap it again"
-                )
             watch = Watch(
                 kernel=kernel,
                 names=lambda layer: wanted.get(layer, frozenset()) & frozenset(OBSERVED),
                 keys=keys,
                 rows=rows,
                 put=put,
+                own=lens.own_attention,
             )
             stack.enter_context(observe_attention(model, watch=watch))
         elif model is not lens.plain:

@@ -91,7 +91,7 @@ def stream(
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
     skipped = {one.name: said for one in readings if (said := missing_sites_text(lens, one.sites))}
-    used = chosen or kernel_of(lens.plain.config)
+    used = chosen if chosen and lens.own_attention is None else kernel_of(lens.plain.config)
     return Streamed(values=values, kernel=used, skipped=skipped, n_layers=lens.n_layers)
 
 
@@ -290,8 +290,5 @@ def _choose_path(
     if asked == "auto":
         return "plain" if hidden or lens.why_measured_only is not None else "bridge"
     if asked == "bridge" and hidden:
-        raise SiteError(
-            f"this bridge delegates its attention to Hugging Face, so it does not show {', '.join(hidden)} as the "
-            "model uses them; need path='plain', or a model from load or wrap(model) of Hugging Face"
-        )
+        raise lens.uneditable_error(hidden[0])
     return asked

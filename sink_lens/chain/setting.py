@@ -418,7 +418,7 @@ def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
     if lens.why_measured_only is not None:
         return lens.why_measured_only
     if "scores" in lens.uneditable:
-        return "the attention of this bridge is delegated to Hugging Face, so that it cannot be edited"
+        return str(lens.uneditable_error("scores")).partition(";")[0]
     shortest = int(tokens.lengths.min())
     if shortest < _SHORTEST:
         return f"the shortest sequence has {shortest} tokens, and interventions need {_SHORTEST}"

@@ -249,10 +249,7 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
         if one.reads is not None:
             site_of(one.reads, family=lens.family)
         if one.site in lens.uneditable:
-            raise SiteError(
-                f"this bridge delegates its attention to Hugging Face, so edits of {one.site!r} change "
-                "nothing; need a model from load or wrap(model) of Hugging Face, not a stock bridge"
-            )
+            raise lens.uneditable_error(one.site)
         for layer in one.layers or ():
             check_index("layer", layer, lens.n_layers if site.per_layer else 1, of=one.label)
         if site.per_layer:

@@ -82,10 +82,7 @@ def run_with(
         if not SITES[name].per_layer and not (loss or logits):
             raise SiteError(f"{name!r} is computed after the last layer; need loss=True or logits=True to read it")
         if name in lens.uneditable:
-            raise SiteError(
-                f"this bridge delegates its attention to Hugging Face, so it does not show {name!r} as used; "
-                "need a model from load or wrap(model) of Hugging Face, not a stock bridge"
-            )
+            raise lens.uneditable_error(name)
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     of_end = {"loss": loss, "logits": logits, "whole": loss or logits}
     needs = Needs(keys=tuple(positions), layers=read, sites=tuple(sites), state=True, positions=None, **of_end)
@@ -191,7 +188,7 @@ class RunCollector:
         """
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
-            if layer in self.lens.attention_layers:
+            if layer in self.lens.attention_layers and self.lens.shows_pattern:
                 places.append(("pattern", layer, partial(self.store_attention, layer=layer, valid=valid)))
             else:
                 nothing = torch.full((len(valid), self.lens.n_heads, len(self.keys)), torch.nan, dtype=torch.float32)

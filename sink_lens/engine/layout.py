@@ -23,6 +23,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from ..errors import ModelError
 from ..models.attention import add_alibi, repeat_kv_heads, softcap_scores, weights_from_scores
 from ..models.delegation import attention_component, inner_model
 from ..models.lens import LensModel
@@ -158,7 +159,16 @@ _ATTENDING: ContextVar[Attending | None] = ContextVar("sink_lens_attending", def
 
 @contextlib.contextmanager
 def attend_by_cell(how: Attending) -> Iterator[None]:
-    """Within the block, the bridge's attention computes the rows of each cell separately, laid out as ``how`` says."""
+    """Within the block, the bridge's attention computes the rows of each cell separately, laid out as ``how`` says.
+
+    Raises:
+        ModelError: the model's attention function is the user's own, which needs whole sequences.
+    """
+    if how.lens.own_attention is not None:
+        raise ModelError(
+            f"attention of {how.lens.name} is computed by {how.lens.own_attention}, and this runs passes over parts of "
+            "sequences; need run_with, capture, stream, patch or sweep, which run whole ones"
+        )
     AttentionInterface.register(_NAME, _cell_attention)
     token = _ATTENDING.set(how)
     try:

@@ -33,6 +33,8 @@ class Needs:
     def of_metrics(cls, metrics: Sequence[Metric], *, lens: LensModel, cells: Sequence[Cell] = ()) -> "Needs":
         """Collect all that these metrics read, and what the edits of ``cells`` need."""
         for metric in metrics:
+            if metric.positions and not metric.state and not lens.shows_pattern:
+                raise lens.uneditable_error("pattern")
             for site in metric.sites:
                 check_layers_have_site(lens, metric.layers or (), site=site)
         layers = {layer for metric in metrics for layer in metric.read_layers(lens.n_layers)}

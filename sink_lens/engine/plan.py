@@ -64,6 +64,8 @@ def choose_plan(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: i
     pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
     lanes = min(torch.get_num_threads(), _MOST_LANES) if on_cpu else 1
     lanes = max(1, min(lanes, -(-n_cells // pack), room // (prompts * pack * tokens.n_positions)))
+    if lens.own_attention is not None:  # it may read the lengths, or other tokens' queries
+        return Plan(path="bridge", prompts=prompts, pack=1, cut=False)
     return Plan(path="blocks", prompts=prompts, pack=pack, lanes=lanes)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import ModelError, first_line_of_error
+from ..errors import ModelError, SiteError, first_line_of_error
 from ..files import is_plain_file_name, parse_json, refuse_pipes_in
 from .families import TEXT_PART, family_of, family_of_model
 from .family import Family
@@ -294,12 +294,12 @@ def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel, fa
         )
 
 
-def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> frozenset[str]:
+def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel, own: bool = False) -> frozenset[str]:
     """Return the names of the attention sites (scores, pattern) whose edits have no effect on this bridge.
 
     TransformerLens delegates the attention of some architectures to Hugging Face. It then discards edits of the
     scores and the pattern, and only warns. So both are edited here in passes on eight tokens, and a site counts as
-    uneditable if no logit changes.
+    uneditable if no logit changes. The user's ``own`` attention function has no scores, and a pattern if it is linear.
     """
 
     def attend_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
@@ -313,6 +313,16 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
         return edited
 
     ids = probe_tokens(plain)
+    if own:
+        hooks: list[Any] = [
+            (name, lambda x, hook: None) for name in bridge.hook_dict if name.endswith(".attn.hook_pattern")
+        ]
+        try:
+            with switch_to_eval_mode(bridge), torch.no_grad():
+                bridge.run_with_hooks(probe_tokens(plain, _COMPARED), fwd_hooks=hooks, use_cache=False)
+        except SiteError:
+            return frozenset({"scores", "pattern"})
+        return frozenset({"scores"})
     with switch_to_eval_mode(bridge), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
         baseline = _bridge_logits(bridge, ids)

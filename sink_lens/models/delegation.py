@@ -15,18 +15,27 @@ a ``forward`` of their own for the time being, and four kinds of hook points are
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from ..errors import ModelError
+from .families import head_sizes
+from .family import Family
 from .interfaced import replace_forward, watch_attention_inputs
 from .lens import LensModel
+from .own_attention import AttentionFunction, no_pattern_error, own_pattern, weighted_values
+from .private_apis import use_kernel
 from .sites import Address, read_site
+
+_OWN = "sink_lens_own"
+_RUNNING: ContextVar[tuple[Any, AttentionFunction]] = ContextVar("sink_lens_own")
 
 
 def attention_component(lens: LensModel, layer: int) -> Any:
@@ -62,19 +71,70 @@ def delegate_attention(lens: LensModel, *, layers: range | None = None) -> Itera
             component = block._modules.get("attn")
             if component is None:  # a mixer in its place
                 continue
-            wrapped = component.original_component
             stack.enter_context(replace_forward(component, partial(_attend_between_hooks, component)))
+            if lens.own_attention is not None:  # the other hooks are fired in every pass
+                continue
             if family.kv_latent is not None:
+                wrapped = component.original_component
                 stack.enter_context(watch_attention_inputs(wrapped, partial(_fire_qkv_hook, component)))
-            if family.qkv_layout != "separate":
-                fused = wrapped.get_submodule(family.q)
-                split = partial(_fire_fused_hooks, fused.forward, component=component, lens=lens)
-                stack.enter_context(replace_forward(fused, split))
-            output = wrapped.get_submodule(family.o)
-            if not isinstance(output, GeneralizedComponent):
-                project = partial(_project_between_hooks, output.forward, component=component.o)
-                stack.enter_context(replace_forward(output, project))
+            for module, forward in _hooked_forwards(component, family=family, sizes=lens.head_sizes(0)):
+                stack.enter_context(replace_forward(module, forward))
         yield model
+
+
+def hook_own_attention(bridge: TransformerBridge, *, family: Family, own: AttentionFunction) -> None:
+    """Make a bridge's attention components call Hugging Face's attention with the model's ``own`` function.
+
+    They fire the hooks of the pattern, whose edits take effect, in whatever pass runs them; there are no scores.
+    """
+    AttentionInterface.register(_OWN, _attend_by_own_function)
+    config: Any = bridge.original_model.config  # type: ignore[union-attr]  # of transformers
+    sizes = head_sizes(config, family=family, layer=0)
+    for block in bridge.blocks:
+        component = block._modules.get("attn")
+        if component is not None:
+            for module, forward in _hooked_forwards(component, family=family, sizes=sizes):
+                object.__setattr__(module, "forward", forward)
+            object.__setattr__(component, "forward", partial(_run_own_attention, component, own))
+
+
+def _run_own_attention(component: Any, own: AttentionFunction, *args: Any, **kwargs: Any) -> Any:
+    """Run an attention component of the bridge between its hooks, with the hooks of the pattern inside ``own``."""
+    token = _RUNNING.set((component, own))
+    try:
+        with use_kernel(component.original_component.config, _OWN):
+            return _attend_between_hooks(component, *args, **kwargs)
+    finally:
+        _RUNNING.reset(token)
+
+
+def _attend_by_own_function(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **given: Any
+) -> tuple[Tensor, None]:
+    """Compute attention by the function that runs; if a hook is at the pattern, from the pattern as it leaves it."""
+    component, own = _RUNNING.get()
+    attend = own.of_values(module, query, key, *args, **given)
+    output = attend(value)
+    if not component.hook_pattern.has_hooks():
+        return output, None
+    pattern = own_pattern(attend, value, output)
+    if pattern is None:
+        raise no_pattern_error(own)
+    version = pattern._version
+    found = component.hook_pattern(pattern)
+    unchanged = found is pattern and pattern._version == version
+    return output if unchanged else weighted_values(found, value), None
+
+
+def _hooked_forwards(component: Any, *, family: Family, sizes: dict[str, int]) -> Iterator[tuple[nn.Module, Any]]:
+    """Yield the modules inside an attention component that fire no hook themselves, each with a forward that does."""
+    wrapped = component.original_component
+    if family.qkv_layout != "separate":
+        fused = wrapped.get_submodule(family.q)
+        yield fused, partial(_fire_fused_hooks, fused.forward, component=component, family=family, sizes=sizes)
+    output = wrapped.get_submodule(family.o)
+    if not isinstance(output, GeneralizedComponent):
+        yield output, partial(_project_between_hooks, output.forward, component=component.o)
 
 
 @contextlib.contextmanager
@@ -142,7 +202,9 @@ def _fire_qkv_hook(component: Any, name: Literal["q", "k", "v"], tensor: Tensor)
     return point(tensor) if point.has_hooks() else tensor
 
 
-def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, lens: LensModel) -> Tensor:
+def _fire_fused_hooks(
+    forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, family: Family, sizes: dict[str, int]
+) -> Tensor:
     """Run a fused query-key-value projection, ``forward``, on ``x``; return its output as the hooks change it.
 
     The hooks are those of queries, keys and values of ``component``, the attention's component in the bridge.
@@ -152,8 +214,8 @@ def _fire_fused_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, compone
         point: HookPoint = getattr(component, part).hook_out
         if not point.has_hooks():
             continue
-        read = partial(read_site, address=Address(module="", side="output", part=part), family=lens.family)
-        view = partial(read, batch=len(whole), **lens.head_sizes(0))  # the same in all layers where they are fused
+        read = partial(read_site, address=Address(module="", side="output", part=part), family=family)
+        view = partial(read, batch=len(whole), **sizes)  # the same in all layers where they are fused
         old = view(whole).flatten(-2)
         new = point(old)
         if new is not old:

@@ -18,7 +18,7 @@ from .families import head_sizes, layer_of_keys, sliding_window_of
 from .family import ADDED, OF_ATTENTION, Family
 from .header import axis_sizes
 from .offload import NoBridge, bytes_on_disk, compute_device
-from .own_attention import AttentionFunction
+from .own_attention import AttentionFunction, no_pattern_error
 from .private_apis import kernel_of
 from .unchanged import LensState
 
@@ -242,6 +242,24 @@ class LensModel:
         return self.bridge.reason if isinstance(self.bridge, NoBridge) else None
 
     @property
+    def shows_pattern(self) -> bool:
+        """False if the attention function is one of the user's own that has no pattern."""
+        return self.own_attention is None or "pattern" not in self.uneditable
+
+    def uneditable_error(self, site: str) -> SiteError:
+        """Return the error for a site in ``uneditable``."""
+        if self.own_attention is None:
+            return SiteError(
+                f"this bridge delegates its attention to Hugging Face, shows no {site!r} as used, and edits of it "
+                "change nothing; need a model from load or wrap(model) of Hugging Face, not a stock bridge"
+            )
+        if site == "pattern":
+            return no_pattern_error(self.own_attention)
+        return SiteError(
+            f"the attention function {self.own_attention} shows no {site!r}; need another site, as 'pattern' or 'z'"
+        )
+
+    @property
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
         return self.plain.dtype
@@ -290,11 +308,17 @@ def is_parallel(lens: LensModel) -> bool:
 def check_plain_layers(lens: LensModel) -> None:
     """Raise ModelError unless every layer consists of plain attention and an MLP.
 
-    It refuses models with a mixer in place of attention or beside it, and those whose layers multiply the stream.
+    It refuses models with a mixer in place of attention or beside it, those whose layers multiply the stream, and those
+    whose attention function is the user's own.
     """
     other = "need another model. This one is traced, measured, swept and patched"
     if found := layers_without_attention_text(lens):
         raise ModelError(f"{found}, and this needs it in every layer; {other}")
+    if lens.own_attention is not None:
+        raise ModelError(
+            f"attention of {lens.name} is computed by {lens.own_attention}, and this needs scores and their softmax; "
+            "need model.set_attn_implementation('eager'), and wrap it again"
+        )
     if lens.family.layer_scale is not None:
         raise ModelError(
             f"the layers of {lens.name} multiply the whole stream, and add to it an input of their own, and this takes "

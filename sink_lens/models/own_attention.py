@@ -3,6 +3,10 @@
 ``AttentionInterface.register(name, function)`` and ``model.set_attn_implementation(name)`` put another function in the
 place of softmax attention; a function may also be put over the name ``sdpa``, or over ``eager_attention_forward`` of a
 file of transformers. A mask is made for it only if ``AttentionMaskInterface`` has one of the same name.
+
+**The pattern of such a function** is what it gives for one-hot values: value ``j`` is 1 in one dimension, so that this
+dimension of the output is the weight of key ``j``. ``ceil(keys / d_value)`` calls give all weights. They are a pattern
+only if the function is linear in the values, and mixes no dimensions: if the pattern times the values is its output.
 """
 
 import functools
@@ -12,10 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from ..errors import SiteError
+from .attention import repeat_kv_heads
 from .family import Family
 from .private_apis import kernel_of
 
@@ -29,6 +37,16 @@ class AttentionFunction:
     name: str
     function: Callable[..., Any] | None
     mask: Callable[..., Any] | None
+
+    def of_values(self, *given: Any, **more: Any) -> Callable[[Tensor], Tensor]:
+        """Return the function of the values alone; ``given`` is module, query, key, and what is behind the values."""
+        module, query, key, *others = given
+
+        def attend(values: Tensor) -> Tensor:
+            assert self.function is not None  # else the class computes attention itself
+            return self.function(module, query, key, values, *others, **more)[0]
+
+        return attend
 
     def __str__(self) -> str:
         return f"{self.name!r} ({getattr(self.function, '__qualname__', type(self.function).__name__)})"
@@ -53,6 +71,42 @@ def own_function(module: nn.Module, *, name: str, exact: bool = True) -> Attenti
     if exact and all(one is None or _is_of_transformers(one) for one in (function, mask)):
         return None
     return AttentionFunction(name=name, function=function, mask=mask)
+
+
+def own_pattern(
+    attend: Callable[[Tensor], Tensor],
+    value: Float[Tensor, "batch kv_head key d_value"],
+    output: Float[Tensor, "batch query head d_value"],
+) -> Float[Tensor, "batch head query key"] | None:
+    """Return the pattern of an attention function, whose output for some values is ``attend(values)``.
+
+    ``output`` is that for the model's own values; None if the pattern times these is another one.
+    """
+    n_keys, width = value.shape[2:]
+    parts = []
+    for first in range(0, n_keys, width):
+        chosen = torch.zeros(n_keys, width, dtype=value.dtype, device=value.device)
+        chosen[first : first + width].fill_diagonal_(1)
+        parts.append(attend(chosen.expand(value.shape).contiguous()))
+    pattern = torch.cat(parts, dim=-1)[..., :n_keys].transpose(1, 2)
+    off = (weighted_values(pattern, value) - output).detach().abs().max()
+    room = 1e-4 if value.dtype in (torch.float32, torch.float64) else 8 * torch.finfo(value.dtype).eps
+    return pattern if bool(off <= room * output.detach().abs().max().clamp(min=1e-6)) else None
+
+
+def no_pattern_error(own: AttentionFunction) -> SiteError:
+    """Return the error for the pattern of a function that has none."""
+    return SiteError(
+        f"the attention function {own} has no 'pattern': its output is not the same weights times any values; need a "
+        "function that is linear in the values, and alike in their dimensions, or other sites, such as 'z'"
+    )
+
+
+def weighted_values(
+    pattern: Float[Tensor, "batch head query key"], value: Float[Tensor, "batch kv_head key d_value"]
+) -> Float[Tensor, "batch query head d_value"]:
+    """Return what heads with a pattern aggregate of values, which they may share, in the layout of transformers."""
+    return (pattern @ repeat_kv_heads(value, n_heads=pattern.shape[1])).transpose(1, 2).contiguous()
 
 
 def _eager_function(module: nn.Module) -> Any:

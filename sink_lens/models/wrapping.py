@@ -17,7 +17,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError
-from . import adapters, bridge_adapters, checks, experts, interfaced, points
+from . import adapters, bridge_adapters, checks, delegation, experts, interfaced, points
 from .families import TEXT_PART
 from .family import Family
 from .headnorm import adapter as headnorm
@@ -180,19 +180,17 @@ def assemble_lens(
             f"weights of {name} are on the device meta, which holds none; need them in memory. Load the model again"
         )
     reason = (
-        why_not_editable(plain, name=name)
-        if bytes_on_disk(plain)
-        else _why_not_hooked(own, name=name) or _why_not_split(plain, family=family, name=name)
+        why_not_editable(plain, name=name) if bytes_on_disk(plain) else _why_not_split(plain, family=family, name=name)
     )
     if reason is not None:
         bridge = cast("TransformerBridge", NoBridge(reason))
         state, uneditable = _record_state(plain.eval(), family=family, bridge=None, merged=merged), frozenset()
     else:
         with keep_random_state():
-            bridge = _build_bridge(copy_sharing_tensors(plain), family=family, tokenizer=tokenizer, name=name)
+            bridge = _build_bridge(copy_sharing_tensors(plain), family=family, own=own, tokenizer=tokenizer, name=name)
         checks.check_bridge_logits(bridge, plain=plain, family=family)
         state = _record_state(plain, family=family, bridge=bridge, merged=merged)
-        uneditable = checks.uneditable_sites(bridge, plain=plain)
+        uneditable = checks.uneditable_sites(bridge, plain=plain, own=own is not None)
     lens = LensModel(
         bridge=bridge,
         plain=plain,
@@ -234,17 +232,6 @@ def _states(plain: PreTrainedModel, *, family: Family) -> tuple[tuple[str, Calla
     return (("the attention function", partial(attention_function, plain, family=family)),)
 
 
-def _why_not_hooked(own: AttentionFunction | None, *, name: str) -> str | None:
-    """Return why interventions cannot be made in a model whose attention is ``own``; None for softmax attention."""
-    if own is None:
-        return None
-    return (
-        f"attention of {name} is computed by {own}, which is not transformers' softmax, and interventions need hooks "
-        "inside it; need model.set_attn_implementation('eager'), and wrap it again. Without it the sites that modules "
-        "show can be measured"
-    )
-
-
 def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
     """Return why fused projections of this family's model ``name`` cannot be split; None if they can or are absent."""
     if family.qkv_layout == "separate" and not family.gate_up_fused:
@@ -261,21 +248,33 @@ def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str 
 
 
 def _build_bridge(
-    model: PreTrainedModel, *, family: Family, tokenizer: PreTrainedTokenizerBase | None, name: str
+    model: PreTrainedModel,
+    *,
+    family: Family,
+    own: AttentionFunction | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    name: str,
 ) -> TransformerBridge:
-    """Build the bridge of a model with this family, tokenizer and name; use this library's adapter if it has one."""
+    """Build the bridge of a model with this family, attention function, tokenizer and name.
+
+    This library's adapter is used if it has one.
+    """
     headnorm.register_head_norm_adapter()
-    set_attention(model, "eager")
+    if own is None:
+        set_attention(model, "eager")
     # Some adapters make new projections, whose random weights are drawn before the model's replace them.
-    with _reloadable_tokenizer(tokenizer) as own, torch.random.fork_rng(devices=[]):
+    with _reloadable_tokenizer(tokenizer) as reloadable, torch.random.fork_rng(devices=[]):
         bridge = build_bridge_from_module(
             model,
             bridge_adapters.register_adapter(family.architecture),
             hf_config=model.config,
-            tokenizer=own,
+            tokenizer=reloadable,
             model_name=name,
         )
-    interfaced.hook_delegated_attention(bridge)
+    if own is None:
+        interfaced.hook_delegated_attention(bridge)
+    else:
+        delegation.hook_own_attention(bridge, family=family, own=own)
     experts.register_expert_hook_points(bridge)
     points.add_hook_points(bridge, family=family)
     points.reshape_head_hooks(bridge, family=family)

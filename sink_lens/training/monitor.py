@@ -424,7 +424,7 @@ class SinkMonitor:
         """Add a layer's attention, computed from its queries and keys ``seen``, to the sums at the tokens ``valid``."""
         sums = self._sums
         assert sums is not None  # the hooks are on while there is a reading
-        score, sink, sigmoid = seen
+        score, sink, sigmoid, pattern = seen
         device = score.query.device
         with _without_gradients_or_autocast(device):
             valid = valid.to(device, non_blocking=True)
@@ -432,7 +432,9 @@ class SinkMonitor:
             rows = sampled_queries(length).to(device)
             scores = score.query_rows(rows)
             column = score.key_columns((0,))[..., 0]
-            if sigmoid:  # the share of what the row sums to
+            if pattern is not None:
+                column, logs = pattern[..., 0].float(), pattern[:, :, rows].float().log()
+            elif sigmoid:  # the share of what the row sums to
                 blocks = torch.arange(length, device=device).split(_ROWS_A_BLOCK)
                 total = torch.cat([score.query_rows(some).float().sigmoid().sum(-1) for some in blocks], dim=2)
                 column, logs = column.sigmoid() / total, row_shares(scores.sigmoid()).log()

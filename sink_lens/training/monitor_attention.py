@@ -21,13 +21,14 @@ from ..activations.attention import Scores
 from ..errors import ModelError
 from ..models.attention import append_alibi_dimension
 from ..models.interfaced import interfaced_class
-from ..models.own_attention import own_function
+from ..models.own_attention import no_pattern_error, own_function, own_pattern
 from ..models.private_apis import INNER_KERNEL, kernel_of
 from ..models.running import switch_to_eval_mode
 from .monitor_documents import Documents, visible_keys
 
-Seen = tuple[Scores, Tensor | None, bool]
-"""The scores, the learned sink logits where there are any, and whether the weights are sigmoids."""
+Seen = tuple[Scores, Tensor | None, bool, Tensor | None]
+"""The scores, the learned sink logits where there are any, whether the weights are sigmoids, and the pattern if an
+attention function of the user's own makes it."""
 _NAME = "sink_lens_monitor"
 
 
@@ -43,7 +44,7 @@ def read_queries_and_keys(
 ) -> Seen:
     """Read the queries and keys of the first ``n`` sequences by calling an attention module a second time.
 
-    They are returned as (scores, learned sink logits or None, True if weights are sigmoids). The call ends as soon as
+    They are returned as ``Seen``. The call ends as soon as
     they are known. If the module's class computes attention without transformers' attention interface, a subclass
     that uses the interface takes its place during the call.
 
@@ -60,10 +61,11 @@ def read_queries_and_keys(
         ModelError: the module does not compute its attention through the attention interface.
     """
     own: Any = vars(module).get("config")
-    if function := own_function(module, name=kernel_of(config if own is None else own)):
+    function = own_function(module, name=kernel_of(config if own is None else own))
+    if function is not None and documents is not None:
         raise ModelError(
-            f"attention is computed by {function}, and SinkMonitor reads softmax attention; need "
-            "model.set_attn_implementation('eager' or 'sdpa')"
+            f"attention is computed by {function}, and SinkMonitor reads its pattern in batches that are not packed; "
+            "need packing off, or model.set_attn_implementation('eager' or 'sdpa')"
         )
     AttentionInterface.register(_NAME, _stop_at_query_and_key)
     ours = copy.copy(config if own is None else own)
@@ -79,7 +81,16 @@ def read_queries_and_keys(
         with torch.no_grad(), uncached_autocast(device), switch_to_eval_mode(module):
             module.forward(*few, **given)
     except _SeenError as found:
-        return _build_scores(*found.args, documents=documents)
+        query, key, value, mask, more, called = found.args
+        scores = _build_scores(query, key, mask, more, documents=documents)
+        if function is None:
+            return (*scores, None)
+        with torch.no_grad():
+            attend = function.of_values(called, query, key, mask, **more)
+            pattern = own_pattern(attend, value, attend(value))
+        if pattern is None:
+            raise no_pattern_error(function) from None
+        return (*scores, pattern)
     finally:
         module.__class__ = kind
         if own is None:
@@ -141,12 +152,12 @@ def _stop_at_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
     """End the second call of an attention module: raise an exception with query, key, mask and the other arguments."""
-    raise _SeenError(query, key, attention_mask, given)
+    raise _SeenError(query, key, value, attention_mask, given, module)
 
 
 def _build_scores(
     query: Tensor, key: Tensor, mask: Any, given: Mapping[str, Any], *, documents: Documents | None
-) -> Seen:
+) -> tuple[Scores, Tensor | None, bool]:
     """Return (scores, learned sink logits or None, True if weights are sigmoids) from the arguments of attention.
 
     ``given`` has the other arguments. Each of ``documents`` gets a row of its own; if None, rows stay as they are.

@@ -2,15 +2,21 @@
 
 import pytest
 import torch
-from own_attention import FUNCTIONS, batch, use
+from own_attention import FUNCTIONS, PATTERNS, batch, scores_of, use
 from torch import nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from sink_lens import capture, run_with, wrap
-from sink_lens.errors import ModelError
+from sink_lens import Reading, capture, run_with, stream, sweep, trace, wrap
+from sink_lens.circuits import find
+from sink_lens.edits import edit, freeze, zero
+from sink_lens.edits.metrics import loss, sink_mass
+from sink_lens.errors import ModelError, SiteError
+from sink_lens.patching import patch
+from sink_lens.sweeps import EditGrid, Grid
+from sink_lens.training import SinkMonitor
 from tests.tiny_families import tiny
 
 
@@ -113,3 +119,165 @@ def test_a_function_under_the_name_of_one_of_transformers_is_told_from_it():
         assert str(wrap(model).own_attention) == "'sdpa' (softmax1)"
     assert AttentionInterface()["sdpa"] is sdpa_attention_forward
     assert wrap(model).own_attention is None
+
+
+class Raw:
+    """The model in eager code, without this library: attention with an edit of the pattern, z or v of one layer."""
+
+    def __init__(self, name, *, site=None, layer=1):
+        self.name, self.site, self.layer, self.patterns = name, site, layer, {}
+
+    def __call__(self, module, query, key, value, mask, scaling=None, dropout=0.0, **given):
+        own = module.layer_idx == self.layer
+        pattern = PATTERNS[self.name](scores_of(query, key, mask, scaling), query)
+        self.patterns[module.layer_idx] = pattern
+        if own and self.site == "pattern":
+            pattern = pattern.clone()
+            pattern[:, 1, 7:, 0] *= 3
+        if own and self.site == "v":
+            value = value.clone()
+            value[:, 1, 5:] *= 3
+        z = pattern @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        if own and self.site == "z":
+            z = z.clone()
+            z[:, 2, 3:] *= 3
+        return z.transpose(1, 2).contiguous(), None
+
+
+EDITS = {
+    "pattern": lambda: edit("pattern", lambda x, at: x * 3, layers=[1], heads=[1], positions=range(7, 19), keys=[0]),
+    "v": lambda: edit("v", lambda x, at: x * 3, layers=[1], heads=[1], positions=range(5, 19)),
+    "z": lambda: edit("z", lambda x, at: x * 3, layers=[1], heads=[2], positions=range(3, 19)),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "gpt2",
+        "gpt_neox",
+        *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("qwen3", "phi3", "gemma3", "opt", "mixtral")),
+    ],
+)
+def test_every_path_gives_the_numbers_of_the_users_own_function(name, family):
+    model, tokens = tiny(family), batch()
+    with use(model, name), torch.no_grad():
+        lens = wrap(model)
+        for site in (None, *EDITS):
+            raw = Raw(name, site=site)
+            with use(model, "raw", function=raw):
+                wanted = model(tokens.tokens, use_cache=False).logits
+            found = run_with(lens, tokens, [] if site is None else EDITS[site](), logits=True, sites=["pattern"])
+            assert (found.logits - wanted).abs().max() < 1e-5 * wanted.abs().max(), site
+            if site is None:
+                patterns = raw.patterns
+        mass = torch.stack([patterns[layer][:, :, 1:, 0].mean(-1) for layer in range(lens.n_layers)])
+        assert torch.allclose(run_with(lens, tokens).mass[..., 0], mass, atol=1e-5)
+        for path in ("plain", "bridge"):
+            assert torch.allclose(
+                capture(lens, tokens, sites=["pattern"], path=path)["pattern", 1], patterns[1], atol=1e-5
+            )
+        seen = stream(lens, tokens, [Reading(name="first", sites=("mass",), function=lambda v: v["mass"])], keys=(0,))
+        assert torch.allclose(seen.values["first"][1][..., 0], patterns[1][..., 0], atol=1e-5)
+        assert torch.allclose(lens.bridge(tokens.tokens, use_cache=False), run_with(lens, tokens, logits=True).logits)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patches_sweeps_and_the_monitor_run_the_users_own_function(name):
+    model, clean, corrupted = tiny("llama"), batch(), batch(1)
+    with use(model, name):
+        lens = wrap(model)
+        found = patch(lens, clean, corrupted, site="z", by=("layer",), metric="loss", controls=0, progress=False)
+        swept = sweep(
+            lens,
+            Grid(edits=(EditGrid(kind="zero", site="z", layers=(1,)),), controls=0),
+            tokens=clean,
+            metrics=[loss()],
+            progress=False,
+        )
+        z = capture(lens, clean, sites=["z"])["z", 1]
+        assert found.frame["value"][1] == pytest.approx(
+            run_with(lens, corrupted, freeze("z", {1: z})).loss.double().mean().item(), abs=1e-5
+        )
+        assert swept.frame["value"].item() == pytest.approx(
+            run_with(lens, clean, zero("z", layers=[1])).loss.double().mean().item(), abs=1e-5
+        )
+        with SinkMonitor(model, every=1, sequences=2) as monitor:
+            model(input_ids=clean.tokens, labels=clean.tokens).loss.backward()
+            row = monitor.step()
+        pattern = capture(lens, clean, sites=["pattern"])["pattern", 2]
+    assert row["sinks/mass_first/layer_2"] == pytest.approx(pattern[:, :, 1:, 0].mean().item(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one == "softmax1" else pytest.mark.exhaustive) for one in PATTERNS]
+)
+def test_a_trace_measures_the_users_own_function(name, tmp_path):
+    model, tokens = tiny("llama"), batch(n=4, length=40)
+    with use(model, name):
+        lens = wrap(model)
+        with pytest.warns(UserWarning, match="'softmax1'|attention function"):
+            result = trace(lens, tokens, random_init=False, report=False, out=tmp_path / "run", progress=False)
+        pattern = capture(lens, tokens, sites=["pattern"])["pattern", 1]
+        heads = result.tables["heads"].query("layer == 1").sort_values("head")
+        (position,) = result.location.sink_positions
+        assert heads["sink_mass"].to_numpy() == pytest.approx(
+            pattern[:, :, position + 1 :, position].mean((0, 2)).numpy(), abs=1e-5
+        )
+
+
+def _of_values(change):
+    """A function that is not linear in the values, or not the same in each of their dimensions."""
+
+    def attend(module, query, key, value, mask, scaling=None, **given):
+        output, _ = FUNCTIONS["softmax1"](module, query, key, value, mask, scaling)
+        return change(output, query, value), None
+
+    return attend
+
+
+NOT_LINEAR = {
+    "tanh": lambda out, query, value: out.tanh(),
+    "normed": lambda out, query, value: out / out.norm(dim=-1, keepdim=True),
+    "squared": lambda out, query, value: out * out,
+    "shifted": lambda out, query, value: out + 0.1,
+    "gated by dimension": lambda out, query, value: out * query.transpose(1, 2).sigmoid(),
+    "turned": lambda out, query, value: out.flip(-1),
+}
+
+
+@pytest.mark.parametrize("change", NOT_LINEAR)
+def test_a_function_that_is_not_linear_in_the_values_has_no_pattern(change):
+    model, tokens = tiny("llama"), batch()
+    with use(model, "own", function=_of_values(NOT_LINEAR[change])), torch.no_grad():
+        lens = wrap(model)
+        found = run_with(lens, tokens, logits=True)
+        assert torch.equal(found.logits, model(tokens.tokens, use_cache=False).logits)
+        assert found.mass.isnan().all()
+        for door in (
+            lambda: run_with(lens, tokens, zero("pattern", layers=[1])),
+            lambda: run_with(lens, tokens, sites=["pattern"]),
+            lambda: capture(lens, tokens, sites=["pattern"]),
+            lambda: stream(lens, tokens, [Reading(name="a", sites=("mass",), function=lambda v: v["mass"])], keys=(0,)),
+            lambda: patch(lens, tokens, batch(1), site="z", metric=sink_mass(0), by=("layer",), progress=False),
+        ):
+            with pytest.raises(SiteError, match=r"'own' .* has no 'pattern'"):
+                door()
+
+
+def test_scores_of_ones_own_function_are_refused_by_name():
+    with use(model := tiny("llama"), "softmax1"):
+        lens = wrap(model)
+        for door in (
+            lambda: run_with(lens, batch(), zero("scores", layers=[1])),
+            lambda: capture(lens, batch(), sites=["scores"]),
+        ):
+            with pytest.raises(SiteError, match=r"scores|pattern"):
+                door()
+
+
+def test_circuits_of_ones_own_function_are_refused_with_the_way_out():
+    with use(model := tiny("llama"), "softmax1"), pytest.raises(ModelError, match=r"set_attn_implementation"):
+        find(wrap(model), batch(), batch(1), metric=loss())
