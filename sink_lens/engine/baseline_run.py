@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.outcome import Outcome, join_outcomes
+from ..errors import ModelError
 from ..models.lens import LensModel
 from ..models.points import check_no_user_hooks
 from ..models.running import prepare_passes
@@ -46,13 +47,21 @@ class BaselineRun:
         self.edits, self.every = tuple(edits), every
         self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)
         self.batch = lru_cache(maxsize=most)(self._run_batch)
-        self._lanes = lanes
+        self._lanes, self._versions = lanes, lens.state.unchanged.versions()
         self._keeping: dict[tuple[str, ...], BaselineRun] = {}
 
     @cached_property
     def lanes(self) -> Lanes:
         """The threads that run forwards side by side, each on its own copy of the model's modules."""
         return Lanes(self.lens, count=self.plan.lanes) if self._lanes is None else self._lanes
+
+    def check_same_weights(self) -> None:
+        """Raise ModelError if weights were changed in place since the run was made, such as by another thread."""
+        if self.lens.state.unchanged.versions() != self._versions:
+            raise ModelError(
+                f"the weights of {self.lens.name} were changed while cells were run, which would then be of two models; "
+                "need weights that stay as they are. Measure a copy of a model that is trained"
+            )
 
     @property
     def prompt_batches(self) -> list[slice]:

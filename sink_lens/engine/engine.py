@@ -149,9 +149,12 @@ class Engine:
         ``advance`` is called with the number of cells that were finished.
         """
         work = self._packs_to_run(block, take)
+        self._baseline_run.check_same_weights()
         with prepare_passes(self.lens):
             lanes = self._prepare_lanes(block) if len(work.packs) > 1 else None
-            return run_packs([work], lens=self.lens, lanes=lanes, failed=failed, advance=advance)
+            found = run_packs([work], lens=self.lens, lanes=lanes, failed=failed, advance=advance)
+        self._baseline_run.check_same_weights()
+        return found
 
     def outcomes(self, *, advance: Advance = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
         """Run all cells; return each cell's outcome over all sequences, and the indices of edits that had an effect.
@@ -178,6 +181,7 @@ class Engine:
         if beside:
             with prepare_passes(self.lens):
                 run_packs(beside, lens=self.lens, lanes=self._baseline_run.lanes, failed=None, advance=advance)
+            self._baseline_run.check_same_weights()
         whole = (join_outcomes([by_batch[start] for start in sorted(by_batch)]) for by_batch in found)
         return list(zip(whole, changed, strict=True))
 

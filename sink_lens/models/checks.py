@@ -22,7 +22,7 @@ from .families import TEXT_PART, family_of, family_of_model
 from .family import Family
 from .headnorm import HeadNormForCausalLM
 from .own_attention import AttentionFunction
-from .private_apis import kernel_of, set_attention
+from .private_apis import UNCOMPILED, kernel_of, set_attention
 from .running import switch_to_eval_mode, without_compiled_forwards
 
 _COMPARED = 64
@@ -68,6 +68,44 @@ def check_no_shared_modules(plain: PreTrainedModel, *, family: Family, name: str
                 )
 
 
+def check_layers_are_whole(plain: PreTrainedModel, *, family: Family, name: str) -> None:
+    """Raise ModelError if a layer has neither attention nor a mixer, as one that another library wrapped."""
+    layers: Any = plain.get_submodule(family.layers)
+    wanted = [path.partition(".")[0] for path in (family.attention, family.mixer) if path is not None]
+    for number, layer in enumerate(layers):
+        if not any(getattr(layer, one, None) is not None for one in wanted):
+            raise ModelError(
+                f"layer {number} of {name} is a {type(layer).__module__}.{type(layer).__qualname__} and has no "
+                f"{wanted[0]}; need the decoder layers of transformers. Take off what is around them, and give what it "
+                "does as an edit (sink_lens.edits)"
+            )
+
+
+def check_hooks_fire(bridge: TransformerBridge, *, plain: PreTrainedModel, family: Family, name: str) -> None:
+    """Raise ModelError if a layer's attention runs beside the bridge's, as a ``forward`` bound to a module does."""
+    fired: set[str] = set()
+    hooks: list[Any] = [
+        (f"blocks.{number}.attn.hook_z", lambda x, hook: fired.add(hook.name) or None)
+        for number, block in enumerate(bridge.blocks)
+        if "attn" in block._modules
+    ]
+    with switch_to_eval_mode(bridge), torch.no_grad():
+        bridge.run_with_hooks(probe_tokens(plain), fwd_hooks=hooks, use_cache=False)
+    layers: Any = plain.get_submodule(family.layers)
+    own = {
+        number: f"{path} (a {type(module).__qualname__})" if path else f"the layer (a {type(module).__qualname__})"
+        for number, layer in enumerate(layers)
+        for path, module in reversed(list(layer.named_modules()))
+        if "forward" in vars(module)
+    }
+    for number, what in own.items():
+        if f"blocks.{number}.attn.hook_z" in dict(hooks) and f"blocks.{number}.attn.o.hook_in" not in fired:
+            raise ModelError(
+                f"hooks in layer {number} of {name} never fire: forward of {what} is a function that keeps another "
+                "module; need modules with the forward of their class. Take it off, and wrap the model again"
+            )
+
+
 def check_model_folder(folder: Path) -> None:
     """Raise ModelError for a folder that is not a whole saved model, or whose weights are pickled.
 
@@ -76,7 +114,9 @@ def check_model_folder(folder: Path) -> None:
     refuse_pipes_in(folder)
     config_file = folder / "config.json"
     if not config_file.is_file():
-        raise ModelError(f"{folder} has no config.json; need a folder written by save_pretrained")
+        saved = sorted(folder.glob("checkpoint-*/config.json"), key=lambda one: (len(one.parent.name), one.parent.name))
+        hint = f". Its checkpoints are models: load({str(saved[-1].parent)!r})" if saved else ""
+        raise ModelError(f"{folder} has no config.json; need a folder written by save_pretrained{hint}")
     try:
         config = parse_json(config_file.read_text("utf-8"))
     except (ValueError, OSError, RecursionError) as error:
@@ -209,9 +249,11 @@ def check_checkpoint_keys(info: dict, *, name: str) -> None:
         )
     for kind in ("missing_keys", "unexpected_keys"):
         if keys := sorted(key for key in map(str, info.get(kind, ())) if not _OLD_MASK.search(key)):
+            compiled = any(UNCOMPILED in key for key in map(str, info.get("unexpected_keys", ())))
+            hint = f" They are those of a compiled model: save its {UNCOMPILED}." if compiled else ""
             raise ModelError(
                 f"{name}: {kind.replace('_', ' ')} in the checkpoint: {', '.join(keys[:3])}"
-                f"{' and more' if len(keys) > 3 else ''} ({len(keys)}); need the weights of exactly this architecture"
+                f"{' and more' if len(keys) > 3 else ''} ({len(keys)}).{hint} Need the weights of exactly this architecture"
             )
 
 

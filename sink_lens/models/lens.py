@@ -19,6 +19,7 @@ from .family import ADDED, OF_ATTENTION, Family
 from .header import axis_sizes
 from .offload import NoBridge, bytes_on_disk, compute_device
 from .own_attention import AttentionFunction, no_pattern_error
+from .packed import input_width
 from .private_apis import kernel_of
 from .unchanged import LensState
 
@@ -117,8 +118,7 @@ class LensModel:
         if self.family.down is None:
             return 0
         path = ".".join(part for part in (self.family.mlp, self.family.down) if part)
-        down: Any = self.layer(layer).get_submodule(path)
-        return down.weight.shape[0] if self.family.transposed else down.in_features  # a packed weight has other shapes
+        return input_width(self.layer(layer).get_submodule(path))
 
     @property
     def d_expert(self) -> int | None:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ..errors import ModelError, first_line_of_error
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -99,7 +101,20 @@ def store_parameters_on_disk(model: "nn.Module", *, folder: Path) -> Iterator[No
 def copy_sharing_tensors(model: "PreTrainedModel") -> "PreTrainedModel":
     """Return a copy of a model, in eval mode, that shares the model's parameters and buffers."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, memo).eval()
+    try:
+        return copy.deepcopy(model, dict(memo)).eval()
+    except Exception as error:
+        for name, module in model.named_modules():
+            for key, value in vars(module).items():
+                try:
+                    _ = key == "_modules" or copy.deepcopy(value, dict(memo))
+                except Exception:  # noqa: BLE001  # an object of the user's may raise anything
+                    raise ModelError(
+                        f"{key} of {name or 'the model'} (a {type(module).__qualname__}) cannot be copied "
+                        f"({first_line_of_error(error)}), and the bridge is made of copies of modules; need modules "
+                        "without it. Remove what keeps it there, and wrap the model again"
+                    ) from error
+        raise
 
 
 def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":

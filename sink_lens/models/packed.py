@@ -8,9 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from ..errors import ModelError
+from ..errors import ModelError, first_line_of_error
 from .offload import in_memory
+
+_ROWS = 1024
+"""Rows of the identity in one product."""
+_LINEAR = 2e-2
+"""How far a module's output may be from its matrix times the input, as a share; kernels of packed weights round."""
 
 
 def is_packed(module: nn.Module, name: str = "weight") -> bool:
@@ -20,22 +26,65 @@ def is_packed(module: nn.Module, name: str = "weight") -> bool:
     return not plain
 
 
-def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
-    """Return a module's weight as stored; for a packed (quantised) layer, the matrix [out, in] that it multiplies by.
+def packed_kinds(model: nn.Module) -> list[str]:
+    """Return the names of the classes in a model whose parameters are packed."""
+    own = ((module, key) for module in model.modules() for key, one in module._parameters.items() if one is not None)
+    return sorted({type(module).__name__ for module, key in own if is_packed(module, key)})
 
-    That matrix is computed by multiplying the identity, in type ``dtype``. It is exact for all formats that pack
-    weights alone. A packed module that is not a linear layer raises ModelError.
+
+def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
+    """Return the rows of an embedding as stored, and of any other module its matrix, as ``weight_and_bias`` does."""
+    if not isinstance(module, nn.Embedding):
+        return weight_and_bias(module, dtype=dtype)[0]
+    check_not_packed(module)
+    with in_memory(module):
+        return module.weight.detach()
+
+
+def weight_and_bias(module: Any, *, dtype: torch.dtype, transposed: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the matrix [out, in] that a module multiplies by and what it adds, as it computes them.
+
+    A ``Linear`` or ``Conv1D`` (``transposed``: [in, out]) has them as they are stored. Of any other module they are
+    its outputs for the identity, some rows at a time, in type ``dtype``, and for 0. That is exact for all formats that
+    pack weights alone.
+
+    Raises:
+        ModelError: the module is not linear: its output for other numbers is not that of the matrix.
     """
     with in_memory(module), torch.no_grad():
-        if not is_packed(module):
-            return module.weight.detach()
-        if not hasattr(module, "in_features"):
-            check_not_packed(module)
-        device = next(iter([*module.parameters(), *module.buffers()])).device
-        # not module(...): no hook may see this input
-        rows = module.forward(torch.eye(module.in_features, dtype=dtype, device=device))
-        bias = getattr(module, "bias", None)
-        return (rows if bias is None else rows - bias).T.to(dtype)
+        if type(module) in (nn.Linear, Conv1D) and not is_packed(module) and "forward" not in vars(module):
+            weight = module.weight.detach().T if transposed else module.weight.detach()
+            return weight, weight.new_zeros(len(weight)) if module.bias is None else module.bias.detach()
+        width, device = input_width(module), next(iter([*module.parameters(), *module.buffers()])).device
+        # not module(...): no hook may see these inputs
+        try:
+            bias = module.forward(torch.zeros(1, width, dtype=dtype, device=device))[0]
+            rows = [module.forward(some) - bias for some in torch.eye(width, dtype=dtype, device=device).split(_ROWS)]
+            weight = torch.cat(rows).T.to(dtype)
+            probe = torch.linspace(-1, 1, width, dtype=dtype, device=device)[None]
+            off = (module.forward(probe)[0] - weight @ probe[0] - bias).abs().max()
+        except Exception as error:
+            raise _not_linear_error(module, first_line_of_error(error)) from error
+        if not bool(off <= _LINEAR * (weight.abs() @ probe[0].abs()).max().clamp(min=1e-6)):
+            raise _not_linear_error(module, f"it is off by {float(off):.1e}")
+        return weight, bias.to(dtype)
+
+
+def input_width(module: Any) -> int:
+    """Return the width of a projection's inputs; a module around one has that of the first inside."""
+    for one in module.modules():
+        if hasattr(one, "in_features"):
+            return one.in_features
+        if isinstance(one, Conv1D):
+            return one.weight.shape[0]
+    raise _not_linear_error(module, "no module in it says the width of its inputs (in_features)")
+
+
+def _not_linear_error(module: nn.Module, found: str) -> ModelError:
+    return ModelError(
+        f"a {type(module).__qualname__} stands in the place of a projection, and its output is no matrix times its "
+        f"input ({found}); need a linear module here. Runs, edits and patches do without"
+    )
 
 
 def check_not_packed(module: nn.Module, name: str = "weight") -> None:

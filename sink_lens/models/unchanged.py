@@ -132,6 +132,10 @@ class ModelRecord:
         """Record the present values of the plain model's parameters and buffers; return the record."""
         return TensorValues(self._plain)
 
+    def versions(self) -> list[int]:
+        """Return how often each tensor was changed in place, as far as torch counts it."""
+        return [0 if one.is_inference() else one._version for one in self._subjects["form"]]
+
     def has_shared_views(self) -> bool:
         """Check whether tensors share their memory, such as parameters of the bridge that are parts of a fused one."""
         return bool(self._subjects["address"])
@@ -221,15 +225,15 @@ class ModelRecord:
 
 
 class TensorValues:
-    """Record of tensors' values at one time, as version counters and hashes (``data`` changes no counter)."""
+    """Record of tensors' values at one time, as hashes: a version counter changes with equal values too."""
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
         self._named = list(named)
-        self._before = self._versions_and_hashes()
+        self._before = self._hashes()
 
     def names_of_changed(self) -> list[str]:
         """Return the names of the tensors that have other values than when the record was made."""
-        pairs = zip(self._named, self._before, self._versions_and_hashes(), strict=True)
+        pairs = zip(self._named, self._before, self._hashes(), strict=True)
         return [name for (name, _), before, now in pairs if before != now]
 
     def check(self, what: str) -> None:
@@ -244,8 +248,8 @@ class TensorValues:
                 "weights as they are now; make them again"
             )
 
-    def _versions_and_hashes(self) -> list[tuple[int, int]]:
-        return [(0 if one.is_inference() else one._version, _hash_of_bits(one)) for _, one in self._named]
+    def _hashes(self) -> list[int]:
+        return [_hash_of_bits(one) for _, one in self._named]
 
 
 def _is_same(kind: str, now: Any, before: Any) -> bool:
@@ -302,7 +306,7 @@ def _user_hooks(hooks: tuple[Any, ...]) -> list[Any]:
 def _has_address(tensor: Tensor) -> bool:
     """Check whether a tensor has a memory address; some packed (quantised) tensors have none."""
     try:
-        Tensor.data_ptr(tensor)
+        tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return False
     return True

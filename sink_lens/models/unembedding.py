@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .lens import LensModel
 from .memory import LOSS_CHUNK, copy_to_device
-from .offload import in_memory
+from .packed import weight_and_bias
 
 
 def logits_from_states(lens: LensModel, states: Tensor) -> Tensor:
@@ -48,11 +48,8 @@ def unembedding_vectors(
     """
     head = lens.plain.get_output_embeddings()
     assert head is not None
-    with in_memory(head):
-        weight: Tensor = head.weight.detach()
-        bias: Tensor | None = getattr(head, "bias", None)
-        vectors = weight[ids.to(weight.device)].double().cpu()
-        constants = vectors.new_zeros(len(ids)) if bias is None else bias.detach()[ids.to(bias.device)].double().cpu()
+    weight, bias = weight_and_bias(head, dtype=lens.dtype)
+    vectors, constants = (one[ids.to(one.device)].double().cpu() for one in (weight, bias))
     return _scale_logits(lens, vectors), _scale_logits(lens, constants)
 
 

@@ -19,7 +19,7 @@ from .families import FROM_LATENT, layer_of_keys
 from .interfaced import watch_attention_inputs
 from .lens import LensModel, check_layers_have_attention
 from .offload import in_memory
-from .packed import check_not_packed, unpacked_weight
+from .packed import check_not_packed, weight_and_bias
 from .running import check_unchanged
 
 NormName = Literal["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm"]
@@ -125,11 +125,7 @@ class Norm:
 
 def _weight_and_bias(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
     """Return weight [out, in] and bias of a linear layer; the bias is zeros if there is none."""
-    weight = unpacked_weight(module, dtype=lens.dtype)
-    with in_memory(module):
-        bias = getattr(module, "bias", None)
-    weight = weight.T if lens.family.transposed else weight
-    return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias.detach()
+    return weight_and_bias(module, dtype=lens.dtype, transposed=lens.family.transposed)
 
 
 def output_weights(

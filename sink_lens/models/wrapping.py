@@ -16,7 +16,7 @@ from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import ModelError
+from ..errors import ModelError, first_line_of_error
 from . import adapters, bridge_adapters, checks, delegation, experts, interfaced, points
 from .families import TEXT_PART
 from .family import Family
@@ -25,9 +25,10 @@ from .lens import LensModel, layers_without_attention_text
 from .memory import copy_sharing_tensors, return_freed_memory
 from .offload import NoBridge, bytes_on_disk, why_not_editable
 from .own_attention import AttentionFunction, attention_function
-from .packed import is_packed
+from .packed import is_packed, packed_kinds
 from .private_apis import (
     NAME_OF_CONFIG,
+    UNCOMPILED,
     build_bridge_from_module,
     is_processed,
     name_in_plain_model,
@@ -79,7 +80,7 @@ def wrap(
     if isinstance(model, TransformerBridge):
         with take_turn_to_wrap(model, name=name or model.cfg.model_name):
             return _wrap_bridge(model, tokenizer=tokenizer, name=name)
-    model = adapters.unwrap_peft(model)
+    model = adapters.unwrap_peft(getattr(model, UNCOMPILED, model))
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
     model = extract_language_model(model)
@@ -170,6 +171,7 @@ def assemble_lens(
     if merged is not None:
         plain, notes = merged.plain, (*notes, merged.note)
     checks.check_no_shared_modules(plain, family=family, name=name)
+    checks.check_layers_are_whole(plain, family=family, name=name)
     own = attention_function(plain, family=family)
     if own is not None:
         checks.check_own_attention(plain, own, family=family, name=name)
@@ -189,8 +191,11 @@ def assemble_lens(
         with keep_random_state():
             bridge = _build_bridge(copy_sharing_tensors(plain), family=family, own=own, tokenizer=tokenizer, name=name)
         checks.check_bridge_logits(bridge, plain=plain, family=family)
+        checks.check_hooks_fire(bridge, plain=plain, family=family, name=name)
         state = _record_state(plain, family=family, bridge=bridge, merged=merged)
         uneditable = checks.uneditable_sites(bridge, plain=plain, own=own is not None)
+    if (kinds := packed_kinds(plain)) and not any("quantised" in one for one in notes):
+        notes += (f"the weights are packed ({', '.join(kinds)}): what is studied here is the quantised model",)
     lens = LensModel(
         bridge=bridge,
         plain=plain,
@@ -264,13 +269,19 @@ def _build_bridge(
         set_attention(model, "eager")
     # Some adapters make new projections, whose random weights are drawn before the model's replace them.
     with _reloadable_tokenizer(tokenizer) as reloadable, torch.random.fork_rng(devices=[]):
-        bridge = build_bridge_from_module(
-            model,
-            bridge_adapters.register_adapter(family.architecture),
-            hf_config=model.config,
-            tokenizer=reloadable,
-            model_name=name,
-        )
+        try:
+            bridge = build_bridge_from_module(
+                model,
+                bridge_adapters.register_adapter(family.architecture),
+                hf_config=model.config,
+                tokenizer=reloadable,
+                model_name=name,
+            )
+        except (AssertionError, AttributeError, TypeError, KeyError) as error:
+            raise ModelError(
+                f"TransformerLens makes no bridge of {name} ({first_line_of_error(error)}); need modules in the layout of "
+                "transformers. Take off what stands in their place"
+            ) from error
     if own is None:
         interfaced.hook_delegated_attention(bridge)
     else:
