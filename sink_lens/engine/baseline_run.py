@@ -59,7 +59,7 @@ class BaselineRun:
         """Raise ModelError if weights were changed in place since the run was made, such as by another thread."""
         if self.lens.state.unchanged.versions() != self._versions:
             raise ModelError(
-                f"the weights of {self.lens.name} were changed while cells were run, which would then be of two models; "
+                f"the weights of {self.lens.name} were changed while cells were run, which would be of two models; "
                 "need weights that stay as they are. Measure a copy of a model that is trained"
             )
 

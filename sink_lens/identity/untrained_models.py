@@ -154,7 +154,7 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
 
     Raises:
         InputError: the seed is no whole number from 0 on, or there is no such device here.
-        ModelError: the model's TransformerLens bridge gives other logits than the model (checked on eight tokens).
+        ModelError: the model's TransformerLens bridge gives other logits than the model (checked on 64 tokens).
     """
     check_seeds({"seed": seed})
     place = find_device(device)

@@ -253,7 +253,8 @@ def check_checkpoint_keys(info: dict, *, name: str) -> None:
             hint = f" They are those of a compiled model: save its {UNCOMPILED}." if compiled else ""
             raise ModelError(
                 f"{name}: {kind.replace('_', ' ')} in the checkpoint: {', '.join(keys[:3])}"
-                f"{' and more' if len(keys) > 3 else ''} ({len(keys)}).{hint} Need the weights of exactly this architecture"
+                f"{' and more' if len(keys) > 3 else ''} ({len(keys)}); need the weights of exactly this architecture."
+                f"{hint}"
             )
 
 

@@ -74,7 +74,7 @@ def load(
     """Load a ``LensModel``: the default model, a hub name, a folder, a ``.gguf`` file or a model object.
 
     Weights must be safetensors or GGUF, and remote code is never run. Before returning, ``load`` checks that the
-    bridge and the plain model give the same logits on eight tokens, and marks attention sites whose edits have no
+    bridge and the plain model give the same logits on 64 tokens, and marks attention sites whose edits have no
     effect.
 
     Args:

@@ -57,7 +57,7 @@ def attention_function(model: PreTrainedModel, *, family: Family) -> AttentionFu
     layers: Any = model.get_submodule(family.layers)
     having = [one for one in layers if getattr(one, family.attention.partition(".")[0], None) is not None]
     name = kernel_of(model.config)
-    exact = name == "eager" or family.own_attention or not (family.soft_capped or family.sink_logit)
+    exact = name == "eager" or family.own_attention or family.plain_kernel == "sdpa"
     return own_function(having[0].get_submodule(family.attention), name=name, exact=exact)
 
 

@@ -279,8 +279,8 @@ def _build_bridge(
             )
         except (AssertionError, AttributeError, TypeError, KeyError) as error:
             raise ModelError(
-                f"TransformerLens makes no bridge of {name} ({first_line_of_error(error)}); need modules in the layout of "
-                "transformers. Take off what stands in their place"
+                f"TransformerLens makes no bridge of {name} ({first_line_of_error(error)}); need modules in the layout "
+                "of transformers. Take off what stands in their place"
             ) from error
     if own is None:
         interfaced.hook_delegated_attention(bridge)
