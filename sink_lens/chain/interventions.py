@@ -25,6 +25,7 @@ from ..models.lens import LensModel
 from ..models.memory import collect_garbage
 from ..progress import BAR, tqdm
 from ..records import RunWriter
+from ..records.recomputed import refuse_other_numbers
 from ..schema import column_names
 from ..stats import Interval, studentised_interval
 from ..text import as_ranges
@@ -90,6 +91,10 @@ class Studied:
     """Too few sequences have the sink, so no table has rows."""
 
 
+_COMPARED = ("heads", "layers")
+"""Tables of what is measured without an intervention: a run that goes on measures the same, or is refused."""
+
+
 class RunTables:
     """The tables of a run folder: each is written when it is made, and read if an earlier start has written it."""
 
@@ -99,7 +104,15 @@ class RunTables:
         self.writer, self._begin = writer, begin
 
     def write(self, name: str, frame: pd.DataFrame) -> None:
-        """Write the table ``frame`` into the run folder, and keep it under ``name``."""
+        """Write the table ``frame`` into the run folder, and keep it under ``name``.
+
+        Raises:
+            RunError: an earlier start of the run measured something else (``heads`` and ``layers`` are compared).
+        """
+        if name in _COMPARED and self.writer.has(name):
+            held, numbers = self.writer.read(name), frame.select_dtypes("float")
+            there = held.reindex(columns=numbers.columns)
+            refuse_other_numbers(self.writer.folder, there, numbers, what=f"a number of the table {name}")
         self.frames[name] = frame
         self.writer.write_table(name, frame)
 

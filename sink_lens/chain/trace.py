@@ -189,6 +189,7 @@ def trace(
             + (("random_init_heads", "random_init_links") if config.random_init else ())
             + (TABLES if config.interventions else ()),
             overwrite=overwrite,
+            recomputes=True,
         )
     except UndrawnError:
         location = parse_location((folder / _LOCATION_FILE).read_text("utf-8"))

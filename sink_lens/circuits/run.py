@@ -23,7 +23,8 @@ from ..errors import InputError, RunError
 from ..models.inputs import describe_provenance, load_model
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import Result, RunWriter, create_run, default_run_folder, display, read_run, refuse_unhashed_code
+from ..records import Result, RunWriter, create_run, default_run_folder, display, read_run
+from ..records.recomputed import keep_or_compare, sample_parts
 from ..records.shards import check_shard, compute_run, process_name
 from ..signatures import takes
 from ..stats import interval
@@ -39,13 +40,15 @@ from .methods import METHODS
 from .pairs import read_pairs
 from .runs import Runs, run_pairs
 from .scores import Scores
-from .scoring import divide_pairs, left_sum_completeness, score_edges, scores_file_name
+from .scoring import check_score_files, divide_pairs, left_sum_completeness, score_edges, scores_file_name
 from .sink import sink_fields
 from .tasks import MetricOfTask, Task, make_task
 
 FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "prompt", "attention", "summary")
 """What a finished run holds; with a check ``check`` and, of scores by gradients, ``check_nodes``; with core ``core``.
 ``attention`` says where the circuit's heads look in the first ``prompt``."""
+_BASELINE = "baseline.json"
+"""The metric of the clean and the replaced run of each pair."""
 _NODE_PAIRS = 4
 _CORE: tuple[Ablation, ...] = ("resample", "mean_ordinary", "mean_aligned", "mean_all")
 """Ablations that the core is taken over; the first only with corrupted prompts. Zero is none of them: a norm does not
@@ -111,15 +114,14 @@ def run(
     """
     check_shard(shard, out=out, overwrite=overwrite)
     asked = _make_request(model, config=config, fields=fields)
-    if shard is not None:
-        refuse_unhashed_code(asked.metric_code_field())
     folder = default_run_folder(asked.lens.name) if out is None else Path(out)
     found = compute_run(
         folder,
         shard=shard,
         overwrite=overwrite,
         open_run=partial(asked.open_run, reopen=shard is not None),
-        begin=lambda writer: asked.n_pairs_by_scores_file(),
+        begin=asked.begin,
+        check=asked.check_scores,
         compute=partial(asked.score_pair_groups, progress=progress),
         finish=partial(_finish_run, asked, progress=progress),
     )
@@ -161,6 +163,7 @@ class _Request:
             config=config,
             provenance=provenance | ({"holder": process_name()} if part else {}),
             expects=() if part else FILES,
+            recomputes=True,
             **how,
         )
 
@@ -177,8 +180,24 @@ class _Request:
             found |= {f"scores-{one}": one for one in able if one != self.config.used_ablation}
         return found
 
-    def make_runs(self, ablation: Ablation) -> Runs:
+    def begin(self, writer: RunWriter) -> dict[str, int]:
+        """Compare the runs with those that the folder was begun with; return ``n_pairs_by_scores_file``."""
+        if writer.has(_BASELINE):
+            self.make_runs(self.config.used_ablation, writer)
+        return self.n_pairs_by_scores_file()
+
+    def check_scores(self, folder: Path, names: Collection[str]) -> None:
+        """Score one pair of some finished files of scores in a folder again; refuse the folder if scores differ."""
+        chosen = sample_parts(list(names))
+        for name, ablation in self.ablation_by_scores.items():
+            files = {scores_file_name(name, rows): rows for rows in divide_pairs(self.task.clean.n_sequences)}
+            if held := {file: rows for file, rows in files.items() if file in chosen}:
+                check_score_files(self.make_runs(ablation), self.config, folder, held)
+
+    def make_runs(self, ablation: Ablation, writer: RunWriter | None = None) -> Runs:
         """Run the task's pairs, clean and with all edges replaced under this ablation.
+
+        ``writer`` keeps the metric of the run's own ablation in its folder, or compares it with what is there.
 
         Raises:
             InputError: the run's own ablation is "resample", and the interval of the metric's difference covers 0.
@@ -193,6 +212,9 @@ class _Request:
                 "corrupted prompts, which covers 0: there is nothing that a circuit could explain. Need pairs whose "
                 "corrupted prompt changes the metric"
             )
+        if writer is not None and ablation == self.config.used_ablation:
+            values = {"clean": found.clean_values.tolist(), "corrupted": found.corrupted_values.tolist()}
+            keep_or_compare(writer, _BASELINE, values)
         return found
 
     def n_pairs_by_scores_file(self) -> dict[str, int]:
@@ -204,7 +226,7 @@ class _Request:
         """Score the groups of pairs whose scores belong into the files ``names``, and write these by ``writer``."""
         for name, ablation in self.ablation_by_scores.items():
             if any(scores_file_name(name, rows) in names for rows in divide_pairs(self.task.clean.n_sequences)):
-                runs = self.make_runs(ablation)
+                runs = self.make_runs(ablation, writer)
                 score_edges(runs, self.config, writer=writer, name=name, progress=progress, only=names)
 
 
@@ -244,7 +266,7 @@ def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[
     from .sentences import circuit_sentences
 
     lens, task, config, given = asked.lens, asked.task, asked.config, asked.given
-    runs = asked.make_runs(config.used_ablation)
+    runs = asked.make_runs(config.used_ablation, writer)
     scores = score_edges(runs, config, writer=writer, name="scores", progress=progress)
     half = choose_by_scores(runs, scores, config, templates=task.templates, halved=True)
     writer.write_table("pairs", _pair_table(lens, task, runs))

@@ -3,13 +3,18 @@
 A group is written pass by pass, so that a run that was killed loses one pass.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from tqdm.auto import tqdm
 
 from ..records import RunWriter
+from ..records.reading import damaged_file_error
+from ..records.recomputed import refuse_other_numbers
 from .config import CircuitConfig
 from .exact import exact_scores
 from .methods import METHODS
@@ -19,6 +24,9 @@ from .scores import Scores, score_by_gradients, zero_scores
 GROUP = 32
 """Pairs in a group."""
 _LEFT_PAIRS = 8
+_TOLERANCE = 1e-4
+"""Largest allowed difference of a pair's scores computed again, relative to the largest: alone the pair's gradients are
+summed in another order than beside others, which was seen to change scores by 2e-6."""
 
 
 def divide_pairs(n_pairs: int) -> list[range]:
@@ -88,6 +96,35 @@ def score_edges(
             if writer is not None:
                 writer.clear(f"{file}-pairs-")
     return found
+
+
+def check_score_files(runs: Runs, config: CircuitConfig, folder: Path, files: Mapping[str, range]) -> None:
+    """Score the first pair of each file again, and refuse the folder if the scores differ.
+
+    ``files`` are names of a folder's files of scores -> their pairs. By real patches, four edges are patched again.
+    """
+    for file, rows in files.items():
+        path = folder / f"{file}.safetensors"
+        try:
+            held = load_file(path)
+            there, points = held["scores"][0], int(held["steps"][0])
+        except (OSError, SafetensorError, KeyError, IndexError) as error:
+            raise damaged_file_error(path, error) from error
+        one = runs.select_pairs(rows[:1])
+        if METHODS[config.method].along == "patches":
+            edges = np.argsort(-np.abs(there))[:4].tolist()
+            there, here = there[edges], exact_scores(one, edges)
+        else:
+            steps = {"steps": max(1, points), "most_steps": max(1, points)} if METHODS[config.method].doubles else {}
+            limits: dict[str, Any] = {
+                "steps": config.steps,
+                "most_steps": config.most_steps,
+                "tolerance": config.tolerance,
+            } | steps
+            scale = abs(float(runs.gap.double().mean()))
+            here = score_by_gradients(one, method=config.method, **limits, scale=scale).values
+        about: dict[str, Any] = {"tolerance": _TOLERANCE, "scale": float(np.abs(there).max())}
+        refuse_other_numbers(folder, there, here, what=f"the score of an edge on pair {rows.start}", **about)
 
 
 def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:

@@ -50,6 +50,9 @@ class Metric:
     """True if the function reads all sequences at once, and gives one number for them."""
     n_sequences: int | None = None
     """Number of sequences for which the metric has data of their own, such as answers; None if it has none."""
+    version: str = ""
+    """A text to change when the function computes something else and its source does not say so, such as a file that
+    it reads: a run folder is continued only under the same one."""
     on: "Callable[[Sequence[TokenBatch], PreTrainedTokenizerBase | None], Metric] | None" = None
     """Makes the metric for the sequences of a run, or of two, if it hangs on their tokens, as texts of answers do."""
 

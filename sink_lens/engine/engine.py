@@ -121,7 +121,14 @@ class Engine:
 
         ``advance`` is called with the number of cells that were finished.
         """
+        return self._block_rows(block, advance=advance)
 
+    def run_cell(self, block: Block, number: int) -> pd.DataFrame:
+        """Run cell ``number`` of a block, and those that share its forward; return its rows of ``run``'s table."""
+        found = self._block_rows(self.pack_of(block, number), advance=lambda cells: None)
+        return found.loc[found["cell"] == number]
+
+    def _block_rows(self, block: Block, *, advance: Advance) -> pd.DataFrame:
         def take(number: int, outcome: Outcome, changed: list[bool]) -> list[dict[str, Any]]:
             more = {"cell": number, "changed": any(changed), "error": None}
             return [row | more for row in self._metric_rows(outcome, prompts=block.prompts)]
@@ -134,6 +141,11 @@ class Engine:
         place = {cell: number for number, cell in enumerate(block.cells)}
         rows = sorted(chain.from_iterable(found), key=lambda row: place[row["cell"]])
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
+
+    def pack_of(self, block: Block, number: int) -> Block:
+        """Return the block with only those cells that share the forward of cell ``number``."""
+        packs = self._packs_to_run(block, lambda cell, outcome, changed: None).packs
+        return replace(block, cells=next(pack for pack in packs if number in pack))
 
     def map(
         self,

@@ -10,8 +10,8 @@ from ..edits.metrics import Metric, as_metric
 from ..edits.named_metrics import MetricSpec
 from ..errors import InputError
 from ..models.lens import LensModel
-from .code_identity import hash_code
 from .forward import baseline_logits
+from .function_identity import function_hash
 
 Measured = MetricSpec | Metric | Callable[..., Any]
 """What a sweep can be asked to read: a metric by name, a metric, or a function of the logits."""
@@ -40,10 +40,10 @@ def resolve_metrics(given: Sequence[Measured], lens: LensModel, *, tokens: Token
 
 
 def metric_config(metric: Measured) -> dict[str, Any]:
-    """Return a metric as a dictionary of plain values for ``run.json``; a function is there as the hash of its code."""
+    """Return a metric as a dictionary of plain values for ``run.json``; a function is there as ``function_hash``."""
     if isinstance(metric, MetricSpec):
         return {"name": metric.name, **metric.options}
     if not isinstance(metric, Metric):
-        return {"name": getattr(metric, "__name__", "metric"), "code": hash_code(metric)}
+        return {"name": getattr(metric, "__name__", "metric"), "code": function_hash(metric)}
     found = {part.name: getattr(metric, part.name) for part in fields(metric) if part.name not in ("function", "on")}
-    return found | {"code": hash_code((metric.function, metric.on))}
+    return found | {"code": function_hash((metric.function, metric.on))}

@@ -19,9 +19,8 @@ from ..data.cache import cache_folder, describe_damage, lock_folder, read_manife
 from ..data.token_ids import ordinary_ids
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
-from ..models.load import weights_hash
+from ..models.load import config_hash, weights_hash
 from ..models.packed import unpacked_weight
-from ..models.private_apis import NAME_OF_CONFIG
 from ..models.running import prepare_pass
 from ..progress import tqdm
 from .config import InputKind, check_number_and_length
@@ -58,15 +57,10 @@ def read_facts(lens: LensModel) -> ModelFacts:
     for name, buffer in lens.plain.named_buffers():
         buffers.update(name.encode())
         buffers.update(buffer.detach().cpu().flatten().view(torch.uint8).numpy().data)
-    told = {
-        name: value
-        for name, value in lens.config.to_dict().items()
-        if name not in (NAME_OF_CONFIG, "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
-    }
     matrix = unpacked_weight(lens.plain.get_input_embeddings(), dtype=lens.dtype).float()
     return ModelFacts(
         weights=weights_hash(lens),
-        config=_hash_of_json([type(lens.plain).__name__, told, buffers.hexdigest()]),
+        config=_hash_of_json([config_hash(lens), buffers.hexdigest()]),
         tokenizer=None if lens.tokenizer is None else _hash_of_json(sorted(lens.tokenizer.get_vocab().items())),
         ids=tuple(ordinary_ids(lens.tokenizer, size)),
         width=lens.d_model,

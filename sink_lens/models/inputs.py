@@ -13,7 +13,7 @@ from ..records import package_versions
 from .bundled import find_header
 from .header import Header
 from .lens import LensModel
-from .load import load, weights_hash
+from .load import config_hash, load, weights_hash
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ def describe_provenance(lens: LensModel, batch: TokenBatch, *, kernel: str) -> d
         "model": lens.name,
         "family": lens.family.architecture,
         "weights_sha256": weights_hash(lens),
+        "config_sha256": config_hash(lens),
         "notes": list(lens.notes),
         "n_layers": lens.n_layers,
         "n_heads": lens.n_heads,

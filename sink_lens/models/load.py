@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import hashlib
+import json
 import logging
 import os
 import re
@@ -40,7 +41,7 @@ from .families import TEXT_PART
 from .header import read_folder_header
 from .lens import LensModel
 from .offload import load_parameters_in_turn
-from .private_apis import LENIENT, set_attention, use_default_attention
+from .private_apis import LENIENT, NAME_OF_CONFIG, set_attention, use_default_attention
 from .running import exclusive_use
 from .wrapping import assemble_lens, extract_language_model, keep_random_state, wrap
 
@@ -55,6 +56,8 @@ _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 }
 _LOG = logging.getLogger(__name__)
+_NOT_COMPUTED = (NAME_OF_CONFIG, "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
+"""Entries of a configuration that change no number, or, as the type, are known otherwise."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -180,6 +183,14 @@ def weights_hash(lens: LensModel) -> str:
             digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
             digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def config_hash(lens: LensModel) -> str:
+    """Return the SHA-256 of the plain model's class and configuration: with another activation it is another model."""
+    told = {name: value for name, value in lens.config.to_dict().items() if name not in _NOT_COMPUTED}
+    return hashlib.sha256(
+        json.dumps([type(lens.plain).__name__, told], sort_keys=True, default=str).encode()
+    ).hexdigest()
 
 
 def random_init(lens: LensModel, *, seed: int) -> LensModel:

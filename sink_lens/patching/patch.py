@@ -23,13 +23,13 @@ import torch
 
 from ..edits.effect_table import effect_table
 from ..edits.part import Part
-from ..engine.code_identity import hash_code
+from ..engine.function_identity import function_hash
 from ..engine.measured import metric_config
 from ..engine.plan import Plan
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import RunWriter, refuse_unhashed_code
+from ..records import RunWriter
 from ..records.shards import check_shard, compute_run
 from ..signatures import takes
 from .config import EVERY, PatchConfig
@@ -115,8 +115,6 @@ def _patch_site(
     if out is None:
         return request.make_result(None, progress=progress)
     code, runs = request.hash_functions(), request.runs
-    if shard is not None:
-        refuse_unhashed_code(code)
     about: dict[str, Any] = {"pair": request.pair, "config": request.config, "metric": runs.metric, "code": code}
     plans: list[Plan | None] = []
 
@@ -124,8 +122,15 @@ def _patch_site(
         """Plan the patches; return the name of each block -> its number of patches."""
         kept = KeptBlocks(writer, only=())
         request.measure_patches(kept, progress=False)
+        kept.compare_baseline(baseline=runs.baseline, source=runs.source)
         plans.append(kept.plan)
         return kept.sizes
+
+    def check_parts(folder: Path, parts: Collection[str]) -> None:
+        assert plans[0] is not None  # there are blocks
+        request.runs.check_blocks(
+            folder, list(parts), of=request.parts_by_name(), make=request.runs.edit_maker(request.config), plan=plans[0]
+        )
 
     def measure_parts(writer: RunWriter, parts: Collection[str]) -> None:
         request.measure_patches(KeptBlocks(writer, planned=plans[0], only=parts), progress=progress)
@@ -136,6 +141,7 @@ def _patch_site(
         overwrite=overwrite,
         open_run=partial(open_run, lens=runs.lens, reopen=reopen, **about),
         begin=plan_patches,
+        check=check_parts,
         compute=measure_parts,
         finish=partial(request.finish_run, progress=progress and shard is None),
     )
@@ -160,14 +166,19 @@ class _Request:
         """Return name -> hash of the functions given as metric, put and edits: a stopped run needs the same ones."""
         asked = self.config
         found: dict[str, Any] = {} if isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
-        found |= {"put": hash_code(asked.put)} if callable(asked.put) else {}
-        return found | ({"edits": [hash_code(one) for one in asked.edits]} if asked.edits else {})
+        found |= {"put": function_hash(asked.put)} if callable(asked.put) else {}
+        return found | ({"edits": [function_hash(one) for one in asked.edits]} if asked.edits else {})
+
+    def parts_by_name(self) -> dict[str, Part]:
+        """Return part identity -> part, for patches and controls."""
+        return {part_identity(part): part for some in (self.grid, *self.controls) for part in some}
 
     def measure_patches(self, kept: KeptBlocks | None, *, progress: bool) -> dict[str, MeasuredPatch]:
         """Return part identity -> metric, for patches and controls; ``kept`` has the patches that are in the folder."""
         make = self.runs.edit_maker(self.config)
-        named = {part_identity(part): part for some in (self.grid, *self.controls) for part in some}
-        return self.runs.measure_all(named, make=make, kept=kept, batch_size=self.config.batch_size, progress=progress)
+        return self.runs.measure_all(
+            self.parts_by_name(), make=make, kept=kept, batch_size=self.config.batch_size, progress=progress
+        )
 
     def make_result(self, kept: KeptBlocks | None, *, progress: bool) -> PatchResult:
         """Measure the patches that the folder (``kept``) lacks, and return the result with its table of effects."""

@@ -15,12 +15,12 @@ from ..engine.plan import Plan, read_plan
 from ..models.inputs import describe_provenance
 from ..models.lens import LensModel
 from ..records import RunWriter, create_run
+from ..records.recomputed import keep_or_compare
 from ..records.shards import process_name
 from .config import PatchConfig
 from .pairs import PromptPair
 
-_BLOCK = "block-{:06d}"
-_ROW = ("part", "sequence", "value", "changed")
+ROW = ("part", "sequence", "value", "changed")
 Row = tuple[str, int, float, bool]
 """One sequence of one patch: identity of the part, sequence, value, and whether it changed anything."""
 
@@ -33,6 +33,11 @@ class MeasuredPatch:
     """By sequence; a single one if the metric gives one number for all sequences."""
     changed: bool
     """True if the patch changed any value."""
+
+
+def block_name(number: int) -> str:
+    """Return the name of the table of the block with this number."""
+    return f"block-{number:06d}"
 
 
 class KeptBlocks:
@@ -53,25 +58,29 @@ class KeptBlocks:
 
     def blocks_to_measure(self, blocks: Sequence[Block]) -> list[Block]:
         """Return the ``blocks`` that this process measures, all or its shard's; store the size of every block."""
-        self.sizes = {_BLOCK.format(block.number): len(block.cells) for block in blocks}
-        return [one for one in blocks if self._only is None or _BLOCK.format(one.number) in self._only]
+        self.sizes = {block_name(block.number): len(block.cells) for block in blocks}
+        return [one for one in blocks if self._only is None or block_name(one.number) in self._only]
 
     def keep_plan(self, plan: Plan) -> None:
         """Write the plan of forward passes, and delete the blocks in the folder: they belong to another plan."""
         self._writer.clear()  # blocks without a plan were made by a plan that is lost
         self._writer.write_text("plan.json", plan.as_json())
 
+    def compare_baseline(self, **values: Tensor) -> None:
+        """Write the metric of both runs into the folder, or compare it with what the folder has."""
+        keep_or_compare(self._writer, "baseline.json", {name: one.tolist() for name, one in values.items()})
+
     def read_block(self, number: int) -> list[Row] | None:
         """Return the rows of the block with this number; None if the folder does not have it."""
-        name = _BLOCK.format(number)
+        name = block_name(number)
         if not self._writer.has(name):
             return None
-        table = self._writer.read(name)
-        return list(zip(*(table[name].tolist() for name in _ROW), strict=True))
+        table = self._writer.read(name, columns=ROW)
+        return list(zip(*(table[column].tolist() for column in ROW), strict=True))
 
     def write_block(self, number: int, rows: Sequence[Row]) -> None:
         """Write the rows of the block with this number."""
-        self._writer.write_table(_BLOCK.format(number), pd.DataFrame(rows, columns=list(_ROW)))
+        self._writer.write_table(block_name(number), pd.DataFrame(rows, columns=list(ROW)))
 
 
 def open_run(
@@ -105,5 +114,6 @@ def open_run(
         config=asked | dict(part or {}),
         provenance=provenance,
         expects=() if part else ("patches", "differences", "summary"),
+        recomputes=True,
         **how,
     )

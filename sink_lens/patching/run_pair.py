@@ -4,8 +4,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Unpack
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,18 +20,22 @@ from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where, replace_full_axes_by_none
 from ..edits.references import References
+from ..engine.cells import Cell
 from ..engine.engine import Engine
 from ..engine.forward import baseline_logits, run_with
+from ..engine.plan import Plan
 from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_key
 from ..progress import tqdm
+from ..records.reading import read_columns
+from ..records.recomputed import refuse_other_numbers, sample_parts
 from .cells import MakesEdit, cell_of_edit, cell_of_patch
 from .config import PatchConfig, refuse_equal_tokens
 from .pairs import PromptPair, Sequences, pair_prompts
 from .parts import make_put_spec, part_identity, parts_to_patch
-from .run_folder import KeptBlocks, MeasuredPatch, Row
+from .run_folder import ROW, KeptBlocks, MeasuredPatch, Row, block_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +160,7 @@ class RunPair:
             name: MeasuredPatch(values=self.nan_where_short(part, self.baseline), changed=False)
             for name, part in parts.items()
         }
-        able = self.can_change if make is None else self.is_before_metric
-        todo = [part for part in parts.values() if able(part)]
-        if make is None:
-            patches = [cell_of_patch(part, run=self.held, source=self.given, edits=self.edits) for part in todo]
-        else:
-            patches = [cell_of_edit(part, sizes=self.sizes, make=make, edits=self.edits) for part in todo]
+        todo, patches = self._patches_to_run(parts, make)
         if not patches:
             return found
         plan = None if kept is None else kept.plan
@@ -172,9 +173,7 @@ class RunPair:
         rows: list[Row] = []
 
         def add_rows(number: int, outcome: Outcome, changed: list[bool]) -> None:
-            values, did = evaluate(self.metric, outcome).tolist(), make is None or changed[-1]
-            part, places = part_identity(todo[number]), [0] if self.metric.whole_batch else outcome.indices
-            rows.extend((part, place, value, did) for place, value in zip(places, values, strict=True))
+            rows.extend(self._rows(todo[number], outcome, did=make is None or changed[-1]))
 
         with tqdm(
             total=sum(len(block.cells) for block in blocks),
@@ -198,6 +197,45 @@ class RunPair:
                     found[name].changed |= bool(did)
                 rows.clear()
         return found
+
+    def check_blocks(
+        self, folder: Path, names: Sequence[str], *, of: Mapping[str, Part], make: MakesEdit | None, plan: Plan
+    ) -> None:
+        """Measure one patch of some finished blocks of a folder again; refuse the folder if the metric differs.
+
+        ``of``, ``make`` and ``plan`` are those of ``measure_all``.
+        """
+        todo, patches = self._patches_to_run(of, make)
+        engine = Engine(self.lens, self.run, patches, [self.metric], plan=plan)
+        blocks = {block_name(block.number): block for block in engine.blocks}
+        numbers = {part_identity(part): number for number, part in enumerate(todo)}
+
+        def rows_of(number: int, outcome: Outcome, changed: list[bool]) -> tuple[int, list[Row]]:
+            return number, self._rows(todo[number], outcome, did=changed[-1])
+
+        for name in sample_parts(names):
+            held = read_columns(folder / f"{name}.parquet", ROW, kind="patch")
+            able = held.loc[held["value"].notna() & held["part"].isin(list(numbers)), "part"]
+            if able.empty:
+                continue
+            part = str(able.iloc[0])
+            again = dict(engine.map(engine.pack_of(blocks[name], numbers[part]), rows_of))[numbers[part]]
+            here = pd.DataFrame(again, columns=list(ROW)).sort_values("sequence")
+            there = held.loc[held["part"] == part].sort_values("sequence")
+            refuse_other_numbers(folder, there["value"], here["value"], what=f"{self.metric.name} under a patch")
+
+    def _patches_to_run(self, parts: Mapping[str, Part], make: MakesEdit | None) -> tuple[list[Part], list[Cell]]:
+        """Return those parts whose patch may change the metric, and the cell of each."""
+        able = self.can_change if make is None else self.is_before_metric
+        todo = [part for part in parts.values() if able(part)]
+        if make is None:
+            return todo, [cell_of_patch(part, run=self.held, source=self.given, edits=self.edits) for part in todo]
+        return todo, [cell_of_edit(part, sizes=self.sizes, make=make, edits=self.edits) for part in todo]
+
+    def _rows(self, part: Part, outcome: Outcome, *, did: bool) -> list[Row]:
+        """Return the rows of a block for one patch: the metric by sequence, and whether it ``did`` change anything."""
+        places, values = [0] if self.metric.whole_batch else outcome.indices, evaluate(self.metric, outcome).tolist()
+        return [(part_identity(part), place, value, did) for place, value in zip(places, values, strict=True)]
 
 
 def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:

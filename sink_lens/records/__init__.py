@@ -11,14 +11,12 @@ from sink_lens.records.provenance import CIRCUMSTANCE, package_versions
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run, run_state
 from sink_lens.records.result import Finding, Result
 from sink_lens.records.writing import (
-    UNKNOWN,
     RunWriter,
     add_to_run,
     check_folder_free,
     create_run,
     default_run_folder,
     refuse_file_of_run,
-    refuse_unhashed_code,
     write_atomically,
 )
 
@@ -27,7 +25,6 @@ __all__ = [
     "LOG_FILE",
     "PAGE_FILE",
     "RUN_FILE",
-    "UNKNOWN",
     "Finding",
     "Result",
     "Run",
@@ -43,7 +40,6 @@ __all__ = [
     "read_log_lines",
     "read_run",
     "refuse_file_of_run",
-    "refuse_unhashed_code",
     "run_state",
     "write_atomically",
 ]

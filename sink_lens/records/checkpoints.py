@@ -1,11 +1,15 @@
 """The checkpoints in the run folder of a training."""
 
+import hashlib
+import json
+import os
 import re
 from pathlib import Path
 
 from sink_lens.errors import RunError
 from sink_lens.records.reading import Run
 
+_OF_NUMBERS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.gguf")
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -24,3 +28,18 @@ def checkpoint_folders(run: Run) -> dict[int, Path]:
             f"{run.folder} has no checkpoint; need checkpoints/checkpoint-N at least once. Train it, or give another."
         )
     return dict(sorted(found.items()))
+
+
+def model_identity(source: str | Path) -> str:
+    """Return a hash of the configuration of a model on the disk, and of size, time and inode of its weights' files.
+
+    Nothing else of the weights is read. The identity of a name, such as one of the hub, is the name.
+    """
+    path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises where there is no such user
+    found: list[object] = []
+    for file in [path] if path.is_file() else sorted(one for name in _OF_NUMBERS for one in path.glob(name)):
+        status = file.stat()
+        is_config = file.name == "config.json"
+        about = file.read_text("utf-8", "replace") if is_config else [status.st_size, status.st_mtime_ns, status.st_ino]
+        found.append([file.name, about])
+    return hashlib.sha256(json.dumps(found or str(source)).encode()).hexdigest()

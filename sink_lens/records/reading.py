@@ -240,6 +240,21 @@ def read_table(path: Path, *, kind: str) -> pd.DataFrame:
     return check_table(table, kind=kind, name=path.stem, text_too=path.suffix == ".csv")
 
 
+def read_columns(path: Path, columns: Sequence[str], *, kind: str) -> pd.DataFrame:
+    """Read a run's table, which must have these columns.
+
+    Raises:
+        RunError: it is damaged, or lacks one of the columns.
+    """
+    try:
+        frame = read_table(path, kind=kind)
+        if absent := [column for column in columns if column not in frame]:
+            raise ValueError(f"it lacks {', '.join(absent)}")
+    except (OSError, ValueError) as error:
+        raise damaged_file_error(path, error) from error
+    return frame
+
+
 def check_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:
     """Check a table's columns against the schema of table ``name`` in runs of a kind; return the table unchanged.
 

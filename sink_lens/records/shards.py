@@ -24,6 +24,8 @@ from .writing import RunWriter, remove_run
 _FOLDER = re.compile(r"shard-([0-9]+)-of-([0-9]+)")
 _MOST = 10_000
 R = TypeVar("R")
+_OF_SHARD = ("shard", "parts", "plan_sha256")
+"""Fields that the configuration of a shard has beside those of the run."""
 _PATIENCE = 600.0
 """Seconds that a shard waits for another that plans the run, or makes its tables."""
 
@@ -89,6 +91,7 @@ def compute_run(
     overwrite: bool = False,
     open_run: Callable[..., RunWriter],
     begin: Callable[[RunWriter], Mapping[str, int]],
+    check: Callable[[Path, Collection[str]], None],
     compute: Callable[[RunWriter, Collection[str]], None],
     finish: Callable[[RunWriter], R],
 ) -> R | None:
@@ -100,7 +103,10 @@ def compute_run(
         overwrite: replace the run that the folder holds.
         open_run: function that opens a run folder for writing; its options are ``overwrite``, ``patience`` and, for a
             shard, ``part``, which is added to the configuration.
-        begin: function that writes the files that all shards need; it returns name of a part -> number of its cells.
+        begin: function that writes the files that all shards need, and compares those that the folder has with what it
+            computes; it returns name of a part -> number of its cells.
+        check: function that computes some cells of the finished parts with the given names in a folder again, and
+            raises an error if the folder has other numbers.
         compute: function that computes the parts with the given names into a shard's folder.
         finish: function that computes the parts that the run's folder lacks, and makes the result.
 
@@ -114,7 +120,9 @@ def compute_run(
     check_shard(shard, out=run, overwrite=overwrite)
     if shard is None:
         with open_run(run, overwrite=overwrite) as writer:
-            copy_shard_parts(writer)
+            parts = begin(writer)
+            _check_parts(writer, parts, check)
+            copy_shard_parts(writer, parts, check)
             result = finish(writer)
         remove_shards(run)
         return result
@@ -127,23 +135,33 @@ def compute_run(
     with contextlib.ExitStack() as stack:
         with open_run(run, patience=_PATIENCE) as writer:
             parts = begin(writer)
+            _check_parts(writer, parts, check)
             is_done = all(map(writer.has, parts))
             writer.leave_unfinished()
             own = dict(list(parts.items())[one.number - 1 :: one.count])
-            part = {"shard": str(one), "parts": own}
+            part = {"shard": str(one), "parts": own} | writer.plan_field()
             if not is_done:  # while the run's folder is held, so that no shard takes these parts and removes this one
+                if one.folder(run).is_symlink():
+                    raise RunError(f"{one.folder(run)} is a link; need the shard's own folder. Move the link away.")
                 writer = stack.enter_context(open_run(one.folder(run), patience=1.0, part=part))
         if not is_done:
+            _check_parts(writer, own, check)
             compute(writer, own)
     with open_run(run, patience=_PATIENCE) as writer:
         if not all(map(writer.has, parts)):
             if not all_shards_finished(run):
                 writer.leave_unfinished()
                 return None
-            copy_shard_parts(writer)
+            copy_shard_parts(writer, parts, check)
         result = finish(writer)
         remove_shards(run)
     return result
+
+
+def _check_parts(writer: RunWriter, parts: Collection[str], check: Callable[[Path, Collection[str]], None]) -> None:
+    """Compare those ``parts`` that the folder of ``writer`` has with what ``check`` computes."""
+    if held := [name for name in parts if writer.has(name)]:
+        check(writer.folder, held)
 
 
 def list_shards(run: Path) -> list[Shard]:
@@ -164,11 +182,11 @@ def process_name() -> str:
     return f"{gethostname()}, process {os.getpid()}"
 
 
-def copy_shard_parts(writer: RunWriter) -> None:
-    """Copy the files of finished parts from all shards into the run folder of ``writer``, if it lacks them.
+def copy_shard_parts(writer: RunWriter, parts: Collection[str], check: Callable[[Path, Collection[str]], None]) -> None:
+    """Copy the files of finished ``parts`` from all shards into the run folder of ``writer``, if it lacks them.
 
     Raises:
-        RunError: a shard is still being computed.
+        RunError: a shard is still being computed, or is of another run: ``check`` compares what is in it.
     """
     shards = list_shards(writer.folder)
     for shard in shards:
@@ -181,10 +199,19 @@ def copy_shard_parts(writer: RunWriter) -> None:
     for shard in shards:
         folder = shard.folder(writer.folder)
         record = read_run_json(folder)
-        for name, entry in record["files"].items():
-            is_missing = Path(name).stem in record["config"]["parts"] and not writer.has(name)
-            if is_missing and is_file_intact(folder / name, entry):
-                writer.write_bytes(name, (folder / name).read_bytes())
+        if record["config"].get("plan_sha256") != writer.plan_field().get("plan_sha256"):
+            continue  # the plan of its forwards is lost, and its parts hold other cells
+        config = {name: value for name, value in record["config"].items() if name not in _OF_SHARD}
+        writer.refuse_other(folder, record | {"config": config})
+        missing = [
+            name
+            for name, entry in record["files"].items()
+            if Path(name).stem in parts and not writer.has(name) and is_file_intact(folder / name, entry)
+        ]
+        if missing:
+            check(folder, [Path(name).stem for name in missing])
+        for name in missing:
+            writer.write_bytes(name, (folder / name).read_bytes())
 
 
 def remove_shards(run: Path) -> None:

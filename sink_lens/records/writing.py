@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,19 +26,18 @@ from sink_lens.records.reading import (
     LOCK_FILE,
     PAGE_FILE,
     RUN_FILE,
-    damaged_file_error,
     is_file_intact,
     is_regular_file,
     lock_of_folder,
+    read_columns,
     read_raw_run_json,
     read_run_json,
-    read_table,
 )
 
-UNKNOWN = "cannot be known: "
-"""Beginning of what a configuration has instead of a hash for code that cannot be compared; the reason follows."""
 PAGE_MARK = b'<meta name="generator" content="sink_lens">'
 """Text of a page that was drawn from a run. No other file of that name is ever replaced or deleted."""
+_GOES_ON = "goes on from "
+"""Beginning of a note that a run was continued with other versions."""
 _TABLE_ENDINGS = ("", ".parquet", ".csv", ".safetensors")
 
 
@@ -51,7 +51,14 @@ class RunWriter:
     """A run folder that is being written. A lock protects it, and closing it records how the run ended."""
 
     def __init__(
-        self, folder: Path, *, record: dict[str, Any], lock: FileLock, made: list[Path], adding: bool = False
+        self,
+        folder: Path,
+        *,
+        record: dict[str, Any],
+        lock: FileLock,
+        made: list[Path],
+        adding: bool = False,
+        recomputes: bool = False,
     ) -> None:
         """Prepare to write to a run folder that this process has locked."""
         self.folder = folder
@@ -59,6 +66,7 @@ class RunWriter:
         self._lock = lock
         self._made = made
         self._adding = adding
+        self._recomputes = recomputes
         self._earlier: dict[str, Any] | None = None
         self._wrote = False
 
@@ -80,14 +88,7 @@ class RunWriter:
         Raises:
             RunError: it is damaged, or lacks one of the columns.
         """
-        path = self.folder / f"{name}.parquet"
-        try:
-            frame = read_table(path, kind=self._record["kind"])
-            if absent := [column for column in columns if column not in frame]:
-                raise ValueError(f"it lacks {', '.join(absent)}")
-        except (OSError, ValueError) as error:
-            raise damaged_file_error(path, error) from error
-        return frame
+        return read_columns(self.folder / f"{name}.parquet", columns, kind=self._record["kind"])
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
         """Write a data frame to NAME.parquet, without its index, and return the path."""
@@ -158,6 +159,15 @@ class RunWriter:
             _remove_page(self.folder)
             _remove_intact_files(self.folder, self._record.pop("removes"))
 
+    def plan_field(self) -> dict[str, str]:
+        """Return the hash of ``plan.json``, by which shards are told from those of another plan; {} without a plan."""
+        entry = self._record["files"].get("plan.json")
+        return {} if entry is None else {"plan_sha256": entry["sha256"]}
+
+    def refuse_other(self, folder: Path, record: Mapping[str, Any]) -> None:
+        """Refuse the shard in ``folder``, whose run.json is ``record``, if it is of another run than this one."""
+        refuse_other_run(folder, earlier=record, record=self._record, compared=IDENTITY)
+
     def leave_unfinished(self) -> None:
         """Let the run count as unfinished when the block ends: run.json stays as it is."""
         self._adding = True
@@ -219,7 +229,8 @@ class RunWriter:
         if "replaces" in raw:  # the run that began to replace it was killed before its first file
             self._write(self.folder / RUN_FILE, _json_bytes(earlier)).replace(self.folder / RUN_FILE)
         if not overwrite:
-            _refuse_other_run(self.folder, earlier=earlier, record=self._record, reopen=reopen)
+            compared = IDENTITY if self._recomputes else IDENTITY + CIRCUMSTANCE
+            refuse_other_run(self.folder, earlier=earlier, record=self._record, compared=compared, reopen=reopen)
         self._record["written"] = written
         if overwrite:
             self._record["replaces"] = earlier
@@ -235,10 +246,20 @@ class RunWriter:
         left = earlier.get("removes", {}).items()
         _remove_intact_files(self.folder, {name: entry for name, entry in left if name not in earlier["files"]})
         self._earlier = earlier
+        self._keep_earlier_circumstances(earlier["provenance"])
         self._record["started"] = earlier["started"]
         self._record["files"] = {
             file: entry for file, entry in earlier["files"].items() if is_file_intact(self.folder / file, entry)
         }
+
+    def _keep_earlier_circumstances(self, earlier: Mapping[str, Any]) -> None:
+        """Note in the provenance, and in a warning, that the run goes on with other versions or elsewhere."""
+        own = self._record["provenance"]
+        own["notes"] = [*own.get("notes", ()), *(one for one in earlier.get("notes", ()) if one.startswith(_GOES_ON))]
+        if changed := {name: earlier.get(name) for name in CIRCUMSTANCE if earlier.get(name) != own.get(name)}:
+            said = f"{_GOES_ON}{json.dumps(changed)} on {json.dumps({name: own.get(name) for name in changed})}"
+            own["notes"].append(said)
+            warnings.warn(f"{self.folder} {said}", stacklevel=6)
 
     def _write_final_status(self, error: BaseException | None) -> None:
         """Write how the run ended: finished if ``error`` is None. Undo a run that failed before its first file."""
@@ -398,6 +419,7 @@ def create_run(
     expects: Sequence[str] = (),
     overwrite: bool = False,
     reopen: bool = False,
+    recomputes: bool = False,
     patience: float = 0,
 ) -> RunWriter:
     """Open a run folder for writing, new or continued, under a lock; use it in a `with` statement.
@@ -414,6 +436,8 @@ def create_run(
         expects: Names of the files that a finished run of this kind has; `Run.missing` lists the absent ones.
         overwrite: Replace the run that the folder holds, finished or not. Files that belong to no run stay.
         reopen: Also continue an equal run that is already finished, for runs that can be added to.
+        recomputes: The run computes some of its finished numbers again before it goes on, and compares them: other
+            versions, another device or kernel are a note then, and no reason to refuse.
         patience: Seconds to wait for a folder that is in use, such as by a page that is drawn.
 
     Raises:
@@ -447,7 +471,7 @@ def create_run(
     except OSError as error:
         _remove_empty_folders(made)
         raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
-    writer = RunWriter(folder, record=record, lock=lock, made=made)
+    writer = RunWriter(folder, record=record, lock=lock, made=made, recomputes=recomputes)
     try:
         writer._begin_record(overwrite=overwrite, reopen=reopen)
     except BaseException as error:  # Ctrl-C too
@@ -457,15 +481,6 @@ def create_run(
             raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
         raise
     return writer
-
-
-def refuse_unhashed_code(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration with code that has no hash: shards could not tell if they all have the same code."""
-    for why in _reasons_without_hash(config):
-        raise RunError(
-            f"shards compare their functions, and one cannot be known: {why}; need functions of plain code and values. "
-            "Run without shards."
-        )
 
 
 def check_folder_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> None:
@@ -574,22 +589,25 @@ def _refuse_other_files(folder: Path) -> None:
         )
 
 
-def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
+def refuse_other_run(
+    folder: Path,
+    *,
+    earlier: Mapping[str, Any],
+    record: Mapping[str, Any],
+    compared: Sequence[str] = IDENTITY + CIRCUMSTANCE,
+    reopen: bool = True,
+) -> None:
     """Refuse to continue the ``earlier`` run of a folder if it differs from the new run, whose run.json is ``record``.
 
-    A finished run is refused too, unless ``reopen`` is true.
+    Configurations and the ``compared`` fields of the provenance must be equal. A finished run is refused too, unless
+    ``reopen`` is true.
     """
     undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
     draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
     there, here = (
-        {"kind": of["kind"]} | of["config"] | {name: of["provenance"].get(name) for name in IDENTITY + CIRCUMSTANCE}
+        {"kind": of["kind"]} | of["config"] | {name: of["provenance"].get(name) for name in compared}
         for of in (earlier, record)
     )
-    for why in () if earlier["status"] == "finished" and not reopen else _reasons_without_hash(record["config"]):
-        raise RunError(
-            f"{folder} holds a run, and whether its functions are these cannot be known: {why}; need functions of "
-            "plain code and values to go on with a run. Give out another name, or overwrite=True to replace it."
-        )
     others = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
     if earlier["status"] == "finished" and not reopen:
         text = _finished_run_message(folder, earlier) + draw
@@ -600,14 +618,6 @@ def _refuse_other_run(folder: Path, *, earlier: Mapping[str, Any], record: Mappi
             f"{folder} holds a run that differs in {listed}. Repeat that one, choose another "
             "folder, or overwrite=True (--overwrite) to replace it."
         )
-
-
-def _reasons_without_hash(value: Any) -> list[str]:
-    """Return a reason for each piece of code in a configuration that has no hash."""
-    if isinstance(value, str):
-        return [value.removeprefix(UNKNOWN)] if value.startswith(UNKNOWN) else []
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [why for part in parts for why in _reasons_without_hash(part)]
 
 
 def _utc_now_text() -> str:

@@ -25,7 +25,7 @@ from ..data.token_ids import bos_id
 from ..data.tokens import TokenBatch, Tokens
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.load import ModelLike, as_lens, weights_hash
+from ..models.load import ModelLike, as_lens, config_hash, weights_hash
 from ..records import check_folder_free, read_run
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
 from ..signatures import takes
@@ -305,9 +305,12 @@ def read_chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
     run = read_run(folder)
     if run.kind != "trace":
         raise InputError(f"{folder} holds a run of {run.kind}; need one of trace")
-    if run.provenance.get("weights_sha256") != weights_hash(lens):
+    own = {"weights": weights_hash(lens), "configuration": config_hash(lens)}
+    of_trace = (run.provenance.get(name) for name in ("weights_sha256", "config_sha256"))
+    if other := [name for name, there in zip(own, of_trace, strict=True) if there != own[name]]:
         raise InputError(
-            f"the trace in {folder} is of other weights than {short_model_name(lens.name)}; need one of these"
+            f"the trace in {folder} is of other {' and other '.join(other)} than {short_model_name(lens.name)}; need "
+            "one of this model"
         )
     table = run.need("links", columns=["link", "verdict"]).drop_duplicates("link")
     makers = run.optional("makers", columns=["kind", "layer", "unit", "is_maker", "removed_alone"])

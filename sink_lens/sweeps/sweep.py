@@ -20,8 +20,8 @@ from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.named_metrics import MetricSpec, import_metric
-from ..engine.code_identity import hash_code
-from ..engine.engine import Block, Engine
+from ..engine.engine import VALUES, Block, Engine
+from ..engine.function_identity import function_hash
 from ..engine.measured import Measured, metric_config, resolve_metrics
 from ..engine.needs import Needs
 from ..engine.plan import choose_plan, read_plan
@@ -33,8 +33,9 @@ from ..models.inputs import check_sequences, describe_provenance, load_model, ma
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
-from ..records import RunWriter, create_run, default_run_folder, refuse_unhashed_code
-from ..records.reading import damaged_file_error
+from ..records import RunWriter, create_run, default_run_folder
+from ..records.reading import damaged_file_error, read_columns
+from ..records.recomputed import refuse_other_numbers, sample_parts
 from ..records.shards import check_shard, compute_run, process_name
 from ..schema import MEANS
 from ..signatures import takes
@@ -67,7 +68,9 @@ def sweep(
 ) -> SweepResult:
     """Run a model with the edits of each cell of a grid, and measure what each does to the metrics.
 
-    The same call on a folder that holds part of the sweep computes the rest; on one that holds all of it, nothing.
+    The same call on a folder that holds part of the sweep computes the rest; on one that holds all of it, nothing. It
+    first computes the baseline and one cell of each block (of 32 blocks, if there are more) again, and refuses the
+    folder if they differ.
 
     With ``shard`` each of several processes or machines computes a part of the cells, all in one folder; nothing else
     is shared, and there is no order. A shard that was killed goes on where it was, one that is done does nothing, and
@@ -96,14 +99,15 @@ def sweep(
     asked = _collect_request(model, what, tokens=tokens, metrics=metrics, fields=fields)
     how = asked.how
     check_engine(how.engine, workers=how.workers)
-    if shard is not None:
-        refuse_unhashed_code(asked.config)
     folder = Path(out) if out is not None else default_run_folder(asked.lens.name)
     made: list[tuple[Job, Engine]] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
         made.append(asked.begin(writer))
         return {_block_name(block): len(block.cells) for block in made[0][1].blocks}
+
+    def check(folder: Path, parts: Collection[str]) -> None:
+        _check_blocks(folder, made[0][1], parts)
 
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
         job, own = made[0]
@@ -112,12 +116,11 @@ def sweep(
 
     def finish(writer: RunWriter) -> SweepResult:
         if shard is None:
-            compute(writer, begin(writer))
+            compute(writer, [_block_name(block) for block in made[0][1].blocks])
         return asked.finish(writer, made[0][1])
 
-    found = compute_run(
-        folder, shard=shard, overwrite=overwrite, open_run=asked.open, begin=begin, compute=compute, finish=finish
-    )
+    steps = {"begin": begin, "check": check, "compute": compute, "finish": finish}
+    found = compute_run(folder, shard=shard, overwrite=overwrite, open_run=asked.open, **steps)
     return SweepResult.unfinished(folder, shard=str(shard)) if found is None else found
 
 
@@ -144,6 +147,7 @@ class _Request:
             expects=() if part else FILES,
             overwrite=overwrite,
             reopen=True,
+            recomputes=True,
             patience=patience,
         )
 
@@ -174,7 +178,12 @@ class _Request:
         )
         own = job.make_engine(self.lens, to_run)
         own.check_metrics()
-        writer.read_or_make("baseline", own.baseline_metrics)
+        baseline = own.baseline_metrics()
+        if writer.has("baseline"):
+            held = writer.read("baseline", columns=("value",))
+            refuse_other_numbers(writer.folder, held["value"], baseline["value"], what="a metric of the baseline")
+        else:
+            writer.write_table("baseline", baseline)
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
@@ -207,11 +216,11 @@ class _Request:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The arguments as dicts, lists and numbers, for ``run.json``; a function is there as the hash of its code."""
+        """The arguments as dicts, lists and numbers, for ``run.json``; a function is there as ``function_hash``."""
         if isinstance(self.what, Grid):
             own: dict[str, Any] = {"grid": self.what.config()}
         else:
-            code = hash_code([edit.change for one in self.what for edit in one.edits])
+            code = function_hash([edit.change for one in self.what for edit in one.edits])
             own = {"grid": [one.identity for one in self.what], "code": code, "controls": self.how.grid.controls}
         metrics = [metric_config(one) for one in self.metrics]
         return own | {"metrics": metrics, "interval_seed": self.how.seed}
@@ -306,8 +315,31 @@ def _is_block_done(writer: RunWriter, block: Block, *, retry_failed: bool) -> bo
 
 def _read_block(writer: RunWriter, block: Block) -> pd.DataFrame:
     """Read the table of a finished block; raise RunError if its cells are those of another block."""
-    found = writer.read(_block_name(block), columns=("cell", "sequence", "value", "metric", "changed", "error"))
+    return _read_block_in(writer.folder, block)
+
+
+def _read_block_in(folder: Path, block: Block) -> pd.DataFrame:
+    path = folder / f"{_block_name(block)}.parquet"
+    found = read_columns(path, VALUES, kind="sweep")
     if not set(found["cell"].tolist()) <= set(block.cells):
-        path = writer.folder / f"{_block_name(block)}.parquet"
         raise damaged_file_error(path, ValueError("it holds cells of another block"))
     return found
+
+
+def _check_blocks(folder: Path, own: Engine, parts: Collection[str]) -> None:
+    """Compute one cell of some finished blocks of a folder again; refuse the folder if its numbers differ."""
+    by_name = {_block_name(block): block for block in own.blocks}
+    for name in sample_parts(list(parts)):
+        block = by_name[name]
+        held = _read_block_in(folder, block)
+        able = held.loc[held["error"].isna() & held["value"].notna(), "cell"]
+        if able.empty:
+            continue
+        cell = int(able.iloc[0])
+        there, here = (
+            frame.sort_values(["metric", "sequence"], ignore_index=True)
+            for frame in (held.loc[held["cell"] == cell], own.run_cell(block, cell))
+        )
+        if errors := here["error"].dropna().tolist():
+            raise RunError(f"cell {cell} of {folder}, which is finished, fails now: {errors[0]}")
+        refuse_other_numbers(folder, there["value"], here["value"], what=f"a metric of cell {cell}")

@@ -4,6 +4,8 @@ Position 0 is studied, whether or not it is a sink: the question is when it beco
 """
 
 import contextlib
+import hashlib
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,12 +21,13 @@ from ..configuration import make_config
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError, ModelError, RunError, SinkLensError
+from ..files import parse_json
 from ..models.load import load
 from ..models.running import switch_to_eval_mode
 from ..models.wrapping import keep_random_state
 from ..progress import tqdm
 from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, package_versions, read_run
-from ..records.checkpoints import checkpoint_folders
+from ..records.checkpoints import checkpoint_folders, model_identity
 from ..schema import SINK_THRESHOLD
 from ..signatures import takes
 from .batches import load_training_rows
@@ -45,6 +48,9 @@ COLUMNS = {
     "tokens_sha256": "str",
 }
 """Columns of ``watch.parquet`` and their types. ``layer`` is missing for the whole model, -1 before layer 0."""
+
+_IDENTITIES = "checkpoints.json"
+"""File of a run folder: step -> identity of the checkpoint that was measured."""
 
 
 def measure_checkpoint(
@@ -209,9 +215,12 @@ def _measure_missing_checkpoints(
     frame = pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
     if config.resume and "watch" in (tables := read_run(writer.folder).tables):
         frame = _reusable_rows(tables["watch"], writer.folder, tokens, threshold=config.threshold)
+        frame = _rows_of_same_checkpoints(frame, writer.folder, checkpoints)
     have = set(frame["step"].tolist())
+    identities = {step: identify(path) for step, path in checkpoints.items() if step in have}
     missing = {step: path for step, path in checkpoints.items() if step not in have}
     for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
+        identities[step] = identify(path)  # before it is measured
         try:
             if isinstance(path, Path) and (path / "checkpoint.json").exists():
                 has_whole_state(path)  # refuses a damaged one
@@ -230,7 +239,39 @@ def _measure_missing_checkpoints(
             rows = _with_step_columns(failed, step=step, seen=seen(step), tokens=tokens)
         frame = pd.concat([frame, rows], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
         writer.write_table("watch", frame)
+        writer.write_text(_IDENTITIES, json.dumps(identities))
     return frame
+
+
+def identify(checkpoint: str | Path | PreTrainedModel) -> str:
+    """Return a hash by which a checkpoint is told from another of the same step: see ``model_identity``."""
+    if not isinstance(checkpoint, PreTrainedModel):
+        return model_identity(checkpoint)
+    digest = hashlib.sha256(checkpoint.config.to_json_string().encode())
+    for parameter in checkpoint.parameters():
+        digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _rows_of_same_checkpoints(
+    frame: pd.DataFrame, folder: Path, checkpoints: Mapping[int, str | Path | PreTrainedModel]
+) -> pd.DataFrame:
+    """Return the rows of checkpoints that are the ones that were measured; warn of rows that are left out."""
+    try:
+        known = parse_json((folder / _IDENTITIES).read_text("utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    known = known if isinstance(known, dict) else {}
+    steps = set(frame["step"].tolist())
+    changed = {step for step in steps & set(checkpoints) if known.get(str(step)) != identify(checkpoints[step])}
+    gone = steps - set(checkpoints) if changed else set()
+    if gone:
+        warnings.warn(
+            f"checkpoint {min(changed)} in {folder} is another than was measured, so that those that are gone "
+            f"({', '.join(map(str, sorted(gone)))}) are taken to be of an earlier training and left out",
+            stacklevel=3,
+        )
+    return frame.loc[~frame["step"].isin(sorted(changed | gone))].reset_index(drop=True)
 
 
 def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:

@@ -1,0 +1,76 @@
+"""Numbers that a run folder holds, computed again before the run goes on: equal to 1e-6, or the run is refused.
+
+No hash says what a number was computed from: a function reads a file, an environment variable, a patched module. So the
+baseline and some finished cells are computed again by the call that goes on. Hashes are only the quick first refusal.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sink_lens.errors import RunError
+from sink_lens.files import parse_json
+from sink_lens.records.provenance import plain_json
+from sink_lens.records.reading import damaged_file_error
+from sink_lens.records.writing import RunWriter
+
+TOLERANCE = 1e-6
+"""Largest allowed difference, relative to a number's magnitude if that is above 1."""
+MOST = 32
+"""Parts of a folder of which a cell is computed again."""
+
+
+def sample_parts(names: Sequence[str], *, most: int = MOST) -> list[str]:
+    """Return all ``names`` of parts, or ``most`` of them drawn at random, the same ones each time; in their order."""
+    drawn = set(np.random.default_rng(0).permutation(len(names))[:most].tolist())
+    return [name for index, name in enumerate(names) if index in drawn]
+
+
+def refuse_other_numbers(
+    folder: Path, found: Any, computed: Any, *, what: str, tolerance: float = TOLERANCE, scale: float = 1
+) -> None:
+    """Refuse a run folder unless the numbers ``found`` in it equal those ``computed`` now; nan equals nan.
+
+    Raises:
+        RunError: they differ by more than ``tolerance`` times the number or ``scale``, whichever is larger; it says
+            the first pair of them, and ``what`` they are.
+    """
+    there, here = (np.asarray(one, dtype=float).ravel() for one in (found, computed))
+    if there.shape != here.shape:
+        raise RunError(_differs(folder, f"{what} has {len(there):,} numbers there and {len(here):,} here"))
+    with np.errstate(invalid="ignore"):
+        near = np.abs(there - here) <= tolerance * np.fmax(scale, np.abs(there))
+    same = near | (there == here) | (np.isnan(there) & np.isnan(here))
+    if not same.all():
+        first = int(np.argmin(same))
+        raise RunError(_differs(folder, f"{what} is {there[first]:.9g} there and {here[first]:.9g} here"))
+
+
+def keep_or_compare(writer: RunWriter, filename: str, values: Mapping[str, Sequence[float]]) -> None:
+    """Write named numbers to a JSON file of the run, or compare them with those that the folder has.
+
+    Raises:
+        RunError: they differ, or the file is damaged.
+    """
+    if not writer.has(filename):
+        writer.write_text(filename, json.dumps(plain_json(values)) + "\n")
+        return
+    path = writer.folder / filename
+    try:
+        held = parse_json(path.read_text("utf-8"))
+        there = {name: np.array(held[name], dtype=float) for name in values}  # None is nan
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged_file_error(path, error) from error
+    for name, computed in values.items():
+        refuse_other_numbers(writer.folder, there[name], plain_json(computed), what=f"the metric ({name})")
+
+
+def _differs(folder: Path, how: str) -> str:
+    return (
+        f"{folder} holds numbers of something else: {how}. A model, its configuration, a function, or what one reads "
+        "has changed; need what the run was begun with. Repeat that, choose another folder, or overwrite=True "
+        "(--overwrite) to replace the run."
+    )
