@@ -30,16 +30,19 @@ def checkpoint_folders(run: Run) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def model_identity(source: str | Path) -> str:
+def model_identity(source: str | Path, *, content: bool = False) -> str:
     """Return a hash of the configuration of a model on the disk, and of size, time and inode of its weights' files.
 
-    Nothing else of the weights is read. The identity of a name, such as one of the hub, is the name.
+    With ``content``, which takes longer, the bytes of the weights are hashed instead: a copied model has the same hash.
+    The identity of a name, such as one of the hub, is the name.
     """
     path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises where there is no such user
     found: list[object] = []
     for file in [path] if path.is_file() else sorted(one for name in _OF_NUMBERS for one in path.glob(name)):
         status = file.stat()
-        is_config = file.name == "config.json"
-        about = file.read_text("utf-8", "replace") if is_config else [status.st_size, status.st_mtime_ns, status.st_ino]
+        about: object = [status.st_size, status.st_mtime_ns, status.st_ino]
+        if content or file.name == "config.json":
+            with file.open("rb") as opened:
+                about = hashlib.file_digest(opened, "sha256").hexdigest()
         found.append([file.name, about])
     return hashlib.sha256(json.dumps(found or str(source)).encode()).hexdigest()

@@ -50,7 +50,7 @@ COLUMNS = {
 """Columns of ``watch.parquet`` and their types. ``layer`` is missing for the whole model, -1 before layer 0."""
 
 _IDENTITIES = "checkpoints.json"
-"""File of a run folder: step -> identity of the checkpoint that was measured."""
+"""File of a run folder: step -> identities of the checkpoint that was measured, the quick one and its content's."""
 
 
 def measure_checkpoint(
@@ -212,15 +212,14 @@ def _measure_missing_checkpoints(
     The table is written by ``writer`` after each checkpoint. ``seen`` gives the number of tokens trained on until a
     step; ``tokens`` are the sequences that the models read.
     """
-    frame = pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
+    frame, identities = pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS), dict[int, list[str]]()
     if config.resume and "watch" in (tables := read_run(writer.folder).tables):
         frame = _reusable_rows(tables["watch"], writer.folder, tokens, threshold=config.threshold)
-        frame = _rows_of_same_checkpoints(frame, writer.folder, checkpoints)
+        frame, identities = _rows_of_same_checkpoints(frame, writer.folder, checkpoints)
     have = set(frame["step"].tolist())
-    identities = {step: identify(path) for step, path in checkpoints.items() if step in have}
     missing = {step: path for step, path in checkpoints.items() if step not in have}
     for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
-        identities[step] = identify(path)  # before it is measured
+        identities[step] = [_identify(path), _identify(path, content=True)]  # before it is measured
         try:
             if isinstance(path, Path) and (path / "checkpoint.json").exists():
                 has_whole_state(path)  # refuses a damaged one
@@ -243,10 +242,10 @@ def _measure_missing_checkpoints(
     return frame
 
 
-def identify(checkpoint: str | Path | PreTrainedModel) -> str:
+def _identify(checkpoint: str | Path | PreTrainedModel, *, content: bool = False) -> str:
     """Return a hash by which a checkpoint is told from another of the same step: see ``model_identity``."""
     if not isinstance(checkpoint, PreTrainedModel):
-        return model_identity(checkpoint)
+        return model_identity(checkpoint, content=content)
     digest = hashlib.sha256(checkpoint.config.to_json_string().encode())
     for parameter in checkpoint.parameters():
         digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
@@ -255,15 +254,25 @@ def identify(checkpoint: str | Path | PreTrainedModel) -> str:
 
 def _rows_of_same_checkpoints(
     frame: pd.DataFrame, folder: Path, checkpoints: Mapping[int, str | Path | PreTrainedModel]
-) -> pd.DataFrame:
-    """Return the rows of checkpoints that are the ones that were measured; warn of rows that are left out."""
+) -> tuple[pd.DataFrame, dict[int, list[str]]]:
+    """Return the rows of checkpoints that are the ones that were measured, and step -> identities of these.
+
+    Rows of checkpoints that are gone are kept if those that are there are the same; else a warning says what is left
+    out.
+    """
     try:
         known = parse_json((folder / _IDENTITIES).read_text("utf-8"))
     except (OSError, ValueError):
         known = {}
-    known = known if isinstance(known, dict) else {}
-    steps = set(frame["step"].tolist())
-    changed = {step for step in steps & set(checkpoints) if known.get(str(step)) != identify(checkpoints[step])}
+    steps, same = set(frame["step"].tolist()), dict[int, list[str]]()
+    for step in sorted(steps & set(checkpoints)):
+        quick, before = _identify(checkpoints[step]), known.get(str(step)) if isinstance(known, dict) else None
+        if isinstance(before, list) and before and before[0] != quick:  # moved, or another
+            content = _identify(checkpoints[step], content=True)
+            before = [quick, content] if before[-1] == content else None
+        if isinstance(before, list) and before:
+            same[step] = before
+    changed = (steps & set(checkpoints)) - set(same)
     gone = steps - set(checkpoints) if changed else set()
     if gone:
         warnings.warn(
@@ -271,7 +280,7 @@ def _rows_of_same_checkpoints(
             f"({', '.join(map(str, sorted(gone)))}) are taken to be of an earlier training and left out",
             stacklevel=3,
         )
-    return frame.loc[~frame["step"].isin(sorted(changed | gone))].reset_index(drop=True)
+    return frame.loc[~frame["step"].isin(sorted(changed | gone))].reset_index(drop=True), same
 
 
 def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:

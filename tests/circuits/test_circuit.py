@@ -191,7 +191,9 @@ def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(
     of_edges = [(ablation, n) for ablation, n, method in n_scored if method != "eap-ig-left"]  # which is only compared
     settings = {ablation for ablation, _ in of_edges}
     assert len(settings) == 4
-    assert {one: sum(n for name, n in of_edges if name == one) for one in settings} == dict.fromkeys(settings, 24)  # 16, and a pair of each of 8 files again
+    assert {one: sum(n for name, n in of_edges if name == one) for one in settings} == dict.fromkeys(
+        settings, 24
+    )  # 16, and a pair of each of 8 files again
     assert not list(out.glob("shard-*"))
     assert circuits.run(lens, out=out, shard="3/3", **fields).finished
 

@@ -1,6 +1,7 @@
 """Watching: planted sinks are found and measured by hand, and a run's checkpoints become one table."""
 
 import json
+import os
 import random
 import shutil
 from importlib import import_module
@@ -194,6 +195,26 @@ def test_watching_again_goes_on_where_it_stopped_and_a_stopped_watch_keeps_what_
         watch(run, tokens=batch(), progress=False, resume=False)
     assert sorted(set(read_run(run).tables["watch"]["step"])) == [0, 10]
     assert read_run(run).status == "finished"
+
+
+def test_a_second_training_into_the_same_folder_is_measured_and_not_the_first(made, tmp_path):
+    steps = made[0] / "checkpoints"
+    first = tmp_path / "course"
+    shutil.copytree(steps, first)
+    before = watch(first, tokens=batch(), out=tmp_path / "watched", progress=False)
+    for one, sink in ((10, True), (20, True)):  # as large as before, and written as they were
+        planted(sink=sink, seed=5).model.save_pretrained(tmp_path / "new")
+        weights = first / f"checkpoint-{one}" / "model.safetensors"
+        when = weights.stat()
+        shutil.copyfile(tmp_path / "new" / "model.safetensors", tmp_path / "weights")
+        (tmp_path / "weights").replace(weights)
+        os.utime(weights, ns=(when.st_atime_ns, when.st_mtime_ns))
+    shutil.rmtree(first / "checkpoint-0")
+    with pytest.warns(UserWarning, match="checkpoint 10 in .* is another"):
+        after = watch(first, tokens=batch(), out=tmp_path / "watched", progress=False)
+    fresh = watch(first, tokens=batch(), out=tmp_path / "fresh", progress=False)
+    pd.testing.assert_frame_equal(after, fresh)
+    assert not after.loc[after["step"] == 10, "value"].equals(before.loc[before["step"] == 10, "value"])
 
 
 def test_a_damaged_checkpoint_is_named_and_the_rest_goes_on(run):
