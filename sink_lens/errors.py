@@ -68,6 +68,11 @@ def note_whose_function_failed(whose: str, *, given: Iterable[Any] = ()) -> Iter
         )
 
 
+def is_panic(error: BaseException) -> bool:
+    """Check whether an error is a panic of a library in Rust, such as tokenizers; it is no ``Exception``."""
+    return type(error).__name__ == "PanicException"
+
+
 def first_line_of_error(error: BaseException) -> str:
     """Return the first line of an error's message, or the error's type if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -151,12 +151,11 @@ def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
             raise InputError(f"{path} is no run and has neither importances.json nor importances.pt; need one of these")
         path = found[0]
     check_regular_file(path, what="the file of the circuit")
-    n_kv_heads = None if graph is None else graph.n_kv_heads
     try:
         if path.suffix == ".csv":
             return _circuit_from_list(pd.DataFrame(pd.read_csv(path, dtype=str, keep_default_na=False)), graph)
         if path.suffix == ".pt":
-            circuit = _circuit_from_tensors(path, n_kv_heads)
+            circuit = _circuit_from_tensors(path, graph)
         elif path.name == "run.json":
             run = read_run(path.parent)
             circuit = _circuit_from_table(run.need("edges", columns=_NEEDED), run.provenance.get("d_model"))
@@ -166,7 +165,7 @@ def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
             frame = pd.read_parquet(path)
             circuit = _circuit_from_table(frame, frame.attrs.get("d_model"))
         else:
-            circuit = _circuit_from_json(parse_json(path.read_text("utf-8")), n_kv_heads)
+            circuit = _circuit_from_json(parse_json(path.read_text("utf-8")), graph)
     except _UNREADABLE as error:
         if isinstance(error, SinkLensError):
             raise
@@ -177,6 +176,8 @@ def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
     return circuit if graph is None else circuit.map_to_graph(graph)
 
 
+_MOST_UNLISTED = 100
+"""A file without its model lists at least one of so many edges."""
 _NEEDED = ["edge", "score", "in_circuit"]
 _HEAD, _MLP = re.compile(r"[aAL]?(\d+)\.?[hH]?(\d+)"), re.compile(r"(?:m|mlp|MLP)(\d+)")
 
@@ -189,6 +190,8 @@ def _circuit_from_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircui
     heads = [tuple(map(int, one[1:].split(".h"))) for one in writers if one.startswith("a")]
     shared = [int(one.split(".kv")[1].split("<")[0]) for one in readers if ".kv" in one]
     n_heads = 1 + max(head for _, head in heads)
+    if n_heads * (1 + max(layer for layer, _ in heads)) > len(heads):
+        raise ValueError(f"its {len(names)} edges are not all edges of a model")
     graph = Graph(
         n_layers=1 + max(layer for layer, _ in heads),
         n_heads=n_heads,
@@ -281,15 +284,28 @@ def _convert_from_eap_ig(
     return SavedCircuit(graph=graph, scores=(scores @ heads)[first, second], chosen=inside[first, second])
 
 
-def _eap_ig_graph(cfg: Mapping[str, Any]) -> Graph:
-    """Make the graph of EAP-IG's file from its sizes ``cfg``; every head has a key and a value of its own in it."""
+def _eap_ig_graph(cfg: Mapping[str, Any], *, model: Graph | None, n_listed: int) -> Graph:
+    """Make the graph of EAP-IG's file from its sizes ``cfg``; every head has a key and a value of its own in it.
+
+    Before it is made, the sizes are compared with those of the ``model``; without one, ``n_listed``, the number of
+    edges in the file, bounds them.
+    """
     sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
+    layers, heads = sizes["n_layers"], sizes["n_heads"]
+    said = f"{layers:,} layers with {heads:,} heads"
+    if layers < 1 or heads < 1:
+        raise ValueError(f"it is of a model with {said}")
+    if model is not None and (layers, heads) != (model.n_layers, model.n_heads):
+        raise InputError(f"the circuit is of {said}, and the model has {_sizes_text(model)}. Need one of this model")
+    if model is None and (layers * heads) ** 2 > _MOST_UNLISTED * (n_listed + 1000):
+        raise InputError(f"the circuit has {n_listed:,} edges and is of {said}; need the model for it: lens=...")
     return Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
 
 
-def _circuit_from_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
-    """Make the circuit from ``held``, EAP-IG's JSON, for a model with ``n_kv_heads`` (None: as in the file)."""
-    plain, edges = _eap_ig_graph(held["cfg"]), held["edges"]
+def _circuit_from_json(held: Mapping[str, Any], graph: Graph | None) -> SavedCircuit:
+    """Make the circuit from ``held``, EAP-IG's JSON, for a model with this ``graph`` (None: as in the file)."""
+    edges, n_kv_heads = held["edges"], None if graph is None else graph.n_kv_heads
+    plain = _eap_ig_graph(held["cfg"], model=graph, n_listed=len(edges))
     if unknown := [name for name in edges if name not in plain.index]:
         raise ValueError(f"{len(unknown)} edges are not in its graph, such as {unknown[0]!r}")
     scores, kept = np.zeros(plain.n_edges), np.zeros(plain.n_edges, dtype=bool)
@@ -300,16 +316,17 @@ def _circuit_from_json(held: Mapping[str, Any], n_kv_heads: int | None) -> Saved
     return _convert_from_eap_ig(plain, plain.matrix(scores)[0], plain.matrix(kept)[0], n_kv_heads=n_kv_heads)
 
 
-def _circuit_from_tensors(path: Path, n_kv_heads: int | None) -> SavedCircuit:
-    """Read EAP-IG's .pt file, without running code in it, for a model with ``n_kv_heads`` (None: as in the file)."""
+def _circuit_from_tensors(path: Path, graph: Graph | None) -> SavedCircuit:
+    """Read EAP-IG's .pt file, without running code in it, for a model with this ``graph`` (None: as in the file)."""
     try:
         held = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # noqa: BLE001 - the kinds are those of torch and of the pickle format
         raise ValueError(f"damaged, or more than tensors, texts and numbers: {str(error).splitlines()[:1]}") from None
-    plain, scores, kept = _eap_ig_graph(held["cfg"]), held["edges_scores"], held["edges_in_graph"].bool()
+    scores, kept = held["edges_scores"], held["edges_in_graph"].bool()
+    plain = _eap_ig_graph(held["cfg"], model=graph, n_listed=scores.numel())
     if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:
         raise ValueError(f"scores of the shape {tuple(scores.shape)}; its graph has {len(plain.writers)} writers")
-    n_kv_heads = held.get("n_kv_heads") if n_kv_heads is None else n_kv_heads
+    n_kv_heads = held.get("n_kv_heads") if graph is None else graph.n_kv_heads
     return _convert_from_eap_ig(plain, scores.double().numpy(), kept.numpy(), n_kv_heads=n_kv_heads)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import SinkLensError
+from ..errors import SinkLensError, first_line_of_error, is_panic
 from ..kinds import all_kinds
 from ..text import safe_for_terminal, safe_line
 
@@ -112,6 +112,12 @@ class Commands(_RefusesVisibly, TyperGroup):
                 if debug:
                     traceback.print_exception(error)
                 print_message("error", text)
+                raise typer.Exit(BAD_INPUT) from None
+            except BaseException as error:
+                if not is_panic(error):
+                    raise
+                said = f"a library panicked: {first_line_of_error(error)}; need files that are whole"
+                print_message("error", f"{said}. Fetch the model or data again")
                 raise typer.Exit(BAD_INPUT) from None
 
 

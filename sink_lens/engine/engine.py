@@ -229,8 +229,12 @@ class Engine:
         return float(logits.abs().nan_to_num(0.0, posinf=0.0).amax())
 
     def _make_blocks(self) -> tuple[Block, ...]:
-        """Make the blocks: for each batch of prompts, groups of cells that begin at the same layer."""
-        most = max(CELLS_A_BLOCK, self.plan.pack) * self.tokens.n_positions
+        """Make the blocks: for each batch of prompts, groups of cells that begin at the same layer.
+
+        The first block is a single forward, so that a run that is stopped soon has something.
+        """
+        most_in_pass = self.plan.pack * self.tokens.n_positions
+        most = max(CELLS_A_BLOCK * self.tokens.n_positions, most_in_pass)
         groups: dict[int, list[int]] = {}
         first_of = lru_cache(self._lowest_touched_layer)
         for number, cell in enumerate(self.cells):
@@ -239,7 +243,11 @@ class Engine:
         for prompts in self._baseline_run.prompt_batches:
             for first, numbers in sorted(groups.items()):
                 numbers.sort(key=self._first_needed_position)
-                for cells in fill_packs(numbers, size=self._n_computed_positions, most=most):
+                packs = fill_packs(numbers, size=self._n_computed_positions, most=most)
+                if not found:
+                    small = fill_packs(packs[0], size=self._n_computed_positions, most=most_in_pass)[0]
+                    packs = [small, *([packs[0][len(small) :]] if packs[0][len(small) :] else []), *packs[1:]]
+                for cells in packs:
                     found.append(Block(number=len(found), prompts=prompts, first=first, cells=cells))
         return tuple(found)
 

@@ -11,13 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from itertools import chain
-from threading import Event, Lock
+from threading import Event
 from typing import TypeVar
 
 import torch
 
 from ..models.delegation import inner_model
 from ..models.lens import LensModel
+from ..models.pass_lock import PassLock
 from ..models.running import exclusive_use
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def copy_for_thread(lens: LensModel) -> LensModel:
     shared: dict[int, object] = {id(tensor): tensor for tensor in tensors}
     shared[id(bridge.tokenizer)] = bridge.tokenizer
     with exclusive_use(lens):  # nobody's hooks are copied
-        return replace(lens, bridge=copy.deepcopy(bridge, shared), state=replace(lens.state, alone=Lock()))
+        return replace(lens, bridge=copy.deepcopy(bridge, shared), state=replace(lens.state, alone=PassLock()))
 
 
 def can_copy_for_thread(lens: LensModel) -> bool:

@@ -142,7 +142,7 @@ def _check_index(folder: Path) -> None:
     for index in folder.glob("*.safetensors.index.json"):
         try:
             files = set(parse_json(index.read_text("utf-8"))["weight_map"].values())
-            away = sorted(str(name) for name in files if not isinstance(name, str) or not is_plain_file_name(name))
+            away = sorted(str(name) for name in files if not _is_name_of_safetensors(name))
             lost = sorted(name for name in files if name not in away and not (folder / str(name)).is_file())
         except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(
@@ -150,9 +150,13 @@ def _check_index(folder: Path) -> None:
             ) from error
         if away or lost:
             raise ModelError(
-                f"{index} says that weights are in {', '.join((away or lost)[:3])}; need files of the folder itself. "
-                "Fetch the whole model again"
+                f"{index} says that weights are in {', '.join((away or lost)[:3])}; need safetensors of the folder "
+                "itself. Fetch the whole model again"
             )
+
+
+def _is_name_of_safetensors(name: object) -> bool:
+    return isinstance(name, str) and is_plain_file_name(name) and name.endswith(".safetensors")
 
 
 def _check_depth(config: Mapping[str, Any], folder: Path) -> None:
@@ -197,6 +201,12 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
         raise ModelError(
             f"the configuration of {name} has {fetched}, which is code that would be fetched from the hub and run; "
             "need none. Remove it from config.json"
+        )
+    weights = config.get("transformers_weights")  # transformers opens what it names, whatever it is
+    if weights is not None and not _is_name_of_safetensors(str(weights).removesuffix(".index.json")):
+        raise ModelError(
+            f"the configuration of {name} names the weights {weights!r:.60}; need safetensors. Pickle can run "
+            "code when it is read: convert it where you trust it, with model.save_pretrained(folder)"
         )
     code = code.get("AutoModelForCausalLM")
     if code is None:

@@ -31,7 +31,7 @@ from transformers.utils import logging as of_transformers
 from transformers.utils.hub import cached_file
 
 from ..data.cache import expand_home
-from ..errors import InputError, ModelError, first_line_of_error
+from ..errors import InputError, ModelError, first_line_of_error, is_panic
 from ..files import check_file_name
 from ..schema import DEFAULT_MODEL
 from . import checks
@@ -304,11 +304,16 @@ def _load_tokenizer(source: str, *, branch: str) -> PreTrainedTokenizerBase | No
         if all(cached_file(source, file, **options) is None for file in _TOKENIZER_FILES):
             return None
         found = AutoTokenizer.from_pretrained(source, trust_remote_code=False, revision=branch)
+        own = found.init_kwargs.get("model_specific_special_tokens") or {}
+        if taken := [name for name in own if hasattr(type(found), name)]:
+            raise ValueError(f"it calls a special token {taken[0]!r:.60}, as an attribute of every tokenizer")
         found("a")  # a setting of another type shows when it is first used
         for token, number in ((found.bos_token, found.bos_token_id), (found.eos_token, found.eos_token_id)):
             if token is not None and not (isinstance(token, str) and isinstance(number, int)):
                 raise ValueError(f"its special token {token!r:.60} has the id {number!r:.60}")
-    except Exception as error:  # tokenizers raises a bare Exception
+    except BaseException as error:  # tokenizers raises a bare Exception, or panics
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise ModelError(
             f"the tokenizer of {source} cannot be read ({first_line_of_error(error)}); need its files as "
             "save_pretrained wrote them. Repair them, or pass tokenizer="

@@ -7,7 +7,7 @@ each with its reason.
 
 import contextlib
 from collections.abc import Iterator
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any
 
 import torch
@@ -27,13 +27,11 @@ UNCOMPILED = "_orig_mod"
 """Name of the module within one that ``torch.compile`` made."""
 WRAPPED = (UNCOMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Names of the module within a wrapper, that of FSDP and of activation checkpoints too."""
-OF_ABSTRACT_CLASSES = "_abc_impl"
-"""Python's register of the subclasses of an abstract class."""
 
 
-def uncompiled_function(function: FunctionType) -> Any:
-    """Return the original of a function that ``torch.compile`` made; None if the function is not compiled."""
-    return getattr(function, "_torchdynamo_orig_callable", None)
+def store_of_processes() -> torch.distributed.Store:
+    """Return the store of names and values that the processes of ``torch.distributed`` share."""
+    return torch.distributed.distributed_c10d._get_default_store()
 
 
 def fused_attention_on_cpu(

@@ -11,6 +11,7 @@ shows, a metric may look at the model), and ``alone`` keeps those of the pool's 
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from threading import Lock
@@ -30,6 +31,15 @@ _HELD: ContextVar[tuple[ModelLock, ...]] = ContextVar("sink_lens_held", default=
 _INSIDE: ContextVar[tuple[ModelLock, ...]] = ContextVar("sink_lens_inside", default=())
 _TURNS: WeakKeyDictionary[nn.Module, ModelLock] = WeakKeyDictionary()
 _NEW = Lock()
+
+
+def _renew_in_child() -> None:
+    global _NEW
+    _NEW = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_in_child)
 
 
 @contextlib.contextmanager

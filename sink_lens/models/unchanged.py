@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, starmap
-from threading import Lock
 from types import FunctionType
 from typing import Any
 from weakref import WeakSet
@@ -35,6 +34,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from ..errors import ModelError
 from .own_attention import inner_function
+from .pass_lock import PassLock
 from .private_apis import PROCESSED, name_in_plain_model
 
 _LIBRARIES = ("accelerate", "sink_lens", "transformer_lens", "transformers")
@@ -327,7 +327,7 @@ class ModelLock:
     """The lock that all lenses on one model share, and the records of the model that they made."""
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        self.lock = PassLock()
         self.noted: WeakSet[ModelRecord] = WeakSet()
         """The records of the lenses on the model."""
 
@@ -338,5 +338,5 @@ class LensState:
 
     turns: ModelLock
     unchanged: ModelRecord
-    alone: Lock = field(default_factory=Lock)
+    alone: PassLock = field(default_factory=PassLock)
     """Held by each pass over these modules; a copy for a thread of the engine has its own."""

@@ -15,6 +15,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,7 +33,7 @@ from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
 from ..models.families import FAMILIES, family_of_model, sliding_window_of
 from ..models.family import Family
-from ..models.private_apis import COMPILED, UNCOMPILED, WRAPPED, kernel_of
+from ..models.private_apis import COMPILED, UNCOMPILED, WRAPPED, kernel_of, store_of_processes
 from ..models.running import switch_to_eval_mode
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, keeps_documents_apart, read_queries_and_keys, take_sequences, uncached_autocast
@@ -56,6 +57,8 @@ _INPUTS = (
 )
 """What the monitor gives the model where it calls it once more."""
 _ROWS_A_BLOCK = 256
+_PATIENCE = 120.0
+"""Seconds to wait for the monitors of other processes before the first reading."""
 _READY, _NOTHING, _STOPPED = 1, 0, -1
 """How a process comes to a reading; the lowest of all processes counts for all."""
 
@@ -136,6 +139,7 @@ class SinkMonitor:
         self._apart: bool | None = None
         self._warned: set[str] = set()
         self._all_stopped = False
+        self._met = False
 
     def __enter__(self) -> "SinkMonitor":
         self.open()
@@ -254,6 +258,8 @@ class SinkMonitor:
                     )
                     state = _NOTHING
         device = torch.device("cpu")
+        if _n_processes() > 1 and not self._met and not self._meet_other_processes():
+            return None
         if _n_processes() > 1:  # all act on the lowest of their states, so that none waits for another's numbers
             if torch.distributed.get_backend() == "nccl":
                 device = next(self._model.parameters()).device
@@ -276,6 +282,26 @@ class SinkMonitor:
         return reading
 
     # --- the training goes on
+
+    def _meet_other_processes(self) -> bool:
+        """Wait until every process has a monitor at this step; if one has none, stop, and return False.
+
+        A reduction in which a process takes no part would wait for ever, and so would the training. Processes meet in
+        their store, since a ``monitored_barrier`` that fails leaves connections that the training cannot use.
+        """
+        store, about = store_of_processes(), f"sink_lens/monitor/{self._step}/"
+        own = f"{about}{_process_number()}"
+        try:
+            store.set(own, "here")
+            store.wait([f"{about}{number}" for number in range(_n_processes())], timedelta(seconds=_PATIENCE))
+            self._met = True
+        except RuntimeError:
+            with contextlib.suppress(RuntimeError):
+                store.delete_key(own)
+            self.stopped = self._all_stopped = True
+            why = f"after {_PATIENCE:g} seconds not every process had one at step {self._step}"
+            self._warn("it stops and the training goes on", f"{why}; need a monitor in each, with the same every")
+        return self._met
 
     @contextlib.contextmanager
     def _stop_on_error(self) -> Iterator[None]:

@@ -4,8 +4,10 @@ import json
 import pickle
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
+from lenses import lens_of
 
 from sink_lens import circuits
 from sink_lens.errors import InputError
@@ -59,6 +61,22 @@ def test_a_key_of_which_only_some_heads_have_an_edge_is_said_to_be_read_whole(tm
     with pytest.warns(UserWarning, match="1 edge to a key or value for some of the heads that share it"):
         read = circuits.read(tmp_path / "c.json")
     assert read.n_edges == found.n_edges + 1
+
+
+@pytest.mark.parametrize("sizes", [{"n_layers": 10**9}, {"n_layers": -5}, {"n_heads": 0}, {"n_heads": 10**9}])
+@pytest.mark.parametrize("lens", [None, lens_of("llama")], ids=["alone", "with a model"])
+def test_a_file_of_a_model_of_impossible_size_is_refused_at_once(tmp_path, sizes, lens):
+    cfg = {"n_layers": 3, "n_heads": 4, "d_model": 8} | sizes
+    (tmp_path / "c.json").write_text(json.dumps({"cfg": cfg, "nodes": {}, "edges": {}}))
+    with pytest.raises(InputError, match="layers"):
+        circuits.read(tmp_path / "c.json", lens=lens)
+
+
+def test_a_table_that_names_a_head_of_a_huge_number_is_refused_at_once(tmp_path):
+    frame = pd.DataFrame({"edge": ["input->a0.h999999999<q>", "a0.h999999999->logits"], "score": 1.0})
+    frame.assign(in_circuit=True).to_parquet(tmp_path / "c.parquet")
+    with pytest.raises(InputError, match="not all edges"):
+        circuits.read(tmp_path / "c.parquet")
 
 
 def found_score(one, name):

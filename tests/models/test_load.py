@@ -358,15 +358,37 @@ def test_a_configuration_that_is_no_json_object_or_of_the_wrong_shape_is_refused
         load(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["file", "special token"])
-def test_a_damaged_tokenizer_is_refused(tmp_path, damage):
+@pytest.mark.parametrize("named", ["index", "configuration"])
+def test_weights_of_a_pickle_that_a_safetensors_folder_names_are_not_opened(tmp_path, named, monkeypatch):
+    plain = saved(tmp_path)
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    if named == "index":
+        index = {"metadata": {}, "weight_map": {"lm_head.weight": "pytorch_model.bin"}}
+        (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    else:
+        file = plain / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"transformers_weights": "pytorch_model.bin"}))
+    monkeypatch.setattr(torch, "load", lambda *given, **options: pytest.fail("a pickle was opened"))
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin.*need safetensors"):
+        load(tmp_path)
+
+
+DAMAGED = [
+    ("tokenizer_config.json", {"bos_token": ""}),
+    ("tokenizer_config.json", {"extra_special_tokens": {"__class__": "<s>"}}),
+    ("tokenizer_config.json", {"extra_special_tokens": {"encode": "<s>"}}),
+    ("tokenizer.json", {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}),  # a panic
+    ("tokenizer.json", {"truncation": {"direction": "Right", "max_length": 2, "strategy": "OnlyFirst", "stride": 8}}),
+]
+
+
+@pytest.mark.parametrize(("file", "entry"), [("tokenizer.json", None), *DAMAGED])
+def test_a_damaged_tokenizer_is_refused(tmp_path, file, entry):
     saved(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    if damage == "file":
-        (tmp_path / "tokenizer.json").write_text("{")
-    else:
-        settings = tmp_path / "tokenizer_config.json"
-        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"bos_token": ""}))
+    path = tmp_path / file
+    path.write_text("{" if entry is None else json.dumps(json.loads(path.read_text()) | entry))
     with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be read.*Repair them, or pass tokenizer="):
         load(tmp_path)
     assert load(tmp_path, tokenizer=tiny_tokenizer()).tokenizer is not None

@@ -35,3 +35,25 @@ def test_bos_is_counted_in_front_of_a_text_and_of_a_chat(make, counts, said):
     found = count_bos_in_front(make())
     assert tuple(found.values()) == counts
     assert said in bos_counts_text(found)
+
+
+MESSAGES = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in messages %}{% for j in messages %}x{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}x{% endfor %}" + MESSAGES,
+        "{% macro f(n) %}{{ g(n) }}{% endmacro %}{% macro g(n) %}{% for i in n %}x{% endfor %}{% endmacro %}"
+        + MESSAGES,
+        "{{ 'x' * 999999999 }}" + MESSAGES,
+        "{% set a = 'x' %}" + "{% set a = a ~ a %}" * 50 + MESSAGES,
+        MESSAGES + "x" * 20_000,
+        "{% for",
+    ],
+)
+def test_a_template_that_may_never_end_is_not_rendered_and_that_is_said(template):
+    found = count_bos_in_front(tokenizer(template=template))
+    assert found["chat"] is None
+    assert "not rendered" in bos_counts_text(found)

@@ -12,6 +12,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
+from sink_lens.training import monitor as monitoring
 from sink_lens.training.arguments import leave_process_group
 from sink_lens.training.monitor import SinkMonitor
 from tests.tiny_families import tiny
@@ -40,7 +41,7 @@ def main(out, how):
 def readings(rank, how):
     plain = tiny("llama").train()
     layer = type(plain.model.layers[0])
-    if how in ("ddp", "broken"):
+    if how in ("ddp", "broken", "alone"):
         model = DistributedDataParallel(plain)
     elif how == "fsdp2":
         for one in plain.model.layers:
@@ -53,15 +54,23 @@ def readings(rank, how):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     share = batches(1, seed=5)[0, 2 * rank : 2 * rank + 2]
     found = []
+    if how == "alone" and rank == 1:
+        return [_trained(model, optimizer, share) for _ in range(2)]
     with SinkMonitor(model, every=1) as monitor:
+        if how == "alone":
+            monitoring._PATIENCE = 3
         if how == "broken" and rank == 1:
             monitor._add_stream = None  # an error of the monitor's own, in one of the processes
         for _ in range(2):
-            model(input_ids=share, labels=share).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            _trained(model, optimizer, share)
             found.append(monitor.step())
     return found
+
+
+def _trained(model, optimizer, share):
+    model(input_ids=share, labels=share).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 if __name__ == "__main__":

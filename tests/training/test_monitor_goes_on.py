@@ -277,6 +277,15 @@ def test_a_process_whose_monitor_stops_lets_no_other_one_wait(tmp_path):
     assert "TypeError" in said
 
 
+@pytest.mark.exhaustive
+def test_a_monitor_in_one_process_of_two_stops_and_the_training_goes_on(tmp_path):
+    out = tmp_path / "readings.x"
+    code, said = forks.run(Path(__file__).with_name("monitor_ranks.py"), out, "alone", said=tmp_path / "said", ranks=2)
+    assert code == 0, said
+    assert [json.loads(out.with_suffix(f".{rank}").read_text()) for rank in (0, 1)] == [[None, None]] * 2
+    assert "not every process had one" in said
+
+
 # --- the Trainer
 
 

@@ -1,0 +1,64 @@
+"""The lock of a model's passes, which a forked child does not inherit in the hands of a thread that it lacks."""
+
+import os
+from threading import Lock, get_ident
+from weakref import WeakSet
+
+from ..errors import ModelError
+
+
+class PassLock:
+    """A lock. In a child that was forked while another thread held it, taking it is an error and no endless wait.
+
+    The other thread's hooks may be on the model there, and nobody takes them off: the numbers would be of its edits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._holder: int | None = None
+        self._lost = False
+        _LOCKS.add(self)
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take the lock, and return True; without ``blocking``, return False if another thread has it."""
+        if self._lost:
+            raise ModelError(
+                "this process was forked while another thread of its parent was in a pass of the model, whose hooks "
+                "may be on it; need a fork between passes. Load the model again here, or fork before the thread begins"
+            )
+        if not self._lock.acquire(blocking):
+            return False
+        self._holder = get_ident()
+        return True
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._holder = None
+        self._lock.release()
+
+    def __enter__(self) -> "PassLock":
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def renew_in_child(self) -> None:
+        """Make the lock one of this process, which was forked: free, held by this thread as before, or lost."""
+        taken, self._lock = self._lock.locked(), Lock()
+        if taken and self._holder == get_ident():
+            self._lock.acquire()
+        else:
+            self._lost = taken
+
+
+_LOCKS: WeakSet[PassLock] = WeakSet()
+
+
+def _renew_locks() -> None:
+    for lock in list(_LOCKS):
+        lock.renew_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
