@@ -528,7 +528,9 @@ def with_function(text):
     return {"what": [cell_of(edit("z", own, layers=[1]), name="mine")]}
 
 
-@pytest.mark.parametrize(("text", "parts"), [(READS, ("logits[:, -1, 5]", "-logits[:, -1, 5]")), (EDITS, ("x * 0", "x * 2"))])
+@pytest.mark.parametrize(
+    ("text", "parts"), [(READS, ("logits[:, -1, 5]", "-logits[:, -1, 5]")), (EDITS, ("x * 0", "x * 2"))]
+)
 def test_a_function_whose_helper_was_redefined_is_another_run(tmp_path, text, parts):
     first = swept(tmp_path / "a", **with_function(text.format(parts[0])))
     assert_same(first, swept(tmp_path / "a", **with_function(text.format(parts[0]))))  # defined again, as it was
