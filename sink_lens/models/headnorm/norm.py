@@ -41,7 +41,16 @@ class HeadNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(shape, device=device, dtype=dtype))
 
     def forward(self, z: Float[Tensor, "... head d_head"]) -> Float[Tensor, "... head d_head"]:
-        """Return the normed values of each head, in the type of ``z`` if the gain has that type."""
+        """Return the normed values of each head, in the type of ``z`` if the gain has that type.
+
+        Raises:
+            InputError: the last axes are not those of the gain, such as heads before positions.
+        """
+        if z.shape[-self.gain.ndim :] != self.gain.shape:
+            raise InputError(
+                f"z has the shape {tuple(z.shape)} and the gain {tuple(self.gain.shape)}; need head and d_head as the "
+                "last axes of z: transpose or unflatten it"
+            )
         return head_norm(z, self.gain, eps=self.eps)
 
     def extra_repr(self) -> str:
@@ -59,7 +68,12 @@ class HeadNorm(nn.Module):
         """Set each head's gain to the head's entry of ``sizes``; set a gain that heads share to their mean.
 
         There may be fewer sizes than heads, as there are value heads: then as many heads in a row have one size.
+
+        Raises:
+            InputError: the sizes do not divide the heads.
         """
+        if self.gain.ndim == 2 and len(self.gain) % len(sizes):
+            raise InputError(f"{len(sizes)} sizes for {len(self.gain)} heads; need one for each head or value head")
         sizes = sizes.mean() if self.gain.ndim == 1 else sizes.repeat_interleave(len(self.gain) // len(sizes))[:, None]
         self.gain.copy_(sizes.to(self.gain.dtype).expand_as(self.gain))
 
@@ -76,7 +90,12 @@ class HeadNorm(nn.Module):
             w_v: weight of the value projection, heads side by side along its first axis, as ``nn.Linear`` has it.
             bias: of the value projection.
             draws: random inputs, from torch's generator; the deviation is their mean. More than one make it unbiased.
+
+        Raises:
+            InputError: the weight does not have whole heads.
         """
+        if len(w_v) % self.gain.shape[-1]:
+            raise InputError(f"W_V has {len(w_v)} rows and a head {self.gain.shape[-1]}; need whole heads along axis 0")
         self.set_gain(first_token_std(w_v, bias, d_head=self.gain.shape[-1], draws=draws, biased=draws == 1))
 
 

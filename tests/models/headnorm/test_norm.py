@@ -92,6 +92,17 @@ def test_matched_gains_by_hand():
     assert norm.gain.eq(1).all()
 
 
+def test_other_axes_and_sizes_are_refused():
+    norm = HeadNorm(4, 2)
+    for shape in ((3, 2, 5, 4), (3, 5, 8)):  # heads before positions; heads side by side
+        with pytest.raises(InputError, match="transpose or unflatten"):
+            norm(torch.ones(shape))
+    with pytest.raises(InputError, match="3 sizes for 2 heads"):
+        norm.set_gain(torch.ones(3))
+    with pytest.raises(InputError, match="6 rows and a head 4"):
+        norm.draw_gain(torch.ones(6, 8))
+
+
 def test_gains_are_found_in_any_model():
     model = nn.ModuleDict({"first": HeadNorm(4, 2), "second": nn.Linear(3, 3, bias=False)})
     assert undecayed(model) == {"first.gain"}
