@@ -100,11 +100,6 @@ COMMANDS = {
         f"Position 5 amplified in layers 0.*centre +factor +times{ENDS}",
         "run report sentence rows",
     ),
-    "ablate": Asked(
-        "RANDOM --bos with --controls 1",
-        rf"L2\.N62\) removes 88% of the sink.*set +2\.62 +zero of outlier entries, sink +88% +\[{ENDS}",
-        "run report sentence rows",
-    ),
     "quantise": Asked(
         "RANDOM --controls 1",
         rf"Nothing to keep: int8_tensor changes the loss by.*all +\d+ .*undefined{ENDS}",
@@ -115,10 +110,7 @@ COMMANDS = {
         f"by attention: 4 of 96.*by norm: .*massive only.*(residual sink|sink token){ENDS}",
         "run report sentence thresholds agreement dimensions token_ids",
     ),
-    **{
-        f"{name} --dry-run": Asked("RANDOM", COST)
-        for name in ("isolate", "amplify", "ablate", "quantise", "tokens", "card")
-    },
+    **{f"{name} --dry-run": Asked("RANDOM", COST) for name in ("isolate", "amplify", "quantise", "tokens", "card")},
     "patch": Asked(
         "PAIR --layers 0-1 --site z",
         rf"the prompts differ in 1 token.*the strongest of \d+ patches of z, denoising: sink mass at{ENDS}",
@@ -443,7 +435,7 @@ REFUSED = {
     "trace RANDOM --sequnces 3": "--sequnces",
     "trace ~no-such-user/model": "no-such-user",
     f"isolate RANDOM --target-position {10**30}": "target",
-    "ablate RANDOM --length 1": "length is 1",
+    "isolate RANDOM --length 1": "length is 1",
     "quantise RANDOM --format int3": "format is 'int3'; need one of int8_tensor",
     "quantise RANDOM --channels 1,two": "--channels is '1,two'",
     "tokens MODEL --tokens random --length 5000 --device cpu": "takes at most 256",

@@ -25,7 +25,7 @@ of its learned sink logits where it has them; the column ``target`` says which.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,19 +108,38 @@ def choose_makers_target(setting: Setting, *, lacks_sink: bool) -> Target | None
     return "outlier dimensions" if setting.location.outliers else None
 
 
-def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> Makers:
+def find_makers(
+    setting: Setting,
+    *,
+    target: Target = "sink",
+    kinds: Collection[Kind] | None = None,
+    layers: Collection[int] | None = None,
+    progress: bool = False,
+) -> Makers:
     """Find the makers of ``target``: rank all parts that write to the sink position, and find the sets that make it.
 
     Cost: the screen, and some 20 to 80 passes of the bridge, most of which run only some of the layers.
+
+    Args:
+        setting: the sequences to search on, and where the sink is (``make_setting``). The sink is read in its
+            ``sink_layers``; ``dataclasses.replace(setting, read_layers=...)`` reads it in others, such as those behind
+            one growth step (``setting.segments``).
+        target: the quantity that ablating the makers takes away.
+        kinds: kinds of parts among which makers are searched, such as ``["neuron"]``; all if None.
+        layers: layers of these parts; all if None.
+        progress: show progress bars.
     """
     table = screen_parts(setting, target=target, progress=progress)
+    for column, among in (("kind", kinds), ("layer", layers)):
+        table = table if among is None else table[table[column].isin(list(among))]
     table = table.assign(score=table[list(SCREENS)].abs().max(axis=1))
     ranking = table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
     ranking.insert(0, "rank", range(1, len(ranking) + 1))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
     parts = [Maker(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
     embedded = [Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind)) for kind in read_embeddings(setting)]
-    beside = tuple(part for part in embedded if part not in parts) if target == "sink" else ()
+    searched = target == "sink" and kinds is None and layers is None
+    beside = tuple(part for part in embedded if part not in parts) if searched else ()
     parts += beside
     with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
     removed = {frozenset[Maker](): 0.0}

@@ -118,6 +118,8 @@ class Setting:
     """All makers of the sink."""
     n_added: int = 0
     """Neurons of the masks that are makers and no super neurons."""
+    read_layers: tuple[int, ...] | None = None
+    """Layers in which the sink is read (``sink_layers``); None takes those in which it is."""
     _tensors: dict[tuple[str, int], Tensor] = field(init=False, default_factory=dict, repr=False)
 
     @cached_property
@@ -150,6 +152,8 @@ class Setting:
 
         If there are none, all layers after the first growth step.
         """
+        if self.read_layers is not None:
+            return self.read_layers
         mass = self.baseline.mass[..., self.baseline.positions.index(self.sink_position)].nanmean(dim=(1, 2))
         with_sink = (mass - self.uniform_mass() >= LEAST_SINK).nonzero().flatten().tolist()
         return tuple(with_sink) or self.layers_after_growth

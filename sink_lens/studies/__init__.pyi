@@ -14,12 +14,10 @@ from sink_lens.studies.tokens.run import SinkTokens
 from ..chain.trace import Trace as Trace
 from .card import card as _card
 from .card_table import cards as _cards
-from .config import AblateConfig as AblateConfig
 from .config import AmplifyConfig as AmplifyConfig
 from .config import CardConfig as CardConfig
 from .config import IsolateConfig as IsolateConfig
 from .config import QuantiseConfig as QuantiseConfig
-from .interventions import ablate as _ablate
 from .interventions import amplify as _amplify
 from .interventions import isolate as _isolate
 from .quantise import quantise as _quantise
@@ -70,32 +68,6 @@ def cards(
     trace: str | None = None,
     most_loss: float = 0.25,
 ) -> pd.DataFrame: ...
-def ablate(
-    model: ModelLike | ReadConfig,
-    tokens: Tokens | str | None = None,
-    *,
-    config: AblateConfig | None = None,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-    text: str | Path | None = None,
-    prompts: Iterable[str] = (),
-    bos: Literal["auto", "with", "without"] = "auto",
-    sequences: int = 8,
-    length: int = 64,
-    batch_size: int | None = None,
-    seed: int = 0,
-    threshold: float = 0.3,
-    min_sink_rate: float = 0.05,
-    growth_factor: float = 2.0,
-    dominance_threshold: float = 25.0,
-    energy_frac: float = 0.8,
-    max_outliers: int = 8,
-    kernel: Literal["auto", "fused", "eager"] = "auto",
-    intervention_sequences: int | None = None,
-    intervention_length: int | None = None,
-    controls: int = 19,
-) -> Study: ...
 def amplify(
     model: ModelLike | ReadConfig,
     tokens: Tokens | str | None = None,

@@ -4,18 +4,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..chain.config import CONTROLS, MOST_CONTROLS, Question, ReadConfig, TraceConfig
+from ..chain.config import MOST_CONTROLS, Question, ReadConfig, TraceConfig
 from ..configuration import check_at_least, check_at_most
 from ..errors import InputError
 from ..schema import CENTRES, FACTORS, SINK_THRESHOLD, Centre, QuantisedFormat
 
-MOST_IN_SET = 32
-"""Most neurons of the set that ``ablate`` makes."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyConfig(Question):
-    """Base of the configurations of ``isolate``, ``amplify`` and ``ablate``."""
+    """Base of the configurations of ``isolate`` and ``amplify``."""
 
     sequences: int = 8
     """Number of sequences."""
@@ -76,14 +73,6 @@ class AmplifyConfig(StudyConfig):
         Question.__post_init__(self)
         if not self.factors or not self.centres:
             raise InputError("amplify was given no factor or no centre; need at least one of each")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AblateConfig(StudyConfig):
-    """Configuration of the search for sets of neurons."""
-
-    controls: int = CONTROLS
-    """Number of random sets of each of the two kinds."""
 
 
 def is_run_folder(model: Any) -> bool:

@@ -1,8 +1,7 @@
-"""``isolate``, ``amplify`` and ``ablate``: one edit, or several, beside the baseline run of one setting.
+"""``isolate`` and ``amplify``: one edit, or several, beside the baseline run of one setting.
 
 ``isolate``: does a sink come where tokens see only themselves, and what becomes of the model's own? ``amplify``: does
-one come where the variance of aggregated values is amplified? ``ablate``: which neurons must go together so that the
-sink goes? Its search is in ``neuron_sets``.
+one come where the variance of aggregated values is amplified?
 """
 
 from collections.abc import Sequence
@@ -21,9 +20,8 @@ from ..errors import InputError
 from ..models.lens import check_layers_have_attention
 from ..stats import paired_difference
 from ..text import as_ranges
-from .config import AblateConfig, AmplifyConfig, IsolateConfig
-from .neuron_sets import NeuronSet, find_smallest_sets, neuron_names
-from .pages.interventions import ablation_sentences, amplification_sentences, isolation_sentences
+from .config import AmplifyConfig, IsolateConfig
+from .pages.interventions import amplification_sentences, isolation_sentences
 from .study import Measured, study
 
 
@@ -121,43 +119,4 @@ def _edit_row(
         "loss_change_low": loss.low,
         "loss_change_high": loss.high,
         "n": setting.tokens.n_sequences,
-    }
-
-
-@study(AblateConfig)
-def ablate(setting: Setting, *, config: AblateConfig, progress: bool) -> Measured:
-    """Find for each growth step the smallest set of neurons whose joint ablation removes the sink.
-
-    The table ``ablations`` has a row per ablation: of the set, of its neurons alone, of the set without each neuron,
-    and of random sets.
-
-    Raises:
-        InputError: a mixture of experts, a model without a growth step, or sequences too short.
-        RunError: the folder is in use, or holds another run.
-    """
-    found, table = find_smallest_sets(setting, progress=progress)
-    summary = pd.DataFrame([_smallest_set_row(one, table) for one in found])
-    headline = "\n".join([*ablation_sentences(summary), setting.averaged.words])
-    return Measured(frames={"ablations": table, "summary": summary}, headline=headline)
-
-
-def _smallest_set_row(found: NeuronSet, table: pd.DataFrame) -> dict[str, Any]:
-    """Return a set's row of ``summary``: shares of the sink that the set and random sets remove, from ``table``."""
-    of_step = f"step == {found.segment.number}"
-    usual = table.query(f"{of_step} and method == 'mean_ordinary' and what == 'column' and where == 'sink'")
-
-    def shares(*kinds: str) -> np.ndarray:
-        return usual.query("kind in @kinds")["removed_share"].to_numpy(dtype=float)
-
-    random, single = shares("random, same layers", "random, same ranks outside"), shares("single")
-    return {
-        "step": found.segment.number,
-        "neurons": neuron_names(found.neurons),
-        "size": len(found.neurons),
-        "removes": found.removes,
-        "removed_share": float(shares("set")[0]),
-        "best_single": float(single.max()) if len(single) else float("nan"),
-        "random_mean": float(random.mean()),
-        "random_max": float(random.max()),
-        "read_layers": as_ranges(found.segment.layers),
     }

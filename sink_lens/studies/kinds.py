@@ -41,23 +41,6 @@ sink-lens amplify gpt2 --target-position 10 --factors 1,2,5,10 --centre values -
 sink-lens amplify --target-position 10 --layers 0-1 --factors 0,0.5  [dim]attenuate[/dim]
 """,
 )
-ABLATE = RunKind(
-    name="ablate",
-    heading="Intervene",
-    help="Find the smallest set of neurons of each growth step whose joint ablation removes the sink.",
-    config="sink_lens.studies.config:AblateConfig",
-    passes="sink_lens.studies.passes:count_passes",
-    run="sink_lens.studies.interventions:ablate",
-    tables="sink_lens.schema:ablate.toml",
-    page="sink_lens.studies.pages.interventions:ABLATE",
-    show="sink_lens.studies.pages.interventions:show_ablation",
-    answer="sink_lens.studies.pages.interventions:answer",
-    examples="""\
-sink-lens ablate  [dim]a few minutes on two cores[/dim]
-
-sink-lens ablate ./my-checkpoint --text mine.txt --out runs/ablation
-""",
-)
 QUANTISE = RunKind(
     name="quantise",
     heading="Decide",
@@ -101,4 +84,4 @@ sink-lens card runs/* --columns model,sink_rate,loss  [dim]a row per card or tra
 )
 DIFF = RunKind(name="diff", tables="sink_lens.schema:diff.toml", page="sink_lens.studies.pages.diff:DIFF")
 """What ``card A B`` writes."""
-KINDS = (tokens.KIND, ISOLATE, AMPLIFY, ABLATE, CARD, DIFF, QUANTISE)
+KINDS = (tokens.KIND, ISOLATE, AMPLIFY, CARD, DIFF, QUANTISE)

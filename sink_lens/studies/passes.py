@@ -7,16 +7,14 @@ from ..chain.config import ReadConfig
 from ..data.described import check_sequences_fit
 from ..errors import InputError
 from ..estimate import Cost, Pass, Passes, Sizes, estimate_cost, forward_activation_bytes
-from .config import MOST_IN_SET, AblateConfig, AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig, is_run_folder
+from .config import AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig, is_run_folder
 
 _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
 _WITHOUT_OUTLIERS = 3
 """Passes of a card of a model without growth steps and outlier dimensions."""
-_CLEAN = 4
-"""Passes that read the neurons which ``ablate`` ranks."""
 
-StudyConfig = AblateConfig | AmplifyConfig | CardConfig | IsolateConfig | QuantiseConfig
+StudyConfig = AmplifyConfig | CardConfig | IsolateConfig | QuantiseConfig
 
 
 def count_passes(config: StudyConfig, sizes: Sizes) -> Passes:
@@ -29,7 +27,7 @@ def count_passes(config: StudyConfig, sizes: Sizes) -> Passes:
     if isinstance(config, CardConfig):
         facts = {} if config.is_comparison else {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
         return replace(counted, bound="about", facts=facts, others=config.others)
-    return replace(counted, bound="about") if isinstance(config, AblateConfig) else counted
+    return counted
 
 
 def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
@@ -78,8 +76,6 @@ def _count_forwards(config: StudyConfig) -> float:
             return 4 + 1 + 2 * len(config.channels) + 0.5 + config.controls / 2
         case CardConfig():  # each of two: read; one: read, BOS, two edits, and one more if its sink is not at 0
             return 2 * (1 + _LAYERS_OF_STEPS) if config.is_comparison else 4 + _LAYERS_OF_STEPS
-        case AblateConfig():  # the set in every way, alone and left out, random sets
-            return 3 + _CLEAN + MOST_IN_SET + 6 + 2 * MOST_IN_SET + 2 * config.controls
         case AmplifyConfig():
             return 3 + len(config.factors) * len(config.centres)
         case IsolateConfig():

@@ -1,6 +1,6 @@
 """Shared by the studies: from the arguments to configuration, model and sequences, and the result with its run folder.
 
-``isolate``, ``amplify`` and ``ablate`` find the model's sink and growth steps first, make their edits on a few
+``isolate`` and ``amplify`` find the model's sink and growth steps first, make their edits on a few
 sequences, and report by layer what became of the attention, the norms and the outlier dimension at the target and the
 sink position, and of the loss.
 """

@@ -71,6 +71,19 @@ def test_the_makers_are_those_that_were_written(name, family):
     assert f1 >= 0.95, (sorted(map(str, found - true)), sorted(map(str, true - found)))
 
 
+def test_makers_are_searched_among_the_parts_and_for_the_layers_that_were_named():
+    zoo, _, (choosing, _) = places("redundant", family="llama")
+    true = {Maker(kind=one.kind, layer=one.layer, unit=one.index) for one in zoo.truth.makers}
+    layers = {one.layer for one in true}
+    behind = replace(choosing, read_layers=choosing.sink_layers[-1:])
+    found = makers.find_makers(behind, kinds=["neuron"], layers=layers)
+    assert set(found.sets["half"]) == true
+    assert {*found.ranking["kind"]} == {"neuron"}
+    assert {*found.ranking["layer"]} == layers
+    assert behind.sink_layers == choosing.sink_layers[-1:]
+    assert not makers.find_makers(choosing, kinds=["head"]).sets["half"]
+
+
 def test_sets_are_tested_on_other_sequences_beside_random_sets_of_their_size_with_their_loss():
     zoo, _, (choosing, testing) = places("redundant", family="llama")
     assert not set(map(tuple, choosing.tokens.tokens.tolist())) & set(map(tuple, testing.tokens.tokens.tolist()))

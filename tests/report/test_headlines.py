@@ -81,11 +81,6 @@ def amplify(*, times=3.0, centres=("values", "none"), **change):
     return page("amplify", config={"amplify_target_position": 9}, summary=rows)
 
 
-def ablate(**change):
-    row = {"step": 0, "neurons": "1.2,1.3", "size": 2, "removes": True, "removed_share": 0.6, "read_layers": "3-5"}
-    return page("ablate", summary=[row | {"random_mean": 0.0, "random_max": 0.1} | change])
-
-
 def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5, bos=0.3, needed=True, written=False):
     change = {"value": zeroed, "low": zeroed - 0.005, "high": zeroed + 0.005}
     made = {
@@ -292,12 +287,6 @@ CASES = {
         (amplify, {}, {"centres": ("values",)}, ["control"], []),
         (amplify, {}, {"loss_change_low": None}, ["cost"], []),
         (amplify, {}, {"times": 1.9}, ["norm alone"], []),
-    ],
-    "ablate": [
-        (ablate, {}, {"size": 1}, ["title"], []),
-        (ablate, {}, {"removes": False}, ["removes"], ["not enough"]),
-        (ablate, {}, {"neurons": "1.2", "size": 1}, [], ["one"]),
-        (ablate, {"neurons": "1.2", "size": 1, "removes": False}, {"removes": False}, ["one, not enough"], []),
     ],
     "card": [
         (card_of, {}, {"found": False}, ["title", "keep", "cache"], ["no sink"]),

@@ -18,7 +18,6 @@ from sink_lens.report.export import save_figures
 from sink_lens.report.html import page_content, page_html
 from sink_lens.report.page import csv_text, page_table
 from sink_lens.report.pages import page_of_kind
-from sink_lens.studies.pages.interventions import removed_share_figure
 
 from .circuits import grid, write_run
 
@@ -37,14 +36,6 @@ def frames_of(kind):
         summary = cells.assign(times=2.0, **READ, **MASSES, **LOSSES)
         summary.loc[1, "target_mass"] = 0.9  # five times from the values
         return {"summary": summary}
-    if kind == "ablate":
-        kinds = ["set", "single", "single", "left out", "random, same layers", "set"]
-        ablations = pd.DataFrame({"step": 0, "kind": kinds, "removed_share": [0.9, 0.2, 0.1, 0.5, 0.0, 0.3]})
-        ablations = ablations.assign(ci_low=0.0, ci_high=1.0, neurons="2.90,2.430", method="mean")
-        ablations["what"] = ["column"] * 5 + ["scalar"]
-        row = {"step": 0, "neurons": "2.90,2.430", "size": 2, "removes": True, "removed_share": 0.9}
-        row |= {"best_single": 0.2, "random_mean": 0.01, "random_max": 0.03, "read_layers": "3-10"}
-        return {"ablations": ablations, "summary": pd.DataFrame([row])}
     if kind == "patch":
         at = grid(layer=range(3), position=range(4))
         share, changed = at["position"] / 3, at["position"] > 0
@@ -111,10 +102,6 @@ SAYS = {
     "amplify": (
         "Position 9 amplified, factor 5, away from the mean of the values: the sink is shared",
         "Factor 5, away from the mean of the values (2 times the attention): attention there 0.01 → 0.9",
-    ),
-    "ablate": (
-        "Ablating 2 neurons (L2.N90,L2.N430) removes 90% of the sink; random sets of that size at most 3%",
-        "2 neurons (L2.N90,L2.N430) together remove 90% of the sink",
     ),
     "patch": (
         "The metric is carried at position 2 up to layer 2 (67%), at position 3 ·<b>/·Spain from layer 0 (100%)",
@@ -215,11 +202,6 @@ def test_every_page_that_is_listed_is_whole():
         page = page_of_kind(kind)
         keys = [one.key for one in (*page.figures, *page.tables)]
         assert len(keys) == len(set(keys)), kind
-
-
-def test_a_set_of_entries_has_a_line_of_its_own():
-    (axes,) = removed_share_figure(frames_of("ablate")["ablations"]).axes
-    assert [text.get_text() for text in axes.get_yticklabels()][-1] == "set, outlier entries"
 
 
 def test_a_failed_cell_is_listed(tmp_path):

@@ -1,4 +1,4 @@
-"""``isolate``, ``amplify`` and ``ablate`` on the planted model, whose answer is known."""
+"""``isolate`` and ``amplify`` on the planted model, whose answer is known."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from planted_sequences import planted_lens, sequences
 
 from sink_lens import read_run
 from sink_lens.errors import InputError
-from sink_lens.studies.interventions import ablate, amplify, isolate
+from sink_lens.studies.interventions import amplify, isolate
 
 
 def test_isolating_reports_both_positions_by_layer_and_the_loss(tmp_path):
@@ -60,14 +60,3 @@ def test_amplifying_sweeps_factors_and_centres(tmp_path):
     assert set(read_run(tmp_path / "run").tensors("centring_means")) >= {"values.0", "aggregated.4"}
     amplify(lens, factors=(2.0,), centres=("none",), out=tmp_path / "norm", **given)  # needs no means
     assert not (tmp_path / "norm" / "centring_means.safetensors").exists()
-
-
-def test_the_planted_neuron_alone_is_the_smallest_set(tmp_path):
-    truth, lens = planted_lens()
-    study = ablate(lens, tokens=sequences(), out=tmp_path / "run", progress=False)
-    (row,) = study.tables["summary"].to_dict("records")
-    assert row["neurons"] == f"{truth.layer}.{truth.neuron}"
-    assert row["removes"]
-    assert row["removed_share"] > 0.5 > row["random_max"]
-    assert f"L{truth.layer}.N{truth.neuron}" in study.headline
-    assert "removes" in study.headline

@@ -8,7 +8,7 @@ from planted_sequences import planted_lens, sequences
 
 from sink_lens import read_run
 from sink_lens.errors import InputError, RunError
-from sink_lens.studies import ablate, card, quantise
+from sink_lens.studies import card, quantise
 from sink_lens.studies.interventions import amplify, isolate
 from tests.tiny_families import TINY_FAMILIES
 
@@ -24,7 +24,7 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_measured(tmp_path,
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     monkeypatch.setattr("sink_lens.engine.forward.run_with", None)
     monkeypatch.setattr("sink_lens.activations.forward.forward", None)
-    for study in (amplify, isolate, ablate, card, quantise):
+    for study in (amplify, isolate, card, quantise):
         with pytest.raises(RunError, match=r"holds a finished run \(isolate, .*need another folder, or overwrite=True"):
             study(lens, tokens=sequences(), out=folder, progress=False)
         with pytest.raises(RunError, match=r"holds files and no run.json \(notes.txt\)"):

@@ -467,7 +467,6 @@ def steps() -> list[Step]:
             f"amplify-{name}": command("amplify", *given, "--target-position", "7", "--factors", "1,5,20"),
         }
     for name in ("planted", "planted-1"):
-        found[f"ablate-{name}"] = command("ablate", f"models/{name}", *text, "--bos", "with", *SMALL, "--out", "OUT")
         given = [f"models/{name}", *text, "--bos", "with", "--sequences", "6", "--length", "32", "--out", "OUT"]
         found[f"tokens-{name}"] = command("tokens", *given)
     runs = {
