@@ -91,15 +91,16 @@ COMMANDS = {
         "4 sequences of up to 24 tokens, on the CPU.*scout +│ +192.*in all +│ +576.*disk.*memory +about",
     ),
     "isolate": Asked(
-        "RANDOM --target-position 5 --layers 0",
-        rf"Position 5 isolated in layer 0: attention there.*loss change, nats *\n5 {ENDS}",
-        "run report sentence rows",
+        "RANDOM --target-position 5 --layers 0 --controls 0",
+        f"sink mass at position 5.*isolated?.*sink mass at position 0{ENDS}",
+        "run report sentence failed cells strongest",
     ),
     "amplify": Asked(
-        "RANDOM --target-position 5 --layers 0 --factors 2 --centre none",
-        f"Position 5 amplified in layers 0.*centre +factor +times{ENDS}",
-        "run report sentence rows",
+        "RANDOM --target-position 5 --layers 0 --factors 2 --centre none --controls 0",
+        f"sink mass at position 5.*sink mass at position 0{ENDS}",
+        "run report sentence failed cells strongest",
     ),
+    **{f"{name} --dry-run": Asked("RANDOM", "cells") for name in ("isolate", "amplify")},
     "quantise": Asked(
         "RANDOM --controls 1",
         rf"Nothing to keep: int8_tensor changes the loss by.*all +\d+ .*undefined{ENDS}",
@@ -110,7 +111,7 @@ COMMANDS = {
         f"by attention: 4 of 96.*by norm: .*massive only.*(residual sink|sink token){ENDS}",
         "run report sentence thresholds agreement dimensions token_ids",
     ),
-    **{f"{name} --dry-run": Asked("RANDOM", COST) for name in ("isolate", "amplify", "quantise", "tokens", "card")},
+    **{f"{name} --dry-run": Asked("RANDOM", COST) for name in ("quantise", "tokens", "card")},
     "patch": Asked(
         "PAIR --layers 0-1 --site z",
         rf"the prompts differ in 1 token.*the strongest of \d+ patches of z, denoising: sink mass at{ENDS}",
@@ -598,7 +599,7 @@ def test_figures_are_not_written_over_a_file_of_a_run_and_leave_the_page_where_t
     from sink_lens.report.export import save_figures
 
     drawn, _ = save_figures([done("isolate").folder], tmp_path / "figures")
-    with create_run(tmp_path / "other", kind="isolate", config={}, provenance={}) as writer:
+    with create_run(tmp_path / "other", kind="sweep", config={}, provenance={}) as writer:
         writer.write_text(drawn[0].name, "a file of the run")
     with pytest.raises(InputError, match="belongs to the run"):
         save_figures([done("isolate").folder], tmp_path / "other")

@@ -20,14 +20,14 @@ from sink_lens.lazy import import_object
 from sink_lens.patching.run_pair import merge_patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.signatures import field_docs
-from sink_lens.studies.config import CardConfig, IsolateConfig
+from sink_lens.studies.config import CardConfig, QuantiseConfig
 from sink_lens.studies.study import make_study_config
 from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training.config import TrainConfig, WatchConfig
 
 COMMANDS = {kind.name: import_object(kind.config) for kind in all_kinds().values() if kind.config}
 COMMANDS |= {"report": ReportConfig}
-OF_A_MODEL = ("trace", "isolate", "amplify", "patch")
+OF_A_MODEL = ("trace", "patch")
 EDITS = [{"site": "z", "heads": "each"}]
 NEEDED = {WatchConfig: {"run": "a"}, TrainConfig: {"seed": 0}}
 """What a command cannot do without; a training asks for a file or an option."""
@@ -343,6 +343,6 @@ def test_a_table_of_the_tokens_is_the_same_as_its_fields(read, tmp_path):
 
 def test_two_configurations_are_refused():
     with pytest.raises(InputError, match="two configurations"):
-        make_study_config(IsolateConfig, IsolateConfig(), config=IsolateConfig(), tokens=None, fields={})
-    with pytest.raises(InputError, match="TraceConfig; need a IsolateConfig"):
-        make_study_config(IsolateConfig, TraceConfig(), config=None, tokens=None, fields={})
+        make_study_config(QuantiseConfig, QuantiseConfig(), config=QuantiseConfig(), tokens=None, fields={})
+    with pytest.raises(InputError, match="TraceConfig; need a QuantiseConfig"):
+        make_study_config(QuantiseConfig, TraceConfig(), config=None, tokens=None, fields={})

@@ -7,7 +7,7 @@ own logits; there, -1 is the last real token.
 import numpy as np
 import pytest
 
-from sink_lens import TokenBatch, capture, edits, patching, run_with, studies, sweep, trace, wrap
+from sink_lens import TokenBatch, capture, edits, patching, run_with, sweep, trace, wrap
 from sink_lens.edits import metrics
 from sink_lens.errors import SinkLensError
 from sink_lens.models.tiny import planted, tiny_tokenizer
@@ -50,9 +50,6 @@ CALLS = {
         metrics=[MetricSpec(name="loss")],
         out=out,
         progress=False,
-    ),
-    "the target of a study": lambda lens, batch, out: studies.isolate(
-        lens, tokens=batch, target_positions=(-1,), out=out, progress=False
     ),
     "the target of a trace": lambda lens, batch, out: trace(lens, tokens=batch, target_position=-1, out=out),
 }

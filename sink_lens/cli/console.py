@@ -37,7 +37,7 @@ _LONGEST = 4000
 _UsageError: Any = typer.BadParameter.__base__
 """Click's error about the words of a command line, from click or from the copy of it inside typer."""
 _PACKAGE = Path(__file__).parent.parent
-_OF_TOOLS = {"report": "Where the sink comes from"}
+_OF_TOOLS = {"report": "Where the sink comes from", "isolate": "Intervene", "amplify": "Intervene"}
 """Command that is no kind of run -> its heading in the help; others stand under "Commands"."""
 PACKAGE = __name__.split(".")[0]
 """Name of the logger whose messages commands print."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from ..kinds import RunKind, all_kinds
 from ..lazy import import_object
+from ..sweeps.presets import PRESETS
 from .console import (
     app,
     console,
@@ -116,6 +117,6 @@ def print_items(items: Iterable[Any]) -> Answer:
     return Answer(found=lambda: {"dry_run": found})
 
 
-for _kind in all_kinds().values():
+for _kind in (*all_kinds().values(), *PRESETS):
     if _kind.run:
         add_command(_kind)

@@ -1,4 +1,4 @@
-"""One question, one run folder: isolate, amplify, sink_tokens, card, quantise; cards has many models."""
+"""One question, one run folder: sink_tokens, card, quantise; cards has many models."""
 
 from ..lazy import lazy_exports
 

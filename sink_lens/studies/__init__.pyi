@@ -14,12 +14,8 @@ from sink_lens.studies.tokens.run import SinkTokens
 from ..chain.trace import Trace as Trace
 from .card import card as _card
 from .card_table import cards as _cards
-from .config import AmplifyConfig as AmplifyConfig
 from .config import CardConfig as CardConfig
-from .config import IsolateConfig as IsolateConfig
 from .config import QuantiseConfig as QuantiseConfig
-from .interventions import amplify as _amplify
-from .interventions import isolate as _isolate
 from .quantise import quantise as _quantise
 from .study import Study as Study
 from .tokens.config import TokensConfig as TokensConfig
@@ -68,62 +64,6 @@ def cards(
     trace: str | None = None,
     most_loss: float = 0.25,
 ) -> pd.DataFrame: ...
-def amplify(
-    model: ModelLike | ReadConfig,
-    tokens: Tokens | str | None = None,
-    *,
-    config: AmplifyConfig | None = None,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-    text: str | Path | None = None,
-    prompts: Iterable[str] = (),
-    bos: Literal["auto", "with", "without"] = "auto",
-    sequences: int = 8,
-    length: int = 64,
-    batch_size: int | None = None,
-    seed: int = 0,
-    threshold: float = 0.3,
-    min_sink_rate: float = 0.05,
-    growth_factor: float = 2.0,
-    dominance_threshold: float = 25.0,
-    energy_frac: float = 0.8,
-    max_outliers: int = 8,
-    kernel: Literal["auto", "fused", "eager"] = "auto",
-    intervention_sequences: int | None = None,
-    intervention_length: int | None = None,
-    target_position: int | None = None,
-    layers: Iterable[int] | str | None = None,
-    factors: Iterable[float] | str = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0),
-    centres: Iterable[Literal["values", "aggregated", "none"]] = ("values", "aggregated", "none"),
-) -> Study: ...
-def isolate(
-    model: ModelLike | ReadConfig,
-    tokens: Tokens | str | None = None,
-    *,
-    config: IsolateConfig | None = None,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-    text: str | Path | None = None,
-    prompts: Iterable[str] = (),
-    bos: Literal["auto", "with", "without"] = "auto",
-    sequences: int = 8,
-    length: int = 64,
-    batch_size: int | None = None,
-    seed: int = 0,
-    threshold: float = 0.3,
-    min_sink_rate: float = 0.05,
-    growth_factor: float = 2.0,
-    dominance_threshold: float = 25.0,
-    energy_frac: float = 0.8,
-    max_outliers: int = 8,
-    kernel: Literal["auto", "fused", "eager"] = "auto",
-    intervention_sequences: int | None = None,
-    intervention_length: int | None = None,
-    target_positions: Iterable[int] = (),
-    layers: Iterable[int] | str | None = None,
-) -> Study: ...
 def quantise(
     model: ModelLike | ReadConfig,
     tokens: Tokens | str | None = None,

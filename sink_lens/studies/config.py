@@ -1,78 +1,13 @@
 """Configurations of the studies: frozen records; torch is not imported."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..chain.config import MOST_CONTROLS, Question, ReadConfig, TraceConfig
+from ..chain.config import MOST_CONTROLS, ReadConfig
 from ..configuration import check_at_least, check_at_most
 from ..errors import InputError
-from ..schema import CENTRES, FACTORS, SINK_THRESHOLD, Centre, QuantisedFormat
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyConfig(Question):
-    """Base of the configurations of ``isolate`` and ``amplify``."""
-
-    sequences: int = 8
-    """Number of sequences."""
-    intervention_sequences: int | None = None
-    """Maximum number of sequences that are edited. Default: as many as --sequences says."""
-    intervention_length: int | None = field(default=None, metadata={"metavar": "T"})
-    """Maximum number of positions of each edited sequence, counted from the sink on. Default: the sequence length, at
-    least 16."""
-
-    def first_target_position(self) -> int | None:
-        """Return the first position to edit; None stands for a third of the length."""
-        return None
-
-    def trace_config(self) -> TraceConfig:
-        """Return the configuration of the trace that finds the sink before anything is edited."""
-        shared = [one.name for one in fields(Question)] + ["controls"] * hasattr(self, "controls")
-        sequences = self.sequences if self.intervention_sequences is None else self.intervention_sequences
-        return TraceConfig(
-            intervention_sequences=sequences,
-            intervention_length=max(16, self.length) if self.intervention_length is None else self.intervention_length,
-            **{name: getattr(self, name) for name in shared},
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IsolateConfig(StudyConfig):
-    """Positions and layers to isolate."""
-
-    target_positions: tuple[int, ...] = field(default=(), metadata={"option": "target_position"})
-    """A position to isolate, from 1 on; repeat for several. Default: a third of the length."""
-    layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
-    """Layers to edit, such as 0-11 or 3,5. Default: all."""
-
-    def first_target_position(self) -> int | None:
-        """Return the first position to isolate; None stands for a third of the length."""
-        return self.target_positions[0] if self.target_positions else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AmplifyConfig(StudyConfig):
-    """Amplification of a position: layers, factors and centres."""
-
-    target_position: int | None = None
-    """The position that is amplified. Default: a third of the length."""
-    layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
-    """Layers to edit, such as 0-11 or 3,5. Default: from layer 0 to the end of the first growth step."""
-    factors: tuple[float, ...] = field(default=FACTORS, metadata={"written": "commas", "metavar": "F,F"})
-    """Factors, such as 1,2,5,30; those below 1 attenuate."""
-    centres: tuple[Centre, ...] = field(default=CENTRES, metadata={"option": "centre"})
-    """The mean from which the edit moves the aggregated values; none multiplies the values themselves, as a control
-    that changes the norm alone. Repeat for several."""
-
-    def first_target_position(self) -> int | None:
-        """Return the position to amplify; None stands for a third of the length."""
-        return self.target_position
-
-    def __post_init__(self) -> None:
-        Question.__post_init__(self)
-        if not self.factors or not self.centres:
-            raise InputError("amplify was given no factor or no centre; need at least one of each")
+from ..schema import SINK_THRESHOLD, QuantisedFormat
 
 
 def is_run_folder(model: Any) -> bool:

@@ -3,44 +3,6 @@
 from ..kinds import RunKind
 from . import tokens
 
-ISOLATE = RunKind(
-    name="isolate",
-    heading="Intervene",
-    help="Isolate tokens by the attention mask: does a sink form there, is the model's own removed or relocated?",
-    config="sink_lens.studies.config:IsolateConfig",
-    passes="sink_lens.studies.passes:count_passes",
-    run="sink_lens.studies.interventions:isolate",
-    tables="sink_lens.schema:isolate.toml",
-    page="sink_lens.studies.pages.interventions:ISOLATE",
-    show="sink_lens.studies.pages.interventions:show",
-    answer="sink_lens.studies.pages.interventions:answer",
-    examples="""\
-sink-lens isolate  [dim]a third of the length, in all layers of the default model[/dim]
-
-sink-lens isolate gpt2 --target-position 9 --target-position 20 --layers 0-5
-
-sink-lens isolate --prompt "Call me Ishmael. Some years ago, never mind how long" --target-position 5
-""",
-)
-AMPLIFY = RunKind(
-    name="amplify",
-    heading="Intervene",
-    help="Amplify the variance of a token's aggregated values, by factor and centre: does a sink form there?",
-    config="sink_lens.studies.config:AmplifyConfig",
-    passes="sink_lens.studies.passes:count_passes",
-    run="sink_lens.studies.interventions:amplify",
-    tables="sink_lens.schema:amplify.toml",
-    page="sink_lens.studies.pages.interventions:AMPLIFY",
-    show="sink_lens.studies.pages.interventions:show",
-    answer="sink_lens.studies.pages.interventions:answer",
-    examples="""\
-sink-lens amplify  [dim]a third of the length, layer 0 to the end of the first growth step[/dim]
-
-sink-lens amplify gpt2 --target-position 10 --factors 1,2,5,10 --centre values --centre none
-
-sink-lens amplify --target-position 10 --layers 0-1 --factors 0,0.5  [dim]attenuate[/dim]
-""",
-)
 QUANTISE = RunKind(
     name="quantise",
     heading="Decide",
@@ -84,4 +46,4 @@ sink-lens card runs/* --columns model,sink_rate,loss  [dim]a row per card or tra
 )
 DIFF = RunKind(name="diff", tables="sink_lens.schema:diff.toml", page="sink_lens.studies.pages.diff:DIFF")
 """What ``card A B`` writes."""
-KINDS = (tokens.KIND, ISOLATE, AMPLIFY, CARD, DIFF, QUANTISE)
+KINDS = (tokens.KIND, CARD, DIFF, QUANTISE)

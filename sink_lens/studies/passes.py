@@ -7,14 +7,14 @@ from ..chain.config import ReadConfig
 from ..data.described import check_sequences_fit
 from ..errors import InputError
 from ..estimate import Cost, Pass, Passes, Sizes, estimate_cost, forward_activation_bytes
-from .config import AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig, is_run_folder
+from .config import CardConfig, QuantiseConfig, is_run_folder
 
 _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
 _WITHOUT_OUTLIERS = 3
 """Passes of a card of a model without growth steps and outlier dimensions."""
 
-StudyConfig = AmplifyConfig | CardConfig | IsolateConfig | QuantiseConfig
+StudyConfig = CardConfig | QuantiseConfig
 
 
 def count_passes(config: StudyConfig, sizes: Sizes) -> Passes:
@@ -76,7 +76,3 @@ def _count_forwards(config: StudyConfig) -> float:
             return 4 + 1 + 2 * len(config.channels) + 0.5 + config.controls / 2
         case CardConfig():  # each of two: read; one: read, BOS, two edits, and one more if its sink is not at 0
             return 2 * (1 + _LAYERS_OF_STEPS) if config.is_comparison else 4 + _LAYERS_OF_STEPS
-        case AmplifyConfig():
-            return 3 + len(config.factors) * len(config.centres)
-        case IsolateConfig():
-            return 3 + 1  # two to find the sink, the baseline run

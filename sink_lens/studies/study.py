@@ -1,9 +1,4 @@
-"""Shared by the studies: from the arguments to configuration, model and sequences, and the result with its run folder.
-
-``isolate`` and ``amplify`` find the model's sink and growth steps first, make their edits on a few
-sequences, and report by layer what became of the attention, the norms and the outlier dimension at the target and the
-sink position, and of the loss.
-"""
+"""What the studies share: from the arguments to configuration, model and sequences, and the result's run folder."""
 
 import dataclasses
 import inspect
@@ -13,17 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-import numpy as np
 import pandas as pd
 
 from ..activations.forward import check_tokens
-from ..chain.config import ReadConfig, TraceConfig
-from ..chain.inputs import trace_provenance
-from ..chain.measure import scout
-from ..chain.setting import check_interior_position, make_setting, why_no_interventions
+from ..chain.config import ReadConfig
 from ..configuration import make_config
 from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens
-from ..edits.part import check_index
 from ..errors import InputError
 from ..models.inputs import check_sequences, describe_provenance, load_model, make_tokens
 from ..models.lens import LensModel, check_plain_layers
@@ -32,7 +22,6 @@ from ..records import Result as Study
 from ..records import check_folder_free, create_run, default_run_folder
 from ..schema import table_of
 from ..signatures import takes
-from .config import StudyConfig
 
 C = TypeVar("C", bound=ReadConfig)
 C_contra = TypeVar("C_contra", bound=ReadConfig, contravariant=True)
@@ -62,14 +51,7 @@ def resolve_inputs(
     config = make_study_config(wanted, model, config=config, tokens=tokens, fields=fields)
     is_named = isinstance(model, str | Path | ReadConfig)
     if is_named and not isinstance(tokens, TokenBatch):  # refuse what the model cannot have before its weights are read
-        header = check_sequences(config)
-        places = [*getattr(config, "target_positions", ()), getattr(config, "target_position", None)]
-        for place in places if not config.prompts else ():
-            if place is not None:
-                check_interior_position(place, shortest=config.length)
-        if header is not None:
-            for layer in getattr(config, "layers", None) or ():
-                check_index("layer", layer, header.n_layers)
+        check_sequences(config)
     lens = load_model(config) if is_named else as_lens(cast("ModelLike", model))
     if every_layer:
         check_plain_layers(lens)
@@ -121,8 +103,6 @@ class Measured:
     """Options that the configuration lacks."""
     files: Mapping[str, Any] = field(default_factory=dict)
     """Name -> content; what is no text is written as JSON."""
-    means: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Tensors, kept as ``centring_means``."""
 
 
 class StudyFunction(Protocol[C_contra]):
@@ -161,8 +141,8 @@ def study(
 ) -> Callable[[Callable[..., Measured]], StudyFunction[C]]:
     """Decorate a measuring function, so that it becomes the study that users call and writes a run folder.
 
-    The decorated function takes ``lens, batch, *, config, progress`` and returns ``Measured``. If its configuration is
-    a ``StudyConfig``, it takes ``setting, *, config, progress``. The study keeps its name and docstring.
+    The decorated function takes ``lens, batch, *, config, progress`` and returns ``Measured``. The study
+    keeps its name and docstring.
 
     Args:
         asked: the study's configuration.
@@ -187,16 +167,7 @@ def study(
             settled, lens, batch = resolve_inputs(asked, model, **given)
             how = {"config": settled, "progress": progress}
             to = {"out": out, "overwrite": overwrite, "result": result}
-            name = kind or measure.__name__
-            if not isinstance(settled, StudyConfig):
-                return write_study(name, lens, batch, settled, measure(lens, batch, **how), **to)
-            why_not = why_no_interventions(lens, batch)
-            if why_not is not None:
-                raise InputError(f"nothing can be edited: {why_not}; use a model from load, and longer sequences")
-            question = settled.trace_config()  # that of a trace, which finds the sink
-            location, target = scout(lens, batch, config=question), settled.first_target_position()
-            setting = make_setting(lens, batch, config=question, location=location, target_position=target)
-            return write_study(name, lens, setting.tokens, question, measure(setting, **how), **to)
+            return write_study(kind or measure.__name__, lens, batch, settled, measure(lens, batch, **how), **to)
 
         said = inspect.cleandoc(measure.__doc__ or "")
         function.__doc__ = said.replace("\nRaises:", _ARGUMENTS.format(config=asked.__name__))
@@ -221,21 +192,15 @@ def write_study(
     """Write what a study ``found`` on ``batch`` into the run folder ``out``, and return it as a ``result``."""
     frames = {"tokens": decode_tokens(batch, lens.tokenizer)} | dict(found.frames)
     folder = Path(out) if out is not None else default_run_folder(lens.name)
-    if isinstance(config, TraceConfig):
-        record = trace_provenance(lens, batch, config=config, kernel=found.kernel)
-    else:
-        seeds = {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed}
-        record = describe_provenance(lens, batch, kernel=found.kernel) | {"seeds": seeds}
+    seeds = {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed}
     with create_run(
         folder,
         kind=kind,
         config=dataclasses.asdict(config) | {f"{kind}_{name}": value for name, value in found.asked.items()},
-        provenance=record,
+        provenance=describe_provenance(lens, batch, kernel=found.kernel) | {"seeds": seeds},
         expects=(*frames, *dict.fromkeys(name.partition(".")[0] for name in found.files)),
         overwrite=overwrite,
     ) as writer:
-        if found.means:
-            writer.write_tensors("centring_means", found.means)
         for name, frame in frames.items():
             described = table_of(kind, name)
             is_csv = described is not None and described.file == "csv"

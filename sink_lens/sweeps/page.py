@@ -246,6 +246,36 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
     )
 
 
+def _masses(run: Run) -> list[str]:
+    """Return the names of the run's metrics that are the attention to a position."""
+    table = _cell_rows(run)
+    asked = [one.get("name") for one in run.config.get("metrics") or ()]
+    return [metric for metric, name in zip(metric_names(table), asked, strict=False) if name == "sink_mass"]
+
+
+def _mass_figure(run: Run) -> tuple[str, Figure]:
+    """Draw each cell's attention to a position before and after the edit, a panel per metric that is one."""
+    table = _cell_rows(run)
+    masses = _masses(run)[:_MOST_PANELS]
+    shown = [sort_by_magnitude(table.loc[table["metric"] == metric], "effect").head(_MOST_NAMED) for metric in masses]
+    figure = new_figure(width=8.0, height=sum(1.1 + 0.19 * len(rows) for rows in shown))
+    grid = figure.add_gridspec(len(shown), 1, height_ratios=[1.1 + 0.19 * len(rows) for rows in shown])
+    for place, (metric, rows) in enumerate(zip(masses, shown, strict=True)):
+        axes = figure.add_subplot(grid[place])
+        style_axes(axes, xlabel=metric)
+        before, after = (rows[name].to_numpy(float) for name in ("baseline", "value"))
+        y = np.arange(len(rows))
+        axes.hlines(y, before, after, color=QUIET, linewidth=1.2)
+        axes.scatter(before, y, facecolors="none", edgecolors=INK, s=22, label="before", zorder=2)
+        axes.scatter(after, y, color=ORANGE, s=22, label="after", zorder=3)
+        axes.set_yticks(y, [safe_line(cell_name(row), limit=_LABEL) for row in rows.to_dict("records")])
+        axes.tick_params(axis="y", labelsize=FONT - 2)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        legend(axes, columns=2)
+    see = f"Attention before and after each edit, mean over sequences; the {_MOST_NAMED} strongest cells at most."
+    return see, without_formulas(figure)
+
+
 def _strongest_cells_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and the table of the strongest cells of each metric, with intervals and controls."""
     table = _cell_rows(run)
@@ -279,7 +309,16 @@ SWEEP = Page(
     headline=lambda run: words.sweep_sentences(
         _cell_rows(run), least=_least_effect(run), means=run.provenance.get("means", ())
     ),
-    figures=tuple(drawn for which in range(4) for drawn in _effect_figures(which)),
+    figures=(
+        *(drawn for which in range(4) for drawn in _effect_figures(which)),
+        Drawn(
+            key="masses",
+            title="Attention before and after",
+            make=_mass_figure,
+            data=lambda run: _cell_rows(run).loc[lambda table: table["metric"].isin(_masses(run))],
+            when=lambda run: "cells" not in run.tables or bool(_masses(run)),
+        ),
+    ),
     tables=(
         Listed(key="cell-table", title="Strongest cells", make=_strongest_cells_table),
         Listed(

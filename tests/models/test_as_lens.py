@@ -44,8 +44,6 @@ Z = {"site": "z", "metric": sink_mass(0), "layers": [0]}
 QUIET = {"progress": False}
 TAKERS = {
     "trace": lambda m, out: sl.trace(m, config=CONFIG, tokens=batch(), out=out, report=False, **QUIET).links,
-    "isolate": lambda m, out: sl.studies.isolate(m, tokens=batch(), out=out, **QUIET).headline,
-    "amplify": lambda m, out: sl.studies.amplify(m, tokens=batch(), layers=[0], factors=[2], out=out, **QUIET).headline,
     "sweep": lambda m, out: sl.sweep(m, GRID, tokens=batch(), out=out, **QUIET).frame,
     "capture": lambda m, out: sl.capture(m, batch(), sites=["z"])["z", 0],
     "stream": lambda m, out: sl.stream(m, batch(), [FIRST]).values["first"][1],

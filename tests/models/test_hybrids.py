@@ -23,7 +23,6 @@ from sink_lens.models.load import load, random_init, wrap
 from sink_lens.models.sites import sites_of
 from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
 from sink_lens.studies.card import card, card_text_rows
-from sink_lens.studies.interventions import amplify, isolate
 from sink_lens.studies.tokens.run import sink_tokens
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep
@@ -194,28 +193,6 @@ def test_a_card_of_a_hybrid_names_what_writes_and_where_nothing_attends(name, fa
     assert found.decision["sink"]["first_layer"] == zoo.truth.locked[0]
     assert ("the mixer (" in str(card_text_rows(found.decision))) == (maker.kind == "mixer")
     found.report()
-
-
-def test_isolation_and_amplification_of_a_hybrid(tmp_path):
-    zoo = build("in_mixer_layer", seed=5, family="jamba")
-    lens = wrap(zoo.model)
-    tokens = from_tensor(zoo.draw(6, length=32, generator=torch.Generator().manual_seed(0)))
-    isolated = isolate(lens, tokens=tokens, out=tmp_path / "isolate", progress=False)
-    assert "the mixers of layers 0,2,4 still bring earlier tokens" in isolated.headline
-    masses = isolated.tables["layers"].set_index("layer").filter(regex="mass$")
-    assert not masses.columns.empty
-    assert (masses.notna().T == [False, True, False, True, False, True]).all(axis=None)
-    options = {"tokens": tokens, "factors": (1.0, 3.0), "progress": False}
-    amplified = amplify(lens, out=tmp_path / "amplify", **options)
-    assert {*amplified.tables["summary"]["layers"]} == {"1"}
-    assert {*amplified.tables["summary"]["read_layers"]} == {"3,5"}
-    with pytest.raises(SiteError, match="so no values to amplify; need one of the layers 1,3,5"):
-        amplify(lens, out=tmp_path / "no", layers=(0,), **options)
-    early = build("in_mixer_layer", seed=0, family="lfm2")
-    with pytest.raises(InputError, match="before any layer with attention, so nothing can be amplified; name layers"):
-        amplify(wrap(early.model), out=tmp_path / "no", **options)
-    gated = amplify(lens_of("qwen3_5"), out=tmp_path / "gated", layers=(1,), **options)
-    assert {*gated.tables["summary"]["centre"]} == {"aggregated", "none"}  # no mean of values lies behind a gate
 
 
 @pytest.mark.parametrize("family", HYBRID_FAMILIES)

@@ -63,24 +63,6 @@ def tokens(
     return page("tokens", thresholds=thresholds, agreement=agreement, dimensions=rows)
 
 
-MASSES = {
-    "baseline_target_mass": 0.01, "target_mass": 0.2, "baseline_sink_mass": 0.4, "sink_mass": 0.1, "outcome": "moved",
-    "read_layers": "3-5", "loss_change_nats": 0.5, "loss_change_low": 0.4, "loss_change_high": 0.6,
-}  # fmt: skip
-
-
-def isolate(*, positions=(9,), **change):
-    row = MASSES | {"layers": "all"} | change
-    row = {name: one for name, one in row.items() if one is not None}
-    return page("isolate", summary=[row | {"target_position": one} for one in positions])
-
-
-def amplify(*, times=3.0, centres=("values", "none"), **change):
-    row = {name: one for name, one in (MASSES | change).items() if one is not None}
-    rows = [row | {"centre": centre, "factor": 9.0, "times": times} for centre in centres]
-    return page("amplify", config={"amplify_target_position": 9}, summary=rows)
-
-
 def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5, bos=0.3, needed=True, written=False):
     change = {"value": zeroed, "low": zeroed - 0.005, "high": zeroed + 0.005}
     made = {
@@ -130,7 +112,14 @@ def carried(*, values):
 
 
 CELL = {"kind": "zero", "site": "z", "metric": "METRIC", "ci_low": 0.4, "ci_high": 0.6, "error": None, "n": 8}
-CELL |= {"changed": True, "baseline": 0.5, "control_effect": 0.01, "over_low": 0.3, "over_high": 0.5}
+CELL |= {
+    "changed": True,
+    "baseline": 0.5,
+    "control_effect": 0.01,
+    "over_low": 0.3,
+    "over_high": 0.5,
+    "effect_in_sds": 5.0,
+}
 
 
 def sweep(changes=({}, {}), *, metrics=("METRIC",)):
@@ -263,7 +252,14 @@ FIVE = tuple(f"MODEL,{one}" for one in "ABCDE")
 NONE_BY_CHANCE = {"changes": (NO_CHANGE, NO_CHANGE)}
 TWO_METRICS = {"metrics": ("METRIC", "OTHER")}
 PLATEAUS = [[0.9, 0.9, 0.1], [0.0, 0.9, 0.9]]
-SMALL = {"effect": 0.005, "ci_low": 0.001, "ci_high": 0.006, "over_low": 0.001, "over_high": 0.006}
+SMALL = {
+    "effect": 0.005,
+    "effect_in_sds": 0.005,
+    "ci_low": 0.001,
+    "ci_high": 0.006,
+    "over_low": 0.001,
+    "over_high": 0.006,
+}
 NEVER = (NAN, NAN, NAN)
 TWO = {"models": ("MODEL,A", "MODEL,B")}
 CASES = {
@@ -275,18 +271,6 @@ CASES = {
         (tokens, {}, {"given": 3.0}, [], ["given"]),
         (tokens, {}, {"dimensions": ("sink token",)}, ["residual"], ["no residual"]),
         (tokens, {}, {"dimensions": ("residual",)}, ["dimensions"], []),
-    ],
-    "isolate": [
-        (isolate, {}, {"outcome": "unchanged"}, ["title"], []),
-        (isolate, {}, {"positions": (9, 20)}, [], ["title: several"]),
-        (isolate, {}, {"layers": "3-5"}, ["isolated"], []),
-        (isolate, {}, {"loss_change_low": None}, ["cost"], []),
-    ],
-    "amplify": [
-        (amplify, {}, {"centres": ("none",)}, ["title", "factor"], ["title: scaled"]),
-        (amplify, {}, {"centres": ("values",)}, ["control"], []),
-        (amplify, {}, {"loss_change_low": None}, ["cost"], []),
-        (amplify, {}, {"times": 1.9}, ["norm alone"], []),
     ],
     "card": [
         (card_of, {}, {"found": False}, ["title", "keep", "cache"], ["no sink"]),

@@ -28,14 +28,6 @@ READ = {"outcome": "shared", "read_layers": "3-7", "layers": "all"}
 
 def frames_of(kind):
     """Small tables of a kind of run, as its command writes them."""
-    if kind == "isolate":
-        layers = pd.DataFrame({"layer": range(4), "position": 9, **MASSES})
-        return {"layers": layers, "summary": pd.DataFrame([{"target_position": 9} | READ | MASSES | LOSSES])}
-    if kind == "amplify":
-        cells = grid(centre=["values", "none"], factor=[1.0, 5.0])
-        summary = cells.assign(times=2.0, **READ, **MASSES, **LOSSES)
-        summary.loc[1, "target_mass"] = 0.9  # five times from the values
-        return {"summary": summary}
     if kind == "patch":
         at = grid(layer=range(3), position=range(4))
         share, changed = at["position"] / 3, at["position"] > 0
@@ -44,7 +36,9 @@ def frames_of(kind):
         return {"patches": patches, "differences": differences}
     if kind == "sweep":
         cells = pd.DataFrame({"cell": range(6), "kind": "zero", "site": "z", "layer": [0, 0, 0, 1, 1, 1]})
-        cells = cells.assign(head=[0, 1, 2] * 2, where="somewhere", metric="loss", effect=[0.1, -0.9, 0, 0, 0, 0.2])
+        cells = cells.assign(
+            head=[0, 1, 2] * 2, where="somewhere", metric="loss", effect=[0.1, -0.9, 0, 0, 0, 0.2], effect_in_sds=9.0
+        )
         cells = cells.assign(ci_low=-1.0, ci_high=0.0, control_effect=0.01, over_low=-1.0, over_high=0.0)
         return {"cells": cells.assign(error=pd.array([None] * 5 + ["no room"], dtype="string"))}
     if kind == "train":
@@ -87,7 +81,6 @@ def frames_of(kind):
 
 
 CONFIGS = {
-    "amplify": {"amplify_target_position": 9},
     "patch": {"site": "resid_pre", "direction": "denoising"},
     "train": {"attention": "softmax", "value_norm": "shared"},
     "compare": {"by": ["value_norm"], "baseline": "a", "runs": {"a": {}, "b": {}}},
@@ -95,14 +88,6 @@ CONFIGS = {
 SAYS = {
     "quantise": ("int8 tensor: keep", "Keep <b> the sink tokens."),
     "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
-    "isolate": (
-        "Position 9 isolated in all layers (it attends to itself alone): the sink is shared; attention there goes",
-        "isolated in all layers: attention there 0.01 → 0.3",
-    ),
-    "amplify": (
-        "Position 9 amplified, factor 5, away from the mean of the values: the sink is shared",
-        "Factor 5, away from the mean of the values (2 times the attention): attention there 0.01 → 0.9",
-    ),
     "patch": (
         "The metric is carried at position 2 up to layer 2 (67%), at position 3 ·<b>/·Spain from layer 0 (100%)",
         "Largest effect at layer 0, position 3: 0.3, 100% of the way.",
@@ -160,7 +145,7 @@ def test_what_is_not_there_damaged_or_empty_breaks_nothing_but_its_own_part(tmp_
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("kind", ["isolate", "sweep", "train"])
+@pytest.mark.parametrize("kind", ["quantise", "sweep", "train"])
 @pytest.mark.parametrize("value", ["a text", [1, 2], None], ids=str)
 def test_whole_tables_of_other_types_break_nothing_but_their_own_part(tmp_path, kind, value):
     frames = frames_of(kind)

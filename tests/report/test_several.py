@@ -60,7 +60,7 @@ def test_other_models_may_be_compared_on_the_same_text(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"kind": "isolate"}, "kind: trace"),
+        ({"kind": "sweep"}, "kind: trace"),
         ({"dtype": "bfloat16"}, "dtype: float32"),
         ({"bos": True}, "bos: False"),
         ({"tokens_sha256": "99"}, "tokens_sha256: cd"),

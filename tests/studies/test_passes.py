@@ -9,7 +9,7 @@ import torch
 from sink_lens.estimate import Sizes
 from sink_lens.models.bundled import read_header
 from sink_lens.studies.card import card
-from sink_lens.studies.config import AmplifyConfig, CardConfig, IsolateConfig, QuantiseConfig
+from sink_lens.studies.config import CardConfig, QuantiseConfig
 from sink_lens.studies.passes import count_passes
 from sink_lens.studies.quantise import quantise
 from sink_lens.studies.tokens.config import TokensConfig
@@ -30,8 +30,6 @@ def most_passes(config, folder):
     ("config", "count"),
     [
         (TokensConfig(sequences=8), 1),
-        (IsolateConfig(), 4),
-        (AmplifyConfig(factors=(2.0, 5.0), centres=("values", "none")), 3 + 4),
         # 1 set of the sinks, 2 of one channel; 4 before them, half a pass for the channels, half of 19 draws
         (QuantiseConfig(channels=(1,)), 4 + 3 + 0.5 + 9.5),
     ],

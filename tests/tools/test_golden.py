@@ -133,7 +133,7 @@ def test_a_step_is_made_and_equal_to_itself(tmp_path, capsys):
     code, said = forks.run(script, tmp_path / "made", *only, said=tmp_path / "said")
     assert code == 0, said
     run = tmp_path / "made" / "runs" / "isolate-planted"
-    assert len(pd.read_parquet(run / "layers.parquet")) == 2 * 5  # two positions, five layers
+    assert len(pd.read_parquet(run / "cells.parquet")) == 2 * 4  # two positions; three masses and the loss
     assert (run / "terminal.txt").read_text().startswith("exit code 0\n")
     assert main([str(tmp_path / "made"), str(tmp_path / "made")]) == 0
     assert " 0 differences in tables, 0 in texts" in capsys.readouterr().out
