@@ -113,6 +113,7 @@ class HeadNormAttention(LlamaAttention):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         position_ids: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
         """Run Llama's attention, with ``head_out`` before W_O; return output and pattern, which is None from SDPA."""
@@ -126,8 +127,9 @@ class HeadNormAttention(LlamaAttention):
             query, key = self.q_norm(query), self.k_norm(key)
         assert position_embeddings is not None
         query, key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), *position_embeddings)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        cache = past_key_values if cache is None else cache  # its name before transformers 5.24
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         extra: dict[str, Any] = {} if logits is None else {"s_aux": logits}
         if self.variant == "sigmoid":
             extra["weighting"] = "sigmoid"
