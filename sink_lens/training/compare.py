@@ -23,6 +23,7 @@ from ..signatures import takes
 from ..stats import Difference, summarise_differences, t_intervals
 from ..text import as_text, interval_text, join_and, name_in_words, plural, short_count, signed_change
 from .config import CompareConfig
+from .logged import LogComparison, are_logged, compare_logged
 from .loss_curves import curve_table, final_table, mean_curve_table, seed_means
 from .sink_birth import Birth, find_birth, whole_model_rows
 from .variants import DATA, FEWEST_SEEDS, Variants, group_runs
@@ -69,11 +70,12 @@ def compare(
     overwrite: bool = False,
     generator: np.random.Generator | None = None,
     **fields: Any,
-) -> Comparison:
-    """Compare finished training runs that differ in one thing and in the seed.
+) -> Comparison | LogComparison:
+    """Compare finished training runs that differ in one thing and in the seed, or the logs of your own Trainer.
 
     Args:
-        runs: folders of the training runs, which win over the configuration's.
+        runs: folders of the training runs, which win over the configuration's; or of your own Trainer's runs (folders
+            with a ``trainer_state.json``, or runs of the monitor), of which the logs are put beside each other.
         config: how the runs are compared; the default configuration if None.
         out: folder that the comparison is written to; None writes nothing.
         overwrite: replace the run that ``out`` holds.
@@ -86,6 +88,9 @@ def compare(
     """
     config = make_config(CompareConfig, config, {"runs": runs} | fields, where="compare")
     check_folder_free(out, overwrite=overwrite)
+    if are_logged(config.runs):
+        logged = compare_logged(config)
+        return logged if out is None else logged.write(os.fspath(out), overwrite=overwrite)
     generator = np.random.default_rng(config.seed) if generator is None else generator
     variants = group_runs(config.runs, by=config.by, baseline=config.baseline)
     curves, finals = curve_table(variants), final_table(variants)
@@ -350,13 +355,13 @@ def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any) -> Comparison:
+def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any) -> Comparison | LogComparison:
     """Compare the runs that a configuration names; write the result to ``out`` (None: ``runs/compare-DATE-TIME``)."""
     out = default_run_folder("compare") if out is None else out
     return compare(config.runs, config=config, out=out, overwrite=overwrite)
 
 
-def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
+def show(found: Comparison | LogComparison) -> "Iterator[RenderableType | PageTable]":
     """Yield what the terminal shows of a comparison: sentences, final losses, and measures if sinks were compared."""
     from rich.text import Text
 
@@ -366,6 +371,8 @@ def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
     if found.folder is not None:
         yield Text(f"{page_title(found.folder)}.", style="bold")
     yield from found.sentences
+    if isinstance(found, LogComparison):
+        return
     yield "\nfinal losses, nats"
     finals = found.tables["finals"]
     yield final_loss_table(finals.assign(loss=finals["loss"].map("{:.4f}".format)))
@@ -375,7 +382,10 @@ def show(found: Comparison) -> "Iterator[RenderableType | PageTable]":
         yield variant_measure_table(measures)
 
 
-def answer(found: Comparison) -> dict[str, Any]:
-    """Return the ``--json`` answer: sentences, notes, and the tables ``finals`` and (for watched runs) ``measures``."""
-    tables = {name: found.tables[name] for name in ("finals", "measures") if name in found.tables}
+def answer(found: Comparison | LogComparison) -> dict[str, Any]:
+    """Return the ``--json`` answer: sentences, notes, and the tables ``finals`` and (for watched runs) ``measures``.
+
+    For logs of the user's own Trainer, the table is ``logged``.
+    """
+    tables = {name: found.tables[name] for name in ("finals", "measures", "logged") if name in found.tables}
     return {"sentences": found.sentences, "notes": found.notes, **tables}

@@ -272,7 +272,8 @@ class CompareConfig:
     """Training runs to compare, and the comparison."""
 
     runs: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "RUN"})
-    """Folders of finished runs of sink-lens train."""
+    """Folders of finished runs of sink-lens train; or of your own Trainer's, with its trainer_state.json or a monitor's
+    run."""
     by: tuple[str, ...] | None = field(default=None, metadata={"written": "commas", "metavar": "FIELD[,FIELD]"})
     """The field of the configuration that is compared. Default: the one that differs."""
     baseline: str | None = field(default=None, metadata={"metavar": "VALUE"})

@@ -12,7 +12,17 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, has_table, page_table, rest_note, table_reader
+from sink_lens.report.page import (
+    Drawn,
+    Listed,
+    Page,
+    PageTable,
+    has_table,
+    page_table,
+    rest_note,
+    table_maker,
+    table_reader,
+)
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -188,6 +198,35 @@ def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[st
     for axes, one in scales:
         one.apply_to(axes)
     legend(top, columns=min(len(variants), 6), over=figure)
+    return without_formulas(figure)
+
+
+def draw_logged(logged: pd.DataFrame) -> Figure:
+    """Draw the losses that runs logged on one axis, and the share of heads with a sink below, by step.
+
+    ``logged`` has the columns run, step, quantity and value (see ``training.logged``).
+    """
+    figure = new_figure(width=9.4, height=6.6)
+    losses = panel(figure, place=(2, 1, 1), ylabel="loss, nats")
+    rate = panel(figure, place=(2, 1, 2), xlabel="step", ylabel="share of heads with a sink")
+    for name, colour in zip(dict.fromkeys(logged["run"].tolist()), cycle(COLOURS), strict=False):
+        drawn: tuple[tuple[str, Axes, dict[str, Any]], ...] = (
+            ("training loss", losses, {"linewidth": 1.0, "label": name}),
+            ("evaluation loss", losses, {"marker": "o", "linestyle": "--", "label": f"{name}, evaluation"}),
+            ("sink rate", rate, {"marker": "o", "label": name}),
+        )
+        for quantity, axes, style in drawn:
+            rows = logged.loc[(logged["run"] == name) & (logged["quantity"] == quantity)].sort_values("step")
+            if len(rows):
+                axes.plot(rows["step"], rows["value"], color=colour, markersize=3.5, **style)
+    rate.set_ylim(-0.02, max(0.1, rate.get_ylim()[1]))
+    first, last = (float(of(logged["step"].to_numpy(float))) for of in (np.min, np.max))
+    for axes in (losses, rate):
+        axes.set_xlim(first - 0.02 * (last - first + 1), last + 0.02 * (last - first + 1))
+        set_integer_ticks(axes, y=False)
+        legend(axes, columns=4)
+        if not axes.lines:
+            axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", color=QUIET, fontsize=FONT)
     return without_formulas(figure)
 
 
@@ -425,6 +464,9 @@ def _variant_names(run: Run) -> list[str]:
 
 def _compare_title(run: Run) -> str:
     """Return the title of a comparison: the variants, and the difference of their final losses."""
+    logged = run.optional("logged", columns=["run"])
+    if logged is not None:
+        return f"Logs of {safe_line(join_and(dict.fromkeys(logged['run'].tolist())))}"
     names = [
         "learning rate" if name == "lr" else name_in_words(str(name)) for name in run.config.get("by") or ["variants"]
     ]
@@ -477,6 +519,15 @@ def _comparison_figure(run: Run) -> tuple[str, Figure]:
     return see, draw_comparison(tables | ({} if course is None else {"course": course}), variants=variants, by=by)
 
 
+_LOGGED = ("step", "quantity", "value", "unit")
+
+
+def _logged_figure(run: Run) -> tuple[str, Figure]:
+    """Return (caption, figure) of the losses and sink rates that the user's own Trainer logged."""
+    logged = run.need("logged", columns=["run", *_LOGGED])
+    return "One run each: one seed has no interval, so no difference can be told from chance.", draw_logged(logged)
+
+
 def _final_table(run: Run) -> tuple[str, PageTable]:
     """Return (caption, table) of the final loss of every run."""
     see = "The final loss of every run. Undefined: it did not reach the baseline's final loss."
@@ -523,9 +574,26 @@ def _measure_table(run: Run) -> tuple[str, PageTable]:
 COMPARE = Page(
     title=_compare_title,
     headline=_read_findings,
-    figures=(Drawn(key="comparison", title="The variants", make=_comparison_figure, data=table_reader("bands")),),
+    figures=(
+        Drawn(
+            key="comparison",
+            title="The variants",
+            make=_comparison_figure,
+            data=table_reader("bands"),
+            when=has_table("bands"),
+        ),
+        Drawn(
+            key="logged", title="The logs", make=_logged_figure, data=table_reader("logged"), when=has_table("logged")
+        ),
+    ),
     tables=(
-        Listed(key="final-table", title="Final losses", make=_final_table),
+        Listed(key="final-table", title="Final losses", make=_final_table, when=has_table("finals")),
+        Listed(
+            key="logged-table",
+            title="What was logged",
+            make=table_maker("logged", "Every logged number.", {name: name for name in ("run", *_LOGGED)}),
+            when=has_table("logged"),
+        ),
         Listed(key="measure-table", title="The chain at the end", make=_measure_table, when=has_table("measures")),
     ),
 )

@@ -1,0 +1,182 @@
+"""Runs of the user's own Trainer beside each other: the losses in ``trainer_state.json``, the sinks of a monitor.
+
+A run is a folder with a ``trainer_state.json`` (its own, or those of its checkpoints), a run of the monitor, or both.
+The monitor's readings are those in the Trainer's log history or, where it has none, those of the one run of the monitor
+in the folder.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pandas as pd
+
+from ..errors import InputError, RunError
+from ..files import parse_json
+from ..records import RUN_FILE, Finding, create_run, package_versions, read_run
+from ..schema import MIN_SINK_RATE
+from ..text import join_and, percent
+from .config import CompareConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STATE = "trainer_state.json"
+QUANTITIES = {
+    "training loss": ("loss", "nats"),
+    "evaluation loss": ("eval_loss", "nats"),
+    "sink rate": ("sinks/rate_first", "1"),
+}
+"""Quantity -> its name in the Trainer's log history, and its unit."""
+_STEP = "sinks/step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogComparison(Finding):
+    """What Trainers logged, side by side; the table ``logged`` has a row per run, step and quantity."""
+
+    main = "logged"
+    config: CompareConfig
+    folder: Path | None = None
+    """The run folder, if one was written."""
+
+    def notebook_parts(self) -> tuple[object, ...]:
+        """Return what a notebook shows below the headline: the figure."""
+        return (self.figure(),)
+
+    def figure(self) -> "Figure":
+        """Draw all losses on one axis, and the sink rate below."""
+        from .pages.training import draw_logged
+
+        return draw_logged(self.tables["logged"])
+
+    def write(self, folder: str | Path, *, overwrite: bool) -> Self:
+        """Write the comparison into a run folder; ``overwrite`` replaces the run that it holds."""
+        provenance = {"versions": package_versions()}
+        how: dict[str, Any] = {"kind": "compare", "config": asdict(self.config), "provenance": provenance}
+        with create_run(folder, expects=("logged",), overwrite=overwrite, **how) as writer:
+            writer.write_table("logged", self.tables["logged"])
+            writer.write_text(
+                "findings.txt", "\n".join([*self.sentences, *(f"note: {one}" for one in self.notes)]) + "\n"
+            )
+        return replace(self, folder=Path(folder))
+
+
+def are_logged(runs: Sequence[str | os.PathLike[str]]) -> bool:
+    """Check whether ``runs`` are those of the user's own Trainer or of a monitor, and not of ``sink-lens train``.
+
+    Raises:
+        InputError: some are, and some are not.
+    """
+    own = [one for one in map(Path, runs) if _kind_of(one) == "monitor" or (_kind_of(one) is None and _states(one))]
+    if own and len(own) < len(runs):
+        others = [str(one) for one in runs if Path(one) not in own]
+        raise InputError(
+            f"{join_and(map(str, own))} {'is a run' if len(own) == 1 else 'are runs'} of your own Trainer or of a "
+            f"monitor, and {join_and(others)} not; need runs of one kind. Leave the others out."
+        )
+    return bool(own)
+
+
+def compare_logged(config: CompareConfig) -> LogComparison:
+    """Compare what the Trainers of ``config.runs`` logged; one seed has no interval, so that no verdict is given.
+
+    Raises:
+        InputError: fewer than two runs, or fields that say what runs of ``sink-lens train`` differ in.
+        RunError: a log cannot be read, or has neither losses nor sinks.
+    """
+    if len(config.runs) < 2:
+        raise InputError(f"{len(config.runs)} runs were given; need two at least. Give more folders.")
+    if config.by is not None or config.baseline is not None:
+        raise InputError(
+            "by and baseline are of runs of sink-lens train; these are of your own Trainer. Leave them out"
+        )
+    paths = [Path(one) for one in config.runs]
+    names = [(path.parent if path.name == STATE else path).resolve().name for path in paths]
+    names = names if len(set(names)) == len(names) else [str(path) for path in paths]
+    frames, notes = [], []
+    for name, path in zip(names, paths, strict=True):
+        frame, note = read_logged(path)
+        frames.append(frame.assign(run=name))
+        notes += [note] if note else []
+    table = pd.concat(frames, ignore_index=True).reindex(columns=["run", "step", "quantity", "value", "unit"])
+    table = table.astype({"quantity": "str", "unit": "str"})
+    told = [
+        f"{join_and(names)}: what was logged, of one run each. One seed has no interval: "
+        "no difference can be told from chance."
+    ]
+    for quantity in QUANTITIES:
+        values: dict[str, dict[int, float]] = {}
+        for row in table.loc[table["quantity"] == quantity].to_dict("records"):
+            values.setdefault(str(row["run"]), {})[int(row["step"])] = float(row["value"])
+        told += [_sentence(quantity, values)] if values else []
+    return LogComparison(config=config, tables={"logged": table}, headline="\n".join(told), notes=tuple(notes))
+
+
+def _sentence(quantity: str, values: dict[str, dict[int, float]]) -> str:
+    """Return a sentence with each run's last value of ``values`` (run -> step -> value), at one step if possible."""
+    is_rate, each, births = quantity == "sink rate", [], ""
+    shared = set.intersection(*(set(own) for own in values.values()))
+    for name, own in values.items():
+        at = max(shared or own)
+        value = f"{percent(own[at])}" if is_rate else f"{own[at]:.4f}"
+        each.append(f"{value} for “{name}”" + ("" if shared else f" (step {at:,})"))
+        if is_rate:
+            low = [step for step in own if own[step] < MIN_SINK_RATE]
+            later = [step for step in own if step > max(low, default=-1)]
+            births += f" “{name}” has {f'a sink from step {min(later):,} on' if later else 'no sink at the end'}."
+    when = f"at step {max(shared):,}, the last that all logged" if shared else "at the end"
+    what = "share of heads with a sink at position 0" if is_rate else f"{quantity} in nats"
+    rule = f" (A sink: {MIN_SINK_RATE:.0%} of heads at least.)" if is_rate else ""
+    return f"The {what}, {when}: {join_and(each)}.{births}{rule}"
+
+
+def read_logged(path: Path) -> tuple[pd.DataFrame, str]:
+    """Read a run: (step, quantity, value and unit of all that was logged, a note if sinks are left out).
+
+    Raises:
+        RunError: the newest ``trainer_state.json`` is damaged, or there are neither losses nor sinks.
+    """
+    history: list[dict[str, Any]] = []
+    states = _states(path.parent if _kind_of(path) == "monitor" and not _states(path) else path)
+    if states:
+        try:
+            read = [parse_json(one.read_text(encoding="utf-8")) for one in states]
+            history = max(read, key=lambda state: state["global_step"])["log_history"]
+            rows = [
+                (int(entry.get(_STEP, entry["step"])), quantity, float(entry[name]), unit)
+                for entry in history
+                for quantity, (name, unit) in QUANTITIES.items()
+                if name in entry
+            ]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{states[-1]} is no state of a Trainer ({error}); need the file as it was saved") from error
+    else:
+        rows = []
+    frame, note = pd.DataFrame(rows, columns=["step", "quantity", "value", "unit"]), ""
+    if "sink rate" not in set(frame["quantity"].tolist()):
+        inside = [path, *(path.iterdir() if path.is_dir() else ())]
+        monitors = [one for one in inside if _kind_of(one) == "monitor"]
+        if len(monitors) == 1:
+            table = read_run(monitors[0]).need("monitor", columns=["step", "key", "layer", "value"])
+            rate = table.loc[(table["key"] == "rate_first") & table["layer"].isna(), ["step", "value"]]
+            frame = pd.concat([frame, rate.assign(quantity="sink rate", unit="1")], ignore_index=True)
+        elif monitors:
+            note = f"{path} has several runs of the monitor: its sinks are left out. Give one of them"
+    if frame.empty:
+        raise RunError(f"{path} has no loss and no reading of a monitor; need a log. Train with logging_steps.")
+    return frame.astype({"step": "int64", "value": "float64"}), note
+
+
+def _states(path: Path) -> list[Path]:
+    """Return the files ``trainer_state.json`` of a run: itself, its folder's, or those of its checkpoints."""
+    if path.name == STATE:
+        return [path] if path.is_file() else []
+    return sorted([*path.glob(STATE), *path.glob(f"checkpoint-*/{STATE}")])
+
+
+def _kind_of(path: Path) -> str | None:
+    """Return the kind of the run in the folder ``path``; None if it holds none."""
+    return read_run(path).kind if (path / RUN_FILE).is_file() else None
