@@ -5,9 +5,10 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from typer.testing import CliRunner
 
-from sink_lens import cli, read_run
+from sink_lens import cli, read_run, train
 from sink_lens.training.config import TrainConfig, read_train_config
 from sink_lens.training.passes import count_parameters
 
@@ -31,7 +32,7 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
     Path("paper.toml").write_text(file)
     asked = read_train_config("paper.toml")
     given = {"data": asked.data, "tokenizer": asked.tokenizer, "compile": True, "watch": True}
-    assert asked == replace(TrainConfig(size="paper", value_norm_init="dummy_pass"), **given)
+    assert asked == replace(TrainConfig(size="paper", value_norm_init="dummy_pass", bos=False), **given)
     (block,) = re.findall(r"^```\n(sink-lens.*?)^```", PAGE, flags=re.M | re.S)
     *trainings, comparison = block.strip().splitlines()
     assert len(trainings) == 4
@@ -47,6 +48,25 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
     finals = read_run("runs/paper-compare").tables["finals"]
     norms = {"shared/dummy_pass", "per_head/dummy_pass", "per_head/matched"}
     assert set(finals["variant"]) == {"none/dummy_pass", *norms}
+
+
+def test_random_crops_of_the_page_are_trained_on_once_each(tmp_path):
+    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.M | re.S)
+    config = TrainConfig(**SMALL | {"device": "cpu", "bos": False})
+    names = {
+        "torch": torch,
+        "config": config,
+        "stream": torch.arange(280),
+        "generator": torch.Generator().manual_seed(0),
+    }
+    exec(block, names)
+    rows = names["rows"]
+    assert len(rows) == config.steps * config.batch
+    firsts = {int(row["input_ids"][0]) for row in rows}
+    assert len(firsts) > len(rows) // 2  # they begin anywhere
+    assert all(torch.equal(row["input_ids"], torch.arange(16) + row["input_ids"][0]) for row in rows)
+    trained = train(config, out=tmp_path / "run", data=(rows, rows[:2]), progress=False)
+    assert trained.frame["step"].max() == config.steps
 
 
 def test_the_sizes_in_the_table_are_arithmetic():
