@@ -49,8 +49,6 @@ RUN = ["length", "bos", "arm", "rate", "seed", "steps"]
 HERE = Path(__file__).parent
 FILE, POSITIONS = "runs.csv", "positions.csv"
 LOCKS = Path("build/headnorm_by_length")
-
-
 PROSE = "build/prose-five.parquet"
 
 
@@ -93,8 +91,10 @@ LARGER = Shape(
     n_layers=12, d_model=384, d_mlp=1024, n_heads=6, vocab_size=8192, data=PROSE, step_tokens=32_768, block=4096
 )
 """24 million parameters."""
-TENTH = replace(LARGER, n_layers=5, d_model=192, d_mlp=512, n_heads=3, vocab_size=2048, step_tokens=4096)
-"""2.6 million parameters, and an eighth of the tokens in a step."""
+TENTH = replace(
+    LARGER, n_layers=5, d_model=192, d_mlp=512, n_heads=3, vocab_size=2048, data="bundled", step_tokens=4096
+)
+"""2.6 million parameters, an eighth of the tokens in a step, and one book."""
 LARGER_LENGTH, LARGER_RATE, LARGER_SEEDS = 2048, 2e-3, SEEDS[:2]
 """The rate is that of the size ``small`` of ``sink-lens train``, which has as many tokens in a step."""
 TIMES_READ = 4
@@ -284,7 +284,7 @@ def lead(base: pd.DataFrame, own: pd.DataFrame, *, share: float) -> float:
 
 def of_softmax(rows: pd.DataFrame, seeds: Sequence[int]) -> dict[str, Interval]:
     """Discrepancy, sinks and outliers of softmax at one length, which the norm could repair."""
-    ends = rows[rows["arm"] == SOFTMAX].groupby("seed").last().reindex(seeds).astype(float, errors="ignore")
+    ends = rows[rows["arm"] == SOFTMAX].groupby("seed").last().reindex(seeds)
     columns = {"discrepancy": "s2_ratio", "sink": "rate_first", "outliers": "kurtosis"}
     return {name: over_seeds(ends[column]) for name, column in columns.items()}
 
@@ -292,43 +292,44 @@ def of_softmax(rows: pd.DataFrame, seeds: Sequence[int]) -> dict[str, Interval]:
 def draw(table: pd.DataFrame, positions: pd.DataFrame, setup: Setup):
     """The gate, S2 by position, losses and sinks by tokens with bands, and trials, as far as they are there."""
     longest = longest_of(table, setup) or setup.lengths[-1]
-    figure = new_figure(width=12, height=6.2)
-    axes = panel(figure, place=(2, 4, 1), xlabel="tokens of a sequence", ylabel="S2, first over others")
+    shown: list[tuple[int, str, pd.DataFrame, str]] = []
+    for length in (setup.lengths[0], longest):
+        finals, of_length = finals_of(table, length), with_kind(table).query("length == @length")
+        shown.append((length, "loss minus softmax's", finals if finals["arm"].nunique() > 1 else finals[:0], "prose"))
+        shown.append((length, "heads with a sink", finals, "rate_first"))
+        shown.append((length, "loss, trials", of_length[of_length["kind"] == "trial"], ""))
+    shown = [one for one in shown if len(one[2])]
+    rows = math.ceil((2 + len(shown)) / 4)
+    figure = new_figure(width=12 if shown else 7, height=2.9 * rows + 0.5)
+    columns = 4 if shown else 2
+    axes = panel(figure, place=(rows, columns, 1), xlabel="tokens of a sequence", ylabel="S2, first over others")
     for bos, marker in ((False, "o"), (True, "s")):
         ratios = {one.length: ratio_in_gate(table, one) for one in gate_of(setup) if one.bos == bos}
         axes.plot(list(ratios), list(ratios.values()), marker=marker, label="BOS" if bos else "no BOS")
     axes.axhline(PASSES, color="grey", linestyle=":")
-    log_scale(axes, axis="x")
-    axes.set_title("gate: softmax", fontsize=9)
-    axes.legend(fontsize=7)
-    axes = panel(figure, place=(2, 4, 2), xlabel="position + 1", ylabel="S2")
-    of_gate = positions[np.isclose(positions["rate"].astype(float), GATE_RATE) & (positions["length"] == longest)]
-    of_gate = of_gate[(of_gate["arm"] == SOFTMAX) & (of_gate["seed"] == 0) & ~of_gate["bos"].astype(bool)]
-    for layer, rows in of_gate.groupby("layer"):
-        axes.plot(np.sqrt((rows["from"] + 1) * (rows["to"] + 1)), rows["s2"], marker=".", label=f"layer {layer}")
-    log_scale(axes, axis="x")
+    axes.set_title("gate: softmax, mean over layers", fontsize=9)
+    axes = panel(figure, place=(rows, columns, 2), xlabel="position + 1", ylabel="S2")
+    of_gate = positions[(positions[RUN] == [longest, False, SOFTMAX, GATE_RATE, 0, setup.steps]).all(axis=1)]
+    for layer, by_position in of_gate.groupby("layer"):
+        middle = np.sqrt((by_position["from"] + 1) * (by_position["to"] + 1))
+        axes.plot(middle, by_position["s2"], marker=".", label=f"layer {layer}")
     axes.set_title(f"gate: {longest:,} tokens, no BOS", fontsize=9)
-    axes.legend(fontsize=7)
-    place = 3
-    for length in (setup.lengths[0], longest):
-        finals = finals_of(table, length)
-        for ylabel, name, paired in (
-            ("loss minus softmax's", "prose", True),
-            ("heads with a sink", "rate_first", False),
-        ):
-            axes = panel(figure, place=(2, 4, place), xlabel="tokens, millions", ylabel=ylabel)
-            axes.set_title(f"{length:,} tokens", fontsize=9)
-            draw_bands(axes, finals, STYLES, name=name, paired=paired, unit=1e6)
-            place += 1
-    for length in (setup.lengths[0], longest):
-        axes = panel(figure, place=(2, 4, place), xlabel="learning rate", ylabel="loss, trials")
+    for one in figure.axes:
+        log_scale(one, axis="x")
+        one.legend(fontsize=7)
+    for place, (length, ylabel, frame, name) in enumerate(shown, start=3):
+        xlabel = "tokens, millions" if name else "learning rate"
+        axes = panel(figure, place=(rows, columns, place), xlabel=xlabel, ylabel=ylabel)
         axes.set_title(f"{length:,} tokens", fontsize=9)
-        trials = with_kind(table)
-        draw_trials(axes, trials[(trials["kind"] == "trial") & (trials["length"] == length)], STYLES)
-        place += 1
-    for arm in [arm for arm in ARMS if arm not in axes.get_legend_handles_labels()[1]]:
-        axes.plot([], [], label=arm, **STYLES[arm])
-    legend(axes, columns=3, over=figure)
+        if name:
+            draw_bands(axes, frame, STYLES, name=name, paired=name == "prose", unit=1e6)
+        else:
+            draw_trials(axes, frame, STYLES)
+    if shown:
+        drawn = set(axes.get_legend_handles_labels()[1])
+        for arm in [arm for arm in ARMS if arm not in drawn]:
+            axes.plot([], [], label=arm, **STYLES[arm])
+        legend(axes, columns=3, over=figure)
     return without_formulas(figure)
 
 
