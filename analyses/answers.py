@@ -350,11 +350,15 @@ def flips(page: Page, results: Results, models: Mapping[str, Results]) -> str:
             verdicts = [_joined([one.judge(part) for part in own]) for one in (results, of_model)]
             asked += bool(own)
             if own and verdicts[0] != verdicts[1]:
-                told = "; ".join(f"{of_model.says(part)}: {several(of_model.numbers(part.of))}" for part in own)
+                told = "; ".join(
+                    f"{results.says(part)}: {several(of_model.numbers(part.of))} [{span(*results.range_of(part))}]"
+                    for part in own
+                )
                 lines.append(line(_linked(f"[{row.id}] {row.plain}"), *verdicts, told))
         heads = line("claim", DEFAULT_MODEL, model, "its numbers")
         told = "\n".join([heads, "| --- " * 4 + "|", *lines]) if lines else "All have the same verdict there."
-        parts.append(f"**{model}**: {asked} claims were asked, and {len(lines)} have another verdict.\n\n{told}")
+        n = sum(bool(_own(row, results)) for row in page.rows)
+        parts.append(f"**{model}**: {asked} of {n} claims were asked, and {len(lines)} have another verdict.\n\n{told}")
     return "\n\n".join(parts)
 
 
@@ -413,6 +417,7 @@ def cost(folder: Path, *, parameters: float) -> str:
     runs = [pd.read_csv(path).drop_duplicates("folder") for path in sorted(folder.glob("*.csv"))]
     if not runs:
         return "No model was timed by this command yet."
+    runs = [run for run in runs if len(run) == max(map(len, runs))]  # the others were asked only some of the claims
     rate = max(float(run["seconds"].sum() / run["parameters"].iloc[0]) for run in runs)
     run = max(runs, key=lambda one: one["parameters"].iloc[0])
     minutes, size = run["seconds"].sum() / 60, run["parameters"].iloc[0] / 1e6

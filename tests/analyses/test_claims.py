@@ -151,6 +151,10 @@ def test_a_timed_run_of_the_default_model_says_what_others_cost_and_leaves_its_c
     with_cost, without = (long_page(PAGE, RESULTS, folder=one) for one in (tmp_path, tmp_path / "none"))
     told = cost(tmp_path, parameters=6.7e9)
     assert told.startswith(f"{DEFAULT_MODEL} (100M parameters) took 10 minutes on two busy cores.")
+    (tmp_path / "more").mkdir()
+    pd.DataFrame([row, row | {"folder": "neuron_sets"}]).to_csv(tmp_path / "more" / "whole.csv", index=False)
+    pd.DataFrame([row | {"model": "partly", "parameters": 9e8}]).to_csv(tmp_path / "more" / "part.csv", index=False)
+    assert cost(tmp_path / "more", parameters=6.7e9).startswith(f"{DEFAULT_MODEL} (100M parameters) took 20 minutes")
     assert with_cost == without.replace(cost(tmp_path / "none", parameters=6.7e9), told)
 
 
@@ -163,7 +167,7 @@ def test_a_claim_that_another_model_answers_otherwise_is_listed_by_the_numbers_t
     found = flips(
         dataclasses.replace(PAGE, rows=tuple(rows)), own, {"another": dataclasses.replace(other, of_another_model=True)}
     )
-    assert "**another**: 2 claims were asked, and 2 have another verdict." in found
+    assert "**another**: 2 of 3 claims were asked, and 2 have another verdict." in found
     assert next(one for one in found.splitlines() if "plain 0" in one).split(" | ")[1:3] == ["holds", "does not hold"]
     assert "plain 2" not in found
     assert "All have the same verdict" in flips(dataclasses.replace(PAGE, rows=tuple(rows)), own, {"same": own})
