@@ -13,6 +13,7 @@ from sink_lens.data.tokens import TokenBatch
 from sink_lens.records import RunWriter
 from sink_lens.training.batches import Rows
 from sink_lens.training.checkpoint_folders import Checkpoints
+from sink_lens.training.logged import LogComparison
 from sink_lens.training.train import TrainResult
 
 from .compare import Comparison as Comparison
@@ -39,7 +40,7 @@ def compare(
     baseline: str | None = None,
     threshold: float = 0.3,
     seed: int = 0,
-) -> Comparison: ...
+) -> Comparison | LogComparison: ...
 def get_prefix_model(
     model: PreTrainedModel,
     config: PrefixConfig | None = None,
