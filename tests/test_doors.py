@@ -3,6 +3,7 @@
 A door that is not here is ``report``, which shows runs as they are and says of what models.
 """
 
+import functools
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from tiers import first
 
 from sink_lens import circuits, patching, sweeps
 from sink_lens.chain.trace import trace
@@ -42,7 +44,7 @@ def swept(lens, out, **options):
 
 
 def patched(lens, out, **options):
-    asked = {"metric": "loss", "site": "every", "controls": 0} | options
+    asked = {"metric": "loss", "site": "z", "controls": 0} | options
     return patching.patch(lens, IDS[:2], IDS[2:4], out=out, progress=False, **asked)
 
 
@@ -86,13 +88,14 @@ def test_a_stopped_run_goes_on_with_the_model_that_it_was_begun_with_and_no_othe
 def test_a_finished_run_is_returned_for_its_model_and_no_other(tmp_path):
     whole = swept(llama(), tmp_path / "sweep")
     assert swept(llama(), tmp_path / "sweep").frame.equals(whole.frame)
-    patched(llama(), tmp_path / "patch")
-    for call, folder in ((swept, "sweep"), (patched, "patch")):
+    every = functools.partial(patched, site="every")
+    every(llama(), tmp_path / "patch")
+    for call, folder in ((swept, "sweep"), (every, "patch")):
         with pytest.raises(RunError, match="numbers of something else"):
             call(llama(changed=True), tmp_path / folder)
 
 
-@pytest.mark.parametrize("door", ["sweep", "patch", "circuit"])
+@pytest.mark.parametrize("door", first(["sweep", "patch", "circuit"]))
 def test_a_shard_of_another_model_is_not_taken_and_nothing_of_it_stays(door, tmp_path):
     call = DOORS[door]
     options = {"site": "z"} if door == "patch" else {}
@@ -120,7 +123,7 @@ def test_a_shard_whose_numbers_are_of_something_else_is_refused(tmp_path):
     assert swept(llama(), tmp_path / "run").frame.equals(swept(llama(), tmp_path / "whole").frame)
 
 
-@pytest.mark.parametrize("entry", [{"rope_theta": 5.0}, {"rms_norm_eps": 0.3}, {"hidden_act": "relu"}])
+@pytest.mark.parametrize("entry", first([{"rope_theta": 5.0}, {"rms_norm_eps": 0.3}, {"hidden_act": "relu"}]))
 def test_a_configuration_that_was_edited_is_another_model(entry, tmp_path):
     lens = planted(sink=True)
     lens.model.save_pretrained(tmp_path / "model")
@@ -152,7 +155,7 @@ def reads_module(logits):
     return logits[:, -1, 7] * np.of_test
 
 
-@pytest.mark.parametrize("metric", [reads_file, reads_environment, reads_module])
+@pytest.mark.parametrize("metric", first([reads_file, reads_environment, reads_module]))
 @pytest.mark.parametrize("door", ["sweep", "patch"])
 def test_a_function_that_reads_something_else_is_another_function(metric, door, tmp_path, monkeypatch):
     def set_to(number):
