@@ -5,10 +5,10 @@ part of the model (an adapter, ``load_state_dict(assign=True)``, a resized embed
 it on one path, so that the two paths are two models from then on, and each gives numbers without a word. To take the
 change in would be to wrap again, which drops the hooks that the user has put on the bridge. So it is refused.
 
-**What may change.** Values in place: both paths hold the same tensors. A parameter that is exchanged for one of the
-same values. Train and eval mode, gradients on and off, ``compile`` (passes run uncompiled), one exact attention kernel
-for another, settings that no number hangs on, gradient checkpointing. Hooks at the bridge's hook points, and those of
-the libraries that put them on a module by themselves (``_LIBRARIES``).
+**What may change.** Values in place: both paths hold the same tensors. A parameter, for one of the same values. Train
+and eval mode, gradients on and off, ``compile`` (passes run uncompiled), one exact attention kernel for another,
+settings that no number hangs on, gradient checkpointing. Hooks at the bridge's hook points, and those of the libraries
+that put them on a module by themselves (``_LIBRARIES``).
 
 **What is watched**, on the plain model, inside the bridge, and on the user's own model where it has adapters, is one
 list of facts. Each is read again before a pass, in C, and must be what it was: walking the modules takes a hundred
@@ -16,6 +16,7 @@ times as long. Weights that accelerate keeps elsewhere are exchanged at each for
 embedding that grows with the length: those are left out.
 """
 
+import contextlib
 import functools
 import operator
 import sys
@@ -47,6 +48,7 @@ _FREE = frozenset({"training", "gradient_checkpointing", "p", "inplace", "name_o
 _FREE_PARTS = ("dropout", "_token_id", "output_", "return_", "problem_type", "label", "architectures", "dtype")
 _COLUMNS = 1040
 """Words of 8 bytes in a row of sums. With a power of 2 the columns share cache lines, which takes twice as long."""
+_FORM = operator.attrgetter("__class__", "dtype", "shape", "device")
 _COPIED = "what was copied"
 _READS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
     "object": functools.partial(starmap, dict.get),  # of (table, key): parameters, modules, settings, a forward
@@ -55,7 +57,7 @@ _READS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
     "list": functools.partial(map, repr),  # in a configuration or a module
     "size": functools.partial(map, len),  # of a table of modules
     "hooks": lambda tables: map(tuple, map(dict.values, tables)),
-    "form": functools.partial(map, operator.attrgetter("dtype", "shape", "device")),  # of a tensor
+    "form": functools.partial(map, _FORM),  # of a tensor
     "address": functools.partial(map, Tensor.data_ptr),  # of a tensor whose memory another one uses too
     "state": functools.partial(map, operator.call),  # of a function: adapters, the attention function, copied values
 }
@@ -87,21 +89,15 @@ class ModelRecord:
         self._names: dict[str, list[str]] = {kind: [] for kind in _READS}
         self._before: dict[str, list[Any]] = {}
         self._known: set[int] = set()
-        self.modules: list[nn.Module] = []
+        self.modules = list(self._record_modules(plain))
         """The modules that a pass may run, on both paths."""
-        roots: list[tuple[str, nn.Module]] = [("", plain)]
+        self._plain = list(zip(self._names["form"], self._subjects["form"], strict=True))
         if bridge is not None:
-            roots += [("of the bridge, ", bridge), ("of the bridge, ", bridge.original_model)]
             for key in ("compatibility_mode", PROCESSED):
                 self._add("object", (vars(bridge), key), f"{key} of the bridge")
-        n_plain = 0
-        for where, root in roots:
-            self.modules += self._record_modules(root, where=where)
-            n_plain = n_plain or len(self._subjects["form"])
-        if source is not None:
-            for _ in self._record_modules(source, where=""):
-                pass
-        self._plain = list(zip(self._names["form"], self._subjects["form"], strict=True))[:n_plain]
+            for root in (bridge, bridge.original_model):
+                self.modules += self._record_modules(root, where="of the bridge, ")
+        _ = source is None or list(self._record_modules(source))
         places = Counter(one.untyped_storage().data_ptr() for one in self._subjects["form"])
         for one, name in zip(self._subjects["form"], self._names["form"], strict=True):
             if places[one.untyped_storage().data_ptr()] > 1:
@@ -151,7 +147,7 @@ class ModelRecord:
         self._add("state", lambda: tuple(values.names_of_changed()), _COPIED)
         self._before.setdefault("state", []).append(())
 
-    def _record_modules(self, root: nn.Module, *, where: str) -> Iterator[nn.Module]:
+    def _record_modules(self, root: Any, *, where: str = "") -> Iterator[nn.Module]:
         """Record and yield ``root`` and every module in it that is not known yet, except hook points.
 
         Errors call each module by its path after ``where``. If ``where`` is empty, settings and code count too.
@@ -176,9 +172,11 @@ class ModelRecord:
                     continue
                 whole = f"{name}.{key}" if name and not name.endswith(", ") else name + key
                 self._add("object", (table, key), whole)
-                if isinstance(one, Tensor) and id(one) not in self._known and _has_address(one):
-                    self._known.add(id(one))
-                    self._add("form", one, whole)
+                if isinstance(one, Tensor) and id(one) not in self._known:
+                    with contextlib.suppress(RuntimeError, NotImplementedError):  # some packed tensors have no address
+                        one.untyped_storage().data_ptr()
+                        self._known.add(id(one))
+                        self._add("form", one, whole)
         name = name or "the model"
         if module._modules:
             self._add("size", module._modules, name)
@@ -217,10 +215,10 @@ class ModelRecord:
         for key, value in own.items():
             if key.startswith("_") or key in _FREE or any(part in key for part in _FREE_PARTS):
                 continue
-            if value is None or isinstance(value, int | float | str | FunctionType):
+            listed = isinstance(value, list | tuple | dict)
+            if listed or value is None or isinstance(value, int | float | str | FunctionType):
                 self._add("object", (own, key), f"{key} of {name}")
-            elif isinstance(value, list | tuple | dict):
-                self._add("object", (own, key), f"{key} of {name}")
+            if listed:
                 self._add("list", value, f"{key} of {name}")
 
 
@@ -257,13 +255,7 @@ def _is_same(kind: str, now: Any, before: Any) -> bool:
     if kind == "hooks":
         return _user_hooks(now) == _user_hooks(before)
     if isinstance(now, Tensor) and isinstance(before, Tensor):
-        alike = (type(now), now.dtype, now.shape, now.device) == (
-            type(before),
-            before.dtype,
-            before.shape,
-            before.device,
-        )
-        return alike and (now.data_ptr() == before.data_ptr() or torch.equal(now, before))
+        return _FORM(now) == _FORM(before) and (now.data_ptr() == before.data_ptr() or torch.equal(now, before))
     return not isinstance(now, Tensor) and not isinstance(before, Tensor) and bool(now == before)
 
 
@@ -301,15 +293,6 @@ def _change_error(kind: str, name: str, *, now: Any, before: Any) -> ModelError:
 def _user_hooks(hooks: tuple[Any, ...]) -> list[Any]:
     """Return the hooks that the user put on a module: those that no library registered."""
     return [one for one in hooks if str(getattr(inner_function(one), "__module__", "")).split(".")[0] not in _LIBRARIES]
-
-
-def _has_address(tensor: Tensor) -> bool:
-    """Check whether a tensor has a memory address; some packed (quantised) tensors have none."""
-    try:
-        tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
 
 
 def _hash_of_bits(tensor: Tensor) -> int:

@@ -6,7 +6,6 @@ import dataclasses
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -234,7 +233,7 @@ def _record_state(
 
 def _states(plain: PreTrainedModel, *, family: Family) -> tuple[tuple[str, Callable[[], object]], ...]:
     """Return the name and the function of what a lens's record asks a model of this family for."""
-    return (("the attention function", partial(attention_function, plain, family=family)),)
+    return (("the attention function", lambda: attention_function(plain, family=family) or "transformers' softmax"),)
 
 
 def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
