@@ -322,7 +322,8 @@ def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel, fa
             f"a forward pass in {plain.dtype} with {kernel!r} attention fails ({first_line_of_error(error)}); need "
             f"{need}"
         ) from error
-    if not bool(expected.isfinite().all()):
+    finite = expected.isfinite().all(-1)  # a later position may overflow in half precision: measure_rounding tells it
+    if not bool(finite[:, : probe_tokens(plain).shape[1]].all()):
         raise ModelError(
             f"the model's logits in {plain.dtype} are not finite on {ids.shape[1]} tokens; need a type whose range "
             "is large enough. Load it in float32 or bfloat16; if that does not help, the weights are broken"
@@ -332,11 +333,11 @@ def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel, fa
             f"every logit of the model is 0 on {ids.shape[1]} tokens: its weights are 0, or its last ones; need "
             "trained or random weights. Fetch or save them again"
         )
-    error, tolerance = relative_error(found, expected), logit_tolerance(plain.dtype)
+    error, tolerance = relative_error(found[finite], expected[finite]), logit_tolerance(plain.dtype)
     if not error <= tolerance and plain.dtype != torch.float32 and kernel == family.plain_kernel != "eager":
         set_attention(plain, "eager")
         try:
-            error = relative_error(found, _plain_logits(plain, ids))
+            error = relative_error(found[finite], _plain_logits(plain, ids)[finite])
         finally:
             set_attention(plain, kernel)
     if not error <= tolerance:

@@ -305,7 +305,7 @@ def test_a_bridge_that_delegates_its_attention_is_not_read_for_scores():
     seen = expected["scores", 1] > -1e30
     torch.testing.assert_close(found["scores", 1][seen], expected["scores", 1][seen])
     torch.testing.assert_close(found["pattern", 1], expected["pattern", 1])
-    with pytest.raises(SiteError, match=r"so it does not show scores as.*path='plain'"):
+    with pytest.raises(SiteError, match=r"shows no 'scores' as.*path='plain'"):
         capture(stock, tokens(), sites=["resid_post", "scores"], path="bridge")
 
 
