@@ -251,7 +251,8 @@ class LensModel:
         if self.own_attention is None:
             return SiteError(
                 f"this bridge delegates its attention to Hugging Face, shows no {site!r} as used, and edits of it "
-                "change nothing; need capture(path='plain') to read it, or a model from load or wrap(model) of Hugging Face, not a stock bridge"
+                "change nothing; need capture(path='plain') to read it, "
+                "or a model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
         if site == "pattern":
             return no_pattern_error(self.own_attention)

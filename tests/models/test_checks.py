@@ -89,7 +89,7 @@ def test_the_model_is_on_its_own_kernel_again_after_the_check():
 def test_logits_that_are_no_numbers_and_a_type_in_which_a_pass_fails_are_refused():
     plain = tiny("llama")
     plain.model.norm.weight.data.fill_(torch.nan)
-    with pytest.raises(ModelError, match=r"logits in torch.float32 are not finite on 64 tokens; need a type"):
+    with pytest.raises(ModelError, match=r"logits in torch.float32 are not finite on 8 tokens; need a type"):
         wrap(plain)
     with pytest.raises(ModelError, match=r"a forward pass in torch.float64 .*fails \(.*\); .*Use float32"):
         wrap(tiny("gpt_oss").double())
