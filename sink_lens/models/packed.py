@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import ModelError, first_line_of_error
 from .offload import in_memory
+from .private_apis import offload_device
 
 _ROWS = 1024
 """Rows of the identity in one product."""
@@ -52,7 +53,8 @@ def weight_and_bias(module: Any, *, dtype: torch.dtype, transposed: bool = False
         ModelError: the module is not linear: its output for other numbers is not that of the matrix.
     """
     with in_memory(module), torch.no_grad():
-        if type(module) in (nn.Linear, Conv1D) and not is_packed(module) and "forward" not in vars(module):
+        of_class = "forward" not in vars(module) or offload_device(module) is not None
+        if type(module) in (nn.Linear, Conv1D) and of_class and not is_packed(module):
             weight = module.weight.detach().T if transposed else module.weight.detach()
             return weight, weight.new_zeros(len(weight)) if module.bias is None else module.bias.detach()
         width, device = input_width(module), next(iter([*module.parameters(), *module.buffers()])).device
