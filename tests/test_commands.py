@@ -316,7 +316,7 @@ def test_a_command_answers_writes_its_run_and_draws_a_page_that_was_left_out(don
         is_drawn_again(given, name, monkeypatch)
 
 
-GOES_ON = ("sweep", "train")
+GOES_ON = ("sweep", "isolate", "amplify", "train")
 """Commands that go on in the folder of a finished run, where there is nothing left to do."""
 
 
@@ -435,7 +435,7 @@ REFUSED = {
     "trace RANDOM --prompt a": "prompts",
     "trace RANDOM --sequnces 3": "--sequnces",
     "trace ~no-such-user/model": "no-such-user",
-    f"isolate RANDOM --target-position {10**30}": "target",
+    f"isolate RANDOM --target-position {10**30}": "positions of isolate",
     "isolate RANDOM --length 1": "length is 1",
     "quantise RANDOM --format int3": "format is 'int3'; need one of int8_tensor",
     "quantise RANDOM --channels 1,two": "--channels is '1,two'",
@@ -477,7 +477,7 @@ BEFORE_WEIGHTS = {
     "trace MODEL --sequences 1000000": "the text has 300,000 bytes",
     "trace RANDOM --floor nope=1": "nope",
     "trace RANDOM --target-position 30": "need one from 1 to 22",
-    "isolate RANDOM --layers 9": "layer 9 does not exist; need 0 to 4",
+    "isolate RANDOM --layers 9": "9 does not exist; need 0 to 4",
     "card MODEL --tokens random --length 5000": "takes at most",
     "sweep site.toml --model MODEL": "heart",
     "sweep layer.toml --model MODEL": "9",
@@ -553,7 +553,7 @@ def test_an_option_that_would_do_nothing_is_refused():
     assert (done.exit_code, "--only was given without --figures" in done.stderr) == (2, True)
 
 
-ISOLATE = meant("isolate RANDOM --target-position 5 --layers 0")
+TOKENS = meant("tokens RANDOM")
 
 
 def test_the_page_is_not_drawn_for_another_question_nor_left_beside_an_overwritten_run(tmp_path, monkeypatch):
@@ -562,14 +562,14 @@ def test_the_page_is_not_drawn_for_another_question_nor_left_beside_an_overwritt
 
     out = tmp_path / "run"
     monkeypatch.setattr(html, "page_html", stopped)
-    first = run(*ISOLATE, "--out", out)
+    first = run(*TOKENS, "--out", out)
     assert first.exit_code == 130
     assert f"sink-lens report {out}" in " ".join(first.stderr.split())
     assert "nothing was written" not in first.stderr
-    other = run(*ISOLATE, "--target-position", 7, "--out", out)
+    other = run(*TOKENS, "--seed", 7, "--out", out)
     assert (other.exit_code, "sink-lens report" in other.stderr) == (2, True)
     (out / "report.html").write_text(short_page())
-    assert run(*ISOLATE, "--target-position", 7, "--overwrite", "--out", out).exit_code == 130
+    assert run(*TOKENS, "--seed", 7, "--overwrite", "--out", out).exit_code == 130
     assert not (out / "report.html").exists()
 
 

@@ -39,7 +39,7 @@ def frames_of(kind):
         cells = cells.assign(
             head=[0, 1, 2] * 2, where="somewhere", metric="loss", effect=[0.1, -0.9, 0, 0, 0, 0.2], effect_in_sds=9.0
         )
-        cells = cells.assign(ci_low=-1.0, ci_high=0.0, control_effect=0.01, over_low=-1.0, over_high=0.0)
+        cells = cells.assign(ci_low=-1.0, ci_high=0.0, control_effect=0.01, over_low=-1.0, over_high=0.0, baseline=3.0)
         return {"cells": cells.assign(error=pd.array([None] * 5 + ["no room"], dtype="string"))}
     if kind == "train":
         log = pd.DataFrame({"step": [0, 10, 20], "tokens": [0, 100, 200], "loss": [np.nan, 5.0, 4.0]})
