@@ -13,7 +13,6 @@ from sink_lens import edits, load, measures, stream
 from sink_lens.activations.views import Reading
 from sink_lens.circuits import Circuit
 from sink_lens.circuits.files import read
-from sink_lens.circuits.pairs import read_pairs
 from sink_lens.configuration import parse_setting, read_settings
 from sink_lens.data.corpora import open_texts, read_text
 from sink_lens.errors import InputError, ModelError
@@ -21,6 +20,7 @@ from sink_lens.models.bundled import read_header
 from sink_lens.models.headnorm import HeadNormConfig
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.patching import PatchConfig
+from sink_lens.patching.pair_file import read_pairs
 from sink_lens.records import create_run
 from sink_lens.report.export import save_figures
 from sink_lens.report.html import render

@@ -7,6 +7,7 @@ from typing import Literal
 from ..configuration import check_at_least, check_at_most, check_field_types, refuse_unread_fields
 from ..data.described import BosCondition
 from ..errors import InputError
+from ..patching.pair_file import parse_span_positions
 from ..schema import DEFAULT_MODEL
 from ..text import parse_ranges
 from .methods import METHODS, Method, check_method
@@ -237,18 +238,6 @@ def check_save_path(path: str | Path) -> None:
     path = Path(path)
     if path.suffix and not path.name.lower().endswith(ENDINGS):
         raise InputError(f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder")
-
-
-def parse_span_positions(text: str) -> tuple[int, ...]:
-    """Parse the positions of a span: "0,4-6" gives (0, 4, 5, 6), and "-2,-1", the last two tokens, gives (-2, -1)."""
-    if not text.strip().startswith("-"):
-        return tuple(parse_ranges(text, name="span"))
-    try:
-        return tuple(int(one) for one in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"span has the positions {text!r}; need numbers such as -2,-1, or ranges such as 4-6"
-        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from ..errors import InputError, RunError
 from ..models.inputs import describe_provenance, load_model
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..patching.pair_file import read_pairs
 from ..records import Result, RunWriter, create_run, default_run_folder, display, read_run
 from ..records.recomputed import keep_or_compare, sample_parts
 from ..records.shards import check_shard, compute_run, process_name
@@ -37,7 +38,6 @@ from .curve import FaithfulnessJudge, connected_counts, curve_areas, smallest_fa
 from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
-from .pairs import read_pairs
 from .runs import Runs, run_pairs
 from .scores import Scores
 from .scoring import check_score_files, divide_pairs, left_sum_completeness, score_edges, scores_file_name

@@ -4,7 +4,7 @@ What makes a metric is imported when one is made, so that a file is read without
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -102,7 +102,7 @@ def _option_reader(kinds: Any, needs: str) -> Callable[[Sized, str, Any], Any]:
 
 
 _WHOLE_NUMBER = _option_reader(int, "a whole number")
-_ANSWER = _option_reader(str | int, "an id, or the text of one token")
+_ANSWER = _option_reader(str | int | Sequence, "an id, or the text of one token, or a list of these")
 _READ: Mapping[str, Callable[[Any, str, Any], Any]] = {
     "sink_position": _WHOLE_NUMBER,
     "position": _WHOLE_NUMBER,
@@ -141,11 +141,10 @@ def refuse_unread_metric_fields(config: Any, name: str) -> None:
             refuse_unread_fields(config, one, reader=f"metric {' and '.join(readers)}")
 
 
-def metric_spec(config: Any, name: str, *, token: Callable[..., int | str] = lambda text, *, option: 0) -> MetricSpec:
+def metric_spec(config: Any, name: str) -> MetricSpec:
     """Make the specification of the metric ``name``; its options come from the fields of a configuration.
 
-    ``token`` turns the text of ``correct`` or ``incorrect`` into a token; by default every text becomes the id 0. A
-    configuration that lacks the layer or the tokens that the metric needs is refused.
+    A configuration that lacks the layer or the tokens that the metric needs is refused.
     """
     layers, known = config.metric_layers, METRICS[name][0]
     if "layer" in known and (layers is None or len(layers) != 1):
@@ -157,9 +156,9 @@ def metric_spec(config: Any, name: str, *, token: Callable[..., int | str] = lam
     }
     for option in ("correct", "incorrect"):
         if option in known:
-            if (text := getattr(config, option)) is None:
-                raise InputError(f'{name} compares two tokens; give --{option} TEXT, such as --{option} " Paris"')
-            given[option] = token(text, option=option)
+            if (answer := getattr(config, option)) is None:
+                raise InputError(f'{name} compares two tokens; need {option} (--{option}), such as " Paris"')
+            given[option] = answer
     return MetricSpec(name=name, options={one: given[one] for one in known if given.get(one) is not None})
 
 

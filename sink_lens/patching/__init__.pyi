@@ -1,6 +1,6 @@
 """The public names, each from the module that defines it: `__init__.py` reads this file."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,9 @@ def attribution_patch(
     corrupted: Sequences | None = None,
     *,
     config: PatchConfig | None = None,
+    pairs_file: str | Path | None = None,
     site: str = "resid_pre",
-    metric: Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"] = "sink_mass",
+    metric: Any | None = None,
     by: Iterable[str] | str = ("layer", "position"),
     direction: Literal["denoising", "noising"] = "denoising",
     layers: Iterable[int] | str | None = None,
@@ -33,8 +34,8 @@ def attribution_patch(
     units: Iterable[int] | str | None = None,
     sink_position: int = 0,
     metric_layers: Iterable[int] | str | None = None,
-    correct: str | None = None,
-    incorrect: str | None = None,
+    correct: int | str | Sequence[Any] | None = None,
+    incorrect: int | str | Sequence[Any] | None = None,
     bos: Literal["auto", "with", "without"] = "auto",
     put: Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"] = "source",
     edits: Iterable[Any] = (),
@@ -57,8 +58,9 @@ def patch(
     shard: str | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    pairs_file: str | Path | None = None,
     site: str = "resid_pre",
-    metric: Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"] = "sink_mass",
+    metric: Any | None = None,
     by: Iterable[str] | str = ("layer", "position"),
     direction: Literal["denoising", "noising"] = "denoising",
     layers: Iterable[int] | str | None = None,
@@ -68,8 +70,8 @@ def patch(
     units: Iterable[int] | str | None = None,
     sink_position: int = 0,
     metric_layers: Iterable[int] | str | None = None,
-    correct: str | None = None,
-    incorrect: str | None = None,
+    correct: int | str | Sequence[Any] | None = None,
+    incorrect: int | str | Sequence[Any] | None = None,
     bos: Literal["auto", "with", "without"] = "auto",
     put: Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"] = "source",
     edits: Iterable[Any] = (),

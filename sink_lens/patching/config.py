@@ -10,6 +10,7 @@ from ..edits.named_edits import KINDS
 from ..edits.named_metrics import MetricSpec, metric_spec, refuse_unread_metric_fields
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
+from .pair_file import Prompt, read_pairs
 
 MetricName = Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
 Direction = Literal["denoising", "noising"]
@@ -25,6 +26,7 @@ TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "ke
 EVERY = "every"
 """The site of a patch of the stream, and of what each layer adds to it, as ``get_act_patch_block_every``."""
 _RANGES: dict[str, Any] = {"written": "ranges"}
+_ANSWERS: dict[str, Any] = {"objects": True, "python": "int | str | Sequence[Any] | None"}
 
 
 def refuse_equal_tokens(differ: bool) -> None:
@@ -65,10 +67,14 @@ class PatchConfig:
     """A clean text; repeat for several."""
     corrupted: tuple[str, ...] = ()
     """The clean text with something changed, in as many tokens; one for each clean text."""
+    pairs_file: str | None = field(default=None, metadata={"metavar": "FILE"})
+    """Pairs of prompts with their answers, instead of texts: JSON lines, or a .csv, with clean, corrupted, correct,
+    incorrect. Several answers of one kind are a list, or in a .csv a|b; the mean of their logits counts."""
     site: str = field(default="resid_pre", metadata={"metavar": "SITE"})
     """The site that is patched, see sink_lens.SITES; every is resid_pre, attn_out and mlp_out, a run folder each."""
-    metric: MetricName = field(default="sink_mass", metadata={"objects": True})
-    """Metric to report; loss is computed on the patched run's own tokens."""
+    metric: MetricName | None = field(default=None, metadata={"objects": True, "python": "Any"})
+    """Metric to report; loss is computed on the patched run's own tokens. Answers or a file of pairs alone mean
+    logit_difference."""
     by: tuple[str, ...] = field(default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"})
     """Axes of the sweep: some of layer, position, head, key, unit. Other axes are patched whole."""
     direction: Direction = "denoising"
@@ -87,10 +93,10 @@ class PatchConfig:
     """Position at which sink_mass, norm and dominance are read."""
     metric_layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
     """Layers in which sink_mass is read (default: all), or the one layer in which norm or dominance is read."""
-    correct: str | None = None
-    """For logit_difference: the right token."""
-    incorrect: str | None = None
-    """For logit_difference: the wrong token."""
+    correct: str | None = field(default=None, metadata=_ANSWERS)
+    """For logit_difference: the right token; in Python also its id, or a list with one or several for each pair."""
+    incorrect: str | None = field(default=None, metadata=_ANSWERS)
+    """For logit_difference: the wrong token, likewise."""
     bos: BosCondition = "auto"
     """First token of each text: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
     put: Put = field(default="source", metadata={"objects": True})
@@ -123,6 +129,10 @@ class PatchConfig:
         check_field_types(self)
         object.__setattr__(self, "edits", (self.edits,) if hasattr(self.edits, "site") else tuple(self.edits))
         object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
+        if self.metric is None and any(one is not None for one in (self.correct, self.incorrect, self.pairs_file)):
+            object.__setattr__(self, "metric", "logit_difference")
+        if self.pairs_file is not None and (self.clean or self.corrupted or self.correct or self.incorrect):
+            raise InputError("a pairs_file was given beside prompts or answers, which it has itself; need one of both")
         check_at_least(self, 1, "steps", "check", "batch_size")
         check_at_least(self, 0, "screen", "controls")
 
@@ -131,13 +141,33 @@ class PatchConfig:
         """Axis (layers, positions, heads, keys, units) -> its chosen indices; None means all."""
         return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
 
-    def metric_spec(self, **how: Any) -> MetricSpec:
-        """Return the metric's name and options as a ``MetricSpec``; ``how`` is passed to ``metric_spec``."""
+    def metric_spec(self) -> MetricSpec:
+        """Return the metric's name and options as a ``MetricSpec``; with a file of pairs the answers are left out."""
+        assert isinstance(self.metric, str)
         refuse_unread_metric_fields(self, self.metric)
-        return metric_spec(self, self.metric, **how)
+        if self.pairs_file is not None and self.metric == "logit_difference":
+            return MetricSpec(name=self.metric, options={"correct": 0, "incorrect": 0})
+        return metric_spec(self, self.metric)
+
+    @property
+    def prompts(self) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+        """The clean and the corrupted prompts, those of the file of pairs if one was given."""
+        if self.pairs_file is None:
+            return self.clean, self.corrupted
+        pairs = read_pairs(self.pairs_file)
+        return [one.clean for one in pairs], [one.corrupted for one in pairs]
+
+    def refuse_no_metric(self) -> None:
+        """Raise InputError if there is neither a metric nor answers, which mean a logit difference."""
+        if self.metric is None:
+            raise InputError(
+                "no metric was given; need correct and incorrect (--correct TEXT --incorrect TEXT), whose logits are "
+                "compared, a pairs_file with them, or a metric, such as sink_mass"
+            )
 
     def check_together(self) -> None:
         """Raise InputError for options that do not fit together, such as ``steps`` without ``approximate``."""
+        self.refuse_no_metric()
         if self.approximate and self.site == EVERY:
             raise InputError(f"approximate and site {EVERY} were given; an approximation is of one site")
         if not self.approximate:
@@ -156,7 +186,8 @@ class PatchView:
 
 def check_prompts(config: PatchConfig) -> None:
     """Raise InputError if the configuration has no clean or no corrupted text."""
-    if not config.clean or not config.corrupted:
+    if config.pairs_file is None and (not config.clean or not config.corrupted):
         raise InputError(
-            "patching needs two texts with the same number of tokens; give --clean TEXT and --corrupted TEXT"
+            "patching needs two texts with the same number of tokens; give --clean TEXT and --corrupted TEXT, or "
+            "--pairs-file FILE"
         )

@@ -18,7 +18,7 @@ PATCH = RunKind(
     answer="sink_lens.patching.command:answer",
     examples="""\
 sink-lens patch --clean "The capital of France is" --corrupted "The capital of Spain is" \
---metric logit_difference --correct " Paris" --incorrect " Madrid"
+--correct " Paris" --incorrect " Madrid"
 
 sink-lens patch gpt2 --clean "A cat sat down" --corrupted "A dog sat down" --site z --by layer,head \
 --metric sink_mass --sink-position 0

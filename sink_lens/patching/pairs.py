@@ -1,17 +1,21 @@
 """Pairs of clean and corrupted sequences with the same lengths, and the positions at which they differ."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import pandas as pd
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ..activations.forward import check_tokens
 from ..arguments import check_calls
 from ..data.described import BosCondition
 from ..data.tokens import Prompts as Sequences
-from ..data.tokens import TokenBatch, as_batch, decode_tokens
+from ..data.tokens import TokenBatch, as_batch, decode_tokens, from_tensor
 from ..models.lens import LensModel
 from .config import Direction, check_pair_lengths
+from .pair_file import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,17 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     changed = set(shown["position"].tolist())
     labels = {position: text + "*" * (position in changed) for position, text in texts.items()}
     return PromptPair(clean=first, corrupted=second, differences=shown, labels=labels)
+
+
+def batch_of_prompts(prompts: Sequence[Prompt], lens: LensModel, *, bos: BosCondition) -> Sequences:
+    """Return prompts as token ids if some are; only texts are returned as they are."""
+    if all(isinstance(one, str) for one in prompts):
+        return cast("Sequence[str]", prompts)
+    rows = []
+    for one in prompts:
+        own = as_batch(one, lens.tokenizer, bos=bos).tokens[0] if isinstance(one, str) else torch.tensor(one)
+        rows.append(own)
+    return from_tensor(pad_sequence(rows, batch_first=True), lengths=torch.tensor([len(row) for row in rows]))
 
 
 def label_table(labels: Mapping[int, str]) -> pd.DataFrame:

@@ -21,11 +21,13 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
     Raises:
         InputError: what ``patch`` would refuse before it measures, as far as it is known.
     """
-    header, both = sizes.header, sizes.prompt_ids([*config.clean, *config.corrupted], bos=config.bos)
-    if both is None:
-        return None
-    clean, corrupted = both[: len(config.clean)], both[len(config.clean) :]
     config.check_together()
+    header, prompts = sizes.header, config.prompts
+    texts = [one for side in prompts for one in side if isinstance(one, str)]
+    if (read := sizes.prompt_ids(texts, bos=config.bos) if texts else []) is None:
+        return None
+    ids = iter(read)
+    clean, corrupted = ([next(ids) if isinstance(one, str) else list(one) for one in side] for side in prompts)
     check_put_edit(config)
     check_pair_lengths([*map(len, clean)], [*map(len, corrupted)])
     n_positions = max(map(len, clean))
@@ -70,11 +72,12 @@ def check_before_loading(config: PatchConfig) -> None:
         SiteError: the family lacks the site.
     """
     config.check_together()
-    if config.put == "source" and config.clean:
-        refuse_equal_tokens(config.clean != config.corrupted)
+    clean, corrupted = config.prompts
+    if config.put == "source" and clean:
+        refuse_equal_tokens(clean != corrupted)
     header = find_header(config.model)
     if header is not None:
-        longest = max_n_tokens([*config.clean, *config.corrupted])
+        longest = max(max_n_tokens([one]) if isinstance(one, str) else len(one) for one in (*clean, *corrupted))
         for site, own in configs_by_site(header, config).items():
             indices_by_axis(header, site, by=config.by, n_positions=longest, **own.chosen_indices)
         config.metric_spec().last_layer(header)

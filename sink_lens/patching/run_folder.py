@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def open_run(
     provenance |= {"holder": process_name()} if part else {}
     asked = asdict(replace(config, metric="loss", put="source", edits=())) | {"metric_name": metric.name}
     asked["metric"] = config.metric if isinstance(config.metric, str) else metric.name
+    if config.pairs_file is not None:
+        asked["pairs_sha256"] = sha256(Path(config.pairs_file).read_bytes()).hexdigest()
     put: Any = config.put
     asked |= {"put": getattr(put, "__qualname__", type(put).__name__) if callable(put) else put}
     asked |= {"edits": [one.label for one in config.edits], "pair": [pair.clean.hash, pair.corrupted.hash]}

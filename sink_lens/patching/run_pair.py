@@ -16,7 +16,7 @@ from ..arguments import value_in_words
 from ..configuration import make_config
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
-from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate
+from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate, logit_difference
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where, replace_full_axes_by_none
 from ..edits.references import References
@@ -33,7 +33,8 @@ from ..records.reading import read_columns
 from ..records.recomputed import refuse_other_numbers, sample_parts
 from .cells import MakesEdit, cell_of_edit, cell_of_patch
 from .config import PatchConfig, refuse_equal_tokens
-from .pairs import PromptPair, Sequences, pair_prompts
+from .pair_file import read_pairs
+from .pairs import PromptPair, Sequences, batch_of_prompts, pair_prompts
 from .parts import make_put_spec, part_identity, parts_to_patch
 from .run_folder import ROW, KeptBlocks, MeasuredPatch, Row, block_name
 
@@ -253,16 +254,11 @@ def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits
 
 
 def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
-    """Return the configuration's metric; a name becomes a metric for the tokens of the prompts ``pair``."""
-
-    def token(text: str, *, option: str) -> str:
-        if lens.tokenizer is None:
-            raise InputError(
-                f"{lens.name} has no tokenizer; need one for --{option}, or metrics.logit_difference(7, 8)"
-            )
-        return text
-
-    return config.metric_spec(token=token).make_metric(lens, partial(baseline_logits, lens, pair.clean))
+    """Return the metric that the configuration names, with its answers or those of its file of pairs."""
+    if config.pairs_file is not None and config.metric == "logit_difference":
+        pairs = read_pairs(config.pairs_file)
+        return logit_difference([one.correct for one in pairs], [one.incorrect for one in pairs])
+    return config.metric_spec().make_metric(lens, partial(baseline_logits, lens, pair.clean))
 
 
 def merge_patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]) -> PatchConfig:
@@ -281,8 +277,12 @@ def prepare_runs(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> tuple[RunPair, list[Part], PromptPair]:
     """Return the two runs, the parts to patch and the pair of prompts; None stands for the configuration's texts."""
-    clean = config.clean if clean is None else clean
-    corrupted = config.corrupted if corrupted is None else corrupted
+    config.refuse_no_metric()
+    if clean is None:
+        clean = batch_of_prompts(config.prompts[0], lens, bos=config.bos)
+    elif config.pairs_file is not None:
+        raise InputError("prompts were given beside a pairs_file, which has its own; need one of both")
+    corrupted = batch_of_prompts(config.prompts[1], lens, bos=config.bos) if corrupted is None else corrupted
     for texts in (clean, corrupted):
         if isinstance(texts, tuple) and not texts:
             raise InputError("patching needs two texts with the same number of tokens; give clean and corrupted")

@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from sink_lens.circuits import pairs
 from sink_lens.circuits.config import CircuitConfig
-from sink_lens.circuits.pairs import read_pairs
 from sink_lens.data.token_ids import answer_id, text_ids
 from sink_lens.errors import InputError
+from sink_lens.patching.pair_file import read_pairs
 
 
 def test_the_templates_of_indirect_objects_are_those_of_transformer_lens():

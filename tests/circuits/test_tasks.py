@@ -10,12 +10,12 @@ import torch
 from lenses import speaking
 
 from sink_lens import circuits, run_with
-from sink_lens.circuits.pairs import read_pairs
 from sink_lens.circuits.runs import with_spans
 from sink_lens.circuits.tasks import task_of
 from sink_lens.edits import metrics
 from sink_lens.edits.metrics import evaluate
 from sink_lens.errors import InputError, RunError
+from sink_lens.patching.pair_file import read_pairs
 
 from .tiny_runs import pair, reference_pairs, unfinish
 
