@@ -1,0 +1,98 @@
+"""Metrics, prompts and cells of one's own in a sweep: from a file, in any unit, and with controls."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from lenses import speaking, tokens
+
+from sink_lens import run_with, sweep
+from sink_lens.data.tokens import from_tensor
+from sink_lens.edits import metrics, scale, zero
+from sink_lens.errors import InputError
+from sink_lens.sweeps import EditGrid, Grid, cell_of, read_sweep
+from sink_lens.sweeps.words import changed_rows
+
+BATCH = from_tensor(tokens(6, 12))
+HEADS = Grid.of(EditGrid(kind="zero", site="z", layers=[0, 1, 2], heads="each"), controls=3)
+
+
+def test_the_unit_of_a_metric_does_not_change_what_counts_as_a_change(tmp_path):
+    counts = []
+    for factor in (1.0, 1e-4, 1e4):
+        small = metrics.on_logits(lambda logits, factor=factor: factor * logits[:, -1].softmax(-1)[:, 5])
+        result = sweep(speaking(), HEADS, tokens=BATCH, metrics=small, out=tmp_path / str(factor), progress=False)
+        counts.append(len(changed_rows(result.frame, "<lambda>", least=0.2)))
+        row = result.frame.iloc[0]
+        assert row["effect_in_sds"] == pytest.approx(row["effect"] / row["control_sd"])
+        assert "0.2 standard deviations of the effects of random edits" in result.headline
+    assert len(set(counts)) == 1
+    assert counts[0]
+
+
+def test_without_controls_the_unit_is_the_spread_of_the_baseline(tmp_path):
+    cell = cell_of(scale("z", 2.0, layers=[1]), name="whole")
+    result = sweep(speaking(), [cell], tokens=BATCH, metrics=metrics.loss(), out=tmp_path / "run", progress=False)
+    row, spread = result.frame.iloc[0], run_with(speaking(), BATCH).loss.double().std().item()
+    assert row["n_controls"] == 0
+    assert row["effect_in_sds"] == pytest.approx(row["effect"] / spread, rel=1e-4)
+    assert "of the baseline over sequences" in result.headline
+
+
+def test_a_cell_of_ones_own_is_compared_with_the_same_edits_elsewhere(tmp_path):
+    edits = (
+        zero("z", layers=[1], heads=[2]),
+        scale("z", 3.0, layers=[2], heads=[2]),
+        scale("mlp_out", 2.0, layers=[0]),
+    )
+    result = sweep(
+        speaking(),
+        [cell_of(edits, name="mine")],
+        tokens=BATCH,
+        metrics=metrics.loss(),
+        out=tmp_path / "a",
+        progress=False,
+    )
+    row, controls = result.frame.iloc[0], result.controls
+    assert row["n_controls"] == len(controls) == 3  # of four heads
+    assert [one.split("; ")[0] for one in controls["where"]] == [
+        one.split("; ")[1].replace("2,", "1,", 1) for one in controls["where"]
+    ]
+    before, found = run_with(speaking(), BATCH).loss.double(), []
+    for head in (0, 1, 3):
+        elsewhere = (zero("z", layers=[1], heads=[head]), scale("z", 3.0, layers=[2], heads=[head]), edits[2])
+        found.append(float((run_with(speaking(), BATCH, elsewhere).loss.double() - before).mean()))
+    assert sorted(controls["effect"]) == pytest.approx(sorted(found), abs=1e-5)
+    assert row["control_effect"] == pytest.approx(np.mean(found), abs=1e-5)
+    none = sweep(
+        speaking(), [cell_of(edits, name="mine")], tokens=BATCH, controls=0, out=tmp_path / "b", progress=False
+    )
+    assert len(none.controls) == 0
+
+
+def test_a_file_takes_prompts_and_a_metric_that_may_be_imported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path[:])
+    lens = speaking()
+    lens.plain.save_pretrained("model")
+    lens.tokenizer.save_pretrained("model")
+    (tmp_path / "prompts.txt").write_text("x y z\n\ny x\n")
+    (tmp_path / "own_sweep_metrics.py").write_text("def last(logits):\n    return logits[:, -1, 5]\n")
+    asked = {"model": "model", "tokens": {"prompts_file": "prompts.txt"}, "controls": 0}
+    asked |= {"edits": [{"site": "z", "layers": 1}], "metrics": [{"name": "own_sweep_metrics:last"}]}
+    (tmp_path / "s.json").write_text(json.dumps(asked))
+    with pytest.raises(InputError, match="--import own_sweep_metrics:last"):
+        read_sweep("s.json")
+    config = read_sweep("s.json", imports=("own_sweep_metrics:last",))
+    assert config.prompts == ("x y z", "y x")
+    found = sweep(config, out=tmp_path / "run", progress=False).values["value"]
+    for row, text in enumerate(config.prompts):
+        ids = torch.tensor([lens.tokenizer(text)["input_ids"]])
+        alone = run_with(lens, ids, zero("z", layers=[1]), logits=True).logits[0, -1, 5]
+        assert found[row] == pytest.approx(float(alone), abs=1e-5)
+    (tmp_path / "s.json").write_text(json.dumps(asked | {"imports": ["own_sweep_metrics:last"]}))
+    with pytest.raises(InputError, match="a file cannot ask for"):
+        read_sweep("s.json")
+    sys.modules.pop("own_sweep_metrics", None)
