@@ -1,17 +1,19 @@
 """An edit and a metric of your own, swept over layers: does the sink need the direction of its value, or only its norm?
 
-An edit is a function of the values at a site; a metric is a function of a finished run. Both are handed to ``sweep``
-as cells, which adds the baseline run, paired intervals and the run folder.
+An edit is a function of the values at a site; a metric is a function of the logits, or here of a finished run. Both are
+handed to ``sweep``, which adds the baseline run, the same edits at random positions, paired intervals and a run folder.
 
 Prints on the default model:
 
-    7 of 30 edits change sink mass at position 0. The largest change is −0.416 [−0.446, −0.382], by layer  0.
+    11 of 30 edits change sink mass at position 0. The largest change is −0.416 [−0.446, −0.382], by layer  0.
     Without an edit it is 0.548.
+    Random edits of the same size change it by −0.00119 on average.
     The next largest change is −0.383 [−0.401, −0.367], by layer  2.
-    18 more edits change sink mass at position 0 by less than 0.01.
-    A change counts if its 95% interval over 8 sequences excludes 0, and the change is 0.01 or more.
-    3 of 30 edits change largest_head. The largest change is −0.595 [−0.704, −0.497], by layer  0.
-    3 more edits change largest_head by less than 0.01.
+    9 more edits change sink mass at position 0 by less than 0.2 standard deviations of the effects of random edits.
+    A change counts if its 95% interval over 8 sequences excludes 0, and if that of the change above random edits does
+    too, and the change is 0.2 standard deviations of the effects of random edits or more.
+    6 of 30 edits change largest_head. The largest change is −0.595 [−0.707, −0.497], by layer  0; random
+    edits of the same size: −4.8e−04.
 
     sink mass at position 0: what turning the MLP's output at position 0 changes
         name  baseline  effect  ci_low  ci_high
@@ -23,9 +25,9 @@ Prints on the default model:
 
     largest_head: what turning the MLP's output at position 0 changes
         name  baseline  effect  ci_low  ci_high
-    layer  0       1.0  -0.595  -0.704   -0.497
-    layer  1       1.0  -0.515  -0.605   -0.427
-    layer  2       1.0  -0.429  -0.584   -0.300
+    layer  0       1.0  -0.595  -0.707   -0.497
+    layer  1       1.0  -0.515  -0.603   -0.423
+    layer  2       1.0  -0.429  -0.575   -0.309
     layer  9       1.0  -0.004  -0.010   -0.000
     layer 11       1.0  -0.000  -0.001   -0.000
 """

@@ -165,21 +165,15 @@ class _Request:
     def hash_functions(self) -> dict[str, Any]:
         """Return name -> hash of the functions given as metric, put and edits: a stopped run needs the same ones."""
         asked = self.config
-<<<<<<< HEAD
-        found: dict[str, Any] = {} if isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
+        found: dict[str, Any] = (
+            {} if asked.metric is None or isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
+        )
         found |= {"put": function_hash(asked.put)} if callable(asked.put) else {}
         return found | ({"edits": [function_hash(one) for one in asked.edits]} if asked.edits else {})
 
     def parts_by_name(self) -> dict[str, Part]:
         """Return part identity -> part, for patches and controls."""
         return {part_identity(part): part for some in (self.grid, *self.controls) for part in some}
-=======
-        found: dict[str, Any] = (
-            {} if asked.metric is None or isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
-        )
-        found |= {"put": hash_code(asked.put)} if callable(asked.put) else {}
-        return found | ({"edits": [hash_code(one) for one in asked.edits]} if asked.edits else {})
->>>>>>> 7100a4d1 (Patching has no metric of its own: two answers, or a file of pairs, mean the logit difference)
 
     def measure_patches(self, kept: KeptBlocks | None, *, progress: bool) -> dict[str, MeasuredPatch]:
         """Return part identity -> metric, for patches and controls; ``kept`` has the patches that are in the folder."""
