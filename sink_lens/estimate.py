@@ -73,6 +73,8 @@ class Pass:
     """Tokens of one pass."""
     slowness: float = 1.0
     """Time of a pass, relative to a plain one: a pass that measures takes longer."""
+    only_if: str = ""
+    """What must be so for these passes to be made, such as "the model has a sink"; empty if they always are."""
 
     @property
     def n_forwards(self) -> float:
@@ -289,7 +291,8 @@ def cost_table(cost: Cost) -> RenderableType:
         for name in ("tokens", "time"):
             table.add_column(name, justify="right")
         for part in asked.parts:
-            table.add_row(part.name, f"{part.total_tokens:,}", duration_text(cost.seconds_of(part)))
+            name = f"{part.name}, if {part.only_if}" if part.only_if else part.name
+            table.add_row(name, f"{part.total_tokens:,}", duration_text(cost.seconds_of(part)))
         in_all = sum(part.total_tokens for part in asked.parts)
         table.add_row("in all", f"{in_all:,}", duration_text(cost.seconds), style="bold")
         shown.append(table)
@@ -300,7 +303,10 @@ def cost_table(cost: Cost) -> RenderableType:
     else:
         over = f"over all {plural(asked.sequences, asked.unit)}, {first.total_tokens:,} tokens"
         rows["passes"] = f"{asked.bound} {first.n_forwards:.4g} {over}"
-    rows["time"] = f"{about_duration_text(cost.seconds)}, from {cost.source}; not included: {asked.apart}"
+    depending = {part.only_if: cost.seconds_of(part) for part in asked.parts if part.only_if}
+    sure = about_duration_text(cost.seconds - sum(depending.values()))
+    more = "".join(f", and {about_duration_text(seconds)} more if {what}" for what, seconds in depending.items())
+    rows["time"] = f"{sure}{more}, from {cost.source}; not included: {asked.apart}"
     weights = f"of which {size_text(cost.bytes_weights)} are weights{asked.memory}{cost.hints}"
     rows["memory"] = f"about {size_text(cost.bytes_peak)} at its peak, with libraries, {weights}"
     if asked.refusal and cost.bytes_peak > (free := free_bytes()):

@@ -55,8 +55,8 @@ def passes(config: TraceConfig, sizes: Sizes) -> Passes:
         parts.append(Pass(name="random-init baseline", tokens=tokens, slowness=_STREAMED))
     if config.interventions:
         number, short = count_intervention_passes(config, sequences=sequences)
-        parts.append(Pass(name="interventions", forwards=number, tokens=short))
-        facts["interventions"] = f"with {_STEPS} growth steps; a model without a sink has none"
+        parts.append(Pass(name="interventions", forwards=number, tokens=short, only_if="the model has a sink"))
+        facts["interventions"] = f"with {_STEPS} growth steps"
     weights = header.weight_bytes(config.dtype)
     twin = weights * config.random_init
     together = bytes_beside_model(header, config, twin=twin)

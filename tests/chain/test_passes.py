@@ -16,6 +16,7 @@ from sink_lens.estimate import Sizes, cost_table, estimate_cost
 from sink_lens.models.bundled import read_header
 from sink_lens.models.load import load
 from sink_lens.models.memory import store_parameters_on_disk
+from sink_lens.text import duration_text
 
 
 def test_tokens_are_counted_by_pass(planted_folder):
@@ -71,3 +72,12 @@ def test_a_baseline_that_does_not_fit_beside_the_model_is_read_in_its_place_with
     assert waited
     for name in ("heads", "random_init_heads", "links"):
         pd.testing.assert_frame_equal(beside.tables[name], instead.tables[name], rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_without_a_sink_is_not_billed_the_interventions(planted_folder):
+    cost = estimate_cost(TraceConfig(model=str(planted_folder), device="cpu"), passes)
+    parts = {part.name: cost.seconds_of(part) for part in cost.passes.parts}
+    assert [part.name for part in cost.passes.parts if part.only_if] == ["interventions"]
+    time = next(line for line in render_lines(cost_table(cost), width=999) if line.startswith("time"))
+    assert f"{duration_text(parts['interventions'])} more if the model has a sink" in time
+    assert f"{duration_text(cost.seconds - parts['interventions'])}, and about" in time
