@@ -29,6 +29,7 @@ AXES = {
     "edge": "edges of a circuit's graph",
     "circuit": "sets of edges",
     "span": "named sets of positions",
+    "given": "rows as they were given: sequences, or rows into which documents are packed",
     "document": "documents that a batch packs into its rows",
     "packed": "positions of a row into which documents are packed",
 }

@@ -8,14 +8,22 @@ their length.
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..data.tokens import TokenBatch, Tokens, as_batch, check_positions
+from ..data.given import as_given
+from ..data.tokens import (
+    TokenBatch,
+    Tokens,
+    as_batch,
+    check_positions,
+    positions_in_texts,
+    refuse_integer_positions,
+)
 from ..errors import InputError, SiteError
 from ..models.lens import LensModel, check_layers, check_layers_have_site, layers_from_zero, missing_sites_text
 from ..models.load import ModelLike, as_lens
@@ -54,9 +62,10 @@ def stream(
 
     Args:
         lens: the model.
-        tokens: the sequences; a plain tensor is taken to have no padding.
+        tokens: the sequences; a plain tensor is taken to have no padding. A reading sees a text a row, from position 0
+            on and padded on the right, however they were given, and its results lie so.
         readings: the readings to compute; their names must differ.
-        keys: key positions for ``mass`` and ``key_scores``.
+        keys: key positions for ``mass`` and ``key_scores``, from each text's first token on.
         rows: query positions for ``rows``.
         kernel: ``fused``, ``eager``, or ``auto``, which takes the fused kernel if it is exact.
         batch_size: sequences per forward pass; None takes as many as have 2,048 positions together.
@@ -66,12 +75,32 @@ def stream(
     Raises:
         SiteError: the family lacks a site, or its hook point did not fire.
         KernelError: ``fused`` was requested but is not exact.
-        InputError: a layer, key or row does not exist, two readings have the same name, a reading names no site, or a
-            result does not have the sequences as its first axis.
+        InputError: a layer, key or row does not exist, two readings have the same name, a reading names no site, a
+            result does not have the sequences as its first axis, or what is read of a token is nan.
     """
     lens = as_lens(lens)
     batch = as_batch(tokens)
     check_tokens(lens, batch)
+    for name, positions in (("keys", filter(None, keys)), ("rows", () if rows is None else rows.tolist())):
+        refuse_integer_positions(batch, positions, of=name)
+    at: dict[str, Any] = {"keys": keys, "rows": rows, "kernel": kernel, "batch_size": batch_size}
+    return stream_batch(lens, batch, readings, **at, progress=progress, label=label)
+
+
+def stream_batch(
+    lens: LensModel,
+    batch: TokenBatch,
+    readings: Sequence[Reading],
+    *,
+    keys: Sequence[int] = (0,),
+    rows: Int[Tensor, " row"] | None = None,
+    kernel: KernelChoice = "auto",
+    batch_size: int | None = None,
+    progress: bool = False,
+    label: str = "reading",
+    sequences: Sequence[int] | None = None,
+) -> Streamed:
+    """Do as ``stream`` with checked tokens; errors number the sequences by ``sequences``, from 0 on if that is None."""
     wanted = _names_to_read(lens, readings)
     check_positions([*keys, *([] if rows is None else rows.tolist())], batch)
     needed = {name for names in wanted.values() for name in names}
@@ -81,11 +110,14 @@ def stream(
         raise InputError("a reading needs the columns of keys and no key was given; pass keys=(0,)")
     chosen = None if needed.isdisjoint(OBSERVED) else choose_kernel(lens.family, device=lens.device, asked=kernel)
     found: dict[str, dict[int, list[Tensor]]] = {reading.name: {} for reading in readings}
+    numbers = range(batch.n_sequences) if sequences is None else sequences
     with tqdm(total=batch.n_sequences, desc=label, unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(sequences_per_forward(batch_size, batch.n_positions)):
             reading_pass = _ReadingPass(readings, lens=lens, wanted=wanted, part=part, rows=rows, found=found)
             forward(lens, part, wanted=wanted, put=reading_pass.add, keys=tuple(keys), rows=rows, kernel=chosen)
             reading_pass.check_all_read()
+            reading_pass.refuse_nan(numbers[: part.n_sequences])
+            numbers = numbers[part.n_sequences :]
             copy_lists_to_cpu([parts for by_layer in found.values() for parts in by_layer.values()])
             return_freed_memory()
             bar.update(part.n_sequences)
@@ -112,10 +144,12 @@ def capture(
 
     Args:
         lens: the model.
-        tokens: the sequences; padded positions are captured too.
+        tokens: the sequences, or what a tokenizer or a collator returns, whose tensors lie where their tokens were
+            given, nan elsewhere (and between texts that are packed into a row). Padding of a batch is captured too.
         sites: names from ``sink_lens.models.sites``.
         layers: layers to capture, -1 the last; None means all (in a hybrid, those that have the sites).
-        positions: positions to capture (query positions for scores and pattern); None means all.
+        positions: positions in each text to capture (query positions for scores and pattern), -1 its last token; the
+            first axis is then the texts. None means all.
         path: ``bridge`` runs the bridge with its own attention, ``plain`` the plain module. ``auto`` runs the bridge's
             blocks with a fused kernel, or with the bridge's own attention if scores or pattern are read. It runs the
             plain module if there is no bridge, or if the bridge does not show a site as the model uses it.
@@ -137,7 +171,8 @@ def capture(
     check_layers(chosen, lens)
     for name in names:
         check_layers_have_site(lens, chosen, site=name)
-    check_positions(positions or (), batch)
+    refuse_integer_positions(batch, positions or (), of="positions")
+    places = None if positions is None else positions_in_texts(positions, batch)
     needed = bytes_to_capture(lens, batch, sites=names, layers=chosen, positions=positions)
     allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC)
     if needed > allowed:
@@ -150,11 +185,13 @@ def capture(
     if "final" in names:
         wanted[lens.n_layers] = frozenset({"final"})
     kept: dict[tuple[str, int], list[Tensor]] = {}
+    n_done = 0
 
     def put(layer: int, name: str, tensor: Tensor) -> None:
-        if positions is not None:
-            index = torch.tensor(list(positions), dtype=torch.int64, device=tensor.device)
-            tensor = tensor.index_select(SITES[name].position_axis, index)
+        if places is not None:
+            axis, own = SITES[name].position_axis, places[n_done : n_done + len(tensor)].to(tensor.device)
+            shape = [len(own), *(own.shape[1] if one == axis else 1 for one in range(1, tensor.dim()))]
+            tensor = tensor.take_along_dim(own.view(shape), dim=axis)
         own = tensor.detach().to("cpu", lens.dtype, copy=True)
         kept.setdefault((name, layer if SITES[name].per_layer else 0), []).append(own)
 
@@ -166,11 +203,15 @@ def capture(
                 bridge_forward(lens, part, wanted=wanted, put=put)
             else:
                 forward(lens, part, wanted=wanted, put=put, kernel=kernel, plain=which == "plain")
+            n_done += part.n_sequences
             bar.update(part.n_sequences)
     for layer, asked in wanted.items():
         if lost := {name for name in asked if (name, layer if SITES[name].per_layer else 0) not in kept}:
             raise never_fired_error(lost, layer=layer, lens=lens)
-    tensors = {key: torch.cat(parts) for key, parts in sorted(kept.items())}
+    tensors = {}
+    for site, layer in sorted(kept):
+        axes = [one if places is None or one != "position" else "asked" for one in SITES[site].axis_names]
+        tensors[site, layer] = as_given(torch.cat(kept.pop((site, layer))), batch.given, axes=axes)
     return Captured(tensors=tensors, positions=None if positions is None else tuple(positions), path=which)
 
 
@@ -183,17 +224,17 @@ def bytes_to_capture(
     positions: Sequence[int] | None = None,
 ) -> int:
     """Compute the exact size in bytes of the tensors that ``capture`` would keep with these arguments."""
-    numbers = 0
+    numbers, shape = 0, (batch.n_sequences, batch.n_positions) if batch.given is None else batch.given.shape
     for site in (SITES[name] for name in sites):
         for layer in layers if site.per_layer else (None,):
-            sizes = lens.axis_sizes(site.axes, n_positions=batch.n_positions, layer=layer)
+            sizes = lens.axis_sizes(site.axes, n_positions=shape[1], layer=layer)
             if positions is not None:
                 sizes = [
                     len(positions) if name == "position" else size
                     for name, size in zip(site.axis_names, sizes, strict=True)
                 ]
             numbers += prod(sizes)
-    return numbers * batch.n_sequences * lens.dtype.itemsize
+    return numbers * (shape[0] if positions is None else batch.n_sequences) * lens.dtype.itemsize
 
 
 class _ReadingPass:
@@ -214,13 +255,18 @@ class _ReadingPass:
             for layer, names in wanted.items()
         }
         self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in wanted}
-        self.lens, self.rows, self.found = lens, rows, found
+        self.lens, self.rows, self.found, self.part = lens, rows, found, part
         self.valid, self.tokens = part.valid.to(lens.device), part.tokens.to(lens.device)
+        self.labelled = None if part.labelled is None else part.labelled.to(lens.device)
+        self.nan: dict[tuple[int, str], Tensor] = {}
+        """Layer and name -> True where the tensor is nan, by sequence and position (of ``rows``: by row)."""
 
     def add(self, layer: int, name: str, tensor: Tensor) -> None:
         """Hold a site's tensor of a layer, and call each reading that now has all the tensors that it reads."""
         held = self.held[layer]
         held[name] = tensor
+        axis = SITES[name].position_axis if name in SITES else 2
+        self.nan[layer, name] = tensor.detach().isnan().any(dim=[one for one in range(1, tensor.dim()) if one != axis])
         if not (ready := [reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)]):
             return
         view = LayerView(
@@ -230,6 +276,7 @@ class _ReadingPass:
             tokens=self.tokens.to(tensor.device),
             rows=None if self.rows is None else self.rows.to(tensor.device),
             reach=self.lens.reach(layer) if layer < self.lens.n_layers else None,
+            labelled=None if self.labelled is None else self.labelled.to(tensor.device),
         )
         for reading in ready:
             self.waiting[layer].remove(reading)
@@ -251,6 +298,35 @@ class _ReadingPass:
         for layer, waiting in self.waiting.items():
             for reading in waiting:
                 raise never_fired_error(set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens)
+
+    def refuse_nan(self, sequences: Sequence[int]) -> None:
+        """Refuse a pass in which what was read of a real token is nan; ``sequences`` are the numbers of its rows.
+
+        A nan in the stream spreads to the attention of later tokens, so the stream is read once more to find its token.
+        """
+        flags = list(self.nan.values())
+        copy_lists_to_cpu([flags])
+        valid, rows = self.part.valid.cpu(), None if self.rows is None else self.rows.cpu()
+        for (layer, name), flag in zip(self.nan, flags, strict=True):
+            found = flag & (valid[:, rows] if name == "rows" and rows is not None else valid)
+            if not bool(found.any()):
+                continue
+            sequence, position = found.nonzero()[0].tolist()
+            said = f"{name} of layer {layer}" if layer < self.lens.n_layers else name
+            streams: dict[int, Tensor] = {}
+
+            def keep(layer: int, name: str, tensor: Tensor, streams: dict[int, Tensor] = streams) -> None:
+                streams[layer] = tensor.detach().isnan().any(dim=-1).cpu() & valid
+
+            wanted = {before: frozenset({"resid_pre"}) for before in range(min(layer + 1, self.lens.n_layers))}
+            forward(self.lens, self.part, wanted=wanted, put=keep, kernel=None)
+            if first := [one for one in sorted(streams) if bool(streams[one].any())]:
+                sequence, position = streams[first[0]].nonzero()[0].tolist()
+                said = f"the stream before layer {first[0]}"
+            raise InputError(
+                f"{said} is nan in sequence {sequences[sequence]} at token {position} of {self.lens.name}; need "
+                "numbers. Look at the weights, or load the model in a wider type: float16 ends at 65,504"
+            )
 
 
 def _names_to_read(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[str]]:

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..data.given import as_given
 from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..errors import InputError
 from ..measures.attention import can_tell_sinks, fewest_queries, row_shares
@@ -39,7 +40,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..schema import SINK_THRESHOLD, KernelChoice
 from .forward import check_tokens, pieces_by_length
-from .record import stream
+from .record import stream, stream_batch
 from .views import LayerView, Reading
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def sink_mask(
     threshold: float | None = None,
     batch_size: int | None = None,
 ) -> Bool[Tensor, "batch position"]:
-    """Mark the tokens that are sinks; False at padding, and everywhere in a model without sinks.
+    """Mark the tokens that are sinks, where they were given; False at padding, and everywhere in a model without sinks.
 
     The threshold is the middle of a gap in the scores of these tokens. Without a gap nothing is marked, which is
     logged. For a data set that is read in chunks, find the threshold once on many tokens
@@ -74,14 +75,14 @@ def sink_mask(
 
     Args:
         lens: the model.
-        tokens: the sequences; a plain tensor is taken to have no padding.
+        tokens: the sequences, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
         by: the rule, one of ``attention``, ``norm``, ``either`` and ``rate``. ``either`` also marks two massive tokens
             that share a sequence's attention, of which neither has enough to be marked by ``attention``.
         threshold: mark tokens whose score is at least this; if None the gap decides, or ``LEAST_RATE`` for ``rate``.
         batch_size: sequences per forward pass; None takes as many as have 2,048 positions together.
 
     Raises:
-        InputError: a threshold was given for ``either``, or the model cannot take the tokens.
+        InputError: a threshold was given for ``either``, the model cannot take the tokens, or it is nan at one.
     """
     batch = as_batch(tokens)
     if by == "either" and threshold is not None:
@@ -95,7 +96,7 @@ def sink_mask(
             log.info("marked as sinks %s", gap_text(found, scores, by=rule))
             limit = math.inf if found is None else found.threshold
         marked |= scores >= limit
-    return marked & batch.valid.cpu()
+    return as_given(marked & batch.valid.cpu(), batch.given)
 
 
 def sink_scores(
@@ -108,7 +109,8 @@ def sink_scores(
     this is largest. By ``rate``: the share of layers and heads whose sink score at the token passes 0.3; nan where too
     few queries follow to tell. Arguments and errors are those of ``sink_mask``.
     """
-    return _scores_by_rule(lens, as_batch(tokens), (by,), batch_size=batch_size)[by]
+    batch = as_batch(tokens)
+    return as_given(_scores_by_rule(lens, batch, (by,), batch_size=batch_size)[by], batch.given)
 
 
 def _scores_by_rule(
@@ -123,7 +125,8 @@ def _scores_by_rule(
     for where, part in pieces_by_length(batch, batch_size=batch_size):
         taken = {by: Received.empty(lens, part) if by == "attention" else Norms() for by in rules}
         rows = next((one.rows for one in taken.values() if isinstance(one, Received)), None)
-        stream(lens, part, [_summing_reading(one) for one in taken.values()], rows=rows, batch_size=part.n_sequences)
+        readings: list[Reading] = [_summing_reading(one) for one in taken.values()]
+        stream_batch(lens, part, readings, rows=rows, batch_size=part.n_sequences, sequences=where.tolist())
         for by, one in zip(rules, taken.values(), strict=True):
             scores[by][where, : part.n_positions] = one.scores(part.valid).to(scores[by].dtype)
     return scores

@@ -38,6 +38,8 @@ class LayerView:
     """The query positions of ``rows``."""
     reach: int | None = None
     """Number of positions that a query of the layer sees, itself included; None without a sliding window."""
+    labelled: Bool[Tensor, "batch position"] | None = None
+    """True at tokens whose loss counts (``TokenBatch.labelled``); None counts all."""
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the layer's tensor of a site; refuse a site that is not among the reading's sites."""

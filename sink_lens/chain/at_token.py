@@ -112,7 +112,8 @@ def _cut_at_places(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tup
         row = batch.tokens[number, position - _BEFORE : position + after + 1]
         rows.append(torch.cat([batch.tokens[number, :1], row]) if batch.bos else row)
     tokens = torch.stack(rows)
-    cut = replace(batch, tokens=tokens, lengths=torch.full((len(rows),), tokens.shape[1]))
+    lengths = torch.full((len(rows),), tokens.shape[1])
+    cut = replace(batch, tokens=tokens, lengths=lengths, labelled=None)
     return Occurrences(tokens=cut, position=_BEFORE + int(batch.bos), ids=ids, text=text, found=len(places))
 
 

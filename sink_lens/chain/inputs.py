@@ -55,7 +55,8 @@ def align_sinks(
         return None
     length = min(int(batch.lengths[number]) - start for number, start in cuts)
     tokens = torch.stack([batch.tokens[number, start : start + length] for number, start in cuts])
-    return dataclasses.replace(batch, tokens=tokens, lengths=torch.full((len(cuts),), length))
+    lengths = torch.full((len(cuts),), length)
+    return dataclasses.replace(batch, tokens=tokens, lengths=lengths, labelled=None)
 
 
 def find_sinks_elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[int, int]:

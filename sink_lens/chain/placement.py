@@ -142,7 +142,7 @@ def _make_cases(setting: Setting) -> list[_Case]:
 def _batch_with_ids(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
     """Return a copy of the batch ``tokens`` with other token ``ids``, as sequences without a BOS of their own."""
     lengths = torch.full((len(ids),), ids.shape[1])
-    return replace(tokens, tokens=ids, lengths=lengths, bos=False, bos_condition="without")
+    return replace(tokens, tokens=ids, lengths=lengths, labelled=None, bos=False, bos_condition="without")
 
 
 def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:

@@ -262,7 +262,7 @@ def token_loss_reading(lens: LensModel) -> Reading:
 
     def loss(view: LayerView) -> Tensor:
         hidden, targets = view["final"][:, :-1], view.tokens[:, 1:]
-        predicted = view.valid[:, 1:]
+        predicted = (view.valid if view.labelled is None else view.valid & view.labelled)[:, 1:]
         found = torch.full(targets.shape, math.nan, device=hidden.device, dtype=torch.float32)
         found[predicted] = losses_from_states(lens, hidden[predicted], targets[predicted])
         return found

@@ -24,7 +24,7 @@ from ..activations.forward import check_tokens
 from ..activations.precision import measure_rounding
 from ..activations.record import capture
 from ..configuration import make_config, refuse_unknown_names
-from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens
+from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens, refuse_integer_positions
 from ..errors import InputError, UndrawnError
 from ..models.inputs import check_sequences, load_model, make_tokens
 from ..models.lens import LensModel
@@ -163,7 +163,9 @@ def trace(
     batch = batch if there is None else there.tokens
     check_tokens(lens, batch)
     if config.target_position is not None:
+        refuse_integer_positions(batch, [config.target_position], of="target_position")
         check_interior_position(config.target_position, shortest=int(batch.lengths.min()))
+    batch = as_batch(batch)
     site_of("neurons", family=lens.family)  # refused where there are none
     if lens.offloaded and config.random_init:
         raise InputError(

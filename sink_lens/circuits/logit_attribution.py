@@ -24,9 +24,9 @@ from torch import Tensor
 from ..activations.forward import check_tokens
 from ..data.described import BosCondition
 from ..data.token_ids import answer_id
-from ..data.tokens import Prompts, TokenBatch, as_batch
+from ..data.tokens import Prompts, TokenBatch, as_batch, refuse_integer_positions
 from ..edits.constructors import Edit
-from ..edits.hooks import Applied, edits_for_model
+from ..edits.hooks import Applied, edits_for_model, edits_in_texts
 from ..edits.metrics import positions_from_start
 from ..engine.forward import run_checked_edits
 from ..engine.needs import Needs
@@ -115,12 +115,13 @@ def direct_logit_attribution(
     lens = as_lens(lens)
     batch = as_batch(prompts, lens.tokenizer, bos=bos)
     check_tokens(lens, batch)
-    given = edits_for_model(lens, edits, n_positions=batch.n_positions)
+    given = edits_for_model(lens, edits_in_texts(edits, batch), n_positions=batch.n_positions)
     if any(one.site == "final" for one in given):
         raise InputError("an edit of 'final' was given, which no part of the model writes; need edits before the norm")
     for site in _READ[by]:
         site_of(site, family=lens.family)
     sites = ("resid_pre", *_READ[by], *(site for site in ADDED if lens.layers_with(site)), "resid_post", "final")
+    refuse_integer_positions(batch, [position], of="position")
     at = positions_from_start(batch.lengths.cpu(), position)
     signed = [(+1, _answer_ids(lens, batch, answer, at=at))]
     signed += [] if incorrect is None else [(-1, _answer_ids(lens, batch, incorrect, at=at))]

@@ -21,10 +21,10 @@ from transformers import PreTrainedTokenizerBase
 from ..arguments import check_calls, value_in_words
 from ..errors import InputError
 from ..records import display
+from .collated import INTEGER_DTYPES, collated_texts, texts_of_rows, type_and_shape
 from .described import BosCondition
+from .given import Given, by_text
 from .token_ids import bos_id, bos_ids, ordinary_ids, prompt_ids, refuse_own_bos, text_ids
-
-_INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +43,11 @@ class TokenBatch:
     """The requested BOS condition: "auto", "with" or "without"."""
     seed: int | None = None
     """Seed of the generator that drew the tokens; None if the tokens were not drawn at random."""
+    labelled: Bool[Tensor, "batch position"] | None = None
+    """True at tokens whose loss counts, by the labels of a data set; None counts all."""
+    given: Given | None = None
+    """Where the tokens were given, if a tokenizer or a collator gave them in rows that begin or end with padding, or
+    that hold several texts; None if they were given as they lie here."""
 
     @staticmethod
     @check_calls
@@ -171,25 +176,21 @@ class TokenBatch:
             InputError: tokens, lengths or mask are not integers, have the wrong shape or are out of range; or the mask
                 has a gap.
         """
-        if attention_mask is not None:
-            if lengths is not None:
-                raise InputError("lengths and an attention mask were given; need one of them. Leave the other out.")
-            if position_ids is None:
-                tokens, lengths = _move_padding_right(tokens, attention_mask)
-        if position_ids is not None:
-            if lengths is not None:
-                raise InputError("lengths and position_ids were given; need one of them. Leave the other out.")
-            tokens, lengths = _unpack_documents(tokens, position_ids, attention_mask)
+        for name, other in (("an attention mask", attention_mask), ("position_ids", position_ids)):
+            if other is not None and lengths is not None:
+                raise InputError(f"lengths and {name} were given; need one of them. Leave the other out.")
+        if attention_mask is not None or position_ids is not None:
+            tokens, lengths, _ = texts_of_rows(tokens, mask=attention_mask, places={"position_ids": position_ids})
         if tokens.ndim != 2:
             raise InputError(
-                f"tokens are {_type_and_shape(tokens)}; need two axes, sequence and position. "
+                f"tokens are {type_and_shape(tokens)}; need two axes, sequence and position. "
                 f"For one sequence use tokens[None]."
             )
         if lengths is None:
             lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
         for what, tensor in (("tokens", tokens), ("lengths", lengths)):
-            if tensor.dtype not in _INTEGER_DTYPES:
-                raise InputError(f"{what} are {_type_and_shape(tensor)}; need integers. Convert them with .long().")
+            if tensor.dtype not in INTEGER_DTYPES:
+                raise InputError(f"{what} are {type_and_shape(tensor)}; need integers. Convert them with .long().")
         tokens, lengths = tokens.to(torch.int64, copy=True), lengths.to(torch.int64, copy=True)
         _check_tensors(tokens, lengths)
         bos = None if tokenizer is None else bos_id(tokenizer)
@@ -268,10 +269,15 @@ class TokenBatch:
         return torch.arange(self.n_positions, device=self.tokens.device) < self.lengths[:, None]
 
     @property
+    def predicted(self) -> Bool[Tensor, "batch target"]:
+        """True at the tokens whose loss counts: all but each sequence's first, and those that the labels leave out."""
+        return self.valid[:, 1:] if self.labelled is None else (self.valid & self.labelled)[:, 1:]
+
+    @property
     def hash(self) -> str:
-        """SHA-256 (hex) over shape, tokens and lengths: equal for the same batch on any device or machine."""
+        """SHA-256 (hex) over shape, tokens, lengths and labels: equal for the same batch on any device or machine."""
         digest = sha256(f"{self.n_sequences}x{self.n_positions}".encode())
-        for tensor in (self.tokens, self.lengths):
+        for tensor in (self.tokens, self.lengths, *([] if self.labelled is None else [self.predicted])):
             digest.update(tensor.cpu().contiguous().numpy().astype("<i8").tobytes())
         return digest.hexdigest()
 
@@ -280,13 +286,20 @@ class TokenBatch:
         """A batch of the chosen sequences (a slice, indices or a mask); they keep the full width."""
         index = rows if isinstance(rows, slice | Tensor) else torch.tensor(list(rows), dtype=torch.int64)
         index = index.to(self.tokens.device) if isinstance(index, Tensor) else index
-        return replace(self, tokens=self.tokens[index], lengths=self.lengths[index])
+        return replace(self, tokens=self.tokens[index], lengths=self.lengths[index], **self._of_tokens(index))
 
     @check_calls
     def cut(self, length: int) -> "TokenBatch":
         """Return a batch of the first ``length`` positions of every sequence; a shorter batch is returned whole."""
         length = min(length, self.tokens.shape[1])  # a tensor takes no whole number above 64 bits
-        return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
+        first = (slice(None), slice(length))
+        return replace(
+            self, tokens=self.tokens[first], lengths=self.lengths.clamp(max=length), **self._of_tokens(first)
+        )
+
+    def _of_tokens(self, chosen: Any) -> dict[str, Any]:
+        """Return the fields that say something of each token, for the chosen sequences and positions."""
+        return {name: None if (own := getattr(self, name)) is None else own[chosen] for name in ("labelled", "given")}
 
     def with_bos(self, token: int) -> "TokenBatch":
         """Return the same sequences with a BOS token, whose id is ``token``, in front of each.
@@ -297,7 +310,9 @@ class TokenBatch:
         if self.bos:
             raise InputError("the sequences begin with BOS already; need sequences without it")
         tokens = torch.cat([self.tokens.new_full((self.n_sequences, 1), token), self.tokens], dim=1)
-        return replace(self, tokens=tokens, lengths=self.lengths + 1, bos=True, bos_condition="with")
+        labelled = None if self.labelled is None else torch.nn.functional.pad(self.labelled, (1, 0))
+        fields = {"labelled": labelled, "given": None, "bos": True}
+        return replace(self, tokens=tokens, lengths=self.lengths + 1, bos_condition="with", **fields)
 
     def without_bos(self) -> "TokenBatch":
         """Return the same sequences without their BOS token.
@@ -309,8 +324,9 @@ class TokenBatch:
         """
         if not self.bos:
             raise InputError("the sequences do not begin with BOS; need sequences that do")
-        lengths = (self.lengths - 1).clamp(min=1)
-        return replace(self, tokens=self.tokens[:, 1:], lengths=lengths, bos=False, bos_condition="without")
+        later = (slice(None), slice(1, None))
+        fields = {"lengths": (self.lengths - 1).clamp(min=1), "bos": False, **self._of_tokens(later)}
+        return replace(self, tokens=self.tokens[later], bos_condition="without", **fields)
 
     def batches(self, size: int) -> "Iterator[TokenBatch]":
         """Yield the sequences in order, as batches of at most ``size``, each with the full width.
@@ -346,7 +362,8 @@ def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) 
 
 
 Tokens = TokenBatch | Int[Tensor, "batch position"] | Mapping[str, Any]
-"""A token batch, a tensor of ids, or what a tokenizer or ``apply_chat_template`` returns: ids with their mask."""
+"""A token batch, a tensor of ids, or what a tokenizer, ``apply_chat_template`` or a collator returns: ids with their
+mask, or with what says where texts begin (``data.collated``)."""
 Prompts = Tokens | str | Sequence[str]
 """Tokens, or texts that the model's own tokenizer reads."""
 
@@ -354,28 +371,28 @@ Prompts = Tokens | str | Sequence[str]
 def as_batch(
     given: Prompts, tokenizer: PreTrainedTokenizerBase | None = None, *, bos: BosCondition = "auto"
 ) -> TokenBatch:
-    """Return ``given`` as a token batch; a token batch is returned unchanged.
+    """Return ``given`` as a token batch; a token batch is one of its own, whose tokens lie as they were given.
 
-    Texts are tokenised by ``tokenizer``, and get BOS in front as the condition ``bos`` says.
+    Texts are tokenised by ``tokenizer``, and get BOS in front as the condition ``bos`` says. A mapping, as tokenizers
+    and collators return, becomes a text a row (``data.collated``).
 
     Raises:
-        InputError: there are texts and no tokenizer, or a mapping without ids in rows of one length.
+        InputError: there are texts and no tokenizer, or a mapping without ids in rows of one length, or with a key that
+            is not read.
     """
     if isinstance(given, TokenBatch):
-        return given
+        return given if given.given is None else replace(given, given=None)
     if isinstance(given, Tensor):
         return from_tensor(given)
     if isinstance(given, Mapping):
-        try:
-            ids, mask = (given.get(name) for name in ("input_ids", "attention_mask"))
-            rows, real = torch.as_tensor(ids), None if mask is None else torch.as_tensor(mask)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"a mapping with {', '.join(map(str, given)) or 'nothing'} was given as tokens; need input_ids in rows "
-                'of one length. Call the tokenizer with return_tensors="pt", padding=True'
-            ) from error
-        one = rows.ndim == 1
-        return from_tensor(rows[None] if one else rows, attention_mask=real[None] if one and real is not None else real)
+        tokens, lengths, places, labels = collated_texts(given)
+        batch = from_tensor(tokens, lengths=lengths)
+        if places is None and labels is None:
+            return batch
+        labelled = None if labels is None else by_text(labels, places)
+        if labelled is not None and bool((labelled | ~batch.valid)[:, 1:].all()):
+            labelled = None
+        return replace(batch, given=places, labelled=labelled)
     if tokenizer is None:
         raise InputError("text was given and the model has no tokenizer; need token ids, or load(..., tokenizer=)")
     return from_prompts([given] if isinstance(given, str) else given, tokenizer, bos=bos)
@@ -386,6 +403,57 @@ def check_positions(positions: Iterable[int], batch: TokenBatch) -> None:
     for position in positions:
         if not 0 <= position < batch.n_positions:
             raise InputError(f"position {position} is outside the sequences; need 0 to {batch.n_positions - 1}")
+
+
+def positions_in_texts(positions: Iterable[int], batch: TokenBatch) -> Int[Tensor, "batch sample"]:
+    """Return positions as they are in each sequence, counted from 0; a negative one counts back from its own end.
+
+    Raises:
+        InputError: a position is outside the batch, or a negative one outside the shortest sequence.
+    """
+    asked, lengths = torch.tensor(list(positions), dtype=torch.int64), batch.lengths.cpu()
+    for position in asked.tolist():
+        if not -int(lengths.min()) <= position < batch.n_positions:
+            raise InputError(
+                f"position {position} is outside the sequences; need 0 to {batch.n_positions - 1}, or from "
+                f"-1 for the last token to {-int(lengths.min())}"
+            )
+    return torch.where(asked < 0, lengths[:, None] + asked, asked)
+
+
+def refuse_integer_positions(batch: TokenBatch, positions: Iterable[int], *, of: str) -> None:
+    """Refuse positions counted from 0, which are ``of`` something, if a row as it was given begins with no first token.
+
+    There the column of the row and the position in the text differ; below 0, both count back from the text's end.
+    """
+    named = [position for position in positions if position >= 0]
+    if named and batch.given is not None and (late := batch.given.late) is not None:
+        raise InputError(
+            f"{of} names position {named[0]}, and text {late[0]} begins in column {late[1]} of its row; need rows that "
+            "begin in column 0. TokenBatch.from_tensor(ids, attention_mask=...), or position_ids=..., makes them: "
+            "positions then count from each text's first token, and results lie so"
+        )
+
+
+def positions_in_all(positions: Iterable[int], batch: TokenBatch, *, of: str) -> tuple[int, ...]:
+    """Return positions that are the same in all sequences, counted from 0; a negative one counts back from the end.
+
+    Raises:
+        InputError: a negative position, and sequences of several lengths; or what ``refuse_integer_positions`` refuses.
+    """
+    asked, lengths = tuple(positions), batch.lengths.tolist()
+    refuse_integer_positions(batch, asked, of=of)
+    if min(asked, default=0) >= 0:
+        return asked
+    if len(set(lengths)) > 1:
+        raise InputError(
+            f"{of} names position {min(asked)}, and the sequences have {min(lengths)} to {max(lengths)} tokens; need "
+            "sequences of one length, or positions from 0 on"
+        )
+    found = tuple(positions_in_texts(asked, batch)[0].tolist())
+    if len(set(found)) < len(found):
+        raise InputError(f"{of} names a position twice: {list(asked)} in sequences of {lengths[0]}; need each once")
+    return found
 
 
 def _cut_batch(
@@ -488,51 +556,6 @@ def token_texts(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase | None) -
     return {one: str(tokenizer.decode([one])) if tokenizer is not None and one in known else f"<{one}>" for one in ids}
 
 
-def _move_padding_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Move padding, the tokens at which ``mask`` is False, to the end of each sequence; return tokens and lengths."""
-    if tokens.ndim != 2 or mask.shape != tokens.shape:
-        raise InputError(
-            f"tokens are {_type_and_shape(tokens)}, the mask is {_type_and_shape(mask)}; need (sequences, positions) "
-            "twice. For documents that are packed into rows give position_ids instead of a block mask."
-        )
-    real = mask.bool()
-    lengths = real.sum(1)
-    starts = real.int().argmax(1)
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    whole = (places >= starts[:, None]) & (places < (starts + lengths)[:, None])
-    if not torch.equal(whole, real):
-        row = int((whole != real).any(1).int().argmax())
-        raise InputError(f"the mask of sequence {row} has a gap; need padding on the left or on the right only.")
-    return tokens.gather(1, (places + starts[:, None]) % tokens.shape[1]), lengths
-
-
-def _unpack_documents(tokens: Tensor, position_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Split rows of packed documents into one sequence per document, padded on the right; return tokens and lengths."""
-    given = {"position_ids are": position_ids} | ({} if mask is None else {"the mask is": mask})
-    for what, one in given.items():
-        if tokens.ndim != 2 or one.shape != tokens.shape:
-            raise InputError(
-                f"tokens are {_type_and_shape(tokens)}, {what} {_type_and_shape(one)}; "
-                "need (sequences, positions) twice."
-            )
-    real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
-    begins = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
-    begins[:, 0] = True
-    begins[:, 1:] |= real[:, 1:] & ~real[:, :-1]
-    _, counts = begins.flatten().cumsum(0)[real.flatten()].unique_consecutive(return_counts=True)
-    firsts = position_ids[real][counts.cumsum(0) - counts]
-    if late := firsts[(counts > 1) & (firsts != 0)].tolist():
-        raise InputError(
-            f"a document begins at position {late[0]} by these position_ids; need documents that begin at position 0, "
-            "as a sequence does. Leave out what continues another row"
-        )
-    documents = [one for one in tokens[real].split(counts.tolist()) if len(one) > 1]
-    if not documents:
-        raise InputError("no document has two tokens by these position_ids; need those that count within a document")
-    lengths = torch.tensor([len(one) for one in documents], device=tokens.device)
-    return torch.nn.utils.rnn.pad_sequence(documents, batch_first=True), lengths
-
-
 def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:
     """Refuse token ids and lengths of the wrong type, shape or range."""
     for name, given in (("tokens", tokens), ("lengths", lengths)):
@@ -542,12 +565,12 @@ def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:
             )
     if tokens.ndim != 2 or tokens.dtype != torch.int64 or 0 in tokens.shape:
         raise InputError(
-            f"tokens are {_type_and_shape(tokens)}; need int64 of shape (sequences, positions), neither 0. "
+            f"tokens are {type_and_shape(tokens)}; need int64 of shape (sequences, positions), neither 0. "
             f"Use from_tensor, which converts other integers."
         )
     if lengths.shape != tokens.shape[:1] or lengths.dtype != torch.int64:
         raise InputError(
-            f"lengths are {_type_and_shape(lengths)}; need int64 of shape ({tokens.shape[0]},). "
+            f"lengths are {type_and_shape(lengths)}; need int64 of shape ({tokens.shape[0]},). "
             f"Give one length a sequence."
         )
     if lengths.device != tokens.device:
@@ -565,8 +588,3 @@ def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:
             f"token id {int(tokens.min())} is negative; need ids from 0. "
             f"Pad on the right with any id, and give lengths."
         )
-
-
-def _type_and_shape(tensor: Tensor) -> str:
-    """Return a tensor's type and shape in words, such as ``int64 of shape (2, 8)``."""
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -103,6 +103,9 @@ def edit(
     A pass has some of the sequences. An edit whose new values of a sequence hang on other sequences, such as a mean
     over them or a permutation, is refused when it is made, unless ``whole_batch`` says so: then each pass has all.
 
+    However the texts were given, padded on the left or packed, the function sees a text a row, from position 0 on, with
+    padding behind it: ``values[:, -1]`` is the end of the longest text alone. ``at.valid`` is False at padding.
+
     Raises:
         InputError: a chosen set of indices is empty or has an index twice.
         SiteError: there is no such site.
@@ -205,7 +208,8 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
     Args:
         site: the site to edit.
         values: layer -> the new values of the chosen part, with the site's axes. An axis of size 1 is repeated. If
-            the first axis has the size of the whole batch, each sequence gets its own values.
+            the first axis has the size of the whole batch, each sequence gets its own values. Where they are nan at
+            padding, as ``capture`` of what a tokenizer returns gives them, nothing is replaced.
         **where: the chosen part; ``layers`` defaults to the layers of ``values``.
     """
     if any(layer < 0 for layer in values):
@@ -224,9 +228,22 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
                 f"the new values for {site!r} of layer {at.layer} have the shape {tuple(new.shape)}; "
                 f"the chosen part has {whole}; need that shape, or size 1 where a value is repeated"
             )
-        return (new[at.sequences] if new.shape[0] > 1 else new).expand(x.shape)
+        new = (new[at.sequences] if new.shape[0] > 1 else new).expand(x.shape)
+        if bool(at.valid.all()):
+            return new
+        padding = copy_to_device(_padding_of(site, at, keys=where.get("keys")), x.device)
+        return torch.where(new.isnan() & padding, x, new)
 
     return edit(site, change, **where)
+
+
+def _padding_of(site: str, at: At, *, keys: Sequence[int] | None) -> Bool[Tensor, "..."]:
+    """Return True at the values of padding in what an edit of ``site`` is given, with axes that broadcast to it."""
+    queries = ~at.valid[:, at.positions]
+    if SITES[site].by_token:
+        return queries.view(*queries.shape, *[1] * (len(SITES[site].axis_names) - 1))
+    of_keys = ~(at.valid if keys is None else at.valid[:, list(keys)])
+    return queries[:, None, :, None] | of_keys[:, None, None, :]
 
 
 def resample(site: str, values: Mapping[int, Tensor], *, generator: torch.Generator, **where: Unpack[Where]) -> Edit:

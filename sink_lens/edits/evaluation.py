@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..arguments import check_calls, value_in_words
-from ..data.tokens import TokenBatch
+from ..data.tokens import TokenBatch, positions_in_all, refuse_integer_positions
 from ..errors import InputError, first_line_of_error, note_whose_function_failed
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
@@ -140,8 +140,8 @@ def as_metric(metric: Any, lens: LensModel, *batches: TokenBatch) -> Metric:
     A plain function becomes a metric of the logits, and texts of answers the tokens that they are in these sequences.
 
     Raises:
-        InputError: ``metric`` is neither a metric nor a function, reads layers or positions that do not exist, or has
-            data for another number of sequences.
+        InputError: ``metric`` is neither a metric nor a function, reads layers or positions that do not exist or that
+            ``positions_in_all`` refuses, or has data for another number of sequences.
         SiteError: the metric reads a site that the family lacks.
     """
     if not isinstance(metric, Metric):
@@ -152,6 +152,11 @@ def as_metric(metric: Any, lens: LensModel, *batches: TokenBatch) -> Metric:
         metric = on_logits(metric)
     if metric.on is not None:
         metric = metric.on(batches, lens.tokenizer)
+    for batch in batches:
+        if metric.scored is not None:
+            refuse_integer_positions(batch, [metric.scored], of=metric.name)
+        if metric.layers != () and metric.positions != (0,):  # 0, the default, is each text's first token
+            metric = replace(metric, positions=positions_in_all(metric.positions, batch, of=metric.name))
     n_sequences, n_positions = batches[0].tokens.shape
     _check_n_sequences(metric, n_sequences, whole=True)
     for layer in metric.layers or ():
@@ -191,6 +196,7 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
             f"evaluate was given {value_in_words(metric)} and {value_in_words(run)}; need a Metric and an Outcome of "
             "run_with"
         )
+    run = run.by_text()
     _check_n_sequences(metric, max(run.indices, default=-1) + 1, whole=run.sequences == slice(None))
     held = (run.valid, run.mass, run.state, run.loss, run.logits, run.token_loss, *run.tensors.values())
     if metric.whole_batch:

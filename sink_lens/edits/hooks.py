@@ -18,7 +18,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
-from ..data.tokens import TokenBatch
+from ..data.tokens import TokenBatch, positions_in_all
 from ..errors import InputError, ModelError, SiteError, note_whose_function_failed
 from ..models.lens import LensModel, check_layers_have_site
 from ..models.load import ModelLike, as_lens
@@ -239,6 +239,16 @@ def warn_of_edits_without_effect(
             ended = "the run ended before the layers that it edits"
             reason = ended if one in late else "the new values equal the old ones"
             warnings.warn(f"the edit {one.label!r} changed nothing: {reason}", stacklevel=stacklevel)
+
+
+def edits_in_texts(edits: Sequence[Edit] | Edit, tokens: TokenBatch) -> tuple[Edit, ...]:
+    """Return edits whose positions and keys are those of every text; see ``positions_in_all`` for what is refused."""
+    found = []
+    for one in (edits,) if isinstance(edits, Edit) else edits:
+        chosen = {name: given for name in ("positions", "keys") if (given := getattr(one, name)) is not None}
+        places = {name: positions_in_all(own, tokens, of=f"the edit {one.label!r}") for name, own in chosen.items()}
+        found.append(replace(one, **places) if places != chosen else one)
+    return tuple(found)
 
 
 def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int) -> tuple[Edit, ...]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..arguments import check_calls
+from ..data.given import by_text
 from ..data.token_ids import answer_id
 from ..data.tokens import TokenBatch
 from ..errors import InputError
@@ -57,6 +58,8 @@ def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) ->
     """
     if layers is not None and len(layers) == 0:
         raise InputError("sink mass was requested for no layers; need at least one, or None for all")
+    if sink_position == -1:
+        raise InputError("sink mass was requested of the last token, to which no later one attends; need one before it")
     chosen = None if layers is None else tuple(sorted({int(layer) for layer in layers}))
     return Metric(
         name=f"sink mass at position {sink_position}" + ("" if chosen is None else f", layers {as_ranges(chosen)}"),
@@ -161,7 +164,7 @@ def _difference_of_ids(sides: _Sides, *, position: int) -> Metric:
     """Make the logit difference of token ids at ``position``."""
 
     def function(run: Outcome) -> Tensor:
-        found = run.logits_at(positions_from_start(run.valid.sum(1), position)).float()
+        found = run.logits_at(positions_from_start(run.lengths, position)).float()
         right, wrong = (_answer_logits(found, side, run) for side in sides)
         return right - wrong
 
@@ -197,22 +200,33 @@ def kl_to(logits: Float[Tensor, "batch position vocab"]) -> Metric:
     Args:
         logits: logits of the run to compare with, on the same sequences: ``run_with(..., logits=True).logits``.
     """
-    given = _log_probabilities(logits.detach().float().cpu())
+    own = _log_probabilities(logits.detach().float().cpu())
 
     def function(run: Outcome) -> Tensor:
         assert run.logits is not None
         found = _log_probabilities(run.logits.float())
-        wanted = given[run.indices]
+        wanted = own[run.indices]
         if found.shape != wanted.shape:
             raise InputError(
                 f"the logits to compare with have the shape {tuple(wanted.shape)}, those of the run "
                 f"{tuple(found.shape)}; need logits of the same sequences"
             )
+        nowhere = wanted.isnan().any(-1)
+        if bool((nowhere & run.valid).any()):
+            sequence, position = (nowhere & run.valid).nonzero()[0].tolist()
+            raise InputError(
+                f"the logits to compare with are nan at token {position} of sequence {sequence}; need logits of the "
+                "same sequences in the same rows. Make both from one TokenBatch"
+            )
+        wanted = wanted.masked_fill(nowhere[..., None], 0.0)
         divergence = (wanted.exp() * (wanted - found)).sum(-1)
         return torch.where(run.valid, divergence, 0.0).sum(1) / run.valid.sum(1)
 
+    def on(batches: Sequence[TokenBatch], tokenizer: PreTrainedTokenizerBase | None) -> Metric:
+        return kl_to(by_text(logits, batches[0].given))
+
     read = {"unit": "nats", "layers": (), "logits": True, "padded": True}
-    return Metric(name="KL divergence", function=function, n_sequences=len(given), **read)
+    return Metric(name="KL divergence", function=function, n_sequences=len(own), on=on, **read)
 
 
 @check_calls
@@ -228,7 +242,9 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
 
     def function(run: Outcome) -> Tensor:
         _refuse_padding(run, sink_position)
-        return run.tensors[site, layer][:, sink_position].flatten(1).float().norm(dim=-1)
+        values = run.tensors[site, layer]
+        at = positions_from_start(run.lengths, sink_position).to(values.device)
+        return values[torch.arange(len(at), device=values.device), at].flatten(1).float().norm(dim=-1)
 
     return Metric(
         name=f"norm of {site} at position {sink_position}, layer {layer}",
@@ -259,7 +275,7 @@ def dominance(sink_position: int = 0, *, layer: int) -> Metric:
 
 def _refuse_padding(run: Outcome, position: int) -> None:
     """Raise an error if the position is padding in a sequence of the run."""
-    if not bool(run.valid[:, position].all()):
+    if position >= 0 and not bool(run.valid[:, position].all()):
         raise InputError(f"position {position} is padding in some sequences; need a position that all of them have")
 
 

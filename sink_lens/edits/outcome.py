@@ -1,12 +1,14 @@
 """The quantities that were read of a run, edited or not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import nan
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..data.given import Given, as_given, by_text
 from ..errors import InputError
 from ..models.sites import SITES
 from ..records import display
@@ -14,31 +16,39 @@ from ..records import display
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The quantities that were read of a run, edited or not."""
+    """The quantities that were read of a run, edited or not.
+
+    What is of each token (``valid``, ``logits``, ``token_loss``, ``tensors``) lies where the token was given, nan
+    elsewhere; ``loss`` has a number for each row that was given. ``mass`` and ``state`` are by text, at positions that
+    count from its first token.
+    """
 
     positions: tuple[int, ...]
-    """The positions whose attention and residual stream were read."""
+    """The positions whose attention and residual stream were read; below 0 from the end of each text."""
     layers: tuple[int, ...]
-    """The layers that were read."""
-    valid: Bool[Tensor, "batch position"] = field(repr=False)
+    """The layers that were read, in the order in which they were asked for."""
+    valid: Bool[Tensor, "given position"] = field(repr=False)
     """True at real tokens."""
     mass: Float[Tensor, "layer batch head key"]
     """Mean attention to each of the positions, over the queries after it that can see it."""
     state: Float[Tensor, "layer batch key d_model"] = field(repr=False)
     """The residual stream at each of the positions after each layer; nan where a sequence has ended, and if a sweep
     ended the pass before it."""
-    loss: Float[Tensor, " batch"] | None
+    loss: Float[Tensor, " given"] | None
     """Mean next-token loss of each sequence in nats; None if it was not requested."""
-    logits: Float[Tensor, "batch query vocab"] | None = field(repr=False)
+    logits: Float[Tensor, "given query vocab"] | None = field(repr=False)
     """Logits at the scored positions, on the CPU; None if they were not requested."""
     tensors: Mapping[tuple[str, int], Tensor] = field(repr=False)
     """(site, layer) -> the tensor captured after the edits, on the CPU."""
-    token_loss: Float[Tensor, "batch target"] | None = field(default=None, repr=False)
-    """Next-token loss of every token but the first, nan at padding; of ``run_with`` alone, with the loss."""
+    token_loss: Float[Tensor, "given target"] | None = field(default=None, repr=False)
+    """Next-token loss of every token but the first, nan at padding and where labels leave a token out; of ``run_with``
+    alone, with the loss."""
     scored: tuple[int, ...] | None = None
     """The positions in ``logits``, in order; None means all."""
     sequences: slice | Int[Tensor, " batch"] = field(default_factory=lambda: slice(None))
     """Indices of these sequences among all sequences of the metric, if a sweep runs them in batches."""
+    given: Given | None = field(default=None, repr=False)
+    """Where each token was given; None if the tokens were given as they were run, a text a row from position 0 on."""
 
     @property
     def indices(self) -> list[int]:
@@ -93,27 +103,71 @@ class Outcome:
     def _repr_html_(self) -> str:
         means = {f"attention to position {one}": float(self.mass_at(one).nanmean()) for one in self.positions}
         loss = {} if self.loss is None else {"loss, nats": float(self.loss.nanmean())}
-        said = f"Means over {len(self.layers)} layers, the heads and {len(self.valid)} sequences."
+        said = f"Means over {len(self.layers)} layers, the heads and {self.mass.shape[1]} sequences."
         return display.result_html(said, means | loss)
 
     def mass_at(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
         """Return each sequence's mean attention to a position, over heads and ``layers`` (None: all that were read)."""
         # Make it contiguous: the order of summation must not depend on how many other positions were read.
         rows = [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
-        return self.mass[rows][..., self.positions.index(position)].contiguous().nanmean(dim=(0, 2))
+        return self.mass[rows][..., self._place_of(position)].contiguous().nanmean(dim=(0, 2))
 
     def state_at(self, position: int) -> Float[Tensor, "layer batch d_model"]:
         """Return the residual stream at a position, in every layer that was read."""
-        return self.state[:, :, self.positions.index(position)]
+        return self.state[:, :, self._place_of(position)]
+
+    def _place_of(self, position: int) -> int:
+        """Return the number of ``position`` among those that were read; refuse one that was not."""
+        if position < 0 and position not in self.positions and len(ends := set(self.lengths.tolist())) == 1:
+            position += ends.pop()
+        if position not in self.positions:
+            raise InputError(f"position {position} was not read; need one of {', '.join(map(str, self.positions))}")
+        return self.positions.index(position)
+
+    @property
+    def lengths(self) -> Int[Tensor, " batch"]:
+        """Number of tokens of each text."""
+        return self.valid.sum(1) if self.given is None else (self.given.index >= 0).sum(1)
 
     def logits_at(self, positions: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
         """Return the logits of each sequence at its own position; refuse a run whose logits were not requested."""
         if self.logits is None:
             raise InputError("the logits were not kept; need run_with(..., logits=True)")
+        if self.given is not None:
+            return self.by_text().logits_at(positions)
         index = positions
         if self.scored is not None:
             index = torch.tensor([self.scored.index(position) for position in positions.tolist()])
         return self.logits[torch.arange(len(index)), index]
+
+    def as_given(self, given: Given | None) -> "Outcome":
+        """Return the outcome of a run with what is of each token laid where the tokens were given."""
+        if given is None:
+            return self
+        return self._laid(as_given, given, valid=as_given(self.valid, given), laid=given)
+
+    def by_text(self) -> "Outcome":
+        """Return the outcome with a text a row, from position 0 on, as a metric reads it; inverse of ``as_given``."""
+        if self.given is None:
+            return self
+        return self._laid(by_text, self.given, valid=self.given.index.cpu() >= 0, laid=None)
+
+    def _laid(
+        self, lay: Callable[..., Tensor], given: Given, *, valid: Bool[Tensor, "given position"], laid: Given | None
+    ) -> "Outcome":
+        """Return the outcome with what is of each token laid by ``lay``, which is ``as_given`` or ``by_text``."""
+        losses = None if self.token_loss is None else lay(self.token_loss, given, first=1)
+        losses = None if losses is None else losses.masked_fill(~valid[:, 1:], nan)
+        packed = len(given.index) != given.shape[0]  # a loss of each text, or of each row
+        return replace(
+            self,
+            valid=valid,
+            token_loss=losses,
+            loss=losses.nanmean(1) if packed and losses is not None else self.loss,
+            logits=None if self.logits is None else lay(self.logits, given),
+            tensors={place: lay(one, given, axes=SITES[place[0]].axis_names) for place, one in self.tensors.items()},
+            given=laid,
+        )
 
 
 def _cut_positions(tensor: Tensor, site: str, cut: slice) -> Tensor:

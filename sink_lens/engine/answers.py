@@ -10,6 +10,7 @@ from ..data.described import BosCondition
 from ..data.token_ids import answer_id, continuation_ids, prompt_text
 from ..data.tokens import Prompts, as_batch, from_tensor, token_texts
 from ..edits.constructors import Edit
+from ..edits.hooks import edits_in_texts
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -51,6 +52,7 @@ def answers(
         raise InputError(f"the {top} likeliest tokens were asked for; need at least 1")
     batch = as_batch(prompt, lens.tokenizer, bos=bos)
     check_tokens(lens, batch)
+    edits = edits_in_texts(edits, batch)
     prompts = [row[:length].tolist() for row, length in zip(batch.tokens.cpu(), batch.lengths.tolist(), strict=True)]
     given = [answer] * len(prompts) if answer is None or isinstance(answer, str | int) else list(answer)
     if len(given) != len(prompts):

@@ -4,7 +4,7 @@ If no loss is requested, a pass ends after the last layer that is read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.forward import check_tokens, never_fired_error
-from ..data.tokens import TokenBatch, Tokens, as_batch, check_positions
+from ..data.given import as_given
+from ..data.tokens import TokenBatch, Tokens, as_batch, positions_in_texts, refuse_integer_positions
 from ..edits.constructors import Edit, EditError
-from ..edits.hooks import Applied, edits_for_model
+from ..edits.hooks import Applied, edits_for_model, edits_in_texts
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
@@ -50,10 +51,12 @@ def run_with(
 
     Args:
         lens: the model.
-        tokens: the sequences; a plain tensor is taken to have no padding.
+        tokens: the sequences, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
+            What is of each token lies in the outcome where the token was given, nan elsewhere.
         edits: the edits, applied in this order; an edit that changes nothing causes a warning unless ``quiet``.
-        positions: positions whose attention mass and residual stream are read.
-        layers: layers at which mass, stream and sites are read, -1 the last; None means all.
+        positions: positions in each text whose attention mass and residual stream are read; 0 is its first token, -1
+            its last.
+        layers: layers at which mass, stream and sites are read, in this order, -1 the last; None means all.
         sites: sites whose tensors are also kept, as they are after the edits.
         loss: compute the next-token loss, which runs all layers.
         logits: keep the logits.
@@ -63,20 +66,23 @@ def run_with(
 
     Raises:
         SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
-        InputError: layers, positions, heads or units do not exist.
+        InputError: layers, positions, heads or units do not exist; or ``positions`` or edits name positions from 0 on,
+            and the rows were given with padding on the left or hold several texts.
         EditError: an edit, or the run under the edits, gave values that are not finite.
     """
     lens = as_lens(lens)
     batch = as_batch(tokens)
     check_tokens(lens, batch)
-    given = edits_for_model(lens, edits, n_positions=batch.n_positions)
-    read = tuple(sorted(set(range(lens.n_layers) if layers is None else layers_from_zero(layers, lens.n_layers))))
+    given = edits_for_model(lens, edits_in_texts(edits, batch), n_positions=batch.n_positions)
+    read = tuple(dict.fromkeys(range(lens.n_layers) if layers is None else layers_from_zero(layers, lens.n_layers)))
     check_layers(read, lens)
     if not read:
         raise InputError("no layers were given; need at least one to read")
     if not positions:
         raise InputError("no positions were given; need at least one to read")
-    check_positions(positions, batch)
+    refuse_integer_positions(batch, filter(None, positions), of="positions")  # 0, the default, is the first token
+    places = positions_in_texts(positions, batch)
+    keys, which = places.unique(return_inverse=True)
     for name in sites:
         site_of(name, family=lens.family)
         if not SITES[name].per_layer and not (loss or logits):
@@ -85,18 +91,20 @@ def run_with(
             raise lens.uneditable_error(name)
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     of_end = {"loss": loss, "logits": logits, "whole": loss or logits}
-    needs = Needs(keys=tuple(positions), layers=read, sites=tuple(sites), state=True, positions=None, **of_end)
+    needs = Needs(keys=tuple(keys.tolist()), layers=read, sites=tuple(sites), state=True, positions=None, **of_end)
     outcome = run_checked_edits(lens, batch, applied, needs, batch_size=batch_size, progress=progress)
     if not quiet:
         applied.warn_of_edits_without_effect()
-    return outcome
+    rows = torch.arange(batch.n_sequences)[:, None]
+    mass, state = outcome.mass.transpose(2, 3)[:, rows, which].transpose(2, 3), outcome.state[:, rows, which]
+    return replace(outcome, positions=tuple(positions), mass=mass, state=state).as_given(batch.given)
 
 
 def baseline_logits(lens: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batch position vocab"]:
-    """Run the model on ``tokens`` without edits and return the logits at every position."""
+    """Run the model on ``tokens`` without edits and return the logits of every token, where it was given."""
     logits = run_with(lens, tokens, layers=(0,), loss=False, logits=True).logits
     assert logits is not None  # they were asked for
-    return logits
+    return as_given(logits, tokens.given)
 
 
 def run_checked_edits(
@@ -273,7 +281,7 @@ class RunCollector:
                 self.token_losses = losses
             self.losses.append(mean_loss(losses, part))
             if self.by_token is not None:
-                self.by_token.append(losses.detach().cpu().masked_fill(~part.valid[:, 1:].cpu(), torch.nan))
+                self.by_token.append(losses.detach().cpu().masked_fill(~part.predicted.cpu(), torch.nan))
         if logits:
             self.logits.append(out.detach().clone() if out.device.type == "cpu" else out.detach())
             if early is not None:
@@ -357,6 +365,6 @@ def not_finite_error(edits: Sequence[Edit]) -> EditError:
 
 
 def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[Tensor, " batch"]:
-    """Compute each sequence's mean of ``losses`` without the padding of ``part``; nan for a sequence of one token."""
-    predicted = copy_to_device(part.valid[:, 1:], losses.device)
+    """Compute each sequence's mean of ``losses`` where the tokens of ``part`` are predicted; nan where none is."""
+    predicted = copy_to_device(part.predicted, losses.device)
     return torch.where(predicted, losses, 0.0).sum(1) / predicted.sum(1)

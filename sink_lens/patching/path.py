@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..configuration import make_config
 from ..data.described import BosCondition
-from ..data.tokens import TokenBatch
+from ..data.tokens import TokenBatch, positions_in_all
 from ..edits.constructors import ORDER, Edit, freeze
 from ..edits.hooks import edits_for_model
 from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate
@@ -149,10 +149,10 @@ def path_patch(
     run, source = pair.run_and_source(asked.direction)
     measured = as_metric(asked.metric, lens, pair.clean, pair.corrupted)
     given_senders = asked.sender if isinstance(asked.sender, list) else [asked.sender]
-    senders = [_read_part(lens, given, n_positions=run.n_positions) for given in given_senders]
+    senders = [_read_part(lens, given, tokens=run) for given in given_senders]
     if not senders:
         raise InputError("no sender was given; need at least one, such as ('z', 3, 0)")
-    end = _read_part(lens, asked.receiver, n_positions=run.n_positions)
+    end = _read_part(lens, asked.receiver, tokens=run)
     for start in senders:
         if _computation_order(start, lens) >= _computation_order(end, lens):
             raise InputError(
@@ -240,7 +240,7 @@ def _baseline_runs(
     return baseline_run, baseline_run.with_edits((), needs=of_receiver)
 
 
-def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
+def _read_part(lens: LensModel, given: Path, *, tokens: TokenBatch) -> Part:
     """Convert a path's end ``given``, such as ("z", 3, 0), to a ``Part`` of one layer; check that it exists."""
     if not isinstance(given, Part):
         if not isinstance(given, tuple) or len(given) not in (2, 3):
@@ -248,8 +248,12 @@ def _read_part(lens: LensModel, given: Path, *, n_positions: int) -> Part:
         given = Part(site=given[0], layers=(given[1],), heads=None if len(given) == 2 else (given[2],))
     if given.layers is None or len(given.layers) != 1:
         raise InputError(f"a path begins or ends in one layer; found {given}: give layers=(5,)")
-    given = replace(given, layers=layers_from_zero(given.layers, lens.n_layers))
-    parts_to_patch(lens, given.site, by=(), n_positions=n_positions, **given.where)  # refuses what does not exist
+    chosen = {name: own for name in ("positions", "keys") if (own := getattr(given, name)) is not None}
+    places = {name: positions_in_all(own, tokens, of=f"the part {given}") for name, own in chosen.items()}
+    given = replace(given, layers=layers_from_zero(given.layers, lens.n_layers), **places)
+    parts_to_patch(
+        lens, given.site, by=(), n_positions=tokens.n_positions, **given.where
+    )  # refuses what does not exist
     return given
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..arguments import value_in_words
 from ..configuration import make_config
-from ..data.tokens import TokenBatch
+from ..data.tokens import TokenBatch, positions_in_all
 from ..edits.constructors import Edit
+from ..edits.hooks import edits_in_texts
 from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate, logit_difference
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where, replace_full_axes_by_none
@@ -293,6 +294,10 @@ def prepare_runs(
     run, source = pair.run_and_source(config.direction)
     read = _metric_of_config(lens, pair, config=config) if isinstance(config.metric, str) else config.metric
     measured = as_metric(read, lens, pair.clean, pair.corrupted)
-    grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **config.chosen_indices)
-    at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": config.edits}
+    chosen = config.chosen_indices
+    for name in ("positions", "keys"):
+        chosen[name] = None if chosen[name] is None else positions_in_all(chosen[name], run, of=name)
+    grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **chosen)
+    edits = edits_in_texts(config.edits, run)
+    at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": edits}
     return RunPair.make(lens, run, source, **at, is_source=is_source), grid, pair

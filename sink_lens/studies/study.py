@@ -57,7 +57,7 @@ def resolve_inputs(
         check_plain_layers(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else make_tokens(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
-    return config, lens, batch
+    return config, lens, as_batch(batch)
 
 
 def make_study_config(

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..data.tokens import TokenBatch
+from ..data.tokens import TokenBatch, positions_in_all, refuse_integer_positions
 from ..edits.constructors import Edit
+from ..edits.hooks import edits_in_texts
 from ..edits.named_edits import EditSpec
 from ..edits.part import SPARE_DRAWS, draw_index_sets
 from ..engine.cells import Cell
@@ -19,6 +20,7 @@ from ..models.lens import LensModel, layers_from_zero
 from ..models.sites import SITES
 from ..models.sized import Sized
 from ..schema import table_of
+from ..text import parse_ranges
 from .grid import Grid, control_axis, control_group
 
 
@@ -76,6 +78,25 @@ class Cells:
 
 
 What = Grid | Sequence[OwnCell]
+
+
+def in_texts(what: What, tokens: TokenBatch) -> What:
+    """Return a grid, or cells, whose positions and keys are those of every text of ``tokens`` (`positions_in_all`)."""
+    if not isinstance(what, Grid):
+        return [replace(one, edits=edits_in_texts(one.edits, tokens)) for one in what]
+
+    def places(given: Any, *, of: str) -> Any:
+        if isinstance(given, list | tuple):
+            return [places(one, of=of) for one in given]
+        if isinstance(given, str) and given not in ("each", "all"):
+            refuse_integer_positions(tokens, parse_ranges(given, name=of), of=of)
+        return positions_in_all([given], tokens, of=of)[0] if type(given) is int else given
+
+    grids = [
+        replace(one, **{name: places(getattr(one, name), of=f"{name} of {one.kind}") for name in ("positions", "keys")})
+        for one in what.edits
+    ]
+    return replace(what, edits=tuple(grids))
 
 
 def cells_of(what: What, lens: LensModel, tokens: TokenBatch, *, controls: int = 0, seed: int = 0) -> Cells:

@@ -40,7 +40,7 @@ from ..records.shards import check_shard, compute_run, process_name
 from ..schema import MEANS
 from ..signatures import takes
 from . import words
-from .cells import Cells, What, cells_of
+from .cells import Cells, What, cells_of, in_texts
 from .cluster import Job, check_engine, run_on_ray
 from .config import SweepConfig
 from .grid import EditGrid, Grid
@@ -298,6 +298,7 @@ def _collect_request(
         how = make_config(SweepConfig, None, {**fields, "grid": of}, where="sweep")
         lens, batch, what = as_lens(model), tokens, how.grid if isinstance(what, Grid) else what
     check_tokens(lens, batch)
+    what = in_texts(what, batch)
     read: list[Measured] = given or [MetricSpec(name="sink_mass")]
     return _Request(lens=lens, what=what, batch=batch, metrics=read, how=how)
 

@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 
 from ..activations.attention import choose_kernel, log_sum_exp
 from ..arguments import check_arguments, check_calls
+from ..data.collated import mask_of_tokens
 from ..errors import InputError, KernelError, ModelError
 from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
@@ -513,7 +514,7 @@ def _token_mask(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batc
     mask = mask_without_window(inputs.get("attention_mask"))
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return torch.ones(first.shape[0], length, dtype=torch.bool, device=first.device)
-    valid = mask[:, -length:].bool()
+    valid = mask_of_tokens(mask[:, -length:])
     return valid & valid[:, :1]
 
 

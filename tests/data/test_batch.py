@@ -105,7 +105,7 @@ def test_a_tensor_that_is_no_batch_is_refused(tokens, lengths, text):
     [
         ([[1, 1, 1, 1], [1, 0, 1, 1]], {}, "sequence 1 has a gap"),
         ([[1] * 4] * 2, {"lengths": torch.tensor([4, 4])}, "need one of them"),
-        ([[1] * 3] * 2, {}, "the mask is"),
+        ([[1] * 3] * 2, {}, "attention_mask"),
         ([[0] * 4, [1] * 4], {}, "lengths go from 0"),
     ],
 )

@@ -33,7 +33,7 @@ def test_an_empty_or_doubled_choice_is_refused(where, text):
         ("z", {"layers": [2, -1]}, r"the edit 'zero z' names layers twice: \[2, -1\] of 3; need each once"),
         ("final", {"layers": [1]}, "layer 1 of the edit 'zero final' does not exist; need 0 to 0"),
         ("z", {"positions": [12]}, "position 12 of the edit 'zero z' does not exist; need 0 to 11"),
-        ("scores", {"keys": [-2]}, "key -2 of the edit 'zero scores' does not exist; need 0 to 11"),
+        ("scores", {"keys": [12]}, "key 12 of the edit 'zero scores' does not exist; need 0 to 11"),
         ("z", {"heads": [4]}, "head 4 of the edit 'zero z' does not exist; need 0 to 3"),
         ("v", {"heads": [2]}, "kv-head 2 of the edit 'zero v' does not exist; need 0 to 1"),
         ("neurons", {"units": [80]}, "neuron 80 of the edit 'zero neurons' does not exist; need 0 to 79"),

@@ -1,0 +1,185 @@
+"""Where a token was given is where its results lie, and its loss is what its labels say."""
+
+import pytest
+import torch
+from forms import FORMS, RESULTS, check, padded, texts
+from lenses import lens_of
+from transformers import DataCollatorWithFlattening
+
+from sink_lens import capture, edits, run_with, sink_mask, stream, wrap
+from sink_lens.activations.record import Reading, bytes_to_capture
+from sink_lens.activations.sink_mask import sink_scores
+from sink_lens.data.tokens import as_batch
+from sink_lens.edits import metrics
+from sink_lens.edits.constructors import EditError
+from sink_lens.errors import InputError
+from tests.tiny_families import tiny
+
+ROWS = texts()
+LEFT = padded(ROWS, before=[12 - len(row) for row in ROWS])
+REFUSED = {
+    "ragged lists",
+    "zeros as token types",
+    "ids with embeds",
+    "a mask with four axes",
+    "a mask of text numbers",
+    "a key that nothing reads",
+    "labels of other tokens",
+}
+FEW = [result for result in RESULTS if result not in ("circuit", "patch", "attribution")]
+"""Results whose check takes no more than milliseconds."""
+FIRST = {
+    ("llama", form, result)
+    for number, form in enumerate(FORMS)
+    for result in (*FEW[number % 2 :: 2][:3], *(("patch",) if form in ("padded on the left", "NumPy arrays") else ()))
+}
+
+
+def hugging_face(family="llama"):
+    positions = (LEFT["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        return tiny(family)(**LEFT, position_ids=positions, output_hidden_states=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral", "bloom", "falcon", "mixtral"])
+def test_the_last_column_of_a_batch_padded_on_the_left_is_that_of_hugging_face(family):
+    theirs, lens = hugging_face(family), lens_of(family)
+    run = run_with(lens, LEFT, logits=True)
+    torch.testing.assert_close(run.logits[:, -1], theirs.logits[:, -1], rtol=1e-4, atol=1e-4)
+    stream_before = capture(lens, LEFT, sites=["resid_pre"], layers=[1])["resid_pre", 1]
+    torch.testing.assert_close(stream_before[:, -1], theirs.hidden_states[1][:, -1], rtol=1e-4, atol=1e-4)
+    real = LEFT["attention_mask"].bool()
+    assert torch.equal(run.valid, real)
+    assert torch.equal(run.logits.isnan().all(-1), ~real)
+    assert torch.equal(stream_before.isnan().all(-1), ~real)
+
+
+def test_the_marks_of_sinks_lie_over_the_users_own_activations():
+    lens = lens_of("llama")
+    scores = sink_scores(lens, LEFT, by="norm")
+    marked = sink_mask(lens, LEFT, by="norm", threshold=float(scores[~scores.isnan()].median()))
+    norms = capture(lens, LEFT, sites=["resid_post"])
+    wanted = torch.stack([norms["resid_post", layer].norm(dim=-1) for layer in range(3)])
+    wanted = (wanted / wanted.nanquantile(0.5, dim=2, keepdim=True)).amax(0)
+    torch.testing.assert_close(scores, wanted, equal_nan=True)
+    assert torch.equal(marked, scores >= scores[~scores.isnan()].median())
+
+
+def test_an_edit_at_a_column_of_such_a_batch_is_refused_and_at_the_end_of_unequal_texts_too():
+    for at in (11, -1):
+        with pytest.raises(InputError, match=str(at)):
+            run_with(lens_of("llama"), LEFT, edits.add("resid_post", 1.0, positions=[at]))
+
+
+def test_the_loss_of_a_flattened_batch_is_that_of_its_texts():
+    collated = DataCollatorWithFlattening()([{"input_ids": row} for row in ROWS])
+    with torch.no_grad():
+        theirs = float(tiny("llama")(**collated, use_cache=False).loss)
+    run = run_with(lens_of("llama"), collated)
+    assert run.loss.tolist() == pytest.approx([theirs], abs=1e-4)
+    assert float(run.token_loss.nanmean()) == pytest.approx(theirs, abs=1e-4)
+    assert run.mass.shape[1] == 3  # by text
+
+
+def test_labels_of_minus_100_leave_their_tokens_out_of_the_loss():
+    labels = torch.where(LEFT["attention_mask"] == 1, LEFT["input_ids"], -100)
+    labels[:, :9] = -100
+    positions = (LEFT["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        theirs = float(tiny("llama")(**LEFT, position_ids=positions, labels=labels).loss)
+    run = run_with(lens_of("llama"), LEFT | {"labels": labels})
+    assert float(run.token_loss.nanmean()) == pytest.approx(theirs, abs=1e-4)
+    assert run.token_loss.isfinite().sum() == (labels[:, 1:] != -100).sum() == 9
+    torch.testing.assert_close(run.loss, run.token_loss.nanmean(1))
+
+
+def test_layers_are_read_in_the_order_in_which_they_are_asked_for():
+    lens, tokens = lens_of("llama"), torch.tensor(ROWS[:1])
+    every, some = run_with(lens, tokens), run_with(lens, tokens, layers=(2, 0))
+    assert some.layers == (2, 0)
+    assert torch.equal(some.mass, every.mass[[2, 0]])
+    assert torch.equal(some.state, every.state[[2, 0]])
+    assert torch.equal(run_with(lens, tokens, layers=(-1, 1), loss=False).state, every.state[[2, 1]])
+
+
+def test_a_metric_of_an_outcome_is_by_text_wherever_its_tokens_lie():
+    lens, difference = lens_of("llama"), metrics.logit_difference(17, 40)
+    alone = [run_with(lens, torch.tensor([row]), logits=True) for row in ROWS]
+    wanted = [float(metrics.evaluate(difference, one)) for one in alone]
+    flat = DataCollatorWithFlattening()([{"input_ids": row} for row in ROWS])
+    for given in (LEFT, flat):
+        run = run_with(lens, given, logits=True)
+        assert metrics.evaluate(difference, run).tolist() == pytest.approx(wanted, abs=1e-4)
+        losses = [float(one.loss) for one in alone]
+        assert metrics.evaluate(metrics.loss(), run).tolist() == pytest.approx(losses, abs=1e-4)
+
+
+def test_logits_that_lie_elsewhere_are_compared_text_by_text_or_refused():
+    lens = lens_of("llama")
+    run = run_with(lens, LEFT, logits=True)
+    batch = metrics.TokenBatch.from_tensor(LEFT["input_ids"], attention_mask=LEFT["attention_mask"])
+    own = run_with(lens, batch, logits=True)
+    assert float(metrics.evaluate(metrics.kl_to(own.logits), own).abs().max()) < 1e-6
+    with pytest.raises(InputError, match="token 0 of sequence 0"):
+        metrics.evaluate(metrics.kl_to(run.logits), own)
+
+
+def test_values_captured_with_padding_can_be_put_back():
+    lens, right = lens_of("llama"), padded(ROWS)
+    kept = capture(lens, right, sites=["z"], layers=[1])
+    frozen = edits.freeze("z", {1: kept["z", 1]})
+    before, after = (run_with(lens, right, some, quiet=True, logits=True).logits for some in ((), frozen))
+    torch.testing.assert_close(after, before, equal_nan=True)
+    left = capture(lens, LEFT, sites=["z"], layers=[1])
+    with pytest.raises(EditError, match="finite"):
+        run_with(lens, LEFT, edits.freeze("z", {1: left["z", 1]}))
+
+
+@pytest.mark.parametrize("positions", [None, [-1, -2]])
+def test_the_size_of_a_capture_is_known_wherever_its_tokens_lie(positions):
+    lens, sites = lens_of("llama"), ["z", "pattern"]
+    for given in (LEFT, DataCollatorWithFlattening()([{"input_ids": row} for row in ROWS])):
+        kept = capture(lens, given, sites=sites, layers=[1], positions=positions)
+        size = bytes_to_capture(lens, as_batch(given), sites=sites, layers=[1], positions=positions)
+        assert sum(one.numel() * one.element_size() for one in kept.tensors.values()) == size
+
+
+def broken(token):
+    """A model whose embedding of one id is nan."""
+    lens = wrap(tiny("llama"))
+    with torch.no_grad():
+        lens.plain.get_input_embeddings().weight[token] = torch.nan
+    return lens
+
+
+@pytest.mark.parametrize("by", ["attention", "norm", "either", "rate"])
+def test_a_nan_is_refused_by_sequence_and_token(by):
+    long = torch.randint(3, 200, (3, 90), generator=torch.Generator().manual_seed(0))
+    long[2, 71] = 250
+    with pytest.raises(InputError, match="sequence 2 at token 71"):
+        sink_mask(broken(250), long, by=by)
+
+
+@pytest.mark.parametrize("sites", [("resid_post",), ("mass",), ("rows",), ("key_scores", "neurons"), ("final",)])
+def test_every_reading_refuses_a_nan(sites):
+    tokens = torch.tensor([ROWS[1], [*ROWS[1][:4], 250, *ROWS[1][5:]]])
+    reading = Reading(name="mine", sites=sites, function=lambda view: view[sites[0]])
+    with pytest.raises(InputError, match="sequence 1 at token 4"):
+        stream(broken(250), tokens, [reading], rows=torch.arange(12), batch_size=1)
+
+
+def combinations():
+    from forms import FAMILIES
+
+    return [(family, form, result) for family in FAMILIES for form in FORMS for result in RESULTS]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "result"),
+    [one if one in FIRST else pytest.param(*one, marks=pytest.mark.exhaustive) for one in combinations()],
+)
+def test_a_result_of_any_form_is_that_of_plain_hugging_face_at_the_same_index_or_refused(name, form, result):
+    refused = check(name, form, result)
+    dense = result != "circuit" or name not in ("mixtral", "qwen3_5", "lfm2", "deepseek_v3")
+    if result != "monitor" and dense:
+        assert bool(refused) == (form in REFUSED), refused
