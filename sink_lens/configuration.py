@@ -12,6 +12,7 @@ A configuration is a frozen dataclass with a docstring under each field; a text 
 - ``flag``: the other names, such as ``-v``, of an option that only sets a truth to true;
 - ``file_only``: the field is a table of the file, or an argument of the Python call, and has no option;
 - ``objects``: Python may give something else than a text, such as a function; it is taken as it is;
+- ``python``: the type that Python may give, with ``{}`` for the field's own; ``module:Name`` says from where a name is;
 - ``imports``: a text with a colon names code of the user's; a file cannot, the command line can;
 - ``table``: the field may be a table of the file: key -> field.
 """

@@ -130,8 +130,8 @@ def _option_types(taken: Taken, own: Collection[str]) -> dict[str, tuple[TypeTex
 
 
 def _field_type_text(kind: Any, metadata: Mapping[str, Any], *, optional: bool) -> str:
-    """Return the type of a field as Python may give it: a list for a tuple, a path for a file's name."""
-    text = metadata["python"] if "python" in metadata else type_text(kind)
+    """Return the type of a field as Python may give it: a list for a tuple, a path for a file's name, an object."""
+    text = re.sub(r"[\w.]+:(?=\w)", "", metadata.get("python", "{}")).format(type_text(kind))
     written = metadata.get("written", "")
     if "Iterable[" in text and written:
         text = f"Mapping[str, Any] | {text}" if written == "pairs" else f"{text} | str"

@@ -26,6 +26,7 @@ PACKAGE = Path(__file__).parent.parent / "sink_lens"
 _BUILT_IN = {"int", "float", "str", "bool", "tuple", "list", "dict", "type", "object", "None"}
 _ALWAYS = {
     "Any": "typing",
+    "Callable": "collections.abc",
     "Literal": "typing",
     "Iterable": "collections.abc",
     "Mapping": "collections.abc",
@@ -71,7 +72,7 @@ def stub_text(path: Path) -> str:
         signature = full_signature(function, taken)
         definitions.append(_definition(name, signature))
         known = _ALWAYS | _names_of_file(sys.modules[taken.of.__module__]) | _names_of_file(inspect.getmodule(function))
-        known |= _names_of_code(function)
+        known |= _names_of_code(function) | _names_of_fields(taken.of)
         for used in _used_names(signature):
             if used in public:
                 continue
@@ -129,6 +130,12 @@ def _names_of_file(module: Any) -> dict[str, str]:
     return found
 
 
+def _names_of_fields(config: type) -> dict[str, str]:
+    """Return the names that the fields of a configuration give with their modules, as ``module:Name``."""
+    texts = (field.metadata.get("python", "") for field in getattr(config, "__dataclass_fields__", {}).values())
+    return {name: module for text in texts for module, name in re.findall(r"([\w.]+):(\w+)", text)}
+
+
 def _names_of_code(function: Callable[..., Any]) -> dict[str, str]:
     """Return the names of the file in which a function is written, such as a decorator's."""
     path = Path(function.__code__.co_filename)
@@ -139,7 +146,7 @@ def _names_of_code(function: Callable[..., Any]) -> dict[str, str]:
 def _formatted(text: str, path: Path) -> str:
     """Return a stub as ruff sorts and formats it."""
     for how in (["check", "--fix", "-q", "--select", "I"], ["format", "-q"]):
-        command = ["ruff", *how, "--stdin-filename", str(path), "-"]
+        command = [sys.executable, "-m", "ruff", *how, "--stdin-filename", str(path), "-"]
         text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
     return re.sub(r"\n{3,}", "\n\n", text)
 

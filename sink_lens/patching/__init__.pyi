@@ -1,9 +1,11 @@
 """The public names, each from the module that defines it: `__init__.py` reads this file."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from sink_lens.edits.constructors import Edit
+from sink_lens.edits.evaluation import Metric
 from sink_lens.models.load import ModelLike
 from sink_lens.patching.pairs import Sequences
 from sink_lens.patching.path import PathResult
@@ -24,7 +26,10 @@ def attribution_patch(
     config: PatchConfig | None = None,
     pairs_file: str | Path | None = None,
     site: str = "resid_pre",
-    metric: Any | None = None,
+    metric: Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
+    | Metric
+    | Callable[..., Any]
+    | None = None,
     by: Iterable[str] | str = ("layer", "position"),
     direction: Literal["denoising", "noising"] = "denoising",
     layers: Iterable[int] | str | None = None,
@@ -37,8 +42,9 @@ def attribution_patch(
     correct: int | str | Sequence[Any] | None = None,
     incorrect: int | str | Sequence[Any] | None = None,
     bos: Literal["auto", "with", "without"] = "auto",
-    put: Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"] = "source",
-    edits: Iterable[Any] = (),
+    put: Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"]
+    | Callable[..., Any] = "source",
+    edits: Iterable[Edit] | Edit = (),
     factor: float | None = None,
     controls: int = 5,
     batch_size: int | None = None,
@@ -60,7 +66,10 @@ def patch(
     progress: bool = True,
     pairs_file: str | Path | None = None,
     site: str = "resid_pre",
-    metric: Any | None = None,
+    metric: Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
+    | Metric
+    | Callable[..., Any]
+    | None = None,
     by: Iterable[str] | str = ("layer", "position"),
     direction: Literal["denoising", "noising"] = "denoising",
     layers: Iterable[int] | str | None = None,
@@ -73,8 +82,9 @@ def patch(
     correct: int | str | Sequence[Any] | None = None,
     incorrect: int | str | Sequence[Any] | None = None,
     bos: Literal["auto", "with", "without"] = "auto",
-    put: Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"] = "source",
-    edits: Iterable[Any] = (),
+    put: Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"]
+    | Callable[..., Any] = "source",
+    edits: Iterable[Edit] | Edit = (),
     factor: float | None = None,
     controls: int = 5,
     batch_size: int | None = None,

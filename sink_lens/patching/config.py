@@ -26,6 +26,8 @@ TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "ke
 EVERY = "every"
 """The site of a patch of the stream, and of what each layer adds to it, as ``get_act_patch_block_every``."""
 _RANGES: dict[str, Any] = {"written": "ranges"}
+_METRIC = "{} | sink_lens.edits.evaluation:Metric | Callable[..., Any]"
+_EDITS = "Iterable[sink_lens.edits.constructors:Edit] | Edit"
 _ANSWERS: dict[str, Any] = {"objects": True, "python": "int | str | Sequence[Any] | None"}
 
 
@@ -72,7 +74,7 @@ class PatchConfig:
     incorrect. Several answers of one kind are a list, or in a .csv a|b; the mean of their logits counts."""
     site: str = field(default="resid_pre", metadata={"metavar": "SITE"})
     """The site that is patched, see sink_lens.SITES; every is resid_pre, attn_out and mlp_out, a run folder each."""
-    metric: MetricName | None = field(default=None, metadata={"objects": True, "python": "Any"})
+    metric: MetricName | None = field(default=None, metadata={"objects": True, "python": _METRIC})
     """Metric to report; loss is computed on the patched run's own tokens. Answers or a file of pairs alone mean
     logit_difference."""
     by: tuple[str, ...] = field(default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"})
@@ -99,9 +101,9 @@ class PatchConfig:
     """For logit_difference: the wrong token, likewise."""
     bos: BosCondition = "auto"
     """First token of each text: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
-    put: Put = field(default="source", metadata={"objects": True})
+    put: Put = field(default="source", metadata={"objects": True, "python": "{} | Callable[..., Any]"})
     """What a patch puts into its part: the other run's values (source), or an edit of the patched run, as in sweep."""
-    edits: tuple[Any, ...] = field(default=(), metadata={"file_only": True, "objects": True})
+    edits: tuple[Any, ...] = field(default=(), metadata={"file_only": True, "objects": True, "python": _EDITS})
     """Edits of ``sink_lens.edits`` that are made in both runs and beside every patch."""
     factor: float | None = None
     """With --put scale: the factor. With --put set: the number that values are set to."""
