@@ -11,7 +11,7 @@ from torch import nn
 from sink_lens import capture, direct_logit_attribution, run_with, sweep, wrap
 from sink_lens.circuits import find
 from sink_lens.edits import zero
-from sink_lens.edits.metrics import loss
+from sink_lens.edits.metrics import loss, on_outcome
 from sink_lens.errors import ModelError
 from sink_lens.models.load import load
 from sink_lens.models.packed import weight_and_bias
@@ -169,7 +169,7 @@ def test_weights_that_are_trained_during_a_sweep_are_noticed():
         return run.loss
 
     with pytest.raises(ModelError, match="were changed while cells were run"):
-        sweep(lens, grid, tokens=batch(), metrics=[training], progress=False)
+        sweep(lens, grid, tokens=batch(), metrics=[on_outcome(training)], progress=False)
 
 
 def keeps_output(model):

@@ -298,14 +298,14 @@ def test_an_index_that_names_no_file_of_the_folder_is_refused(tmp_path, name):
     folder = saved(tmp_path / "model")
     (tmp_path / "outside.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
-    with pytest.raises(ModelError, match=r"says that weights are in .*; need files of the folder itself"):
+    with pytest.raises(ModelError, match=r"says that weights are in .*; need safetensors"):
         load(folder)
 
 
 def test_weights_that_are_all_zero_are_named_as_such(tmp_path):
     file = saved(tmp_path) / "model.safetensors"
     save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(file).items()}, file, {"format": "pt"})
-    with pytest.raises(ModelError, match="every logit of the model is 0 on 8 tokens: its weights are 0"):
+    with pytest.raises(ModelError, match="every logit of the model is 0"):
         load(tmp_path)
 
 
