@@ -34,6 +34,7 @@ REST = "rest"
 _OF_A_RUN = (
     "task",
     "pairs_file",
+    "answers_as",
     "pairs",
     "length",
     "metric",
@@ -56,7 +57,10 @@ class CircuitConfig:
     """What the model does: a task with pairs of prompts, text (prose, no corrupted prompts), or a file of pairs."""
     pairs_file: str | None = field(default=None, metadata={"metavar": "FILE"})
     """With the task file: JSON lines, or a .csv, with clean, corrupted, correct, incorrect. Several answers of one kind
-    are a list, or in a .csv a|b; the mean of their logits counts."""
+    are a list, or in a .csv a|b; the mean of their logits counts. correct_idx and incorrect_idx are token ids."""
+    answers_as: Literal["text", "ids"] | None = None
+    """With a file of pairs whose answers are digits in a .csv, or in columns of both kinds: read them as text, or as
+    token ids."""
     pairs: int = 128
     """Number of pairs; with the task text, number of sequences."""
     length: int = 64
@@ -150,6 +154,8 @@ class CircuitConfig:
             )
         if (self.pairs_file is not None) != (self.task == "file"):
             raise InputError("the task file and a pairs_file belong together; give both or neither")
+        if self.task != "file":
+            refuse_unread_fields(self, "answers_as", reader="task file")
         if self.choice == "threshold" and not self.threshold:
             raise InputError("choice threshold takes every edge whose score is at least 0; need a threshold above 0")
         if self.circuit is not None and (self.edges is not None or self.choice != "top"):

@@ -92,7 +92,11 @@ def make_token_pairs(
     if name == "file":
         if config.pairs_file is None:
             raise InputError("the task 'file' needs a file of pairs; give pairs_file (--pairs-file FILE)")
-        source: Iterator[Pair] = iter(read_pairs(config.pairs_file, spans=config.column_by_span))
+        source: Iterator[Pair] = iter(
+            read_pairs(
+                config.pairs_file, spans=config.column_by_span, answers_as=config.answers_as, tokenizer=tokenizer
+            )
+        )
     elif name == "induction":
         source = _draw_induction(tokenizer, d_vocab, generator, bos=bos)
     else:

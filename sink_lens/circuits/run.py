@@ -239,7 +239,7 @@ def _make_request(
     asked = make_config(CircuitConfig, config, fields, where="circuit")
     asked.check_together()
     if asked.pairs_file is not None:  # what is no pair is refused before the weights are read
-        read_pairs(asked.pairs_file, spans=asked.column_by_span)
+        read_pairs(asked.pairs_file, spans=asked.column_by_span, answers_as=asked.answers_as)
     lens = load_model(cast("Any", asked)) if model is None else as_lens(cast("ModelLike", model))
     asked = replace(asked, model=lens.name)
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written

@@ -25,6 +25,7 @@ def attribution_patch(
     *,
     config: PatchConfig | None = None,
     pairs_file: str | Path | None = None,
+    answers_as: Literal["text", "ids"] | None = None,
     site: str = "resid_pre",
     metric: Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
     | Metric
@@ -65,6 +66,7 @@ def patch(
     overwrite: bool = False,
     progress: bool = True,
     pairs_file: str | Path | None = None,
+    answers_as: Literal["text", "ids"] | None = None,
     site: str = "resid_pre",
     metric: Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
     | Metric

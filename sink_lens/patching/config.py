@@ -10,7 +10,7 @@ from ..edits.named_edits import KINDS
 from ..edits.named_metrics import MetricSpec, metric_spec, refuse_unread_metric_fields
 from ..errors import InputError
 from ..schema import DEFAULT_MODEL
-from .pair_file import Prompt, read_pairs
+from .pair_file import AnswersAs, Prompt, read_pairs
 
 MetricName = Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
 Direction = Literal["denoising", "noising"]
@@ -71,7 +71,11 @@ class PatchConfig:
     """The clean text with something changed, in as many tokens; one for each clean text."""
     pairs_file: str | None = field(default=None, metadata={"metavar": "FILE"})
     """Pairs of prompts with their answers, instead of texts: JSON lines, or a .csv, with clean, corrupted, correct,
-    incorrect. Several answers of one kind are a list, or in a .csv a|b; the mean of their logits counts."""
+    incorrect. Several answers of one kind are a list, or in a .csv a|b; the mean of their logits counts.
+    correct_idx and incorrect_idx are token ids."""
+    answers_as: AnswersAs | None = None
+    """With a file of pairs whose answers are digits in a .csv, or in columns of both kinds: read them as text, or as
+    token ids."""
     site: str = field(default="resid_pre", metadata={"metavar": "SITE"})
     """The site that is patched, see sink_lens.SITES; every is resid_pre, attn_out and mlp_out, a run folder each."""
     metric: MetricName | None = field(default=None, metadata={"objects": True, "python": _METRIC})
@@ -156,7 +160,7 @@ class PatchConfig:
         """The clean and the corrupted prompts, those of the file of pairs if one was given."""
         if self.pairs_file is None:
             return self.clean, self.corrupted
-        pairs = read_pairs(self.pairs_file)
+        pairs = read_pairs(self.pairs_file, answers_as=self.answers_as)
         return [one.clean for one in pairs], [one.corrupted for one in pairs]
 
     def refuse_no_metric(self) -> None:
@@ -170,6 +174,8 @@ class PatchConfig:
     def check_together(self) -> None:
         """Raise InputError for options that do not fit together, such as ``steps`` without ``approximate``."""
         self.refuse_no_metric()
+        if self.pairs_file is None:
+            refuse_unread_fields(self, "answers_as", reader="pairs_file")
         if self.approximate and self.site == EVERY:
             raise InputError(f"approximate and site {EVERY} were given; an approximation is of one site")
         if not self.approximate:

@@ -3,10 +3,11 @@
 import contextlib
 import csv
 import io
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import InputError
 from ..files import check_regular_file, parse_json
@@ -14,6 +15,8 @@ from ..text import parse_ranges, plural, safe_line
 
 Prompt = str | tuple[int, ...]
 Answer = str | int | tuple[str | int, ...]
+AnswersAs = Literal["text", "ids"]
+_ANSWERS = ("correct", "incorrect")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +34,25 @@ class Pair:
     """Span -> its positions in this pair."""
 
 
-def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> list[Pair]:
+def read_pairs(
+    file: str | Path,
+    *,
+    spans: Mapping[str, str] | None = None,
+    answers_as: AnswersAs | None = None,
+    tokenizer: Any = None,
+) -> list[Pair]:
     """Read pairs from ``file``, JSON lines or a .csv with the same names as columns.
 
     Args:
         file: its path.
         spans: span -> the field, or column, that has its positions in each pair, such as 4 or 4-6.
+        answers_as: how answers are read that are digits in a .csv, or that the file has both as text and as ids
+            (``correct_idx`` and ``incorrect_idx``); None refuses them.
+        tokenizer: names the token of such digits in the error.
 
     Raises:
-        InputError: the file cannot be read, a line lacks what a pair needs, or a span differs in length between pairs.
+        InputError: the file cannot be read, a line lacks what a pair needs, answers that can be read in two ways, or a
+            span differs in length between pairs.
     """
     path = Path(file)
     check_regular_file(path, what="the file of pairs")
@@ -57,7 +70,8 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
         where = f"line {number} of {path}"
         try:
             row = parse_json(line) if isinstance(line, str) else line
-            fields = {name: row[name] for name in ("clean", "corrupted", "correct", "incorrect")}
+            fields = {name: row[name] for name in ("clean", "corrupted")}
+            fields |= {name: _answer_of_row(row, name, answers_as=answers_as) for name in _ANSWERS}
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{where} is no pair ({error}); need an object with clean, corrupted, correct and "
@@ -69,7 +83,7 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
                 fields[name] = tuple(value)
             elif not isinstance(value, str) or not value:
                 raise InputError(f"{where}: {name} is {safe_line(repr(value))}; need a text or a list of token ids")
-        for name in ("correct", "incorrect"):
+        for name in _ANSWERS:
             value = fields[name]
             if (
                 isinstance(line, dict)
@@ -96,7 +110,52 @@ def read_pairs(file: str | Path, *, spans: Mapping[str, str] | None = None) -> l
         found.append(Pair(**fields, template=str(row.get("template") or ""), spans=own))
     if not found:
         raise InputError(f"{path} has no pairs; need one JSON object per line, or a row of a .csv")
-    return found
+    if path.suffix.lower() != ".csv":
+        return found
+    return [
+        replace(pair, correct=correct, incorrect=incorrect)
+        for pair, correct, incorrect in zip(
+            found,
+            *(_read_digits([getattr(pair, name) for pair in found], name, answers_as, tokenizer) for name in _ANSWERS),
+            strict=True,
+        )
+    ]
+
+
+def _answer_of_row(row: Mapping[str, Any], name: str, *, answers_as: AnswersAs | None) -> Any:
+    """Return the answer ``name`` of a row, as text or ids; refuse a row with both unless ``answers_as`` says which."""
+    ids = row.get(f"{name}_idx")
+    if ids is None or (name in row and answers_as == "text"):
+        return row[name]
+    if name in row and answers_as is None:
+        raise InputError(
+            f"the pairs have {name} ({safe_line(repr(row[name]), limit=40)}) and {name}_idx "
+            f"({safe_line(repr(ids), limit=40)}); need one of them. Choose with answers_as='text' or 'ids' "
+            "(--answers-as), or leave one out"
+        )
+    if not isinstance(ids, str):
+        return ids
+    several = [int(one) for one in re.split(r"[|,]", ids.strip("[] "))]
+    return several if len(several) > 1 else several[0]
+
+
+def _read_digits(answers: list[Answer], name: str, answers_as: AnswersAs | None, tokenizer: Any) -> list[Answer]:
+    """Read a table's column ``name``: digits alone are text or token ids as ``answers_as`` says, and else refused."""
+    cells = [one if isinstance(one, tuple) else (one,) for one in answers]
+    texts = [one for cell in cells for one in cell if isinstance(one, str)]
+    digits = [one for one in texts if one.isascii() and one.isdigit()]
+    if answers_as == "ids" and len(digits) < len(texts):
+        other = next(one for one in texts if one not in digits)
+        raise InputError(f"answers_as is 'ids' and {name} has {safe_line(repr(other))}; need digits. Leave it out")
+    if not digits or len(digits) < len(texts) or answers_as == "text":
+        return answers
+    if answers_as is None:
+        token = "" if tokenizer is None else f", {safe_line(repr(str(tokenizer.decode([int(digits[0])]))))}"
+        raise InputError(
+            f"every entry of the column {name} is digits, such as {digits[0]}: the text {digits[0]!r}, or the token "
+            f"with this id{token}; need to know which. Choose with answers_as='text' or 'ids' (--answers-as)"
+        )
+    return [int(cell[0]) if len(cell) == 1 else tuple(map(int, cell)) for cell in cells]
 
 
 def _is_token_id(value: object) -> bool:

@@ -138,3 +138,70 @@ def test_a_span_or_an_answer_that_does_not_fit_is_refused_with_its_pair(second, 
 def test_a_pair_whose_answer_is_both_right_and_wrong_is_left_out(tmp_path):
     found = pairs_of_file(tmp_path / "p.jsonl", ROW, ROW | {"clean": [3, 4, 5, 8], "incorrect": [9, 11]})
     assert [(one.correct, one.incorrect) for one in found] == [((8, 9), (10,))]
+
+
+def written_table(folder, rows):
+    file = folder / "p.csv"
+    pd.DataFrame(rows).to_csv(file, index=False)
+    return file
+
+
+DIGITS = [{"clean": "a b", "corrupted": "a c", "correct": n, "incorrect": n + 1} for n in (326, 327)]
+
+
+def test_a_column_of_digits_is_read_as_its_user_says_and_else_answered_with_both_readings(tmp_path):
+    file = written_table(tmp_path, DIGITS)
+    with pytest.raises(InputError, match="answers_as") as found:
+        read_pairs(file)
+    assert "the text '326'" in str(found.value)
+    with pytest.raises(InputError, match=r"the token with this id, ' the'"):
+        read_pairs(file, tokenizer=SPOKEN)
+    assert [one.correct for one in read_pairs(file, answers_as="text")] == ["326", "327"]
+    assert [(one.correct, one.incorrect) for one in read_pairs(file, answers_as="ids")] == [(326, 327), (327, 328)]
+    several = written_table(tmp_path, [one | {"incorrect": "7|8"} for one in DIGITS])
+    assert read_pairs(several, answers_as="ids")[0].incorrect == (7, 8)
+
+
+class SPOKEN:
+    decode = staticmethod(lambda ids: {326: " the"}[ids[0]])
+
+
+def test_ids_in_columns_of_their_own_are_ids_without_being_asked(tmp_path):
+    rows = [{"clean": "a b", "corrupted": "a c", "correct_idx": 326, "incorrect_idx": 5}]
+    assert read_pairs(written_table(tmp_path, rows))[0].correct == 326
+    listed = [rows[0] | {"incorrect_idx": "[5, 6]"}]
+    assert read_pairs(written_table(tmp_path, listed))[0].incorrect == (5, 6)
+    lines = tmp_path / "p.jsonl"
+    lines.write_text(json.dumps(rows[0] | {"incorrect_idx": [5, 6]}))
+    assert (read_pairs(lines)[0].correct, read_pairs(lines)[0].incorrect) == (326, (5, 6))
+    both = written_table(tmp_path, [rows[0] | {"correct": " are", "incorrect": " is"}])
+    with pytest.raises(InputError, match=r"correct_idx.*answers_as"):
+        read_pairs(both)
+    assert read_pairs(both, answers_as="ids")[0].correct == 326
+    assert read_pairs(both, answers_as="text")[0].correct == " are"
+
+
+def test_digits_among_words_and_digits_in_json_are_as_they_were(tmp_path):
+    mixed = written_table(tmp_path, [DIGITS[0] | {"correct": " one"}, DIGITS[1] | {"correct": "2"}])
+    with pytest.raises(InputError, match="column incorrect"):
+        read_pairs(mixed)
+    assert [one.correct for one in read_pairs(mixed, answers_as="text")] == [" one", "2"]
+    with pytest.raises(InputError, match="' one'"):
+        read_pairs(mixed, answers_as="ids")
+    lines = tmp_path / "p.jsonl"
+    lines.write_text("\n".join(json.dumps(one | {"incorrect": "7"}) for one in DIGITS))
+    assert [(one.correct, one.incorrect) for one in read_pairs(lines)] == [(326, "7"), (327, "7")]
+
+
+def test_a_circuit_of_a_table_of_ids_is_that_of_the_ids(tmp_path):
+    lens = speaking("llama")
+    row = {"clean": "the cat the", "corrupted": "the the cat", "correct": 26, "incorrect": 40}
+    file = written_table(tmp_path, [row])
+    made = {}
+    for how in ("text", "ids"):
+        config = CircuitConfig(task="file", pairs_file=str(file), pairs=2, answers_as=how)
+        made[how] = pairs.make_token_pairs(config, lens.tokenizer, d_vocab=300, generator=np.random.default_rng(0))
+    assert [(one.correct, one.incorrect) for one in made["ids"]] == [((26,), (40,))]
+    assert made["text"] == []  # "26" is two tokens here
+    with pytest.raises(InputError, match="answers_as"):
+        CircuitConfig(task="ioi", answers_as="ids").check_together()
