@@ -17,6 +17,7 @@ from sink_lens.configuration import allowed_texts, make_config
 from sink_lens.errors import InputError
 from sink_lens.kinds import all_kinds
 from sink_lens.lazy import import_object
+from sink_lens.patching.config import PatchConfig
 from sink_lens.patching.run_pair import merge_patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.signatures import field_docs
@@ -209,6 +210,8 @@ def changed(kind):
     given |= {name: value for name, value in OF_KIND.get(kind, {}).items() if name in given}
     if "tokens" in given:
         given["prompts"] = ()
+    if kind is PatchConfig:  # a file would exclude prompts and answers
+        del given["pairs_file"], given["answers_as"]
     return {name: value for name, value in given.items() if value not in (None, ())}
 
 
@@ -298,7 +301,9 @@ def test_the_command_line_a_file_and_python_make_the_same_configuration(command,
         assert from_python(command, given["model"], given) == made
     assert read(command, *words(kind, NEEDED.get(kind, {}))) == default(kind)
     at_default = [one.name for one in options(kind) if getattr(made, one.name) == getattr(default(kind), one.name)]
-    assert set(at_default) <= {"text", "prompts", "prompts_file", "imports", "fsdp", "trace"}  # others exclude them
+    assert set(at_default) <= {
+        *("text", "prompts", "prompts_file", "pairs_file", "answers_as", "imports", "fsdp", "trace")
+    }  # others exclude them
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -117,7 +117,7 @@ def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
 
 def _sds_text(frame: pd.DataFrame, least: float) -> str:
     """Return the least effect in words, with what its standard deviation is of in ``frame``."""
-    counts = frame["n_controls"].fillna(0).to_numpy(float) if "n_controls" in frame.columns else np.zeros(0)
+    counts = frame["n_controls"].fillna(0).to_numpy(float) if "n_controls" in frame.columns else np.zeros(1)
     of = ["the effects of random edits"] * bool((counts > 1).any())
     of += ["the baseline over sequences" + " for edits without these" * len(of)] * (not (counts > 1).all())
     return f"{least:g} standard deviations of {', or of '.join(of)}"

@@ -184,7 +184,7 @@ def test_what_cannot_be_cut_says_why(planted_at):
     said = why_no_interventions(lens, of_length(20, 11))
     assert said == "the shortest sequence has 11 tokens, and interventions need 12"
     stock = dataclasses.replace(lens, uneditable=frozenset({"pattern", "scores"}))
-    assert "delegated" in why_no_interventions(stock, of_length(20))
+    assert "delegates" in why_no_interventions(stock, of_length(20))
 
 
 def test_the_mean_is_over_all_positions_but_the_sink(planted_at):

@@ -83,7 +83,8 @@ def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_pat
 def swept(*, effect, ci_low, ci_high, **more):
     rows = pd.DataFrame({"effect": effect, "ci_low": ci_low, "ci_high": ci_high}).assign(kind="zero", site="z", **more)
     where = [f"layer {layer}" for layer in (1, 2, 3)]
-    return rows.assign(cell=range(3), where=where, metric="loss", error=pd.array([None] * 3, dtype="string"))
+    named = {"cell": range(3), "where": where, "metric": "loss", "error": pd.array([None] * 3, dtype="string")}
+    return rows.assign(**named, baseline=float("nan"), effect_in_sds=rows["effect"] / 0.1)
 
 
 def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
@@ -107,13 +108,14 @@ def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
 
 def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path):
     cells = swept(effect=[0.5, 0.003, 0.002], ci_low=[0.4, 0.002, 0.001], ci_high=[0.6, 0.004, 0.003], n=2)
-    shown = page_content(a_run(tmp_path / "run", "sweep", provenance={"least_effect": 0.01}, cells=cells))
+    shown = page_content(a_run(tmp_path / "run", "sweep", provenance={"least_effect": 0.2}, cells=cells))
     assert shown.title == (
         "1 of 3 edits changes loss. The largest change is 0.5 [0.4, 0.6]†, by zero head output (z), layer 1"
     )
     assert shown.headline == [
-        "2 more edits change loss by less than 0.01.",
-        "A change counts if its 95% interval over 2 sequences excludes 0, and the change is 0.01 or more.",
+        "2 more edits change loss by less than 0.2 standard deviations of the baseline over sequences.",
+        "A change counts if its 95% interval over 2 sequences excludes 0, and the change is 0.2 standard deviations of "
+        "the baseline over sequences or more.",
         "Intervals marked † are of fewer than 5 sequences (2).",
     ]
     (table,) = [one for one in shown.tables if one.key == "cell-table"]
