@@ -105,7 +105,7 @@ DRY_RUNS = {
     "sweep": ("sweep", "FILE", "--model", "MODEL"),
     "train": ("train", "--size", "toy"),
     "a sweep of prompts": ("sweep", "FILE", "--model", "MODEL", "--tokens", "text", "--prompt", "the cat and the"),
-    "patch": ("patch", "MODEL", "--clean", "the cat", "--corrupted", "the bat", "--site", "z", "--by", "layer,head"),
+    "patch": ("patch", "MODEL", "--clean", "the cat", "--corrupted", "the bat", "--metric", "loss"),
     "circuit": ("circuit", "MODEL", "--task", "induction"),
 }
 

@@ -331,7 +331,10 @@ def _check_new_values(new: Any, *, old: Tensor, one: Edit, layer: int, alone: Te
     mixed = torch.zeros_like(bad.any())
     if alone is not None:
         own, alone = new[0].float(), alone.to(old.device, old.dtype).float()
-        size = own.square().mean(-1, keepdim=True).sqrt() if own.dim() else own.abs()
+        before = old[0].float()  # what an edit takes away may be far larger than what it leaves
+        size = (
+            own.square().mean(-1, keepdim=True).sqrt() + before.norm(dim=-1, keepdim=True) if own.dim() else own.abs()
+        )
         mixed = ((own - alone).abs() > 32 * torch.finfo(old.dtype).eps * (own.abs() + size)).any()
     found = [bad.any(), (new != old).any(), (masked & (new > _OPEN)).any(), mixed]
     is_bad, differs, is_opened, is_mixed = torch.stack(found).tolist()  # together, since each would wait for the GPU

@@ -26,8 +26,8 @@ sink-lens patch gpt2 --clean "A cat sat down" --corrupted "A dog sat down" --sit
 sink-lens patch --clean "One two three" --corrupted "One four three" --site neurons --layers 3-5 --units 12,800 \
 --metric norm --metric-layers 6 --direction noising
 
-sink-lens patch --clean "One two three" --corrupted "One four three" --out runs/one --shard 3/8 \
-[dim]in each of 8 jobs; --shard slurm in an array job[/dim]
+sink-lens patch --clean "One two three" --corrupted "One four three" --metric loss --out runs/one \
+--shard 3/8 [dim]in each of 8 jobs; --shard slurm in an array job[/dim]
 """,
 )
 KINDS = (PATCH,)

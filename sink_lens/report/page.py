@@ -133,7 +133,7 @@ def csv_text(frame: pd.DataFrame) -> str:
 MAKES = {
     "trace": "Make one with sink-lens trace MODEL --out FOLDER",
     "circuit": "Make one with sink-lens circuit MODEL --out FOLDER",
-    "patch": "Make one with sink-lens patch MODEL --clean TEXT --corrupted TEXT --out FOLDER",
+    "patch": "Make one with sink-lens patch MODEL --clean TEXT --corrupted TEXT --metric loss --out FOLDER",
 }
 """Kind of run -> what a user does to get one."""
 

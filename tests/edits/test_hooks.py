@@ -79,7 +79,7 @@ def test_what_is_no_choice_and_no_change_is_refused():
 @pytest.mark.parametrize("site", ["scores", "pattern"])
 def test_edits_of_a_delegated_attention_are_refused(lens_of, site):
     stock = stock_opt()
-    with pytest.raises(SiteError, match=rf"so edits of '{site}' change nothing; need"):
+    with pytest.raises(SiteError, match=rf"no '{site}' as used, and edits of it change nothing; need"):
         run_with(stock, TOKENS, scale(site, 0.5))
     found = run_with(stock, TOKENS, scale("z", 0.5, layers=[1]), logits=True)
     expected = run_with(lens_of("opt"), TOKENS, scale("z", 0.5, layers=[1]), logits=True)

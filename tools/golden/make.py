@@ -447,7 +447,8 @@ def steps() -> list[Step]:
     found |= {f"trace-low-{family}": api(traced, family) for family in TINY_FAMILIES}
     for family in TWO_FAMILIES:
         for name, options in PATCHES.items():
-            words = ["patch", f"models/{family}", *PAIR, *options, "--bos", "with", "--out", "OUT"]
+            metric = () if "--metric" in options else ("--metric", "sink_mass")
+            words = ["patch", f"models/{family}", *PAIR, *options, *metric, "--bos", "with", "--out", "OUT"]
             found[f"patch-{family}-{name}"] = command(*words)
         found |= {
             f"paths-{family}": api(paths, family),
