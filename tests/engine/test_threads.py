@@ -3,6 +3,7 @@
 import threading
 from threading import Lock
 
+import pandas as pd
 import pytest
 import torch
 from rounding import CLOSE
@@ -65,7 +66,7 @@ def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(lens_o
     bad = cell_of(edit("z", fails, layers=[1]))
     made = engine_of(lens_of("llama"), tokens_of((6, 6)), cells(5, bad), [sink_mass(0)], pack=2, lanes=2)
     seen = []
-    frame = made.run(made.blocks[0], advance=seen.append)
+    frame = pd.concat([made.run(block, advance=seen.append) for block in made.blocks])
     assert sum(seen) == 6
     assert frame.loc[frame["cell"] == 5, "error"].tolist() == ["ValueError: no such number"]
     rest = frame[frame["cell"] != 5]
