@@ -191,11 +191,7 @@ def _annotation_texts(function: Callable[..., Any]) -> dict[str, str]:
             if first == code.co_firstlineno and node.name in (function.__name__, "function"):
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 nodes = {one.arg: one.annotation for one in arguments} | {"return": node.returns}
-                return {
-                    name: one.value if isinstance(one, ast.Constant) and one.value else ast.unparse(one)
-                    for name, one in nodes.items()
-                    if one is not None
-                }
+                return {name: ast.unparse(one).strip("'") for name, one in nodes.items() if one is not None}
     return {}
 
 

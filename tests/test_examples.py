@@ -21,7 +21,7 @@ SMALLER = {
 }
 OF_THE_MODEL = {
     "06_train_with_head_norm": {"tokens,", "in the same order.", "one seed, so it has no", "“shared” does not reach"},
-    "08_your_own_edit_and_metric": {"The next largest change is"},
+    "08_your_own_edit_and_metric": {"The next largest change is", "Random edits of the same size"},
     "10_find_a_circuit": {"input->a"},
 }
 """Beginnings of lines that a tiny model prints and the real one does not: another sign, another break of a line."""

@@ -131,7 +131,7 @@ def find_makers(
     """
     table = screen_parts(setting, target=target, progress=progress)
     for column, among in (("kind", kinds), ("layer", layers)):
-        table = table if among is None else table[table[column].isin(list(among))]
+        table = table if among is None else table.loc[table[column].isin(list(among))]
     table = table.assign(score=table[list(SCREENS)].abs().max(axis=1))
     ranking = table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
     ranking.insert(0, "rank", range(1, len(ranking) + 1))

@@ -36,9 +36,10 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     if not config.runs:
         raise InputError("no run was given; need the folder of a run: sink-lens report runs/NAME")
     if config.status:
-        if len(config.runs) > 1 or config.out or config.by or config.figures:
+        run, *others = config.runs
+        if others or config.out or config.by or config.figures:
             raise InputError("--status was given; need one run, and none of --out, --by and --figures")
-        return _print_status(Path(config.runs[0]), quiet=quiet)
+        return _print_status(Path(run), quiet=quiet)
     if config.figures is not None:
         check_formats(config.format)  # before the page is written
     page = render(*config.runs, out=None if config.out is None else Path(config.out), by=config.by)

@@ -29,7 +29,7 @@ WRAPPED = (UNCOMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Names of the module within a wrapper, that of FSDP and of activation checkpoints too."""
 
 
-def store_of_processes() -> torch.distributed.Store:
+def store_of_processes() -> "torch.distributed.distributed_c10d.Store":
     """Return the store of names and values that the processes of ``torch.distributed`` share."""
     return torch.distributed.distributed_c10d._get_default_store()
 

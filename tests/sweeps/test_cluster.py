@@ -184,4 +184,4 @@ def test_what_cannot_be_sent_to_ray_is_refused(lens, tmp_path, two_workers):
             return run.loss
 
     with pytest.raises(InputError, match="a cell or a metric holds something that cannot be sent to another process"):
-        swept(lens, tmp_path / "run", metrics=[guarded], engine="ray", workers=1)
+        swept(lens, tmp_path / "run", metrics=[on_outcome(guarded)], engine="ray", workers=1)
