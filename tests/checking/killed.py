@@ -41,7 +41,7 @@ COMMANDS = {
     name: shlex.split(words)
     for name, words in {
         "sweep": "sweep sweep.toml --model model",
-        "patch": "patch model --clean 'the cat and the dog' --corrupted 'the bat and the hog' --bos with",
+        "patch": "patch model --clean 'the cat and the dog' --corrupted 'the bat and the hog' --metric loss --bos with",
         "circuit": "circuit model --task text --pairs 70 --length 16 --bos with --random 2 --check 5",
         "trace": "trace model --sequences 6 --length 24 --tokens random --bos with --controls 3",
         "watch": "watch trained --sequences 4 --length 24",
