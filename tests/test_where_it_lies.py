@@ -13,6 +13,7 @@ from sink_lens.data.tokens import as_batch
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import EditError
 from sink_lens.errors import InputError
+from sink_lens.models.tiny import tiny_tokenizer
 from tests.tiny_families import tiny
 
 ROWS = texts()
@@ -33,6 +34,24 @@ FIRST = {
     for number, form in enumerate(FORMS)
     for result in (*FEW[number % 2 :: 2][:3], *(("patch",) if form in ("padded on the left", "NumPy arrays") else ()))
 }
+
+
+def test_a_text_is_taken_where_tokens_are():
+    lens = wrap(tiny("llama"), tokenizer=tiny_tokenizer(adds_bos=True))
+    said = ["the cat and", "the bat and the hog"]
+    batch = as_batch(said, lens.tokenizer)
+    assert torch.equal(run_with(lens, said).loss, run_with(lens, batch).loss)
+    assert torch.equal(sink_scores(lens, said).nan_to_num(-1), sink_scores(lens, batch).nan_to_num(-1))
+    assert torch.equal(sink_mask(lens, said), sink_mask(lens, batch))
+    found, expected = (capture(lens, one, sites=("z",), layers=[1])["z", 1] for one in (said, batch))
+    assert torch.equal(found, expected)
+    one = run_with(lens, said[0], sites=("z",), logits=True)
+    assert one.loss.shape == (1,)
+    assert repr(one).endswith("; with logits, z")
+    assert repr(batch).startswith("TokenBatch of 2 x ")
+    assert len((repr(one) + repr(batch)).splitlines()) == 1
+    with pytest.raises(InputError, match="no tokenizer"):
+        run_with(wrap(tiny("llama")), said)
 
 
 def hugging_face(family="llama"):

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..data.given import as_given
 from ..data.tokens import (
+    Prompts,
     TokenBatch,
-    Tokens,
     as_batch,
     check_positions,
     positions_in_texts,
@@ -43,7 +43,7 @@ _MEMORY_FRAC = 0.8
 
 def stream(
     lens: ModelLike,
-    tokens: Tokens,
+    tokens: Prompts,
     readings: Sequence[Reading],
     *,
     keys: Sequence[int] = (0,),
@@ -62,7 +62,7 @@ def stream(
 
     Args:
         lens: the model.
-        tokens: the sequences; a plain tensor is taken to have no padding. A reading sees a text a row, from position 0
+        tokens: the sequences, or texts; a plain tensor has no padding. A reading sees a text a row, from position 0
             on and padded on the right, however they were given, and its results lie so.
         readings: the readings to compute; their names must differ.
         keys: key positions for ``mass`` and ``key_scores``, from each text's first token on.
@@ -79,7 +79,7 @@ def stream(
             result does not have the sequences as its first axis, or what is read of a token is nan.
     """
     lens = as_lens(lens)
-    batch = as_batch(tokens)
+    batch = as_batch(tokens, lens.tokenizer)
     check_tokens(lens, batch)
     for name, positions in (("keys", filter(None, keys)), ("rows", () if rows is None else rows.tolist())):
         refuse_integer_positions(batch, positions, of=name)
@@ -129,7 +129,7 @@ def stream_batch(
 
 def capture(
     lens: ModelLike,
-    tokens: Tokens,
+    tokens: Prompts,
     *,
     sites: Sequence[str],
     layers: Sequence[int] | None = None,
@@ -144,7 +144,7 @@ def capture(
 
     Args:
         lens: the model.
-        tokens: the sequences, or what a tokenizer or a collator returns, whose tensors lie where their tokens were
+        tokens: sequences, texts, or what a tokenizer or a collator returns, whose tensors lie where their tokens were
             given, nan elsewhere (and between texts that are packed into a row). Padding of a batch is captured too.
         sites: names from ``sink_lens.models.sites``.
         layers: layers to capture, -1 the last; None means all (in a hybrid, those that have the sites).
@@ -162,7 +162,7 @@ def capture(
         InputError: layers or positions do not exist, or the result would be larger than allowed.
     """
     lens = as_lens(lens)
-    batch = as_batch(tokens)
+    batch = as_batch(tokens, lens.tokenizer)
     check_tokens(lens, batch)
     names = tuple(dict.fromkeys(sites))
     for name in names:

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..data.given import as_given
-from ..data.tokens import TokenBatch, Tokens, as_batch
+from ..data.tokens import Prompts, TokenBatch, as_batch
 from ..errors import InputError
 from ..measures.attention import can_tell_sinks, fewest_queries, row_shares
 from ..measures.reductions import mean_where
@@ -57,7 +57,7 @@ MOST_POSITIONS = 4
 
 def sink_mask(
     lens: ModelLike,
-    tokens: Tokens,
+    tokens: Prompts,
     *,
     by: Rule = "attention",
     threshold: float | None = None,
@@ -75,7 +75,7 @@ def sink_mask(
 
     Args:
         lens: the model.
-        tokens: the sequences, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
+        tokens: sequences, texts, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
         by: the rule, one of ``attention``, ``norm``, ``either`` and ``rate``. ``either`` also marks two massive tokens
             that share a sequence's attention, of which neither has enough to be marked by ``attention``.
         threshold: mark tokens whose score is at least this; if None the gap decides, or ``LEAST_RATE`` for ``rate``.
@@ -84,7 +84,8 @@ def sink_mask(
     Raises:
         InputError: a threshold was given for ``either``, the model cannot take the tokens, or it is nan at one.
     """
-    batch = as_batch(tokens)
+    lens = as_lens(lens)
+    batch = as_batch(tokens, lens.tokenizer)
     if by == "either" and threshold is not None:
         raise InputError("a threshold was given for either; need by='attention' or by='norm', which have their own")
     rules: tuple[Rule, ...] = tuple(LEAST) if by == "either" else (by,)
@@ -100,7 +101,7 @@ def sink_mask(
 
 
 def sink_scores(
-    lens: ModelLike, tokens: Tokens, *, by: Rule = "attention", batch_size: int | None = None
+    lens: ModelLike, tokens: Prompts, *, by: Rule = "attention", batch_size: int | None = None
 ) -> Float[Tensor, "batch position"]:
     """Compute the scores that ``sink_mask`` compares with its threshold; nan at padding, about 1 at ordinary tokens.
 
@@ -109,15 +110,15 @@ def sink_scores(
     this is largest. By ``rate``: the share of layers and heads whose sink score at the token passes 0.3; nan where too
     few queries follow to tell. Arguments and errors are those of ``sink_mask``.
     """
-    batch = as_batch(tokens)
+    lens = as_lens(lens)
+    batch = as_batch(tokens, lens.tokenizer)
     return as_given(_scores_by_rule(lens, batch, (by,), batch_size=batch_size)[by], batch.given)
 
 
 def _scores_by_rule(
-    lens: ModelLike, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
+    lens: LensModel, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
 ) -> dict[Rule, Float[Tensor, "batch position"]]:
     """Compute rule -> score of every token, nan at padding; for ``batch_size`` see ``sink_mask``."""
-    lens = as_lens(lens)
     check_tokens(lens, batch)
     if rules == ("rate",):
         return {"rate": sink_rates(lens, batch, batch_size=batch_size).nanmean(0)}

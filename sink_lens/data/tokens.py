@@ -248,6 +248,10 @@ class TokenBatch:
     def __post_init__(self) -> None:
         _check_tensors(self.tokens, self.lengths)
 
+    def __repr__(self) -> str:
+        bos = "with" if self.bos else "without"
+        return f"TokenBatch of {self.n_sequences} x {self.n_positions} from {self.source}, {bos} BOS, {self.hash[:16]}"
+
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows for the batch: source, size and hash."""
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}

@@ -12,6 +12,7 @@ from ..data.given import Given, as_given, by_text
 from ..errors import InputError
 from ..models.sites import SITES
 from ..records import display
+from ..text import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +101,20 @@ class Outcome:
         logits = None if self.logits is None else self.logits.where(self.valid[:, scored, None], torch.nan)
         return replace(self, logits=logits, tensors=real)
 
+    def __repr__(self) -> str:
+        means = ", ".join(f"{name} {value:.4g}" for name, value in self._means().items())
+        read = {"logits": self.logits is not None, **{name: True for name, _ in self.tensors}}
+        has = f"; with {', '.join(name for name, there in read.items() if there)}" if any(read.values()) else ""
+        return f"Outcome of {plural(self.mass.shape[1], 'sequence')}, {plural(len(self.layers), 'layer')}: {means}{has}"
+
     def _repr_html_(self) -> str:
-        means = {f"attention to position {one}": float(self.mass_at(one).nanmean()) for one in self.positions}
-        loss = {} if self.loss is None else {"loss, nats": float(self.loss.nanmean())}
         said = f"Means over {len(self.layers)} layers, the heads and {self.mass.shape[1]} sequences."
-        return display.result_html(said, means | loss)
+        return display.result_html(said, self._means())
+
+    def _means(self) -> dict[str, float]:
+        """Return the mean attention to each position that was read, and the mean loss."""
+        means = {f"attention to position {one}": float(self.mass_at(one).nanmean()) for one in self.positions}
+        return means | ({} if self.loss is None else {"loss, nats": float(self.loss.nanmean())})
 
     def mass_at(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
         """Return each sequence's mean attention to a position, over heads and ``layers`` (None: all that were read)."""

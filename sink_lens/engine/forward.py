@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens, never_fired_error
 from ..data.given import as_given
-from ..data.tokens import TokenBatch, Tokens, as_batch, positions_in_texts, refuse_integer_positions
+from ..data.tokens import Prompts, TokenBatch, as_batch, positions_in_texts, refuse_integer_positions
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, edits_for_model, edits_in_texts
 from ..edits.outcome import Outcome
@@ -35,7 +35,7 @@ _TOKENS_A_FORWARD = 1024
 
 def run_with(
     lens: ModelLike,
-    tokens: Tokens,
+    tokens: Prompts,
     edits: Sequence[Edit] | Edit = (),
     *,
     positions: Sequence[int] = (0,),
@@ -51,7 +51,7 @@ def run_with(
 
     Args:
         lens: the model.
-        tokens: the sequences, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
+        tokens: sequences, texts, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
             What is of each token lies in the outcome where the token was given, nan elsewhere.
         edits: the edits, applied in this order; an edit that changes nothing causes a warning unless ``quiet``.
         positions: positions in each text whose attention mass and residual stream are read; 0 is its first token, -1
@@ -71,7 +71,7 @@ def run_with(
         EditError: an edit, or the run under the edits, gave values that are not finite.
     """
     lens = as_lens(lens)
-    batch = as_batch(tokens)
+    batch = as_batch(tokens, lens.tokenizer)
     check_tokens(lens, batch)
     given = edits_for_model(lens, edits_in_texts(edits, batch), n_positions=batch.n_positions)
     read = tuple(dict.fromkeys(range(lens.n_layers) if layers is None else layers_from_zero(layers, lens.n_layers)))
