@@ -20,7 +20,7 @@ from ..signatures import takes
 from .config import PatchConfig
 from .first_order import first_order_effects
 from .pairs import Sequences
-from .results import AttributionResult, part_table, sweep_result_fields
+from .results import AttributionResult, fields_of_patches, part_table
 from .run_pair import merge_patch_config, prepare_runs
 
 
@@ -60,5 +60,5 @@ def attribution_patch(
     frame["changed"] = [runs.has_difference(part) for part in grid]
     frame["n"] = n.numpy()
     return AttributionResult(
-        frame=frame, runs=runs, grid=tuple(grid), values_then=values_then, **sweep_result_fields(runs, pair, settings)
+        frame=frame, runs=runs, grid=tuple(grid), values_then=values_then, **fields_of_patches(runs, pair, settings)
     )

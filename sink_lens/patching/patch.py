@@ -36,7 +36,7 @@ from .config import EVERY, PatchConfig
 from .first_order import first_order_effects
 from .pairs import PromptPair, Sequences
 from .parts import check_put_edit, configs_by_site, draw_random_parts, indices_by_axis, part_identity
-from .results import PatchResult, join_sites, part_table, sweep_result_fields, write_result
+from .results import PatchResult, fields_of_patches, join_sites, part_table, write_result
 from .run_folder import KeptBlocks, MeasuredPatch, open_run
 from .run_pair import RunPair, merge_patch_config, prepare_runs
 
@@ -207,7 +207,7 @@ class _Request:
             frame=part_table(self.grid, self.config.by).join(effects),
             values=values.double(),
             baselines=every[:2],
-            **sweep_result_fields(runs, self.pair, self.config),
+            **fields_of_patches(runs, self.pair, self.config),
         )
 
     def finish_run(self, writer: RunWriter, *, progress: bool) -> PatchResult:

@@ -39,7 +39,7 @@ _THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class SweepResult:
+class MeasuredPatches:
     """The fields and methods that the results of real and of approximated patches share."""
 
     frame: pd.DataFrame
@@ -119,8 +119,8 @@ def part_table(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(indices, columns=list(by), index=range(len(grid)))
 
 
-def sweep_result_fields(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
-    """Return the fields of ``SweepResult`` except ``frame``, as keyword arguments."""
+def fields_of_patches(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
+    """Return the fields of ``MeasuredPatches`` except ``frame``, as keyword arguments."""
     return {
         "site": runs.site,
         "metric": runs.metric.name,
@@ -135,7 +135,7 @@ def sweep_result_fields(runs: RunPair, pair: PromptPair, config: PatchConfig) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PatchResult(SweepResult):
+class PatchResult(MeasuredPatches):
     """The result of ``patch``: the effect of each patch on the metric."""
 
     frame: pd.DataFrame
@@ -221,7 +221,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class AttributionResult(SweepResult):
+class AttributionResult(MeasuredPatches):
     """The first-order approximation of every patch's effect on the metric."""
 
     frame: pd.DataFrame
