@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -42,9 +43,14 @@ _TABLE_ENDINGS = ("", ".parquet", ".csv", ".safetensors")
 
 
 def default_run_folder(name: str) -> Path:
-    """Return the folder of a run if the user names none: ``runs/NAME-DATE-TIME`` in the working folder."""
+    """Return the folder of a run if the user names none: ``runs/NAME-DATE-TIME`` in the working folder, one not there.
+
+    A second run within a second gets ``-2`` behind it: it must not go on with the first.
+    """
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "model"
-    return Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
+    first = Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([first], others) if not one.exists())
 
 
 class RunWriter:

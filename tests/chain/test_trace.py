@@ -250,9 +250,16 @@ def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path)
     assert repeated.tables["conditions"].loc[0, "s2_ratio"] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_the_default_folder_is_named_after_model_and_time():
+def test_the_default_folder_is_named_after_model_and_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert default_run_folder("org/My Model.gguf").parent == Path("runs")
     assert default_run_folder("org/My Model.gguf").name.startswith("My-Model.gguf-20")
+    names = set()
+    for _ in range(3):  # within a second or not
+        folder = default_run_folder("m")
+        folder.mkdir(parents=True)
+        names.add(folder.name)
+    assert len(names) == 3
 
 
 @pytest.fixture(scope="module")

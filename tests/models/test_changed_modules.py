@@ -158,7 +158,7 @@ def test_an_equal_parameter_in_the_place_of_another_is_no_change_until_it_change
         run_with(lens, batch())
 
 
-def test_weights_that_are_trained_during_a_sweep_are_noticed():
+def test_weights_that_are_trained_during_a_sweep_are_noticed(tmp_path):
     model = tiny("llama")
     lens = wrap(model)
     grid = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0, 1, 2), heads=(0,)),), controls=0)
@@ -169,7 +169,7 @@ def test_weights_that_are_trained_during_a_sweep_are_noticed():
         return run.loss
 
     with pytest.raises(ModelError, match="were changed while cells were run"):
-        sweep(lens, grid, tokens=batch(), metrics=[on_outcome(training)], progress=False)
+        sweep(lens, grid, tokens=batch(), metrics=[on_outcome(training)], out=tmp_path / "run", progress=False)
 
 
 def keeps_output(model):

@@ -186,7 +186,7 @@ def test_every_path_gives_the_numbers_of_the_users_own_function(name, family):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_patches_sweeps_and_the_monitor_run_the_users_own_function(name):
+def test_patches_sweeps_and_the_monitor_run_the_users_own_function(name, tmp_path):
     model, clean, corrupted = tiny("llama"), batch(), batch(1)
     with use(model, name):
         lens = wrap(model)
@@ -196,6 +196,7 @@ def test_patches_sweeps_and_the_monitor_run_the_users_own_function(name):
             Grid(edits=(EditGrid(kind="zero", site="z", layers=(1,)),), controls=0),
             tokens=clean,
             metrics=[loss()],
+            out=tmp_path / "run",
             progress=False,
         )
         z = capture(lens, clean, sites=["z"])["z", 1]
