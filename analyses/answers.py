@@ -154,7 +154,7 @@ class Results:
     tables: Mapping[str, pd.DataFrame]
     """Folder -> number, value, low, high, n."""
     of_another_model: bool = False
-    """Whether a number may be lacking, since another model has other layers and growth steps."""
+    """Check that a number may be lacking: another model has other layers and growth steps."""
 
     def numbers(self, of: str) -> pd.DataFrame:
         """The rows of ``folder/number``, where ``*`` stands for anything; empty where the folder was not run.

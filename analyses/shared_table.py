@@ -14,7 +14,7 @@ class Missing(Protocol):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells it from the others in the table."""
+        """The name of the row, which no other row of the table has."""
         ...
 
     @property

@@ -54,7 +54,7 @@ PROSE = "build/prose-five.parquet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is compared, and at which size."""
+    """The comparison: its lengths, arms, rates and sizes."""
 
     shape: Shape
     lengths: tuple[int, ...]
