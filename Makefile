@@ -6,7 +6,7 @@
 # make faults  faults planted in the library, and the tier of tests that finds each; some hours (OUT=file)
 # make analyses       every claim on the default model, one after another; a stopped one goes on (ARGS="--keep")
 # make analyses-tiny  the same on a planted model, in one process
-# make wheel-check    builds the wheel and runs it in an empty environment, outside of this folder
+# make release-check  builds wheel and source distribution, and uses both outside of this folder, as a stranger gets them
 # make readme  the picture and the output in README.md, from a quick trace of the default model (RUN=folder: from that one)
 # make gallery  the pictures of the gallery, from small runs of the default model (RUNS=folder: from those; ONLY="card diff": of these)
 # make examples  the outputs that the examples say they print, from the default model (ONLY="04 05": of those)
@@ -25,7 +25,7 @@ ONLY ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: trace test types style test-rest test-all test-lowest faults readme gallery examples analyses analyses-tiny docs setup clean
+.PHONY: trace test types style test-rest test-all test-lowest faults readme gallery examples analyses analyses-tiny docs release-check setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
@@ -83,16 +83,8 @@ examples: $(READY)
 docs: $(READY)
 	$(BIN)/sphinx-build -W -q docs build/site
 
-wheel-check: $(READY)
-	rm -rf build/wheel && mkdir -p build/wheel
-	$(BIN)/python -m pip wheel -q --no-deps -w build/wheel .
-	$(PYTHON) -m venv build/wheel/env
-	build/wheel/env/bin/python -m pip install -q -c constraints.txt build/wheel/*.whl
-	cd build/wheel && env/bin/sink-lens --version && env/bin/sink-lens train --example >/dev/null
-	cd build/wheel && env/bin/python -c "from sink_lens.models.tiny import planted, tiny_tokenizer as t; \
-	planted().model.save_pretrained('tiny'); t(adds_bos=True).save_pretrained('tiny')"
-	cd build/wheel && env/bin/sink-lens trace ./tiny --tokens random --sequences 2 --length 24 --no-interventions \
-	--no-random-init --json | env/bin/python -m json.tool --compact >/dev/null && echo "the wheel works"
+release-check:
+	$(PYTHON) tools/release_check.py
 
 setup: $(READY)
 

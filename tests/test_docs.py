@@ -160,6 +160,9 @@ def test_the_citation_file_says_what_is_cited():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {"cff-version", "message", "title", "authors"} <= set(cited)
     assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)
+    assert newest is not None
+    assert newest[1] == project["version"]
     numbers = {one["identifiers"][0]["value"].removeprefix("arXiv:") for one in cited["references"]}
     site = (DOCS / "index.md").read_text(encoding="utf-8")
     assert numbers == set(re.findall(r"\d{4}\.\d{5}", site.partition("## Cite")[2]))
