@@ -2,14 +2,15 @@
 
 A checkpoint is written in another folder and moved here when ``checkpoint.json``, which lists every file with its
 size, lies in it. ``checkpoint-N`` is kept; ``latest-N`` only serves to go on from. The state of the optimizer is twice
-the size of the model: only the newest two checkpoints have it.
+the size of the model: only the newest two checkpoints have it. A file that ``checkpoint.json`` does not list is
+somebody else's: it is never removed or replaced, and no link is followed.
 """
 
 import contextlib
 import json
 import os
-import shutil
 import warnings
+from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -21,6 +22,10 @@ KEPT, LATEST, PART = "checkpoint-", "latest-", ".part"
 """Beginnings of the names of checkpoints, and the folder beside them in which the Trainer writes one."""
 _MANIFEST = "checkpoint.json"
 _STATE = ("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model_fsdp*")
+_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json")
+_TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*")
+_WRITTEN = (*_STATE, *_WEIGHTS, *_TOKENIZER, "trainer_state.json", "training_args.bin", f"*{_MANIFEST}*")
+"""Names of what is in a checkpoint before its ``checkpoint.json`` is."""
 
 
 def seal_checkpoint(folder: Path, target: Path) -> None:
@@ -31,9 +36,81 @@ def seal_checkpoint(folder: Path, target: Path) -> None:
             os.fsync(file.fileno())
         sizes[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size}
     write_atomically(folder / _MANIFEST, json.dumps({"files": sizes}, indent=1).encode())
-    if target.exists():
-        shutil.rmtree(target)
-    folder.replace(target)
+    remove_checkpoint(target)
+    if not os.path.lexists(target):
+        folder.replace(target)
+        return
+    there = [name for name in (*sizes, _MANIFEST) if os.path.lexists(target / name)]
+    if there or target.is_symlink():
+        raise RunError(
+            f"{target / there[0] if there else target} is no file of the training, which would write one with this "
+            "name. Move it away and run the same again: it goes on from the last checkpoint."
+        )
+    for name in (*sizes, _MANIFEST):  # beside files of somebody else's; the last one makes it a checkpoint
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).replace(target / name)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove the files that a checkpoint's ``checkpoint.json`` lists, and its folder if nothing else is in it."""
+    if folder.is_symlink():
+        return
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        listed = parse_json((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
+        own = [path for path in _files(folder) if _name(path, folder) in listed]
+        _remove(folder, [*own, folder / _MANIFEST])  # in this order, should it be killed
+
+
+def remove_unsealed(folder: Path) -> None:
+    """Remove what a training that was stopped had written of a checkpoint into the ``folder`` of the Trainer.
+
+    Raises:
+        RunError: something else is in it.
+    """
+    for one in folder.glob(f"{KEPT}*"):
+        _remove(one, _files(one, _WRITTEN))
+    with contextlib.suppress(OSError):  # it is not there, or not empty
+        folder.rmdir()
+    if (left := next(folder.rglob("*"), None)) is not None:
+        raise RunError(f"{left} is no file of the training, which writes its checkpoints there. Move it away.")
+
+
+def refuse_foreign_folders(folder: Path, *others: Path) -> None:
+    """Refuse links where a training writes, and a folder of a checkpoint that it did not write, before it begins.
+
+    Raises:
+        RunError: ``folder``, in which the checkpoints are, or a folder in it or of ``others`` is such a folder.
+    """
+    there = [path for prefix in (KEPT, LATEST, PART) for path in folder.glob(f"{prefix}*")]
+    for path in (folder, *there, *others):
+        number = path.name.removeprefix(KEPT).removeprefix(LATEST)
+        foreign = number.isdecimal() and (path / "config.json").is_file() and not (path / _MANIFEST).is_file()
+        if path.is_symlink() or foreign:
+            raise RunError(
+                f"{path} is {f'no checkpoint of a training, which has a {_MANIFEST}' if foreign else 'a link'}, where "
+                "the training writes a folder of its own. Move it away, or train into another folder."
+            )
+
+
+def _files(folder: Path, patterns: Iterable[str] = ("*",)) -> list[Path]:
+    """Return the files in a folder and its subfolders whose first names match, no links and nothing behind one."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return [path for path in files if any(fnmatch(_name(path, folder).split("/")[0], one) for one in patterns)]
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def _remove(folder: Path, files: Iterable[Path]) -> None:
+    """Remove ``files`` of a folder, and those folders that are empty then."""
+    held = {folder}
+    for path in files:
+        path.unlink()
+        held |= {one for one in path.parents if one.is_relative_to(folder)}
+    for path in sorted(held, reverse=True):
+        with contextlib.suppress(OSError):  # not empty
+            path.rmdir()
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
@@ -42,7 +119,7 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
     for prefix in (KEPT, LATEST):
         for path in folder.glob(f"{prefix}*"):
             number = path.name.removeprefix(prefix)
-            if path.is_dir() and number.isdecimal():
+            if number.isdecimal() and (path / _MANIFEST).is_file() and not path.is_symlink():
                 by_step.setdefault(int(number), path)
     return dict(sorted(by_step.items(), reverse=True))
 
@@ -87,11 +164,6 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
             state[path] = has_whole_state(path)
     kept = [path for path, whole in state.items() if whole][: 1 if finished else 2]
     for path in set(folder.glob(f"{LATEST}*")) - set(kept):
-        if path.name.removeprefix(LATEST).isdecimal():
-            shutil.rmtree(path)
+        remove_checkpoint(path)
     for path in (path for path in state if path.exists() and path not in kept):
-        for part in (part for pattern in _STATE for part in path.glob(pattern)):
-            if part.is_dir():
-                shutil.rmtree(part)
-            else:
-                part.unlink()
+        _remove(path, _files(path, _STATE))

@@ -28,7 +28,14 @@ from ..models.wrapping import keep_random_state
 from ..progress import tqdm
 from ..records import RunWriter
 from .batches import Order, TrainingRows, stack_batch
-from .checkpoint_files import KEPT, LATEST, list_checkpoints, remove_superseded_checkpoints, seal_checkpoint
+from .checkpoint_files import (
+    KEPT,
+    LATEST,
+    list_checkpoints,
+    remove_superseded_checkpoints,
+    remove_unsealed,
+    seal_checkpoint,
+)
 from .config import TrainConfig
 from .muon import MuonWithAdamW
 
@@ -147,7 +154,8 @@ class Steps(TrainerCallback):
             if self._bar is not None:
                 self._bar.close()
             if self.writer is not None:
-                shutil.rmtree(self.part, ignore_errors=True)
+                with contextlib.suppress(OSError, RunError):
+                    remove_unsealed(self.part)
                 if self.loop.state.log_history:
                     with contextlib.suppress(RunError):  # an error on its way says more
                         self.write_log()

@@ -1,12 +1,13 @@
 """``train``: a run folder from a configuration; the same call on a folder that holds part of it goes on from there.
 
-``config.json``, ``tokenizer/``, ``log.parquet``, ``checkpoints/`` and, where it is asked for, ``watch.parquet``.
+``config.json``, ``tokenizer/`` (listed in ``tokenizer_files.json``), ``log.parquet``, ``checkpoints/`` and, where it is
+asked for, ``watch.parquet``.
 """
 
 import contextlib
 import json
-import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,15 +19,28 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from ..errors import InputError, RunError, SinkLensError
+from ..files import parse_json
 from ..models.wrapping import keep_random_state
-from ..records import Result, RunWriter, create_run, package_versions
+from ..records import Result, RunWriter, create_run, package_versions, write_atomically
+from ..records.writing import refuse_foreign_files
 from ..signatures import takes
 from .arguments import check_batch_divisible, choose_device, silence_transformers, trainer_arguments
 from .batches import Rows, TrainingRows, check_given_rows, load_training_rows, tokenizer_hash
-from .checkpoint_files import KEPT, PART, list_checkpoints, newest_checkpoint
+from .checkpoint_files import (
+    KEPT,
+    PART,
+    list_checkpoints,
+    newest_checkpoint,
+    refuse_foreign_folders,
+    remove_checkpoint,
+    remove_unsealed,
+)
 from .config import TrainConfig, read_train_config
 from .loop import Loop, Steps
 from .model import model_of
+
+_TOKENIZER_FILES = "tokenizer_files.json"
+"""File of a run that lists those which it has written into its folder ``tokenizer``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,12 +201,28 @@ def _open_run_folder(
 
 def _prepare_run(config: dict[str, Any], corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Path | None:
     """Write configuration and tokenizer into the run folder; return the checkpoint to resume from, or None."""
-    folder = writer.folder / "checkpoints"
-    for old in (folder, writer.folder / "tokenizer") if overwrite else (folder / PART,):
-        shutil.rmtree(old, ignore_errors=True)
+    folder, words = writer.folder / "checkpoints", writer.folder / "tokenizer"
+    refuse_foreign_folders(folder, words)
+    remove_unsealed(folder / PART)
+    listed = writer.folder / _TOKENIZER_FILES
+    own = parse_json(listed.read_text("utf-8")) if listed.is_file() else []
+    with tempfile.TemporaryDirectory() as made:
+        if corpus.tokenizer is not None:
+            corpus.tokenizer.save_pretrained(made)
+        files = {path.name: path.read_bytes() for path in sorted(Path(made).iterdir())}
+    changed = [name for name, content in files.items() if not _holds(words / name, content)]
+    refuse_foreign_files(words, changed, written=own)
     writer.write_text("config.json", json.dumps(config, indent=2) + "\n")
-    if corpus.tokenizer is not None:
-        corpus.tokenizer.save_pretrained(str(writer.folder / "tokenizer"))
+    if overwrite:
+        for old in list_checkpoints(folder).values():
+            remove_checkpoint(old)
+        for name in own:
+            (words / name).unlink(missing_ok=True)
+    if files:
+        words.mkdir(exist_ok=True)
+        writer.write_text(_TOKENIZER_FILES, json.dumps(list(files)) + "\n")
+    for name in changed:
+        write_atomically(words / name, files[name])
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None and max(list_checkpoints(folder), default=0) > 0:
         raise RunError(
@@ -200,6 +230,10 @@ def _prepare_run(config: dict[str, Any], corpus: TrainingRows, writer: RunWriter
             "checkpoint.json lists. Put them back, or train into another folder."
         )
     return checkpoint
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
 
 
 @contextlib.contextmanager

@@ -420,6 +420,65 @@ def test_a_damaged_checkpoint_does_not_cost_a_good_one_its_state(stopped, tmp_pa
     assert checkpoint_files.has_whole_state(folder / "checkpoint-8")
 
 
+@pytest.fixture
+def with_own_files(stopped, tmp_path):
+    """A stopped run with files of the user's beside and within what the training writes."""
+    out, home = shutil.copytree(stopped, tmp_path / "run"), tmp_path / "home"
+    home.mkdir()
+    names = (
+        "best/model.safetensors",
+        "checkpoint-8-best/config.json",
+        "latest-10/notes.txt",
+        "checkpoint-12/notes.txt",
+    )
+    own = [out / "checkpoints" / name for name in names]
+    own += [out / "tokenizer" / "notes.txt", out / "checkpoints" / "latest-10" / "model-of-mine.safetensors"]
+    for path in own:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    return out, own
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_no_file_of_the_users_is_removed_or_replaced_in_the_folders_of_a_training(whole, with_own_files, overwrite):
+    out, own = with_own_files
+    trained(out, overwrite=overwrite)
+    assert [path.read_text() for path in own] == ["mine"] * len(own)
+    assert checkpoint_files.newest_checkpoint(out / "checkpoints").name == "checkpoint-12"
+    for path in own:
+        path.unlink()
+    for folder in ("best", "checkpoint-8-best", "latest-10"):
+        (out / "checkpoints" / folder).rmdir()
+    same_run(whole.folder, out, log=not overwrite)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/checkpoint-9", "checkpoints/.part", "tokenizer"])
+def test_a_link_where_a_training_has_a_folder_is_refused_and_not_followed(stopped, tmp_path, name, overwrite):
+    out, home = shutil.copytree(stopped, tmp_path / "run"), tmp_path / "home"
+    if (out / name).exists():
+        shutil.move(out / name, home)
+    home.mkdir(exist_ok=True)
+    (home / "model.safetensors").write_text("mine")
+    there = sorted(home.rglob("*"))
+    (out / name).symlink_to(home)
+    with pytest.raises(RunError, match=rf"{name} is a link"):
+        trained(out, overwrite=overwrite)
+    assert sorted(home.rglob("*")) == there
+
+
+@pytest.mark.parametrize("name", ["checkpoint-8/config.json", ".part/notes.txt"])
+def test_a_folder_of_a_checkpoint_that_the_training_did_not_write_is_refused(stopped, tmp_path, name):
+    out = shutil.copytree(stopped, tmp_path / "run")
+    shutil.rmtree((out / "checkpoints" / name).parent, ignore_errors=True)
+    (out / "checkpoints" / name).parent.mkdir()
+    (out / "checkpoints" / name).write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(RunError, match=name.split("/")[0]):
+            trained(out, overwrite=overwrite)
+    assert (out / "checkpoints" / name).read_text() == "mine"
+
+
 # --- what goes wrong
 
 
