@@ -74,11 +74,11 @@ class CircuitConfig:
     metric_layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
     """Layers in which sink_mass is read. Default: all."""
     method: Method = "eap-ig"
-    """How edges are scored: by gradients, or each by a real patch (exact; small models). eap-ig, eap-ig-activations,
-    eap-ig-left, eap, eap-corrupted and gim miss edges that real patches find: all of them where parts cancel before a
-    threshold (a run names the nodes), and against zero, gim fewest; eap and eap-corrupted also where attention or
-    neurons are saturated. gim takes one gradient, with rules for norms and softmax: far better than eap-ig against
-    zero, as good on wired mechanisms otherwise, a little worse for indirect objects in the default model."""
+    """How edges are scored: by gradients, or each by a real patch (exact; small models). eap-ig, eap-ig-left, eap,
+    eap-corrupted and gim miss edges that real patches find: all of them where parts cancel before a threshold (a run
+    names the nodes), and against zero, gim fewest; eap and eap-corrupted also where attention or neurons are saturated.
+    gim takes one gradient, with rules for norms and softmax: far better than eap-ig against zero, as good on wired
+    mechanisms otherwise, a little worse for indirect objects in the default model."""
     ablation: Ablation | None = None
     """The value that takes the place of what an edge carries. Default: resample; mean_ordinary with the task text."""
     freeze: Literal["sink"] | None = None

@@ -1,8 +1,7 @@
 """The methods that score edges: a row each. torch is not imported.
 
-A row says where gradients are taken, as shares of the way from what replaces a node to its clean value, and along what:
-the embedding (``inputs``), the output of one sublayer at a time (``activations``), or none, since every edge is really
-patched (``patches``). A method of another kind is one more word there, and its function in ``scoring``.
+A row says where gradients are taken, as shares of the way of the embedding from its replacement to its clean value; or
+that every edge is really patched (``patches``).
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +10,15 @@ from typing import Literal
 
 from ..errors import InputError
 
-Method = Literal["eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left", "eap-ig-activations", "exact"]
+Method = Literal["eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left", "exact"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
     """One row of ``METHODS``: how a method scores edges."""
 
-    along: Literal["inputs", "activations", "patches"] = "inputs"
+    patches: bool = False
+    """Every edge is really patched; no gradient is taken."""
     points: Callable[[int], list[float]] = lambda steps: []
     """Number of steps -> shares of the way at which the gradient is taken."""
     integrates: bool = False
@@ -40,8 +40,7 @@ METHODS: Mapping[str, Scoring] = {
     "gim": Scoring(points=lambda steps: [1.0], rules=True),
     "eap-corrupted": Scoring(points=lambda steps: [0.0]),
     "eap-ig-left": Scoring(points=lambda steps: [step / steps for step in range(steps)], integrates=True),
-    "eap-ig-activations": Scoring(along="activations", points=_midpoints, integrates=True),
-    "exact": Scoring(along="patches"),
+    "exact": Scoring(patches=True),
 }
 
 

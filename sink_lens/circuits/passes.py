@@ -38,12 +38,10 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
         return None
     how, circuits = METHODS[config.method], config.n_curve_circuits + 2  # the run's circuit, and its picture
     points = len(how.points(config.steps)) * (1 + how.doubles)
-    if how.along == "patches":
+    if how.patches:
         points = graph.n_edges // 3
-    elif how.along == "activations":
-        points *= 2 * graph.n_layers + 1
     patches = config.check_pairs * config.check
-    if config.check and how.along != "patches":
+    if config.check and not how.patches:
         patches += min(config.check_pairs, _NODE_PAIRS) * len(graph.writers)
     a_pass = config.batch_size or graph.n_pairs_per_pass(n_positions=n_positions, copies=3)
     rows = min(config.pairs, a_pass) * n_positions

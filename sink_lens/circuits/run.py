@@ -318,7 +318,7 @@ def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[
             "check", lambda: circuit.check(edges=config.check, pairs=pairs, progress=progress).frame
         )
         few = min(pairs, _NODE_PAIRS)
-        if METHODS[config.method].along != "patches":
+        if not METHODS[config.method].patches:
             nodes = writer.read_or_make("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
     if not writer.has("sink.json"):
         writer.write_text("sink.json", json.dumps(sink_fields(circuit, config)))

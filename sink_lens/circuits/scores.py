@@ -1,4 +1,4 @@
-"""Scores of all edges by gradients: EAP, EAP-IG on inputs and on activations.
+"""Scores of all edges by gradients: EAP, and EAP-IG on inputs.
 
 The score of an edge from writer w to reader r is what w's clean writing is worth to the metric through this reader:
 
@@ -11,10 +11,7 @@ method:
 - ``eap``: the clean run; ``eap-corrupted``: the corrupted one, as TransformerLens has it;
 - ``gim``: the clean run, with rules for the backward pass (``rules``) instead of the plain gradient;
 - ``eap-ig``: the middles of n equal steps of the embedding from its replacement to its clean value, or with
-  ``eap-ig-left`` their beginnings, as EAP-IG has it;
-- ``eap-ig-activations``: the output of one layer's attention or MLP at a time goes from its replacement to its clean
-  value, everything else stays clean; only the edges out of that sublayer are scored. EAP-IG's own code takes the mean
-  over the paths of all sublayers for every edge, so that its scores are others.
+  ``eap-ig-left`` their beginnings, as EAP-IG has it.
 
 Gradients of several points are averaged first and contracted with the differences once. The edges out of ``input`` sum
 to the difference of the metric between the two ends, up to the error of the sum over steps; with ``eap-ig`` the steps
@@ -108,8 +105,7 @@ def score_by_gradients(
 ) -> Scores:
     """Score all edges by gradients: first-order estimates of what ablating each edge does to the metric.
 
-    Cost: two forwards per pair, and a forward and a backward pass for each point; ``eap-ig-activations`` takes the
-    points of every sublayer.
+    Cost: two forwards per pair, and a forward and a backward pass for each point.
 
     Args:
         runs: the pairs.
@@ -121,16 +117,17 @@ def score_by_gradients(
         advance: called with the number of pairs that were finished.
 
     Raises:
-        InputError: a method that is unknown, or that takes a gradient where the stream is zero.
+        InputError: a method that is unknown, takes no gradient, or takes one where the stream is zero.
         ModelError: the readers do not account for the gradient, so that the graph is not the model's.
     """
     runs.check_weights()
     check_method(method, runs.ablation)
+    if METHODS[method].patches:
+        raise InputError(f"{method} takes no gradient; need another method, or circuits.find")
     found = zero_scores(runs, method=method)
     scale = abs(float(runs.gap.double().mean())) if scale is None else scale
-    of_batch = {"inputs": _score_along_inputs, "activations": _score_along_activations}[METHODS[method].along]
     for rows in runs.batches(copies=3):
-        values, points = of_batch(
+        values, points = _score_batch(
             runs, rows, method=method, steps=steps, most=most_steps, allowed=tolerance * (scale or 1.0)
         )
         found.values[rows], found.steps[rows] = values.numpy(), points.numpy()
@@ -150,7 +147,7 @@ def zero_scores(runs: Runs, *, method: Method) -> Scores:
     )
 
 
-def _score_along_inputs(
+def _score_batch(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
     """Score the edges on the pairs ``rows`` by gradients at points between the replaced and the clean embedding.
@@ -181,35 +178,6 @@ def _score_along_inputs(
         off = (found[at][:, from_input].double().sum(1) - runs.gap[left].double()).abs() > allowed
         left = left[off]
     return found, used
-
-
-def _score_along_activations(
-    runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
-) -> tuple[Tensor, Tensor]:
-    """Score the edges on the pairs ``rows`` by gradients at ``steps`` points of each sublayer's output.
-
-    Return the scores [pair edge] and each pair's number of points.
-    """
-    graph, (begin, difference) = runs.graph, runs.output_difference(rows)
-    kinds = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
-    groups: dict[tuple[str, int], list[int]] = {}
-    for index, writer in enumerate(graph.writers):
-        groups.setdefault((kinds[writer.kind], max(writer.layer, 0)), []).append(index)
-    found = torch.zeros(rows.stop - rows.start, graph.n_edges, dtype=torch.float32)
-    own = runs.select_pairs(range(rows.start, rows.stop))
-    for (site, layer), writers in groups.items():
-        gradients = Gradients(own, difference, begin=begin)
-        change = difference[:, writers].sum(1)
-
-        def move_site(x: Tensor, hook: object, *, point: float, change: Tensor = change) -> Tensor:
-            return torch.cat([x[:, :begin], x[:, begin:] - (1 - point) * change.to(x.dtype)], dim=1)
-
-        for point in METHODS[method].points(steps):
-            hook = (hook_name_of(runs.lens, site, layer), partial(move_site, point=point))
-            gradients.add_run([hook], weight=1 / steps)
-        chosen = torch.from_numpy(np.isin(graph.ends[1], writers))
-        found[:, chosen] = gradients.edge_scores()[:, chosen]
-    return found, torch.full((len(found),), float(steps), dtype=torch.float32)
 
 
 class Gradients:

@@ -60,7 +60,7 @@ def score_edges(
     with tqdm(total=runs.n_pairs, desc=f"{name} ({method})", unit="pair", disable=not progress, leave=False) as bar:
 
         def score_batch(some: Runs) -> Scores:
-            if METHODS[method].along == "patches":
+            if METHODS[method].patches:
                 own, n = zero_scores(some, method=method), some.graph.n_edges
                 own.values[:] = exact_scores(some, range(n), advance=lambda edges: bar.update(edges * some.n_pairs / n))
                 return own
@@ -111,7 +111,7 @@ def check_score_files(runs: Runs, config: CircuitConfig, folder: Path, files: Ma
         except (OSError, SafetensorError, KeyError, IndexError) as error:
             raise damaged_file_error(path, error) from error
         one = runs.select_pairs(rows[:1])
-        if METHODS[config.method].along == "patches":
+        if METHODS[config.method].patches:
             edges = np.argsort(-np.abs(there))[:4].tolist()
             there, here = there[edges], exact_scores(one, edges)
         else:

@@ -92,7 +92,7 @@ def are_scores_complete(row: Mapping[str, Any]) -> bool:
 def _has_integrated_scores(row: Mapping[str, Any]) -> bool:
     """Check in the summary's ``row`` if the scores are gradients integrated from the replaced to the clean input."""
     method = METHODS.get(row["method"])
-    return method is not None and method.integrates and method.along == "inputs"
+    return method is not None and method.integrates
 
 
 def _node_sentences(row: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
     names = [f"without_sink_faithfulness{end}" for end in ("", "_low", "_high")]
     if circuit.runs.first_difference(slice(None)) > position or config.freeze:
         return {"sink_share": 0.0, "sink_share_top": 0.0} | dict.fromkeys(names, 1.0 if judge.is_gap_clear else np.nan)
-    if METHODS[config.method].along != "patches":
+    if not METHODS[config.method].patches:
         some = with_sink_span(circuit.runs.select_pairs(range(min(_PAIRS, circuit.runs.n_pairs))), position)
         size, there = np.abs(score_edges(some, config).mean), some.graph.ends[0] == 0
         largest = np.argsort(-size, kind="stable")[:_TOP]

@@ -7,8 +7,9 @@ from lenses import lens_of
 from transformer_lens.tools.analysis import attribution_patching as reference
 
 from sink_lens.circuits.ablated import compute_circuit_metrics
-from sink_lens.circuits.scores import Gradients, score_by_gradients
+from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.edits import metrics
+from sink_lens.errors import InputError
 
 from .tiny_runs import DENSE, SINGLE, exact_lens, pair, runs_of
 from .written_out import written_out
@@ -78,26 +79,9 @@ def test_edges_out_of_the_input_sum_to_the_difference_of_the_metric():
     assert few.completeness_by_pair["error"].abs().max() > 0.05
 
 
-def test_gradients_along_one_sublayer_equal_a_sum_over_runs_by_hand():
-    lens = lens_of("gemma2")
-    runs = runs_of(lens)
-    found = score_by_gradients(runs, method="eap-ig-activations", steps=2)
-    begin, rows = runs.first_difference(slice(0, 3)), slice(0, 3)
-    clean, _ = runs.writer_outputs(rows, begin=begin)
-    replaced, _ = runs.writer_outputs(rows, corrupted=True, begin=begin)
-    at = [index for index, writer in enumerate(runs.graph.writers) if writer.layer == 0 and writer.kind == "head"]
-    total = (clean - replaced)[:, at].sum(1)
-    gradients = Gradients(runs, clean - replaced, begin=begin)
-    for point in (0.25, 0.75):
-
-        def put(x, hook, point=point):
-            return torch.cat([x[:, :begin], x[:, begin:] - (1 - point) * total], 1)
-
-        gradients.add_run([("blocks.0.hook_attn_out", put)], weight=0.5)
-    expected = gradients.edge_scores().numpy()
-    own = np.isin(runs.graph.ends[1], at)
-    assert np.abs(found.values[:, own] - expected[:, own]).max() < 1e-5 * np.abs(expected).max()
-    assert np.abs(expected[:, own]).max() > 1e-3
+def test_a_method_of_real_patches_takes_no_gradient():
+    with pytest.raises(InputError, match="exact"):
+        score_by_gradients(runs_of(lens_of("llama")), method="exact")
 
 
 def test_spans_share_the_score_of_an_edge():

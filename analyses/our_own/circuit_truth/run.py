@@ -37,7 +37,7 @@ WHOLE = SEEDS[:5]
 PAIRS, PATCHED, MOST_STEPS = 10, 3, 10
 """Pairs that edges are scored on; of these, the first that have every edge really patched; points of a pair."""
 ABLATIONS = ("resample", "mean_ordinary", "zero")
-METHODS = ("eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left", "eap-ig-activations")
+METHODS = ("eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left")
 """Under resampling; means and zero have the first three, and seeds that are not whole the first two."""
 RULES = "gim"
 """The method whose rules were chosen on some mechanisms and seeds below 1,000, and is judged on the others."""
