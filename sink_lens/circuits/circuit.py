@@ -2,7 +2,7 @@
 
 circuit = circuits.find(lens, circuits.task(lens, "ioi", pairs=64))
 circuit.evaluate().frame        # faithfulness by size, on pairs that chose no edge
-circuit.save("circuit.json")    # EAP-IG's format; .pt, .dot, .svg, .png, .pdf, graph JSON and folders too
+circuit.save("circuit.json")    # EAP-IG's format; .svg, .png, .pdf, graph JSON and folders too
 circuit.draw()
 """
 
@@ -38,7 +38,7 @@ from .checks import Check
 from .choice import choose_edges, connected_edges, node_scores, output_readers
 from .config import EDGES, MOST_DRAWN, SIZES, Choice, CircuitConfig, check_save_path
 from .curve import Curve, FaithfulnessJudge, compute_curve
-from .files import SavedCircuit, graphviz_text
+from .files import SavedCircuit
 from .graph import Graph
 from .runs import Runs, run_given_pairs
 from .scores import Scores
@@ -282,9 +282,9 @@ class Circuit:
     def save(self, path: str | Path) -> Path:
         """Save the circuit; the ending of the path chooses the format.
 
-        ``.json``: EAP-IG's format; ``.pt``: its tensors; a path without an ending: a folder as MIB takes it.
-        ``.graph.json``: Neuronpedia's attribution graph of the circuit's edges. ``.dot``: Graphviz. ``.svg``, ``.png``,
-        ``.pdf``: the picture. ``.html``: a page to explore it in. ``.parquet``: every edge, one row each.
+        ``.json``: EAP-IG's format; a path without an ending: a folder as MIB takes it. ``.graph.json``: Neuronpedia's
+        attribution graph of the circuit's edges. ``.svg``, ``.png``, ``.pdf``: the picture. ``.html``: a page to
+        explore it in. ``.parquet``: every edge, one row each.
 
         Raises:
             InputError: another ending, or a graph that the format cannot hold.
@@ -294,14 +294,12 @@ class Circuit:
         path = Path(path)
         ending = ".graph.json" if path.name.lower().endswith(".graph.json") else path.suffix.lower()
         path.parent.mkdir(parents=True, exist_ok=True)
-        if ending in ("", ".json", ".pt"):
+        if ending in ("", ".json"):
             return SavedCircuit(graph=self.graph, scores=self.scores.mean, chosen=self.chosen).save(path)
         if ending == ".html":
             return self.explore().save(path)
         if ending == ".graph.json":
             path.write_text(json.dumps(self._attribution_graph(), ensure_ascii=False), "utf-8")
-        elif ending == ".dot":
-            path.write_text(graphviz_text(self.edges, group=self.graph.heads_per_key), "utf-8")
         elif ending == ".parquet":
             every = self.every_edge.copy()
             every.attrs["d_model"] = self.graph.d_model

@@ -22,9 +22,6 @@ SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's shares of all edges."""
 EDGES, MOST_DRAWN = 200, 60
 """Edges of a circuit whose size nothing says, and of a picture."""
-COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
-"""Colour of an edge into a query, a key, a value or a gate; other edges are grey, edges that lower the metric red."""
-LOWERS = "#c0392b"
 CARRIES, AT_MOST = 0.8, 1.2
 """Faithfulness between which a circuit carries the metric."""
 TOLERANCE = 0.01
@@ -121,8 +118,8 @@ class CircuitConfig:
     against: str | None = field(default=None, metadata={"metavar": "FILE"})
     """Compare two circuits, the argument and FILE, each a file or a run, and stop."""
     save: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
-    """Also write the circuit as FILE: .json (EAP-IG), .pt, .graph.json (Neuronpedia), .html, .dot, .svg, .png, .pdf,
-    .parquet, or a folder (MIB); repeat for several."""
+    """Also write the circuit as FILE: .json (EAP-IG), .graph.json (Neuronpedia), .html, .svg, .png, .pdf, .parquet,
+    or a folder (MIB); repeat for several."""
     bos: BosCondition = "auto"
     """First token of each prompt: as the tokenizer puts it (auto), BOS (with), or no BOS (without); induction has BOS
     under auto wherever there is one."""
@@ -236,7 +233,7 @@ class CircuitConfig:
         return {name: at for name, at in self.positions_by_span.items() if isinstance(at, str)}
 
 
-ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".html", ".parquet")
+ENDINGS = (".json", ".graph.json", ".svg", ".png", ".pdf", ".html", ".parquet")
 
 
 def check_save_path(path: str | Path) -> None:

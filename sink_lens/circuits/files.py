@@ -1,6 +1,6 @@
-"""Circuits as files: EAP-IG's JSON and tensors, MIB's folder, our tables, a paper's list of edges or heads, Graphviz.
+"""Circuits as files: EAP-IG's JSON and tensors, MIB's folder, our tables, a paper's list of edges or heads.
 
-EAP-IG's files hold all edges with score and whether they are in the circuit; its tensors are read with
+EAP-IG's files hold all edges with score and whether they are in the circuit; its tensors are only read, with
 ``weights_only=True``. A folder such as ``ioi_gpt2`` is what MIB takes as a submission: ``importances.json`` inside.
 
 EAP-IG has a key and a value for every query head. A key-value head that several heads share is written as one edge for
@@ -31,7 +31,6 @@ from ..files import check_regular_file, parse_json
 from ..records import read_run
 from ..text import plural, safe_line
 from .choice import edges_between
-from .config import COLOURS, LOWERS
 from .graph import Graph
 
 if TYPE_CHECKING:
@@ -86,10 +85,12 @@ class SavedCircuit:
         return replace(self, graph=graph, scores=scores, chosen=chosen)
 
     def save(self, path: str | Path) -> Path:
-        """Write the circuit as EAP-IG's .json or .pt, or as a MIB folder if the path has no ending; return the path."""
+        """Write the circuit as EAP-IG's .json, or as a MIB folder if the path has no ending; return the path."""
         path, graph = Path(path), self.graph
+        if path.suffix.lower() not in ("", ".json"):
+            raise InputError(f"{path} ends in {path.suffix}; need .json (EAP-IG), or a folder (MIB)")
         if graph.gated:
-            raise InputError("EAP-IG's format has no reader for the gate of a head's output; save as parquet or dot")
+            raise InputError("EAP-IG's format has no reader for the gate of a head's output; save as parquet")
         # one span, whole MLPs, a key and value for every head; the score of a shared one is divided among its heads
         plain = replace(graph, n_kv_heads=graph.n_heads, neurons={}, spans=("",))
         writers, readers = _match_nodes(graph, plain)
@@ -97,20 +98,6 @@ class SavedCircuit:
         kept = writers.T @ graph.matrix(self.chosen.astype(float)).sum(0) @ readers > 0
         cfg = {"n_layers": plain.n_layers, "n_heads": plain.n_heads, "d_model": plain.d_model}
         cfg |= {"parallel_attn_mlp": plain.parallel}
-        if path.suffix.lower() == ".pt":
-            torch.save(
-                {
-                    "cfg": cfg,
-                    "src_nodes": [writer.name for writer in plain.writers],
-                    "dst_nodes": [reader.name for reader in plain.readers],
-                    "edges_scores": torch.from_numpy(scores.astype(np.float32)),
-                    "edges_in_graph": torch.from_numpy(kept),
-                    "nodes_in_graph": torch.from_numpy(kept.any(1)),
-                    "n_kv_heads": graph.n_kv_heads,
-                },
-                path,
-            )
-            return path
         _, first, second = plain.ends
         edges = {
             str(name): {"score": float(score), "in_graph": bool(inside)}
@@ -326,30 +313,5 @@ def _circuit_from_tensors(path: Path, graph: Graph | None) -> SavedCircuit:
     plain = _eap_ig_graph(held["cfg"], model=graph, n_listed=scores.numel())
     if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:
         raise ValueError(f"scores of the shape {tuple(scores.shape)}; its graph has {len(plain.writers)} writers")
-    n_kv_heads = held.get("n_kv_heads") if graph is None else graph.n_kv_heads
+    n_kv_heads = None if graph is None else graph.n_kv_heads
     return _convert_from_eap_ig(plain, scores.double().numpy(), kept.numpy(), n_kv_heads=n_kv_heads)
-
-
-def graphviz_text(edges: pd.DataFrame, *, group: int) -> str:
-    """Return the edges as a Graphviz graph. Colours show the kind of reader; red, dashed edges lower the metric.
-
-    Dotted lines lead from keys and values that ``group`` heads share to each of these heads.
-    """
-    lines = ["digraph circuit {", "  rankdir=BT; node [shape=box, style=rounded, fontname=Helvetica];"]
-    largest = float(np.abs(edges["score"].to_numpy(float)).max()) if len(edges) else 1.0
-    for row in edges.to_dict("records"):
-        node, _, kind = str(row["reader"]).partition("<")
-        score = float(row["score"])
-        colour = LOWERS if score < 0 else COLOURS.get(kind.rstrip(">"), "#555555")
-        width = 0.5 + 4.5 * abs(score) / (largest or 1.0)
-        style = ", style=dashed" if score < 0 else ""
-        tip = f"{row['edge']}: {score:.4g}"
-        lines.append(
-            f'  "{row["writer"]}" -> "{node}" [color="{colour}", penwidth={width:.2f}{style}, tooltip="{tip}"];'
-        )
-    readers, writers = (dict.fromkeys(str(one).partition("<")[0] for one in edges[end]) for end in ("reader", "writer"))
-    for layer, _, shared in (node.partition(".kv") for node in readers if ".kv" in node):
-        heads = (f"{layer}.h{head}" for head in range(int(shared) * group, (int(shared) + 1) * group))
-        there = [head for head in heads if head in writers]
-        lines += [f'  "{layer}.kv{shared}" -> "{head}" [color="#999999", style=dotted];' for head in there]
-    return "\n".join([*lines, "}"]) + "\n"

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.circuits.config import COLOURS, LOWERS, MOST_DRAWN
+from sink_lens.circuits.config import MOST_DRAWN
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
@@ -18,7 +18,10 @@ from sink_lens.report.explorer import Explorer
 from sink_lens.report.style import FONT, INK, PAPER, new_figure, without_formulas
 from sink_lens.text import node_label
 
-_PLAIN = "#6b6b6b"
+_COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
+"""Colour of an edge into a query, a key, a value or a gate."""
+_PLAIN, _LOWERS = "#6b6b6b", "#c0392b"
+"""Colours of other edges, and of those that lower the metric."""
 _NODE = re.compile(r"[am](\d+)")
 _LAST = 10**6
 """The layer of the logits, in the order of nodes."""
@@ -111,7 +114,7 @@ def draw_edges(edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int 
         node, _, kind = reader.partition("<")
         kind = kind.rstrip(">")
         (x0, y0), (x1, y1) = place[writer], place[node]
-        colour = LOWERS if score < 0 else COLOURS.get(kind, _PLAIN)
+        colour = _LOWERS if score < 0 else _COLOURS.get(kind, _PLAIN)
         shown.setdefault("lowers the metric" if score < 0 else f"into {_WORDS[kind]}", colour)
         bend = 0.08 * (1 if x1 >= x0 else -1) * min(1.0, abs(y1 - y0) / 6)
         axes.annotate(
@@ -142,7 +145,7 @@ def draw_edges(edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int 
         axes.spines[side].set_visible(False)
     axes.tick_params(length=0, labelsize=FONT * 0.8, colors="#777777")
     for label, colour in sorted(shown.items()):
-        axes.plot([], [], color=colour, linestyle="--" if colour == LOWERS else "-", label=label, linewidth=2)
+        axes.plot([], [], color=colour, linestyle="--" if colour == _LOWERS else "-", label=label, linewidth=2)
     if shown:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=3, frameon=False, fontsize=FONT * 0.85)
     if title:
@@ -189,7 +192,7 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
             axes.plot(share, f, color=colour, marker=marker, markersize=4, linewidth=1.5, label=label)
     single: dict[str, dict[str, Any]] = {
         "random": {"marker": "x", "color": "#888888", "markersize": 5, "label": "random, same size and depth"},
-        "circuit": {"marker": "*", "color": LOWERS, "markersize": 13, "label": "this circuit", "zorder": 4},
+        "circuit": {"marker": "*", "color": _LOWERS, "markersize": 13, "label": "this circuit", "zorder": 4},
     }
     for by, style in single.items():
         own = curve.loc[curve["by"].eq(by)]

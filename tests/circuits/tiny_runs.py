@@ -43,6 +43,26 @@ def circuit(family="llama", **more):
     return circuits.find(more.pop("lens", None) or lens_of(family), *pair(n=6, length=9), **(given | more))
 
 
+def save_as_tensors(circuit, path):
+    """Write EAP-IG's JSON of ``circuit`` as its .pt: matrices, in the order of nodes of its own code."""
+    held = json.loads(circuit.save(path.with_suffix(".json")).read_text())
+    layers, heads = range(held["cfg"]["n_layers"]), range(held["cfg"]["n_heads"])
+    writers, readers = ["input"], []
+    for layer in layers:
+        writers += [*(f"a{layer}.h{head}" for head in heads), f"m{layer}"]
+        readers += [*(f"a{layer}.h{head}<{kind}>" for kind in "qkv" for head in heads), f"m{layer}"]
+    readers.append("logits")
+    scores = torch.zeros(len(writers), len(readers))
+    kept = torch.zeros_like(scores, dtype=torch.bool)
+    for name, edge in held["edges"].items():
+        writer, reader = name.split("->")
+        at = writers.index(writer), readers.index(reader)
+        scores[at], kept[at] = edge["score"], edge["in_graph"]
+    nodes = {"src_nodes": writers, "dst_nodes": readers, "nodes_in_graph": kept.any(1)}
+    torch.save({"cfg": held["cfg"], "edges_scores": scores, "edges_in_graph": kept} | nodes, path)
+    return path
+
+
 def unfinish(folder):
     """A finished run as one that was stopped."""
     record = json.loads((folder / "run.json").read_text())
