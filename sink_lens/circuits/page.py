@@ -134,23 +134,6 @@ def _headline(run: Run) -> list[str]:
     return sentences
 
 
-def _circuit_figure(run: Run) -> tuple[str, Figure]:
-    """Return caption and figure of the circuit's strongest edges; the caption says how much these keep alone."""
-    circuit, alone = read_edge_circuit(run), ""
-    summary = run.optional("summary", columns=["picture_edges", "picture_faithfulness", "gap_low", "gap_high"])
-    if summary is not None and len(summary):
-        row = summary.to_dict("records")[0]
-        part = "All" if row["picture_edges"] == row["edges"] else f"The strongest {row['picture_edges']:,} of the"
-        kept = f"; alone they keep {faithfulness_text(row, 'picture_')}" if is_gap_clear(row) else ""
-        alone = f"{part} {row['edges']:,} edges of the circuit{kept}. "
-    see = (
-        f"{alone}Read upwards: what a node writes is read by the nodes above it, as a query (purple), a key (green), a "
-        "value (blue) or by an MLP (grey); red and dashed lowers the metric. Width is the score's magnitude; an edge "
-        "into a key or value that heads share is divided among those of them in the picture."
-    )
-    return see, circuit.draw()
-
-
 def _curve_figure(run: Run) -> tuple[str, Figure]:
     """Return caption and figure of faithfulness over the share of edges that are kept."""
     see = (
@@ -208,8 +191,14 @@ CIRCUIT = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="circuit", title="The circuit", make=_circuit_figure, data=table_reader("circuit"), on_page=False),
-        paper_figure(read_edge_circuit, see="The strongest edges, one number each.", data=table_reader("circuit")),
+        Drawn(
+            key="circuit",
+            title="The circuit",
+            make=lambda run: ("", read_edge_circuit(run).draw()),
+            data=table_reader("circuit"),
+            on_page=False,
+        ),
+        paper_figure(read_edge_circuit, data=table_reader("circuit")),
         Drawn(key="curve", title="How faithful it is", make=_curve_figure, data=table_reader("curve")),
     ),
     tables=(

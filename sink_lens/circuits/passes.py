@@ -36,7 +36,7 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
     n_positions = None if graph is None else _longest_pair_length(config, sizes)
     if graph is None or n_positions is None:
         return None
-    how, circuits = METHODS[config.method], config.n_curve_circuits + 2  # the run's circuit, and its picture
+    how, circuits = METHODS[config.method], config.n_curve_circuits + 2  # the run's circuit, and all other edges
     points = len(how.points(config.steps)) * (1 + how.doubles)
     if how.patches:
         points = graph.n_edges // 3

@@ -416,30 +416,29 @@ def choose_circuit(
 
 
 def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
-    """Make the curve's rows for the circuit, its drawn edges, all other edges, and as many edges of largest score.
+    """Make the curve's rows for the circuit, all other edges, and as many edges of largest score.
 
     ``half`` is the circuit whose edges were chosen on half of the pairs. All are judged on the other half; a circuit
     that the user gave, and the edges outside it, are judged on all pairs.
     """
-    drawn, like = circuit.strongest_edges(), half.with_size(circuit.size) if circuit.given else circuit
-    masks = {"circuit": circuit.chosen, "picture": drawn, "without": ~circuit.chosen, "as_many": like.chosen}
-    of_scores = {"as_many"} if (drawn == circuit.chosen).all() else {"as_many", "picture"}
+    own, like = (circuit, half.with_size(circuit.size)) if circuit.given else (half, circuit)
     frames = []
-    for judge, names in (
-        ((circuit if circuit.given else half).faithfulness_judge, [name for name in masks if name not in of_scores]),
-        (half.faithfulness_judge, [name for name in masks if name in of_scores]),
+    for judge, masks in (
+        (own.faithfulness_judge, {"circuit": circuit.chosen, "without": ~circuit.chosen}),
+        (half.faithfulness_judge, {"as_many": like.chosen}),
     ):
-        some = np.stack([masks[name] for name in names])
-        rows = pd.DataFrame([connected_counts(judge, mask) for mask in some]).assign(by=names, n=some.sum(1), draw=0)
+        some = np.stack(list(masks.values()))
+        rows = pd.DataFrame([connected_counts(judge, mask) for mask in some])
+        rows = rows.assign(by=list(masks), n=some.sum(1), draw=0)
         rows["share"] = rows["n"] / circuit.graph.n_edges
         frames.append(pd.concat([rows, judge.faithfulness_table(judge.metric_values(some))], axis=1))
     return pd.concat(frames, ignore_index=True)
 
 
 def _faithfulness_fields(curve: pd.DataFrame) -> dict[str, Any]:
-    """Return the summary's fields on faithfulness: that of the circuit, its drawn edges and all others."""
+    """Return the summary's fields on faithfulness: that of the circuit, all other edges, and as many others."""
     by = curve.drop_duplicates("by").set_index("by").to_dict("index")
-    parts = {"circuit": "", "without": "without_", "as_many": "as_many_", "picture": "picture_"}
+    parts = {"circuit": "", "without": "without_", "as_many": "as_many_"}
     row = {
         f"{prefix}faithfulness{end}": float(by[name][end[1:] or "faithfulness"])
         for name, prefix in parts.items()
@@ -447,7 +446,7 @@ def _faithfulness_fields(curve: pd.DataFrame) -> dict[str, Any]:
     }
     of_edges = curve.loc[curve["by"].eq("edges")].sort_values("faithfulness", ascending=False)
     most, share = of_edges.to_dict("records")[0], smallest_faithful_share(curve)
-    row |= {"picture_edges": by["picture"]["n"], "share_at_80": share if share < 1 else np.nan}
+    row["share_at_80"] = share if share < 1 else np.nan
     return row | {"most_kept": most["faithfulness"], "most_kept_at": most["share"]}
 
 

@@ -165,10 +165,10 @@ class Drawn:
     """False where the page shows the same in another way: the figure is drawn for ``--figures`` only."""
 
 
-def paper_figure(circuit: Callable[[Run], "Drawable"], *, see: str, data: Callable[[Run], pd.DataFrame]) -> Drawn:
-    """Return the figure of a run's circuit in the style of a paper: its caption is ``see``. No page shows it."""
+def paper_figure(circuit: Callable[[Run], "Drawable"], *, data: Callable[[Run], pd.DataFrame]) -> Drawn:
+    """Return the figure of a run's circuit in the style of a paper; it needs no caption, since no page shows it."""
     about: dict[str, Any] = {"data": data, "title": "The circuit for a paper", "on_page": False}
-    return Drawn(key="circuit-paper", make=lambda run: (see, cast("Any", circuit(run)).draw("paper")), **about)
+    return Drawn(key="circuit-paper", make=lambda run: ("", cast("Any", circuit(run)).draw("paper")), **about)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

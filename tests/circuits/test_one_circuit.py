@@ -104,7 +104,7 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     ).iloc[0]
     assert curve.loc["circuit", "faithfulness"] == summary["faithfulness"] == pytest.approx(again["faithfulness"])
     assert f"9 of 110 edges (8.2%) and keeps {again['faithfulness']:.0%}" in run.sentences[1]
-    assert summary["picture_edges"] == run.frame["drawn"].sum() == 9
+    assert run.frame["drawn"].sum() == 9
     core = run.tables["core"]
     assert set(core.loc[core["core"], "edge"]) <= set(run.frame["edge"])
     assert summary["together_edges"] == core["together"].sum() >= 4
@@ -129,7 +129,6 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     assert told["judged_on"] == given.circuit.runs.n_pairs == 2 * part.runs.n_pairs  # a given circuit chooses nothing
     assert [told["faithfulness"], told["without_faithfulness"]] == pytest.approx(judged.tolist())
     assert told["gap"] == pytest.approx(every.gap.estimate)
-    assert told["picture_faithfulness"] == told["faithfulness"]
     like = given.tables["curve"].set_index("by").loc["as_many", "value"]
     assert like == pytest.approx(part.metric_values(run.circuit.with_size(6).chosen[None]).mean())
     assert f"on all {told['judged_on']} pairs. All other" in "".join(given.sentences)

@@ -209,7 +209,7 @@ def _circuit_edges(run: Run) -> pd.DataFrame:
 
 _FIGURES = (
     Drawn(key="circuit", title="The circuit", make=_circuit_figure, data=_circuit_edges),
-    paper_figure(circuit.chain_circuit, see="The circuit, one number per arrow.", data=_circuit_edges),
+    paper_figure(circuit.chain_circuit, data=_circuit_edges),
     Drawn(
         key="scores",
         title="Where heads attend",
