@@ -22,7 +22,7 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..measures.dimensions import dominance_ratio
 from ..models.sites import SITES
-from ..text import as_ranges
+from ..text import as_ranges, token_text
 from .evaluation import Metric, as_metric, check_per_sequence, evaluate, on_batch, on_logits, on_outcome
 from .outcome import Outcome
 
@@ -108,7 +108,10 @@ def logit_difference(
         made = _difference_of_ids(first, position=position)
         if not all(len(side) == 1 and len(side[0]) == 1 for side in first):
             return made
-        names = [str(reads.convert_ids_to_tokens(side[0][0])) for side in first]
+        texts = [str(reads.decode([side[0][0]])) for side in first]
+        names = [text.strip() for text in texts]
+        if not all(names) or names[0] == names[1]:  # only a space tells them apart
+            names = [token_text(text) for text in texts]
         return replace(made, name=f"{made.name} ({names[0]} − {names[1]})")
 
     def on(batches: Sequence[TokenBatch], own: PreTrainedTokenizerBase | None) -> Metric:

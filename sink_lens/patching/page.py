@@ -1,5 +1,6 @@
 """A sweep of patches between two prompts: its heat map and its page."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,17 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
+from sink_lens.report.diagram import Style
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, ci_texts, page_table, rest_note, table_reader
-from sink_lens.report.style import FONT, INK, add_colour_scale, draw_map, new_figure, without_formulas
+from sink_lens.report.style import (
+    FONT,
+    INK,
+    add_colour_scale,
+    draw_map,
+    new_figure,
+    with_serifs,
+    without_formulas,
+)
 from sink_lens.stats import sort_by_magnitude
 from sink_lens.text import as_text, capitalise, join_and, name_in_words, percent, safe_line, site_label, token_text
 
@@ -32,6 +42,8 @@ def patch_map(
     labels: Mapping[int, str] | None = None,
     title: str = "",
     unit: str = "",
+    style: Style = "page",
+    width: float | None = None,
 ) -> Figure:
     """Draw a sweep's effects (or another column) as heat maps over its swept columns; red is above 0, blue below.
 
@@ -43,8 +55,10 @@ def patch_map(
         by: the swept columns, one at least.
         value: which column is drawn; nan is left empty.
         labels: position -> the text beside its number.
-        title: above the figure.
+        title: above the figure; it wraps.
         unit: of the value.
+        style: ``page``, or ``paper`` with serifs.
+        width: inches; None is 3.25 for a paper, and what the axes need for a page.
 
     Raises:
         RunError: the frame lacks a column, or nothing was swept.
@@ -59,7 +73,9 @@ def patch_map(
     sizes = [len(set(frame[down].tolist())) for down, _ in pairs]
     height = sum(min(max(1.9, 0.6 + 0.17 * size), 6.5) for size in sizes)
     across = 1 if pairs[0][1] is None else len(set(frame[by[0]].tolist()))
-    figure = new_figure(width=min(max(5.0, 2.2 + 0.13 * across), 11.0), height=height + 0.5)
+    width = width or (3.25 if style == "paper" else min(max(5.0, 2.2 + 0.13 * across), 11.0))
+    lines = [line for part in title.split("\n") for line in textwrap.wrap(part, int(width * 72 / (0.52 * FONT)))]
+    figure = new_figure(width=width, height=height + 0.5 + 0.17 * max(len(lines) - 1, 0))
     limit = float(np.nanmax(np.abs(frame[value].to_numpy(float)), initial=0.0)) or 1.0
     drawn = [
         draw_map(figure, frame, pair, place=(len(pairs), 1, 1 + index), value=value, limit=limit, labels=labels or {})
@@ -68,15 +84,21 @@ def patch_map(
     label = value.replace("_", " ") + f" ({unit})" * bool(unit and value != "normalised_effect")
     add_colour_scale(figure, drawn[0][1], [axes for axes, _ in drawn], label=label)
     if title:
-        drawn[0][0].set_title(title, fontsize=FONT, color=INK, loc="left")
-    return without_formulas(figure)
+        figure.suptitle("\n".join(lines), fontsize=FONT, color=INK, x=0.01, ha="left")
+    return without_formulas(figure if style == "page" else with_serifs(figure))
+
+
+def mapped_column(frame: pd.DataFrame) -> str:
+    """Return the column that a heat map draws: the normalised effect where the table has some, else the effect."""
+    there = "normalised_effect" in frame and bool(frame["normalised_effect"].notna().any())
+    return "normalised_effect" if there else "effect"
 
 
 def _position_labels(run: Run) -> dict[int, str]:
-    """Return position -> its token, or both prompts' tokens if they differ there (in the first such pair)."""
+    """Return position -> the token that all prompts share there, or the clean and the corrupted one."""
     tokens = run.optional("tokens", columns=["position", "text"])
     rows = [] if tokens is None else tokens.to_dict("records")
-    return {int(row["position"]): token_text(row["text"]) for row in rows} | _changed_labels(run)
+    return {int(row["position"]): token_text(row["text"]) for row in rows}
 
 
 def _changed_labels(run: Run) -> dict[int, str]:
@@ -193,7 +215,7 @@ def _heatmap_figure(run: Run) -> tuple[str, Figure]:
     table = run.need("patches", columns=["effect"])
     if not len(table):
         raise RunError("the table 'patches' has no rows. Run again to see it.")
-    value = "normalised_effect" if "normalised_effect" in table.columns else "effect"
+    value = mapped_column(table)
     by = [name for name in _BY if name in table.columns]
     by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]
     put = str(run.config.get("put", "source"))

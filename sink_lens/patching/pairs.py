@@ -27,7 +27,7 @@ class PromptPair:
     differences: pd.DataFrame
     """One row per real position where the tokens differ: sequence, position, clean, corrupted (texts of the tokens)."""
     labels: Mapping[int, str]
-    """Position -> label; for a single sequence its token (clean / corrupted). * marks positions that differ."""
+    """Position -> label: the token (clean/corrupted) if all sequences share it. * marks positions that differ."""
 
     @check_calls
     def run_and_source(self, direction: Direction) -> tuple[TokenBatch, TokenBatch]:
@@ -67,10 +67,10 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     shown = differing.rename(columns=names).reindex(columns=["sequence", "position", *names.values()])
     shown = shown.reset_index(drop=True)
     texts = dict.fromkeys(range(first.n_positions), "")
-    if len(set(tables[0]["sequence"].tolist())) == 1:
-        texts |= dict(zip(tables[0]["position"].tolist(), tables[0]["text"].tolist(), strict=True))
-        columns = (shown[name].tolist() for name in ("position", "clean", "corrupted"))
-        texts |= {position: f"{one}/{other}" for position, one, other in zip(*columns, strict=True)}
+    for position, own in joined.groupby("position"):
+        pairs = set(zip(own["text_clean"], own["text_corrupted"], strict=True))
+        if len(pairs) == 1:
+            texts[int(str(position))] = "/".join(dict.fromkeys(pairs.pop()))
     changed = set(shown["position"].tolist())
     labels = {position: text + "*" * (position in changed) for position, text in texts.items()}
     return PromptPair(clean=first, corrupted=second, differences=shown, labels=labels)
@@ -88,7 +88,7 @@ def batch_of_prompts(prompts: Sequence[Prompt], lens: LensModel, *, bos: BosCond
 
 
 def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
-    """Make a table of position and text from ``labels``, position -> text; no rows if there are several prompts."""
+    """Make a table of position and text from ``labels``, position -> text, of the tokens that all prompts share."""
     known = {position: text.removesuffix("*") for position, text in labels.items() if text.strip("*")}
     frame = pd.DataFrame({"position": list(known), "text": list(known.values())})
     return frame.astype({"position": int, "text": str})

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -104,13 +104,27 @@ class MeasuredPatches:
         """Return the ``n`` rows of ``frame`` with the largest absolute effects."""
         return sort_by_magnitude(self.frame, "effect").head(n).reset_index(drop=True)
 
-    def heatmap(self, value: str = "effect") -> "Figure":
-        """Draw the column ``value`` as a heat map over the swept axes; along a third axis, its largest magnitude."""
-        from .page import patch_map
+    def heatmap(
+        self, value: str | None = None, *, style: Literal["page", "paper"] = "page", width: float | None = None
+    ) -> "Figure":
+        """Draw a column of ``frame`` as a heat map over the swept axes; along a third axis, its largest magnitude.
+
+        Args:
+            value: the column; None is the normalised effect (0: the baseline run, 1: the source run), or the effect
+                where the frame has none.
+            style: ``page``, or ``paper`` with serifs.
+            width: inches; None is 3.25, a single column, for ``paper``, and what the axes need for ``page``.
+
+        Raises:
+            RunError: the frame has no such column, or nothing was swept.
+        """
+        from .page import mapped_column, patch_map
 
         how = ", to first order" if isinstance(self, AttributionResult) else ""
         title = f"{self.direction}{how}: {self.site} patched, {self.metric}"
-        return patch_map(self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit)
+        shown: dict[str, Any] = {"labels": self.labels, "title": title, "unit": self.unit}
+        value = value or mapped_column(self.frame)
+        return patch_map(self.frame, by=self.by, value=value, style=style, width=width, **shown)
 
 
 def part_table(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:

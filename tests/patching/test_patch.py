@@ -10,6 +10,7 @@ import torch
 import transformer_lens.patching as reference
 from lenses import lens_of, speaking
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from prompt_pairs import pair
 
 from sink_lens.data.tokens import from_tensor
@@ -23,6 +24,7 @@ from sink_lens.patching.attribution import attribution_patch
 from sink_lens.patching.config import PatchConfig
 from sink_lens.patching.patch import patch
 from sink_lens.patching.path import path_patch
+from sink_lens.report.style import figure_bytes
 from tests.tiny_families import TINY_FAMILIES
 
 CORRECT, WRONG = [5, 6], [7, 8]
@@ -177,6 +179,29 @@ def test_text_is_read_and_the_differences_are_shown():
     position = int(found.differences["position"].item())
     assert found.labels[position].endswith("*")
     assert "/" in found.labels[position]
+
+
+def test_the_tokens_that_all_prompts_share_are_labels_and_others_are_not():
+    clean, corrupted = ["the cat and", "the hat and"], ["the bat and", "the bat and"]
+    found = patch(speaking(), clean, corrupted, site="z", by=("layer",), metric=metrics.loss())
+    alone = patch(speaking(), clean[0], corrupted[0], site="z", by=("layer",), metric=metrics.loss())
+    differing = set(found.differences["position"])
+    assert found.labels == {place: "*" if place in differing else text for place, text in alone.labels.items()}
+
+
+def test_a_heat_map_is_of_the_normalised_effect_and_fits_a_column_with_a_title_that_wraps():
+    found = patch(speaking(), *pair(), site="z", by=("layer", "position"), metric=DIFFERENCE)
+    (drawn,) = [axes for axes in found.heatmap().axes if axes.images and axes.get_label() != "<colorbar>"]
+    shares = found.frame.pivot(index="position", columns="layer", values="normalised_effect").to_numpy()
+    assert np.allclose(np.asarray(drawn.images[0].get_array()), shares)
+    figure = found.heatmap("effect", style="paper", width=2.0)
+    figure_bytes(figure, "png")
+    assert figure.get_figwidth() == 2.0
+    title = figure.get_suptitle()
+    assert "\n" in title
+    drawn = figure.findobj(lambda one: isinstance(one, Text) and one.get_text() == title)[0]
+    assert drawn.get_window_extent().x1 <= figure.bbox.x1
+    assert drawn.get_fontname() != found.heatmap().axes[0].yaxis.label.get_fontname()
 
 
 def test_a_result_is_drawn_with_one_call_and_shows_itself():
