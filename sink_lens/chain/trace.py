@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -57,6 +57,9 @@ from .measure import CONDITION_READINGS, Panel, measure, scout, scout_and_measur
 from .neurons import expert_table, neuron_table, selectivity_table, super_neurons
 from .passes import bytes_beside_model, check_trace_fits_memory
 from .setting import check_interior_position, why_no_interventions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _LOG = logging.getLogger(__name__)
 __all__ = ["FILES", "Trace", "TraceConfig", "trace"]
@@ -105,10 +108,24 @@ class Trace(Result):
         supers = self.tables["neurons"].query("is_super")
         return supers.sort_values(by="contribution_share", ascending=False, ignore_index=True)
 
+    def draw(self, style: Literal["page", "paper"] = "page", *, width: float | None = None) -> "Figure":
+        """Draw the chain: each link with its verdict and what its intervention removes.
+
+        Args:
+            style: ``page`` as in a report, ``paper`` for a column or two.
+            width: in inches; a single column is 3.25.
+
+        Raises:
+            InputError: another style, or more than fits into the width.
+        """
+        from .page.circuit import chain_circuit
+
+        return chain_circuit(read_run(self.folder)).draw(style, width=width)
+
     def notebook_parts(self) -> tuple[object, ...]:
-        """Return the verdict on every link, which a notebook shows below the headline."""
+        """Return the picture of the chain and the verdict on every link, which a notebook shows below the headline."""
         primary = self.links.loc[self.links["is_primary"]].drop_duplicates("link")
-        return (primary.filter(items=["link", "verdict", "statistic", "value", "ci_low", "ci_high"]),)
+        return self.draw(), primary.filter(items=["link", "verdict", "statistic", "value", "ci_low", "ci_high"])
 
 
 @takes(TraceConfig)

@@ -196,15 +196,17 @@ def _lay_out_diagram(
     small = _note_size(form, size)
     room = form.width - 2 * edge
     title = _wrap_text(diagram.title, room, form=form, size=size, bold=True) if diagram.title else []
-    foot = _fill_lines(diagram.says.split(), room, form=form, size=small, bold=False)
+    foot = fill_lines(diagram.says.split(), room, family=form.family, size=small, bold=False)
     if title is None or foot is None or len(title) > 2 or len(foot) > 4:
         return None
-    label = max((_text_width(arrow.label, form=form, size=size, bold=True) for arrow in diagram.arrows), default=0.0)
+    label = max(
+        (text_width(arrow.label, family=form.family, size=size, bold=True) for arrow in diagram.arrows), default=0.0
+    )
     above = len(title) * line + (0.5 * em if title else 0) + edge
     n_lines = len(foot) + len(_legend_lines(diagram, room, form=form, small=small))
     below = n_lines * 1.35 * small / 72 + 0.4 * em + edge
     rows, tallest = _places_across(levels)
-    natural = max(_text_width(box.text, form=form, size=size) for box in diagram.boxes) / _FULL + 2 * pad
+    natural = max(text_width(box.text, family=form.family, size=size) for box in diagram.boxes) / _FULL + 2 * pad
     beside = 0.0
     if form.down:
         across = room / tallest - (0.35 * em if tallest > 1 else 0)
@@ -274,34 +276,34 @@ def _note_size(form: _Form, size: int) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def _text_width(text: str, *, form: _Form, size: float, bold: bool = False) -> float:
-    """Return the width of a text in inches, in the font of ``form`` at ``size`` points, ``bold`` or not."""
-    font = FontProperties(family=[form.family, "DejaVu Sans"], size=size, weight="bold" if bold else "normal")
+def text_width(text: str, *, family: str, size: float, bold: bool = False) -> float:
+    """Return the width of a text in inches, in a font of ``family`` at ``size`` points, ``bold`` or not."""
+    font = FontProperties(family=[family, "DejaVu Sans"], size=size, weight="bold" if bold else "normal")
     return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
 
 
 def _wrap_text(text: str, width: float, *, form: _Form, size: float, bold: bool = False) -> list[str] | None:
     """Break a text into lines of about equal length and at most ``width`` inches; None if a word is wider."""
     words = text.split()
-    lines = _fill_lines(words, width, form=form, size=size, bold=bold)
+    lines = fill_lines(words, width, family=form.family, size=size, bold=bold)
     if lines is None or len(lines) < 2:
         return lines
     for share in (0.6, 0.7, 0.8, 0.9):  # the narrowest that needs no more lines
-        narrower = _fill_lines(words, width * share, form=form, size=size, bold=bold)
+        narrower = fill_lines(words, width * share, family=form.family, size=size, bold=bold)
         if narrower is not None and len(narrower) == len(lines):
             return narrower
     return lines
 
 
-def _fill_lines(words: Sequence[str], width: float, *, form: _Form, size: float, bold: bool) -> list[str] | None:
+def fill_lines(words: Sequence[str], width: float, *, family: str, size: float, bold: bool) -> list[str] | None:
     """Break words into lines of at most ``width`` inches, each as full as possible; None if a word is wider."""
     lines: list[str] = []
     width *= _FULL
     for word in words:
         longer = f"{lines[-1]} {word}" if lines else word
-        if lines and _text_width(longer, form=form, size=size, bold=bold) <= width:
+        if lines and text_width(longer, family=family, size=size, bold=bold) <= width:
             lines[-1] = longer
-        elif _text_width(word, form=form, size=size, bold=bold) <= width:
+        elif text_width(word, family=family, size=size, bold=bold) <= width:
             lines.append(word)
         else:
             return None
@@ -314,7 +316,7 @@ def _legend_lines(diagram: Diagram, room: float, *, form: _Form, small: float) -
     x = 0.0
     for kind in dict.fromkeys(arrow.kind for arrow in diagram.arrows):
         if kind in diagram.key:
-            wide = 2.5 * small / 72 + _text_width(diagram.key[kind], form=form, size=small)
+            wide = 2.5 * small / 72 + text_width(diagram.key[kind], family=form.family, size=small)
             if not lines or x + wide > room:
                 lines, x = [*lines, []], 0.0
             lines[-1].append((kind, diagram.key[kind], x))
@@ -493,7 +495,7 @@ def _draw_arrow_numbers(
     for number, (arrow, curve) in enumerate(zip(diagram.arrows, curves, strict=True)):
         if not arrow.label:
             continue
-        wide, tall = _text_width(arrow.label, form=form, size=size, bold=True) + 0.2 * em, 1.05 * em
+        wide, tall = text_width(arrow.label, family=form.family, size=size, bold=True) + 0.2 * em, 1.05 * em
         best: tuple[float, float, float, Bbox] | None = None
         out, into = (sum(getattr(one, end) == getattr(arrow, end) for one in diagram.arrows) for end in _ENDS)
         middle = 0.5 if out == into else 0.34 if into > out else 0.66  # away from where the arrows meet

@@ -3,10 +3,8 @@
 Each function chooses and words; ``diagram`` places and styles.
 """
 
-import math
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,63 +24,53 @@ _MOST_STEPS = 6
 _SIGNS = {"raises": "raises it", "lowers": "lowers it"}
 
 
-def sketch_chain(circuit: Any) -> Diagram:
-    """Return the diagram of a trace's circuit; growth steps with equal numbers are drawn as one."""
+def sketch_paths(circuit: Any) -> Diagram:
+    """Return the diagram of a trace's measured paths, with a row for each growth step.
+
+    Raises:
+        RunError: no path was measured, or none moves much of the sink.
+    """
     steps = sorted(set(circuit.nodes["step"].dropna()))
     nodes = circuit.nodes.loc[~circuit.nodes["step"].isin(steps[_MOST_STEPS:])]
-    paths = circuit.edges.loc[circuit.edges["quantity"] == "path_share"]
-    links = circuit.edges.loc[circuit.edges["quantity"] == "intervention_share"]
-    ends = links["source"].str.cat(links["target"], sep=" ")
-    others = links.loc[ends.str.contains(r"\bnode_")]  # links of one's own, of which no path is measured
-    edges: Any = links if paths.empty else pd.concat([paths.loc[paths["value"].abs() >= LEAST_PATH], others])
-    pooled = paths.empty and links.groupby("link")["value"].nunique(dropna=False).le(1).all()
-    kinds = dict(zip(nodes["id"], nodes["kind"], strict=True))
-    inside = edges["source"].map(kinds) == edges["target"].map(kinds)
-    one_step = bool(pooled and not inside.any()) or nodes["step"].nunique() < 2
-    at = kinds if one_step else {name: name for name in kinds}
-    rows = {} if one_step else {step: row for row, step in enumerate(steps[:_MOST_STEPS])}
+    paths = circuit.edges.loc[
+        (circuit.edges["quantity"] == "path_share") & (circuit.edges["value"].abs() >= LEAST_PATH)
+    ]
+    paths = paths.loc[paths["source"].isin(nodes["id"]) & paths["target"].isin(nodes["id"])]
+    if paths.empty:
+        raise RunError("no path of this run moves the sink, so there is nothing to draw. Trace with interventions")
+    rows = {step: row for row, step in enumerate(steps[:_MOST_STEPS])}
+    nodes = nodes.loc[nodes["id"].isin([*paths["source"], *paths["target"]])]
     columns = list(dict.fromkeys(nodes["kind"]))
     boxes = []
-    for name, part in nodes.groupby(nodes["id"].map(at), sort=False):
-        box = Box(id=str(name), text=_box_words(part))
-        if rows:  # columns are kinds of nodes; what all growth steps share stands between them
-            row = rows.get(part["step"].iloc[0], sum(rows.values()) / len(rows))
-            box = replace(box, row=row, column=columns.index(part["kind"].iloc[0]))
-        boxes.append(box)
-    arrows: dict[tuple[str, str, str], Arrow] = {}
-    known = edges.loc[edges["source"].isin(list(at)) & edges["target"].isin(list(at))]
-    for edge in known.sort_values("value", kind="stable").to_dict("records"):
-        source, target, share = at[edge["source"]], at[edge["target"]], float(edge["value"])
-        kind, label = str(edge["verdict"]), "?" if math.isnan(share) else percent(share)
-        arrow = Arrow(source=source, target=target, label=label, share=share, kind=kind)
-        arrows.setdefault((source, target, kind), arrow)
-    joined = {end for arrow in arrows.values() for end in (arrow.source, arrow.target)}
-    position, model = circuit.about["sink_position"], safe_line(circuit.about["model"], limit=40)
-    title = f"What makes position {position} the attention sink of {model}"
-    if len(paths):
-        says = (
-            "Number: the share of its attention that the sink loses if the box at the arrow's end does not see what "
-            "the box at its start writes. All other boxes see it. Paths through other MLPs are not drawn."
+    for name, part in nodes.groupby("id", sort=False):  # what all growth steps share stands between their rows
+        row = rows.get(part["step"].iloc[0], sum(rows.values()) / len(rows)) if len(rows) > 1 else None
+        column = None if row is None else columns.index(part["kind"].iloc[0])
+        boxes.append(Box(id=str(name), text=_box_words(part), row=row, column=column))
+    arrows = [
+        Arrow(
+            source=path["source"],
+            target=path["target"],
+            label=percent(float(path["value"])),
+            share=float(path["value"]),
+            kind=str(path["verdict"]),
         )
-        if len(others):
-            says += " For links without a path: the share that their intervention moves."
-    elif not circuit.about["is_sink"]:
-        title = f"What was measured at position {position} of {model}, which has no attention sink"
-        says = "No position is an attention sink, so no link was intervened on."
-    elif links["value"].isna().all():
-        title = f"What was measured at position {position}, the attention sink of {model}"
-        says = "No link of this run was intervened on. To test the links, trace again and leave out --no-interventions."
-    else:
-        says = "Number: share of the sink that is lost if the link is broken; for the first link, share that its cause "
-        says += "makes at another position."
+        for path in paths.sort_values("value", kind="stable").to_dict("records")
+    ]
+    says = (
+        "Number: the share of its attention that the sink loses if the box at the arrow's end does not see what "
+        "the box at its start writes. All other boxes see it. Paths through other MLPs are not drawn."
+    )
+    if any(arrow.share < 0 and arrow.source.startswith("dimension") for arrow in arrows):
+        says += " An arrow from the dimension is negative since the norm before the keys divides by the size of the "
+        says += "token: without the dimension, all other entries get larger."
     if len(steps) > _MOST_STEPS:
         says += f" {len(steps) - _MOST_STEPS} more growth steps are not drawn."
     return Diagram(
-        title=title,
-        boxes=tuple(one for one in boxes if one.id in joined),
-        arrows=tuple(arrows.values()),
+        title=f"Measured paths into the attention sink of {safe_line(circuit.about['model'], limit=40)}",
+        boxes=tuple(boxes),
+        arrows=tuple(arrows),
         says=says,
-        key={str(kind): _SIGNS.get(str(kind), safe_line(kind)) for kind in known["verdict"]},
+        key={str(kind): _SIGNS.get(str(kind), safe_line(kind)) for kind in paths["verdict"]},
     )
 
 

@@ -1,6 +1,7 @@
 """Circuits on pages and in papers: one number an arrow, few words, readable, from traces and edges."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -8,13 +9,13 @@ import pytest
 from legible import faults
 from matplotlib.text import Annotation
 
-from sink_lens.chain.page.circuit import ChainCircuit
 from sink_lens.circuits.picture import draw_edges
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
 from sink_lens.report import circuit_of, diagram, sketches
 from sink_lens.report.diagram import Arrow, Box, Diagram
 from sink_lens.report.style import figure_svg
+from sink_lens.text import percent
 
 from .circuits import tables, traced, write_run
 
@@ -36,20 +37,9 @@ def chain(tmp_path, **named):
     return circuit_of(read_run(traced(tmp_path / "run", frames=tables(**named), without=("paths",))))
 
 
-def by_step(circuit):
-    """The same circuit, with numbers of each growth step and an arrow from the first to the second."""
-    nodes, drawn = circuit.nodes, circuit.edges.copy()
-    drawn["value"] += 0.01 * drawn["step"].fillna(0)
-    into = drawn.iloc[[2]].assign(source="neurons:0", target="neurons:1", link="first_second", value=0.33)
-    return ChainCircuit(about=circuit.about, nodes=nodes, edges=pd.concat([drawn, into], ignore_index=True))
-
-
 def test_every_style_is_legible_with_one_number_an_arrow_and_eight_words_a_box(tmp_path):
-    whole = chain(tmp_path)
     for drawn in (
-        sketches.sketch_chain(whole),
-        sketches.sketch_chain(by_step(whole)),
-        sketches.sketch_chain(circuit_of(traced(tmp_path / "with paths"))),
+        sketches.sketch_paths(circuit_of(traced(tmp_path / "run"))),
         sketches.sketch_edges(EDGES, group=3, title="Indirect objects", unit="of the logit difference"),
     ):
         assert all(len(box.text.split()) <= 8 for box in drawn.boxes)
@@ -77,19 +67,43 @@ def test_a_circle_is_refused_and_so_is_what_does_not_fit():
         diagram.draw_diagram(Diagram(boxes=long, arrows=arrows), style="paper", width=0.7)
 
 
-def test_growth_steps_are_one_unless_a_number_parts_them(tmp_path):
+def lines_of(figure):
+    """(colour, dashes) of each arrow of a picture of a chain."""
+    return [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines]
+
+
+VERDICTS_DRAWN = ("holds", "in part", "fails", "not in this basis", "undecided", "not applicable", "absent")
+
+
+def test_each_verdict_has_its_own_line_or_is_dotted_and_its_word_and_sign_stand_beside_it(tmp_path):
     circuit = chain(tmp_path)
-    pooled, parted = sketches.sketch_chain(circuit), sketches.sketch_chain(by_step(circuit))
-    assert [box.text for box in pooled.boxes] == [
-        "position 0", "averaged values z", "attention output after W_O",
-        "6 super neurons, layers 1–2, 7", "dimensions 40, 41", "the sink's key", "sink in 28 heads",
-    ]  # fmt: skip
-    assert len(parted.boxes) == 3 + 2 * 4
-    assert ("neurons:0", "neurons:1", "33%") in {(one.source, one.target, one.label) for one in parted.arrows}
+    found = {}
+    for verdict in VERDICTS_DRAWN:
+        figure = replace(circuit, edges=circuit.edges.assign(verdict=verdict)).draw()
+        assert any(verdict in text.get_text() for text in figure.axes[0].texts)
+        (found[verdict],) = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in figure.axes[0].lines}
+    decided = [found[one] for one in VERDICTS_DRAWN[:4]]
+    assert len({dashes for _, dashes in decided}) == 4  # not by colour alone
+    assert {found[one] for one in VERDICTS_DRAWN[4:]} & set(decided) == set()
+    assert len({found[one] for one in VERDICTS_DRAWN[4:]}) == 1
+
+
+def test_a_link_of_the_picture_has_the_share_of_its_intervention_and_the_interval_once_for_all_growth_steps(tmp_path):
+    circuit = chain(tmp_path)
+    for style, width in (("page", None), ("paper", 6.75), ("paper", 3.25), ("page", 4.0)):
+        figure = circuit.draw(style, width=width)
+        assert faults(figure) == [], (style, width)
+        said = [text.get_text() for text in figure.axes[0].texts]
+        links = circuit.edges.drop_duplicates("link")
+        for link in links.to_dict("records"):
+            does = "makes" if link["link"] == "aggregation_variance" else "removes"
+            assert said.count(f"{does} {percent(link['value'])}") == 1, link["link"]
+            assert f"[{percent(link['ci_low'])}, {percent(link['ci_high'])}]" in said
+        assert len(figure.axes[0].patches) == len(lines_of(figure)) + len(circuit.nodes)
 
 
 def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_path):
-    drawn = sketches.sketch_chain(circuit_of(traced(tmp_path / "run")))
+    drawn = sketches.sketch_paths(circuit_of(traced(tmp_path / "run")))
     arrows = {(one.source, one.target): (one.label, one.kind) for one in drawn.arrows}
     assert arrows["neurons:0", "neurons:1"] == ("35%", "raises")
     assert arrows["dimension:1", "key:1"] == ("−30%", "lowers")
@@ -160,12 +174,11 @@ def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
 
 
 def test_undefined_numbers_are_drawn_as_such(tmp_path):
-    circuit = circuit_of(traced(tmp_path / "run", without=("effects", "mediation", "paths")))
-    drawn = sketches.sketch_chain(circuit)
-    assert {arrow.label for arrow in drawn.arrows} == {"?"}
-    assert all(np.isnan(arrow.share) for arrow in drawn.arrows)
-    assert "No link of this run was intervened on" in drawn.says
-    assert faults(diagram.draw_diagram(drawn, style="paper")) == []
+    figure = circuit_of(traced(tmp_path / "run", without=("effects", "mediation", "paths"))).draw("paper")
+    said = " ".join(text.get_text() for text in figure.axes[0].texts)
+    assert "No link of this run was intervened on" in said
+    assert "%" not in said
+    assert faults(figure) == []
 
 
 def arrows_of(figure):

@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from sink_lens.chain.page import picture
 from sink_lens.chain.page.story import NamedLink, find_story, named_links
 from sink_lens.files import parse_json
 from sink_lens.records import Run
@@ -73,7 +74,7 @@ class ChainCircuit(Drawable):
         return json.dumps(told, ensure_ascii=False, indent=1)
 
     def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
-        """Draw the circuit as a figure.
+        """Draw the chain: each link with its verdict and what its intervention removes.
 
         Args:
             style: ``page`` as in a report, ``paper`` for a column or two.
@@ -82,7 +83,15 @@ class ChainCircuit(Drawable):
         Raises:
             InputError: another style, or more than fits into the width.
         """
-        return diagram.draw_diagram(sketches.sketch_chain(self), style=style, width=width)
+        return picture.draw_chain(self, style=style, width=width)
+
+    def draw_paths(self, style: Style = "page", *, width: float | None = None) -> Figure:
+        """Draw the measured paths between the nodes of the chain, in a style and width as ``draw`` takes them.
+
+        Raises:
+            RunError: no path was measured.
+        """
+        return diagram.draw_diagram(sketches.sketch_paths(self), style=style, width=width)
 
 
 def chain_circuit(run: Run) -> ChainCircuit:

@@ -12,7 +12,7 @@ from sink_lens.chain.page.story import Story, find_story, has_interventions, hea
 from sink_lens.chain.page.tables import TABLES, read_intervention_table
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Page, paper_figure, table_reader
+from sink_lens.report.page import Drawn, Page, has_table, paper_figure, table_reader
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ANOTHER_PATH
 from sink_lens.stats import sort_by_magnitude
@@ -177,11 +177,13 @@ def _circuit_figure(run: Run) -> tuple[str, Figure]:
     elif not drawn.is_causal:
         see = "What was measured at the sink. No link was intervened on: no arrow says that one thing causes another."
     else:
-        see = (
-            "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower "
-            "it. Boxes of heads count those with a sink in layers after a growth step."
-        )
+        see = "An arrow's line and sign are the link's verdict. Heads are counted in the layers after a growth step."
     return see, drawn.draw()
+
+
+def _path_figure(run: Run) -> tuple[str, Figure]:
+    see = "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower it."
+    return see, circuit.chain_circuit(run).draw_paths()
 
 
 def _sink_rows(name: str, columns: list[str], run: Run) -> pd.DataFrame:
@@ -203,13 +205,21 @@ def _variance_rows(run: Run) -> pd.DataFrame:
     return z.loc[z["layer"].isin(_layers_to_draw(z, find_story(run)))]
 
 
-def _circuit_edges(run: Run) -> pd.DataFrame:
-    return circuit.chain_circuit(run).edges
+def _circuit_edges(quantity: str, run: Run) -> pd.DataFrame:
+    edges = circuit.chain_circuit(run).edges
+    return edges.loc[edges["quantity"] == quantity]
 
 
 _FIGURES = (
-    Drawn(key="circuit", title="The circuit", make=_circuit_figure, data=_circuit_edges),
-    paper_figure(circuit.chain_circuit, data=_circuit_edges),
+    Drawn(key="circuit", title="The chain", make=_circuit_figure, data=partial(_circuit_edges, "intervention_share")),
+    paper_figure(circuit.chain_circuit, data=partial(_circuit_edges, "intervention_share")),
+    Drawn(
+        key="paths",
+        title="Measured paths",
+        make=_path_figure,
+        data=partial(_circuit_edges, "path_share"),
+        when=has_table("paths"),
+    ),
     Drawn(
         key="scores",
         title="Where heads attend",
