@@ -34,7 +34,7 @@ _NAMES = (  # noqa: SIM905 - a list would take a page
 _TEMPLATES = (
     "[A] and [B] went to the [LOCATION] to buy [OBJECT]. [B] handed the [OBJECT] to [A]",
     "Then, [B] and [A] went to the [LOCATION]. [B] gave the [OBJECT] to [A]",
-    "When [A] and [B] got a [OBJECT] at the [LOCATION], [B] decided to give it to [A]",
+    "When [A] and [B] got some [OBJECT] at the [LOCATION], [B] decided to give the [OBJECT] to [A]",
 )
 _OF_TEMPLATES = {"LOCATION": ("store", "market"), "OBJECT": ("milk", "eggs", "bread")}
 _NOUNS = {"war": 17, "siege": 16, "dispute": 18, "campaign": 15, "project": 19, "reign": 14}

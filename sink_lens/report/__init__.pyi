@@ -6,3 +6,4 @@ from .pages import circuit_of as circuit_of
 from .views import attention_heads as attention_heads
 from .views import attention_patterns as attention_patterns
 from .views import colored_tokens as colored_tokens
+from .views import neuron_activations as neuron_activations

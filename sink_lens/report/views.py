@@ -1,4 +1,4 @@
-"""CircuitsVis views of attention and tokens: offline, in a notebook or in a file.
+"""CircuitsVis views of attention, tokens and neurons: offline, in a notebook or in a file.
 
 The components come from the JavaScript bundle in the circuitsvis package, whose Python side is not used: it imports
 torch, asks the network whether it is there, and lets tokens be read as HTML. A page holds the bundle, packed, and
@@ -25,7 +25,7 @@ from sink_lens.records.provenance import plain_json
 from sink_lens.report.offline import frame_html, script_hashes, unpacking_script, write_page
 from sink_lens.report.page import MAKES, run_label
 from sink_lens.report.patterns import first_token_texts, read_patterns, strongest_and_weakest_heads
-from sink_lens.text import as_text, head_name, plural, token_text
+from sink_lens.text import as_text, head_name, neuron_name, plural, token_text
 
 _STYLE = (
     "h1 { font-size: 1rem; margin: 0 0 8px; } "
@@ -39,6 +39,7 @@ _DRAW = """const canvas = document.createElement("canvas");
 _LINE, _CHARACTERS = 26, 90
 """Pixels of a line of tokens, and how many characters it holds."""
 _STRONGEST, _WEAKEST = 6, 2
+_MOST_NEURONS = 8
 _FEWEST = 8
 """Queries that must come after a token for its mean attention to be shown."""
 _JOINER = "\N{WORD JOINER}"
@@ -106,20 +107,26 @@ def attention_heads(
     """Show the attention of several heads, one of them large: choose a head, hover for its numbers.
 
     Args:
-        attention: an array of (head, query, key) or (query, key); a ``capture`` of ``pattern``; or a traced run.
-        tokens: the texts at the positions, or a token batch (then give ``tokenizer`` too). By default the tokens of a
-            run; without a run, the positions.
+        attention: a model, with a text second; an array of (head, query, key) or (query, key); a ``capture`` of
+            ``pattern``; or a traced run.
+        tokens: of a model, a text or what ``capture`` takes, which the model is run on. Else the texts at the
+            positions, or a token batch (then give ``tokenizer`` too); by default the tokens of a run, or the positions.
         sequence: the index of the sequence in a capture and a token batch.
-        layers: layers of a capture; None is all.
-        heads: for a capture, heads of each layer, None is all; for a run, pairs (layer, head), by default the six with
-            the highest and the two with the lowest sink score.
+        layers: layers of a capture or model; None is all.
+        heads: for a capture, heads of each layer, None is all; for a run or a model, pairs (layer, head), by default
+            the six with the highest and the two with the lowest sink score (of a model: most and least attention to
+            the first token).
         tokenizer: decodes the ids of a token batch.
 
     Raises:
         InputError: the shapes do not fit, or there are too many numbers for a browser.
         RunError: the run has no patterns.
     """
-    patterns, names = _patterns_of(attention, sequence=sequence, layers=layers, heads=heads)
+    if _is_model(attention):
+        captured, tokens = _run_model(attention, tokens, site="pattern", sequence=sequence, layers=layers)
+        patterns, names = _heads_of_model(captured, heads=heads, every=layers is not None)
+    else:
+        patterns, names = _patterns_of(attention, sequence=sequence, layers=layers, heads=heads)
     props = {
         "attention": patterns,
         "tokens": _position_texts(attention, tokens, length=patterns.shape[-1], sequence=sequence, tokenizer=tokenizer),
@@ -141,14 +148,15 @@ def attention_patterns(
     heads: Sequence[Any] | None = None,
     tokenizer: Any = None,
 ) -> View:
-    """Show the attention of several heads over the text: choose a token to see its attention, given or received.
+    """Show the attention of several heads over the text: ``attention_patterns(model, "The cat sat")``.
 
-    Arguments and errors are those of ``attention_heads``, which a browser without WebGL shows in its place; their order
-    is that of CircuitsVis, and a capture or a run may stand alone. Where WebGL is drawn without a graphics card, eight
-    heads of 64 tokens take many seconds: choose fewer.
+    Choose a token to see its attention, given or received. Arguments and errors are those of ``attention_heads``, which
+    a browser without WebGL shows in its place. A model stands before its text; else the order is that of CircuitsVis,
+    and a capture or a run may stand alone. Where WebGL is drawn without a graphics card, eight heads of 64 tokens take
+    many seconds: choose fewer.
     """
-    if attention is None:
-        tokens, attention = None, tokens
+    if attention is None or _is_model(tokens):
+        tokens, attention = attention, tokens
     of = {"sequence": sequence, "layers": layers, "heads": heads, "tokenizer": tokenizer}
     large = attention_heads(attention, tokens, **of)
     props = dict(large.props)
@@ -170,9 +178,9 @@ def colored_tokens(
     """Show a text with each token coloured by its number.
 
     Args:
-        source: numbers, one per position; or a capture of ``pattern`` or a traced run: then the attention that a token
-            gets from those after it, the mean over the heads. Tokens that fewer than 8 come after are not coloured,
-            and the title says so: a mean over one or two queries says nothing.
+        source: numbers, one per position; or a model, a capture of ``pattern`` or a traced run: then the attention that
+            a token gets from those after it, the mean over the heads. Tokens that fewer than 8 come after are not
+            coloured, and the title says so: a mean over one or two queries says nothing.
         tokens: as in ``attention_heads``, like the arguments below.
         sequence: the index of the sequence in a capture and a token batch.
         layers: layers of a capture.
@@ -183,6 +191,9 @@ def colored_tokens(
         InputError: the shapes do not fit, or there are too many numbers for a browser.
         RunError: the run has no patterns.
     """
+    if _is_model(source):
+        source, tokens = _run_model(source, tokens, site="pattern", sequence=sequence, layers=layers)
+        sequence = 0
     if isinstance(source, Run) or hasattr(source, "tensors"):
         patterns, _ = _patterns_of(source, sequence=sequence, layers=layers, heads=heads)
         later = np.tril(np.ones(patterns.shape[1:]), -1)
@@ -203,6 +214,38 @@ def colored_tokens(
     return View(kind="ColoredTokens", props=props, height=height, title=title)
 
 
+def neuron_activations(
+    model: Any, tokens: Any, *, layer: int, neurons: Sequence[int] | None = None, sequence: int = 0
+) -> View:
+    """Show a text with each token coloured by the activation of a neuron, which the reader chooses.
+
+    Args:
+        model: what ``load`` takes, or a model in memory.
+        tokens: a text, or what ``capture`` takes.
+        layer: the layer of the neurons, -1 the last.
+        neurons: the neurons; None is the eight with the largest activation anywhere in the text.
+        sequence: which of several sequences is shown.
+
+    Raises:
+        InputError: a layer or neuron does not exist.
+        SiteError: the layer has no neurons.
+    """
+    captured, texts = _run_model(model, tokens, site="neurons", sequence=sequence, layers=[layer])
+    (values,) = (_float_array(one[0]) for one in captured.tensors.values())
+    if neurons is None:
+        neurons = np.argsort(-np.abs(values).max(0), kind="stable")[:_MOST_NEURONS].tolist()
+    if outside := [one for one in neurons if not 0 <= one < values.shape[1]]:
+        raise InputError(f"neuron {outside[0]} does not exist; need 0 to {values.shape[1] - 1}")
+    ((_, at),) = captured.tensors
+    names = [_harmless_text(neuron_name(at, one)) for one in neurons]
+    props = {"tokens": [_harmless_text(text) for text in texts], "activations": values[:, None, list(neurons)]}
+    props |= {"firstDimensionName": "Layer", "firstDimensionLabels": [str(at)]}
+    props |= {"secondDimensionName": "Neuron", "secondDimensionLabels": names}
+    height = 260 + _LINE * (sum(map(len, texts)) // _CHARACTERS)
+    title = f"Activation over the tokens, {plural(len(names), 'neuron')} of layer {at}"
+    return View(kind="TextNeuronActivations", props=props, height=height, title=title)
+
+
 @cache
 def read_javascript() -> str:
     """Return the JavaScript of CircuitsVis's components, which sets the global variable CircuitsVis.
@@ -219,6 +262,51 @@ def read_javascript() -> str:
 
 MOST_NUMBERS = 600_000
 """Most numbers in one view; a larger view makes a browser slow."""
+
+
+def _is_model(source: Any) -> bool:
+    return hasattr(source, "plain") or hasattr(source, "forward")
+
+
+def _run_model(
+    model: Any, tokens: Any, *, site: str, sequence: int, layers: Sequence[int] | None
+) -> tuple[Any, list[str]]:
+    """Return (capture of ``site`` in one sequence, texts of its tokens)."""
+    from sink_lens.activations.record import capture
+    from sink_lens.data.tokens import as_batch, decode_tokens
+    from sink_lens.models.load import as_lens
+
+    if tokens is None:
+        raise InputError("a model was given without a text; need what it reads, such as a text, as second argument")
+    lens = as_lens(model)
+    batch = as_batch(tokens, lens.tokenizer)
+    if not 0 <= sequence < batch.n_sequences:
+        raise InputError(f"sequence {sequence} does not exist; need 0 to {batch.n_sequences - 1}")
+    own = batch[sequence : sequence + 1].cut(int(batch.lengths[sequence]))
+    texts = [str(text) for text in decode_tokens(own, lens.tokenizer)["text"]]
+    return capture(lens, own, sites=[site], layers=layers), texts
+
+
+def _heads_of_model(captured: Any, *, heads: Sequence[Any] | None, every: bool) -> tuple[np.ndarray, list[str]]:
+    """Return the patterns and names of heads of a capture: pairs (layer, head), numbers in each layer, or a choice.
+
+    Without ``heads`` they are ``every`` head, or those that attend most and least to the first token.
+    """
+    pairs = [one for one in heads or () if not isinstance(one, int)]
+    own = None if pairs or heads is None else heads
+    patterns, names = _patterns_of_capture(captured, sequence=0, layers=None, heads=own)
+    chosen = list(range(len(names)))
+    if pairs:
+        if unknown := [head_name(*one) for one in pairs if head_name(*one) not in names]:
+            raise InputError(
+                f"{unknown[0]} does not exist, or its layer was not asked for; need one such as {names[0]}"
+            )
+        chosen = [names.index(head_name(*one)) for one in pairs]
+    elif heads is None and not every and len(names) > _STRONGEST + _WEAKEST:
+        ranked = np.argsort(-patterns[:, 1:, 0].mean(1), kind="stable").tolist()
+        chosen = [*ranked[:_STRONGEST], *ranked[-_WEAKEST:]]
+    shown, _ = _patterns_of(patterns[chosen], sequence=0, layers=None, heads=None)
+    return shown, [names[one] for one in chosen]
 
 
 def _float_array(source: Any) -> np.ndarray:

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from lenses import speaking
 
+from sink_lens.activations.record import capture
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
 from sink_lens.report import views
@@ -152,3 +154,41 @@ def test_views_of_a_run_of_another_kind_name_the_command_that_makes_one(tmp_path
     folder = write_run(tmp_path / "run", "patch", heads={"layer": [0]})
     with pytest.raises(RunError, match=r"is a run of patch, which keeps no .*sink-lens trace MODEL --out FOLDER"):
         views.attention_heads(read_run(folder))
+
+
+TEXT = "the cat and the dog saw the river"
+
+
+def test_a_model_and_a_text_are_enough_and_show_what_a_capture_has():
+    lens = speaking()
+    whole = capture(lens, [TEXT], sites=["pattern", "neurons"])
+    chosen = views.attention_patterns(lens, TEXT, heads=[(2, 1), (0, 3)])
+    assert chosen.props["headLabels"] == ["L2.H1", "L0.H3"]
+    assert chosen.props["attention"] == pytest.approx(
+        np.stack([whole["pattern", 2][0, 1].float().numpy(), whole["pattern", 0][0, 3].float().numpy()])
+    )
+    assert [text.strip() for text in chosen.props["tokens"]][-1].endswith("r")
+    of_layer = views.attention_heads(lens, TEXT, layers=[1])
+    assert of_layer.props["attentionHeadNames"] == [f"L1.H{head}" for head in range(lens.n_heads)]
+    to_first = {
+        f"L{layer}.H{head}": float(whole["pattern", layer][0, head, 1:, 0].mean())
+        for layer in range(lens.n_layers)
+        for head in range(lens.n_heads)
+    }
+    ranked = sorted(to_first, key=lambda name: -to_first[name])
+    assert views.attention_heads(lens, TEXT).props["attentionHeadNames"] == [*ranked[:6], *ranked[-2:]]
+
+
+def test_a_neuron_is_shown_over_the_tokens():
+    lens = speaking()
+    view = views.neuron_activations(lens, TEXT, layer=1, neurons=[3, 0])
+    values = capture(lens, [TEXT], sites=["neurons"], layers=[1])["neurons", 1][0].float().numpy()
+    assert view.props["activations"][:, 0] == pytest.approx(values[:, [3, 0]])
+    assert view.props["secondDimensionLabels"] == ["L1.N3", "L1.N0"]
+    assert data(view.html)[0] == "TextNeuronActivations"
+    largest = views.neuron_activations(lens, TEXT, layer=-1).props["activations"]
+    assert np.abs(largest).max() == np.abs(largest[:, 0, 0]).max()
+    with pytest.raises(InputError, match="neuron 100000"):
+        views.neuron_activations(lens, TEXT, layer=1, neurons=[100_000])
+    with pytest.raises(InputError, match="without a text"):
+        views.attention_patterns(lens)
