@@ -94,7 +94,7 @@ def sink_mask(
         limit = LEAST_RATE if threshold is None and rule == "rate" else threshold
         if limit is None:
             found = score_gap(scores, least=LEAST[rule])
-            log.info("marked as sinks %s", gap_text(found, scores, by=rule))
+            log.debug("marked as sinks %s", gap_text(found, scores, by=rule))
             limit = math.inf if found is None else found.threshold
         marked |= scores >= limit
     return as_given(marked & batch.valid.cpu(), batch.given)

@@ -144,7 +144,7 @@ def first_sink_answer(
     tokens: TokenBatch,
     position: int | None = None,
 ) -> tuple[int | None, str]:
-    """Return the sink's position (None: no sink), and a sentence with its sink rate, overall and by layer in tenths.
+    """Return the sink's position (None: no sink), and a sentence with its sink rate.
 
     ``rates`` may be of some of the sequences in ``tokens`` only. If a ``position`` is given, the sentence is about it.
     """
@@ -159,9 +159,4 @@ def first_sink_answer(
     if not bool(rate_at[place] >= config.min_sink_rate):
         has = "comes nearest, with one" if position is None else "has one"
         return None, f"no attention sink so far: position {place} {has} {read}"
-    by_layer = rates[:, :, place].nanmean(1).tolist()
-    tenths = "".join("-" if rate != rate else f"{min(9, int(10 * rate))}" for rate in by_layer)
-    return place, (
-        f"attention sink at position {place}, {read} (sink score above {config.threshold:g}); share of heads by "
-        f"layer, in tenths: {tenths}"
-    )
+    return place, f"attention sink at position {place}, {read} (sink score above {config.threshold:g})"

@@ -1,4 +1,4 @@
-"""The result of a trace in the terminal: the first screen of its page, and a line for each link."""
+"""The result of a trace in the terminal: its headline, and each link with a sentence."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
 
 from ..records import read_run
-from ..text import interval_text, join_and, name_in_words, percent
+from ..text import capitalise, interval_text, name_in_words, percent
 from .links import LINKS
-from .page.story import find_story, headline, headline_numbers
-from .page.words import why_undecided
+from .page.story import find_story
+from .page.words import link_remarks
 from .summary import too_short_sentence
 
 if TYPE_CHECKING:
     from .trace import Trace
 
-_STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
+_STYLES = {"holds": "green", "in part": "blue", "fails": "red", "undecided": "yellow"}
 """Verdict -> its colour; every other is grey."""
 _ARROWS = {link.name: link.arrow for link in LINKS}
-_MARKS = {"holds": "+", "fails": "x", "undecided": "?", "present, not tested": "o"}
+_MARKS = {"holds": "+", "in part": "~", "fails": "x", "undecided": "?", "present, not tested": "o"}
 """Verdict -> its mark; every other has a dash."""
 
 
@@ -41,41 +41,37 @@ def answer(trace: "Trace") -> dict[str, Any]:
 
 
 def brief_answer(trace: "Trace") -> RenderableType:
-    """Draw the answer in at most 30 lines: the conclusion, the page's numbers and sentences, a line per link."""
-    run = read_run(trace.folder)
-    story, numbers = find_story(run), [" ".join(one) for one in headline_numbers(run)]
-    if story.sink_rate is None:
-        numbers = [f"{too_short_sentence(trace.config.threshold)}."]
-    said = [Text(f"{trace.sentences[0]}\n", style="bold"), Text("\n".join([*numbers, *headline(story)]) + "\n")]
-    return Group(*said, *_verdict_lines(trace.tables, sink_position=trace.location.sink_position))
+    """Draw the answer: the conclusion, and for each link a line and a sentence below it."""
+    said = [Text(f"{trace.sentences[0]}\n", style="bold")]
+    if find_story(read_run(trace.folder)).sink_rate is None:
+        said.append(Text(f"{capitalise(too_short_sentence(trace.config.threshold))}.\n"))
+    return Group(*said, *_link_lines(trace.tables, sink_position=trace.location.sink_position))
 
 
-def _verdict_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list[RenderableType]:
-    """Draw a line per link: its verdict, and what its intervention makes or (at ``sink_position``) removes.
-
-    After them come the reasons why links are undecided.
-    """
+def _link_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list[RenderableType]:
+    """Draw each link: its verdict, what its intervention makes or (at ``sink_position``) removes, and a sentence."""
     links, effects = frames["links"], frames.get("effects")
     made = [] if effects is None else effects.loc[effects["is_primary"].astype(bool)].to_dict("records")
     intervened = {row["link"]: row for row in made}
-    table = Table(
-        title="Links, and the sink that breaking each makes or removes", title_justify="left", box=None, pad_edge=False
-    )
-    for name in ("link", "verdict", "intervention", "controls"):
-        table.add_column(name, no_wrap=True)
-    reasons: dict[str, list[str]] = {}
+    claims = dict(zip(frames["chain"]["link"], frames["chain"]["sentence"], strict=True))
     primary = links.loc[links["is_primary"].astype(bool)].drop_duplicates("link").set_index("link")["verdict"]
+    rows: list[tuple[str, str, str, str, str]] = []
     for link, verdict in primary.items():
-        arrow = _ARROWS.get(link, name_in_words(str(link)))
-        did, control, why = "not intervened on", "", why_undecided(frames, str(link))
-        if why:
-            reasons.setdefault(why, []).append(arrow)
+        did = control = ""
         if link in intervened:
             row = intervened[link]
             largest = row.get("control_largest", np.nan)
-            control = "" if np.isnan(largest) else f"at most {percent(largest)}"
+            control = "" if np.isnan(largest) else f"controls at most {percent(largest)}"
             ends = interval_text(row["ci_low"], row["ci_high"], shown=percent)
             did = f"{'makes' if row['position'] != sink_position else 'removes'} {percent(row['share'])} {ends}"
-        marked = Text(f"{_MARKS.get(verdict, '-')} {verdict}", style=_STYLES.get(verdict, "dim"))
-        table.add_row(arrow, marked, did, control)
-    return [table, *(Text(f"? {join_and(links)}: {why}") for why, links in reasons.items())]
+        sentence = next(iter(link_remarks(frames, str(link))), claims.get(link, ""))
+        named = _ARROWS.get(link, name_in_words(str(link)))
+        rows.append((f"{_MARKS.get(verdict, '-')} {verdict}", named, did, control, capitalise(sentence)))
+    wide = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    shown: list[RenderableType] = []
+    for row in rows:
+        verdict, named, did = (cell.ljust(width) for cell, width in zip(row, wide, strict=False))
+        style = _STYLES.get(row[0].partition(" ")[2], "dim")
+        shown.append(Text.assemble((verdict, style), "  ", (named, "bold"), "  ", did, "  ", row[3]))
+        shown.append(Padding(Text(f"{row[4].removesuffix('.')}.", style="dim"), (0, 0, 0, 4)))
+    return shown

@@ -88,7 +88,7 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
     if quiet and folders:
         echo(result.folder)
     else:
-        ends = [*(f"report: {page}" for page in pages), *([f"run: {result.folder}"] if pages else [])]
+        ends = [f"report: {page}" for page in pages]
         print_items((*(import_object(kind.show)(result, *view) if kind.show else [result.headline]), *ends))
     for note in getattr(result, "notes", ()):
         print_message("warning", note)

@@ -73,7 +73,7 @@ def test_a_sink_that_is_not_massive_is_marked_by_attention_and_by_either():
 
 
 def test_the_gap_is_stated_and_so_is_its_absence(caplog):
-    with caplog.at_level(logging.INFO, logger="sink_lens"):
+    with caplog.at_level(logging.DEBUG, logger="sink_lens"):
         found = build("bos_neuron", family="llama")
         sink_mask(wrap(found.model), drawn(found))
         none = build("untrained", family="llama")

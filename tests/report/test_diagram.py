@@ -80,7 +80,7 @@ def test_each_verdict_has_its_own_line_or_is_dotted_and_its_word_and_sign_stand_
     found = {}
     for verdict in VERDICTS_DRAWN:
         figure = replace(circuit, edges=circuit.edges.assign(verdict=verdict)).draw()
-        assert any(verdict in text.get_text() for text in figure.axes[0].texts)
+        assert verdict in " ".join(text.get_text() for text in figure.axes[0].texts)
         (found[verdict],) = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in figure.axes[0].lines}
     decided = [found[one] for one in VERDICTS_DRAWN[:4]]
     assert len({dashes for _, dashes in decided}) == 4  # not by colour alone
