@@ -20,6 +20,7 @@ import numpy as np
 
 from sink_lens.arguments import value_in_words
 from sink_lens.errors import InputError, RunError
+from sink_lens.lazy import import_object
 from sink_lens.records import Run
 from sink_lens.records.provenance import plain_json
 from sink_lens.report.offline import frame_html, script_hashes, unpacking_script, write_page
@@ -272,10 +273,15 @@ def _run_model(
     model: Any, tokens: Any, *, site: str, sequence: int, layers: Sequence[int] | None
 ) -> tuple[Any, list[str]]:
     """Return (capture of ``site`` in one sequence, texts of its tokens)."""
-    from sink_lens.activations.record import capture
-    from sink_lens.data.tokens import as_batch, decode_tokens
-    from sink_lens.models.load import as_lens
-
+    capture, as_lens, as_batch, decode_tokens = (  # by name: the rest of the report is drawn without torch
+        import_object(f"sink_lens.{one}")
+        for one in (
+            "activations.record:capture",
+            "models.load:as_lens",
+            "data.tokens:as_batch",
+            "data.tokens:decode_tokens",
+        )
+    )
     if tokens is None:
         raise InputError("a model was given without a text; need what it reads, such as a text, as second argument")
     lens = as_lens(model)
