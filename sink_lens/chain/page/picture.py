@@ -7,7 +7,7 @@ interval. Growth steps stand side by side. The figure reads from left to right, 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,9 +21,6 @@ from sink_lens.report.diagram import Style, fill_lines
 from sink_lens.report.style import BLUE, BOX, FAINT, GREEN, INK, ORANGE, QUIET, new_figure, without_formulas
 from sink_lens.schema import VERDICTS
 from sink_lens.text import interval_text, percent, plural, safe_line
-
-if TYPE_CHECKING:
-    from sink_lens.chain.page.circuit import ChainCircuit
 
 LINES: Mapping[str, tuple[str, Any]] = {
     "holds": (GREEN, "solid"),
@@ -88,7 +85,7 @@ class _TooNarrowError(Exception):
     """A word is wider than its place."""
 
 
-def draw_chain(circuit: "ChainCircuit", *, style: Style, width: float | None) -> Figure:
+def draw_chain(circuit: Any, *, style: Style, width: float | None) -> Figure:
     """Draw the links of a trace's circuit, in the largest type that fits.
 
     Raises:
@@ -111,7 +108,7 @@ def draw_chain(circuit: "ChainCircuit", *, style: Style, width: float | None) ->
     raise InputError(f"the chain does not fit into {width:g} inches; need {width + 1:g} or more. Draw it wider")
 
 
-def _words_around(circuit: "ChainCircuit") -> tuple[str, str]:
+def _words_around(circuit: Any) -> tuple[str, str]:
     """Return (title, what the numbers are)."""
     position, model = circuit.about["sink_position"], safe_line(circuit.about["model"], limit=40)
     if not circuit.about["is_sink"]:
@@ -130,7 +127,7 @@ def _words_around(circuit: "ChainCircuit") -> tuple[str, str]:
     return f"What makes position {position} the attention sink of {model}", says
 
 
-def _boxes_and_bonds(circuit: "ChainCircuit") -> tuple[dict[str, _Box], list[_Bond]]:
+def _boxes_and_bonds(circuit: Any) -> tuple[dict[str, _Box], list[_Bond]]:
     """Return (id -> box, links) of the growth steps that are drawn."""
     steps = sorted(set(circuit.nodes["step"].dropna()))
     nodes = circuit.nodes.loc[~circuit.nodes["step"].isin(steps[_MOST_STEPS:])]
