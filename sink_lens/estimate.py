@@ -61,7 +61,7 @@ _TIMED_TOKENS, _TIMED_SEQUENCES = 2048, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class PassCount:
     """Forward and backward passes that one part of a run needs, with their number of tokens."""
 
     name: str = ""
@@ -88,10 +88,10 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
+class PassCounts:
     """The passes that a run makes through its model, from which its cost is estimated."""
 
-    parts: tuple[Pass, ...]
+    parts: tuple[PassCount, ...]
     sequences: int
     positions: int
     """Tokens of the longest sequence."""
@@ -145,7 +145,7 @@ class Sizes:
         return prompt_ids(prompts, tokenizer, bos=bos)
 
 
-CountPasses = Callable[[Any, Sizes], Passes | None]
+CountPasses = Callable[[Any, Sizes], PassCounts | None]
 """A kind's function: from its configuration and the model's sizes to its passes; None if it takes the model itself."""
 
 
@@ -155,7 +155,7 @@ class Cost:
 
     model: str
     device: str
-    passes: Passes
+    passes: PassCounts
     seconds_per_token: float
     bytes_weights: int
     """The weights of the models, with those of a second model of the same size."""
@@ -168,7 +168,7 @@ class Cost:
     before: str = ""
     """The conversion of GGUF files, which comes before the first pass; empty if there is none."""
 
-    def seconds_of(self, part: Pass) -> float:
+    def seconds_of(self, part: PassCount) -> float:
         """Return the estimated seconds of a part of the run."""
         return part.n_forwards * part.tokens * part.slowness * self.seconds_per_token
 
@@ -200,7 +200,7 @@ def _read_sizes(name: str) -> Sizes | None:
     return Sizes(header=header, files=files) if header else None
 
 
-def _estimate_from_sizes(config: Any, asked: Passes, models: Sequence[Sizes]) -> Cost:
+def _estimate_from_sizes(config: Any, asked: PassCounts, models: Sequence[Sizes]) -> Cost:
     """Estimate a run's cost from its passes (``asked``), its models' sizes and the speed of a matrix product here."""
     found = [one.header for one in models]
     weights = sum(header.weight_bytes(config.dtype) for header in found)

@@ -13,7 +13,7 @@ from sink_lens import estimate as estimating
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.passes import passes as of_trace
 from sink_lens.errors import InputError
-from sink_lens.estimate import Pass, Passes, cost_table, estimate_cost
+from sink_lens.estimate import PassCount, PassCounts, cost_table, estimate_cost
 from sink_lens.models.bundled import read_header
 from sink_lens.models.header import axis_sizes
 from sink_lens.models.load import load
@@ -29,10 +29,13 @@ def shown(cost):
 
 def test_time_is_operations_over_their_speed_and_memory_is_libraries_weights_and_the_rest(planted_folder, monkeypatch):
     monkeypatch.setattr(estimating, "measure_operations_per_second", lambda: 1e6)
-    parts = (Pass(name="read", forwards=2, tokens=10), Pass(name="learn", backwards=1, tokens=5, slowness=2.0))
+    parts = (
+        PassCount(name="read", forwards=2, tokens=10),
+        PassCount(name="learn", backwards=1, tokens=5, slowness=2.0),
+    )
     header = read_header(planted_folder)
     for unembeds, weights in ((False, header.n_body), (True, header.n_body + header.n_vocab)):
-        asked = Passes(parts=parts, sequences=1, positions=10, bytes=1000, unembeds=unembeds)
+        asked = PassCounts(parts=parts, sequences=1, positions=10, bytes=1000, unembeds=unembeds)
         cost = estimate_cost(
             CardConfig(model=str(planted_folder), device="cpu"), lambda config, sizes, asked=asked: asked
         )

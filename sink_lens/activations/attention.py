@@ -138,7 +138,7 @@ def _observed_attention(
         query, key = append_alibi_dimension(query, key, slopes=alibi / scale)
         value = nn.functional.pad(value, (0, 1))
     mask = None if attention_mask is None else _additive_mask(attention_mask, query.dtype)
-    score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap"))
+    score = AttentionScores(query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap"))
     lse: Tensor | None
     total = None
     if given.get("weighting") == "sigmoid":
@@ -182,7 +182,7 @@ def _own_attention(
         raise no_pattern_error(own)
     added = _additive_mask(mask, query.dtype) if isinstance(mask, Tensor) and mask.dim() == 4 else None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    score = Scores(query=query, key=key, mask=added, scale=scale, softcap=given.get("softcap"))
+    score = AttentionScores(query=query, key=key, mask=added, scale=scale, softcap=given.get("softcap"))
     for name in names:
         if pattern is not None and name in ("mass", "rows", "pattern"):
             index = {"mass": (..., list(watch.keys)), "rows": (..., watch.rows, slice(None)), "pattern": (...,)}[name]
@@ -192,7 +192,9 @@ def _own_attention(
     return output, None
 
 
-def _observed_quantity(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:
+def _observed_quantity(
+    name: str, score: "AttentionScores", lse: Tensor | None, total: Tensor | None, watch: Watch
+) -> Tensor:
     """Compute the quantity ``name`` of ``OBSERVED`` from a layer's scores and their log-sum-exp ``lse``.
 
     For sigmoid attention ``lse`` is None, and ``total`` has the sum of each row. ``watch`` has the keys and rows to
@@ -228,7 +230,7 @@ def _attention_weights(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class AttentionScores:
     """Attention scores of one layer, computed on demand in float32."""
 
     query: Float[Tensor, "batch head query d_head"]
@@ -264,7 +266,7 @@ class Scores:
 
 
 def _attention_by_rows(
-    score: Scores, value: Tensor, *, sigmoid: bool = False
+    score: AttentionScores, value: Tensor, *, sigmoid: bool = False
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
     """Compute the attention output and each row's log-sum-exp, one block of query rows after the other.
 
@@ -281,7 +283,7 @@ def _attention_by_rows(
     return torch.cat(outputs, dim=2), torch.cat(sums, dim=2)
 
 
-def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | None = None) -> Tensor:
+def log_sum_exp(score: AttentionScores, *, kernel: Kernel, sink: Float[Tensor, "..."] | None = None) -> Tensor:
     """Compute the log-sum-exp of every row of a layer's scores, "batch head query", without the pattern.
 
     The ``fused`` kernel needs scores without a soft cap. ``sink`` are learned sink logits, which count as one more
@@ -333,7 +335,9 @@ def _check_fused_kernel(device: str, dtype: torch.dtype, d_head: int) -> None:
     scale = d_head**-0.5
     window = torch.ones(1, 1, 19, 19, dtype=torch.bool, device=device).tril().triu(-7)
     for mask in (None, _additive_mask(window, dtype)):
-        explicit = _attention_by_rows(Scores(query=query, key=key, mask=mask, scale=scale, softcap=None), value)
+        explicit = _attention_by_rows(
+            AttentionScores(query=query, key=key, mask=mask, scale=scale, softcap=None), value
+        )
         try:
             fused = _fused_attention(query, key, value, mask=mask, scale=scale)
         except RuntimeError as error:

@@ -2,7 +2,7 @@
 
 from ..data.described import check_sequences_fit
 from ..errors import InputError
-from ..estimate import LIBRARIES, Pass, Passes, Sizes
+from ..estimate import LIBRARIES, PassCount, PassCounts, Sizes
 from ..models.memory import LOSS_CHUNK, free_bytes
 from ..models.sized import Sized
 from ..text import size_text
@@ -32,7 +32,7 @@ _NOT_INCLUDED = (
 _LESS = "need fewer sequences, a smaller type (--dtype bfloat16) or no interventions (--no-interventions)"
 
 
-def passes(config: TraceConfig, sizes: Sizes) -> Passes:
+def passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
     """Count the forward passes of a trace on a model of ``sizes`` by stage, and the tokens that each stage reads.
 
     Raises:
@@ -48,21 +48,21 @@ def passes(config: TraceConfig, sizes: Sizes) -> Passes:
         from ..activations.attention import choose_kernel
 
         facts["kernel"] = choose_kernel(sizes.lens.family, device=sizes.lens.device, asked=config.kernel)
-    parts = [Pass(name="scout", tokens=scouted), Pass(name="measure", tokens=tokens, slowness=_STREAMED)]
+    parts = [PassCount(name="scout", tokens=scouted), PassCount(name="measure", tokens=tokens, slowness=_STREAMED)]
     if header.has_tokenizer:
-        parts.append(Pass(name="the other BOS condition", tokens=scouted + tokens))
+        parts.append(PassCount(name="the other BOS condition", tokens=scouted + tokens))
     if config.random_init:
-        parts.append(Pass(name="random-init baseline", tokens=tokens, slowness=_STREAMED))
+        parts.append(PassCount(name="random-init baseline", tokens=tokens, slowness=_STREAMED))
     if config.interventions:
         number, short = count_intervention_passes(config, sequences=sequences)
-        parts.append(Pass(name="interventions", forwards=number, tokens=short, only_if="the model has a sink"))
+        parts.append(PassCount(name="interventions", forwards=number, tokens=short, only_if="the model has a sink"))
         facts["interventions"] = f"with {_STEPS} growth steps"
     weights = header.weight_bytes(config.dtype)
     twin = weights * config.random_init
     together = bytes_beside_model(header, config, twin=twin)
     one_by_one = config.random_init and LIBRARIES + weights + together > free_bytes()
     said = ", one model after the other" if one_by_one else " with the random-init baseline"
-    return Passes(
+    return PassCounts(
         parts=tuple(parts),
         sequences=sequences,
         positions=length,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..estimate import Pass, Passes, Sizes, layer_activation_bytes
+from ..estimate import PassCount, PassCounts, Sizes, layer_activation_bytes
 from ..text import size_text
 from .config import REST, CircuitConfig
 from .graph import Graph
@@ -25,7 +25,7 @@ _TRIED = 8
 """Pairs whose tokens are counted."""
 
 
-def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
+def passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | None:
     """Estimate the passes and memory of a circuit's run in a model of these ``sizes``; None if the headers lack them.
 
     Raises:
@@ -49,11 +49,11 @@ def passes(config: CircuitConfig, sizes: Sizes) -> Passes | None:
     stacks = 4 * _STACKS * rows * len(graph.writers) * graph.d_model
     tokens = config.pairs * n_positions
     scores = f"scores ({config.method}, about {points} points per pair)"
-    return Passes(
+    return PassCounts(
         parts=(
-            Pass(name=scores, forwards=_PASSES_A_POINT * points + _PASSES_A_PAIR, tokens=tokens),
-            Pass(name=f"curve ({circuits} circuits)", forwards=_PASSES_A_CIRCUIT * circuits / 2, tokens=tokens),
-            Pass(name="real patches of edges and nodes", forwards=patches / 2, tokens=n_positions),
+            PassCount(name=scores, forwards=_PASSES_A_POINT * points + _PASSES_A_PAIR, tokens=tokens),
+            PassCount(name=f"curve ({circuits} circuits)", forwards=_PASSES_A_CIRCUIT * circuits / 2, tokens=tokens),
+            PassCount(name="real patches of edges and nodes", forwards=patches / 2, tokens=n_positions),
         ),
         sequences=config.pairs,
         positions=n_positions,

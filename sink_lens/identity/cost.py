@@ -15,7 +15,7 @@ from ..text import duration_text, plural, short_count
 from .config import FingerprintConfig, SurveyConfig
 from .fingerprint import models_to_compare
 from .models_to_measure import RandomSequences
-from .preference import last_logits, sequences_per_forward
+from .preference import last_logits, sequences_that_fit
 from .surveys import models_to_survey
 
 _FLOPS = 2e11
@@ -42,7 +42,7 @@ def dry_run_output(config: SurveyConfig | FingerprintConfig) -> Iterator[str | P
         draws.check_readable_by(lens)
         n_parameters = lens.plain.num_parameters()
         affordable = max(1, int(_FLOPS / (2 * n_parameters * draws.length)))
-        size = min(sequences_per_forward(lens, length=draws.length), affordable)
+        size = min(sequences_that_fit(lens, length=draws.length), affordable)
         part = next(iter(draws.chunk(lens, 0).batches(size)))
         seconds = time_call(partial(last_logits, lens, part), device=lens.device, warm_up=1)
         rows.append(

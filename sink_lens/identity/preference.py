@@ -139,7 +139,7 @@ def preference(
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     draws.check_readable_by(lens)
     votes = Votes(lens.d_vocab, generator=torch.Generator().manual_seed(seed))
-    size = sequences_per_forward(lens, length=length)
+    size = sequences_that_fit(lens, length=length)
     with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
         for chunk in draws.chunks(lens):
             for part in chunk.batches(size):
@@ -148,7 +148,7 @@ def preference(
     return make_preference(votes, length=length, generator=np.random.default_rng(seed))
 
 
-def sequences_per_forward(lens: LensModel, *, length: int) -> int:
+def sequences_that_fit(lens: LensModel, *, length: int) -> int:
     """Return how many sequences of ``length`` tokens one forward pass takes, so that its logits fit in memory."""
     return max(1, min(_TOKENS_A_FORWARD // length, _LOGITS_A_FORWARD // lens.d_vocab))
 

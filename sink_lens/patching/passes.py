@@ -4,7 +4,7 @@ Which cells differ between the runs only the model can tell; before the first to
 it all are counted.
 """
 
-from ..estimate import Pass, Passes, Sizes, forward_activation_bytes, max_n_tokens
+from ..estimate import PassCount, PassCounts, Sizes, forward_activation_bytes, max_n_tokens
 from ..models.bundled import find_header
 from ..models.header import axis_sizes
 from ..models.sites import SITES
@@ -15,7 +15,7 @@ _BESIDE = 14
 """Whole passes beside the patches: the site and the metric in both runs, and some patches on both paths."""
 
 
-def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
+def passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
     """Estimate the passes and memory of ``patch`` in a model of ``sizes``; None if the tokenizer's file is missing.
 
     Raises:
@@ -55,8 +55,8 @@ def passes(config: PatchConfig, sizes: Sizes) -> Passes | None:
             layers = max(0, last - min(part.layers or (0,))) if site.per_layer else 0
             weights = layers / header.n_layers * header.n_body + (read is None) * header.n_vocab
             made += weights / (header.n_body + header.n_vocab)
-    whole = Pass(forwards=made, backwards=backwards, tokens=sum(map(len, clean)))
-    return Passes(
+    whole = PassCount(forwards=made, backwards=backwards, tokens=sum(map(len, clean)))
+    return PassCounts(
         parts=(whole,),
         sequences=len(clean),
         positions=n_positions,

@@ -17,7 +17,7 @@ def result_html(
     ``parts`` are data frames, mappings of names to values, and figures. ``folder``, the run's, is named at the end.
     """
     notebook = import_module("sink_lens.report.notebook")
-    return notebook.result_html(sentences, *parts, notes=notes, folder=folder)
+    return notebook.notebook_html(sentences, *parts, notes=notes, folder=folder)
 
 
 def draw_page(folder: Path) -> Path:

@@ -48,7 +48,7 @@ class Explorer:
         """The whole page as HTML; it opens without a network."""
         title = " and ".join(graph_title(graph) for graph in self.graphs)
         code = explorer_script(self.graphs)
-        hashes = script_hashes(code, read_javascript())
+        hashes = script_hashes(code, explorer_javascript())
         template = template_environment().get_template("explorer_page.html")
         return template.render(title=title, code=code, hashes=hashes, both=len(self.graphs) > 1)
 
@@ -164,10 +164,10 @@ def explorer_script(graphs: Sequence[Mapping[str, Any]]) -> str:
     texts = [json.dumps(plain_json(graph), separators=(",", ":")) for graph in graphs]
     packed = [base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode() for text in texts]
     then = f"await exploreCircuits({json.dumps(packed)});"
-    return unpacking_script(read_javascript(), name="exploreCircuits", then=then)
+    return unpacking_script(explorer_javascript(), name="exploreCircuits", then=then)
 
 
 @cache
-def read_javascript() -> str:
+def explorer_javascript() -> str:
     """Return the JavaScript of D3 and of the explorer, which defines the function ``exploreCircuits``."""
     return "\n".join((_HERE / name).read_text(encoding="utf-8") for name in ("vendor/d3.min.js", "explorer.js"))

@@ -235,7 +235,7 @@ def page_html(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
         script=script,
         exploring=exploring,
         unexplored=" ".join(why for _, why in made if why),
-        script_hashes=script_hashes(script, *((exploring, explorer.read_javascript()) if graphs else ())),
+        script_hashes=script_hashes(script, *((exploring, explorer.explorer_javascript()) if graphs else ())),
     )
     return UNWRITABLE.sub("\ufffd", text)
 

@@ -18,7 +18,7 @@ QUIET = "#777777"
 CELL = "padding: .15em .8em .15em 0; vertical-align: top;"
 
 
-def result_html(
+def notebook_html(
     sentences: str | Iterable[str],
     *parts: object,
     notes: Sequence[str] = (),

@@ -36,7 +36,13 @@ from .bos_check import bos_counts_text, count_bos_in_front
 from .card_pair import compare_models
 from .config import CardConfig
 from .observed import SITES_READ, ObservedModel
-from .quantities import first_token_share, null_mass, sink_onset_layer, sink_positions, sink_rate
+from .quantities import (
+    first_token_share,
+    found_sink_positions,
+    null_mass_by_sequence,
+    sink_onset_layer,
+    sink_rate_by_sequence,
+)
 from .study import Measured, Study, resolve_inputs, short_model_name, write_study
 
 _SUBLAYERS = (
@@ -111,8 +117,8 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
     """Return what ``card.json`` holds; ``chain`` is what ``read_chain_answers`` gave. Undefined numbers are None."""
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = measure_rounding(lens, batch, position=seen.location.sink_position)
-    rate = _mean_with_interval(sink_rate(seen, threshold=threshold), seen)
-    keep, marked = sorted(sink_positions(seen)), seen.marked_tokens("attention")
+    rate = _mean_with_interval(sink_rate_by_sequence(seen, threshold=threshold), seen)
+    keep, marked = sorted(found_sink_positions(seen)), seen.marked_tokens("attention")
     losses = {"clean": seen.losses}
     if seen.outlier_dimensions:
         ways = (("zeroed", False), ("mean_aligned", True))
@@ -145,7 +151,7 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
             "tokens": _sink_token_rows(seen),
             "rate": rate | {"threshold": threshold},
             "attention": _mean_with_interval(first_token_share(seen), seen),
-            "to_no_key": _mean_with_interval(null_mass(seen), seen),
+            "to_no_key": _mean_with_interval(null_mass_by_sequence(seen), seen),
             "first_layer": sink_onset_layer(seen, threshold=threshold),
         },
         "cache": {"keep": None}

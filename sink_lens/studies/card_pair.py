@@ -28,7 +28,7 @@ from ..text import interval_text as bounds
 from .bos_check import count_bos_in_front
 from .config import CardConfig
 from .observed import ObservedModel
-from .quantities import COMPARED, sink_positions, writing_neurons
+from .quantities import COMPARED, found_sink_positions, writing_neurons
 from .study import Measured, Study, short_model_name, write_study
 
 _WEIGHT_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -119,7 +119,7 @@ def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: in
 def _list_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
     """Return the rows of ``changes`` from model ``a`` to ``b`` for lists of indices, such as sink positions."""
     quantities = {
-        "sink_positions": sink_positions,
+        "sink_positions": found_sink_positions,
         "outlier_dimensions": lambda seen: seen.outlier_dimensions,
         "residual_sinks": lambda seen: sorted(seen.residual_sinks),
         "writing_neurons": lambda seen: [f"{layer}.{neuron}" for layer, neuron in writing_neurons(seen)],

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..chain.config import ReadConfig
 from ..data.described import check_sequences_fit
 from ..errors import InputError
-from ..estimate import Cost, Pass, Passes, Sizes, estimate_cost, forward_activation_bytes
+from ..estimate import Cost, PassCount, PassCounts, Sizes, estimate_cost, forward_activation_bytes
 from .config import CardConfig, QuantiseConfig, is_run_folder
 
 _LAYERS_OF_STEPS = 2
@@ -17,7 +17,7 @@ _WITHOUT_OUTLIERS = 3
 StudyConfig = CardConfig | QuantiseConfig
 
 
-def count_passes(config: StudyConfig, sizes: Sizes) -> Passes:
+def count_passes(config: StudyConfig, sizes: Sizes) -> PassCounts:
     """Count the forward passes that a study of a model of these sizes makes over its sequences, at most.
 
     Raises:
@@ -46,7 +46,7 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
         yield estimate_cost(replace(config, model=name, others=()), count_passes)
 
 
-def passes_over_sequences(config: ReadConfig, sizes: Sizes, *, forwards: float) -> Passes:
+def passes_over_sequences(config: ReadConfig, sizes: Sizes, *, forwards: float) -> PassCounts:
     """Return the cost of a run that makes ``forwards`` forward passes over all its sequences.
 
     Args:
@@ -60,8 +60,8 @@ def passes_over_sequences(config: ReadConfig, sizes: Sizes, *, forwards: float) 
     check_sequences_fit(config, n_context=sizes.header.n_context, has_tokenizer=sizes.header.has_tokenizer)
     sequences = len(config.prompts) or config.sequences
     tokens = sequences * config.length
-    return Passes(
-        parts=(Pass(forwards=forwards, tokens=tokens),),
+    return PassCounts(
+        parts=(PassCount(forwards=forwards, tokens=tokens),),
         sequences=sequences,
         positions=config.length,
         bytes=forward_activation_bytes(sizes.header, tokens=tokens),

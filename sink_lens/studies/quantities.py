@@ -9,7 +9,7 @@ from ..chain.locate import onset_layer
 from .observed import ObservedModel
 
 
-def sink_rate(seen: ObservedModel, *, threshold: float | None = None) -> Float[Tensor, " batch"]:
+def sink_rate_by_sequence(seen: ObservedModel, *, threshold: float | None = None) -> Float[Tensor, " batch"]:
     """Return for each sequence the share of all heads whose sink score at the first token is above the threshold.
 
     The default threshold is that of the observed model (``seen``).
@@ -26,7 +26,7 @@ def first_token_share(seen: ObservedModel) -> Float[Tensor, " batch"]:
     return seen.main_pass.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2))
 
 
-def null_mass(seen: ObservedModel) -> Float[Tensor, " batch"]:
+def null_mass_by_sequence(seen: ObservedModel) -> Float[Tensor, " batch"]:
     """Return for each sequence the mean attention that goes to no key, since a learned sink logit takes it."""
     return seen.main_pass.stacked("null_mass").nanmean(dim=(0, 2))
 
@@ -51,9 +51,9 @@ def kurtosis(seen: ObservedModel) -> Float[Tensor, " batch"]:
 
 
 COMPARED = {
-    "sink_rate": ("share", sink_rate),
+    "sink_rate": ("share", sink_rate_by_sequence),
     "first_token_attention": ("attention", first_token_share),
-    "attention_to_no_key": ("attention", null_mass),
+    "attention_to_no_key": ("attention", null_mass_by_sequence),
     "first_token_norm_ratio": ("1", norm_ratio),
     "largest_activation": ("stream", max_activation),
     "kurtosis": ("1", kurtosis),
@@ -66,7 +66,7 @@ def sink_onset_layer(seen: ObservedModel, *, threshold: float) -> int | None:
     return onset_layer(seen.sink_mass.nanmean(1), threshold=threshold)
 
 
-def sink_positions(seen: ObservedModel) -> list[int]:
+def found_sink_positions(seen: ObservedModel) -> list[int]:
     """Return up to four positions, the strongest first, that are a sink in 5% or more of all heads and sequences."""
     return list(seen.location.sink_positions) if seen.location.sink_found else []
 

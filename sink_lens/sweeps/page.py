@@ -26,7 +26,7 @@ from sink_lens.report.style import (
 from sink_lens.schema import FEW
 from sink_lens.stats import sort_by_magnitude
 from sink_lens.sweeps import words
-from sink_lens.sweeps.words import MARK, cell_name, few_sequences_note, is_beyond_chance, metric_names, n_failed_cells
+from sink_lens.sweeps.words import MARK, cell_name, few_sequences_note, metric_names, n_failed_cells, rows_beyond_chance
 from sink_lens.text import safe_line, site_label
 
 _MOST_NAMED = 40
@@ -159,7 +159,7 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
     """
     rows = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
     rows = sort_by_magnitude(rows, "effect")
-    told_apart = is_beyond_chance(rows)
+    told_apart = rows_beyond_chance(rows)
     named = len(rows) <= _MOST_NAMED
     shown = rows.head(_MOST_NAMED)
     parts = [(shown, told_apart[: len(shown)], True)] + ([] if named else [(rows, told_apart, False)])
@@ -222,7 +222,7 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
 
     def mapped(run: Run) -> tuple[str, Figure]:
         rows = of(run)
-        blank = rows.assign(effect=np.where(is_beyond_chance(rows), rows["effect"].to_numpy(float), np.nan))
+        blank = rows.assign(effect=np.where(rows_beyond_chance(rows), rows["effect"].to_numpy(float), np.nan))
         see = (
             f"The same effects on {safe_line(rows['metric'].iloc[0])} by where the edit was made. Red raises it, blue "
             "lowers it; cells that cannot be told from chance and their controls are left empty."
@@ -237,7 +237,7 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
         if "cells" not in run.tables or not there(run):
             return False
         parts = [part for _, part in _rows_by_edit(of(run))]
-        return any(len(swept_columns(part)) > 1 for part in parts) and bool(is_beyond_chance(of(run)).any())
+        return any(len(swept_columns(part)) > 1 for part in parts) and bool(rows_beyond_chance(of(run)).any())
 
     number_of = ("", ", second metric", ", third metric", ", fourth metric")[which]
     return (

@@ -1,7 +1,7 @@
 """Count the passes of a sweep: the share of layers and positions that each cell runs, without torch."""
 
 from ..data.described import check_sequences_fit
-from ..estimate import Pass, Passes, Sizes, forward_activation_bytes
+from ..estimate import PassCount, PassCounts, Sizes, forward_activation_bytes
 from ..models.sites import SITES
 from .config import SweepConfig
 
@@ -9,7 +9,7 @@ _BESIDE = 8
 """Whole passes beside those of the cells: the baseline run twice, and some cells on both paths in the check."""
 
 
-def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
+def passes(config: SweepConfig, sizes: Sizes) -> PassCounts | None:
     """Estimate a sweep's forward passes and memory; None if prompts are given and the tokenizer's file is missing.
 
     Raises:
@@ -38,8 +38,8 @@ def passes(config: SweepConfig, sizes: Sizes) -> Passes | None:
         weights = run / header.n_layers * header.n_body + unembeds * header.n_vocab
         begin = min(spec.part.positions or (0,))
         made += (run > 0 or unembeds) * weights / (header.n_body + header.n_vocab) * (1 - begin / n_positions)
-    return Passes(
-        parts=(Pass(forwards=made, tokens=len(lengths) * n_positions),),
+    return PassCounts(
+        parts=(PassCount(forwards=made, tokens=len(lengths) * n_positions),),
         sequences=len(lengths),
         positions=n_positions,
         bytes=forward_activation_bytes(header, tokens=len(lengths) * n_positions),

@@ -153,10 +153,10 @@ def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFr
     """
     rows = _rows_of_metric(frame, metric)
     effect, baseline, sds = (rows[name].abs().to_numpy(float) for name in ("effect", "baseline", "effect_in_sds"))
-    return rows.loc[is_beyond_chance(rows) & (sds >= least) & ~(effect <= 1e-6 * baseline)]
+    return rows.loc[rows_beyond_chance(rows) & (sds >= least) & ~(effect <= 1e-6 * baseline)]
 
 
-def is_beyond_chance(rows: pd.DataFrame) -> np.ndarray:
+def rows_beyond_chance(rows: pd.DataFrame) -> np.ndarray:
     """Return True for each row whose interval excludes 0; with controls, that of its effect above them must too."""
     low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
     told = (low > 0) | (high < 0)

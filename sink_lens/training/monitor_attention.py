@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, Cache
 
-from ..activations.attention import Scores
+from ..activations.attention import AttentionScores
 from ..errors import ModelError
 from ..models.attention import append_alibi_dimension
 from ..models.interfaced import interfaced_class
 from ..models.own_attention import no_pattern_error, own_function, own_pattern
 from ..models.private_apis import INNER_KERNEL, kernel_of
 from ..models.running import switch_to_eval_mode
-from .monitor_documents import Documents, visible_keys
+from .monitor_documents import Documents, keys_of_mask
 
-Seen = tuple[Scores, Tensor | None, bool, Tensor | None]
+Seen = tuple[AttentionScores, Tensor | None, bool, Tensor | None]
 """The scores, the learned sink logits where there are any, whether the weights are sigmoids, and the pattern if an
 attention function of the user's own makes it."""
 _NAME = "sink_lens_monitor"
@@ -131,7 +131,7 @@ def keeps_documents_apart(
     is given positions and the ``batch`` has one row; any other kernel attends over the whole row.
     """
     given = [kwargs.get("attention_mask"), *args]
-    visible = next((found for one in given if (found := visible_keys(one)) is not None), None)
+    visible = next((found for one in given if (found := keys_of_mask(one)) is not None), None)
     if visible is not None:
         visible = take_sequences(visible, documents.n_rows, batch)
         length = documents.segment.shape[1]
@@ -157,13 +157,13 @@ def _stop_at_query_and_key(
 
 def _build_scores(
     query: Tensor, key: Tensor, mask: Any, given: Mapping[str, Any], *, documents: Documents | None
-) -> tuple[Scores, Tensor | None, bool]:
+) -> tuple[AttentionScores, Tensor | None, bool]:
     """Return (scores, learned sink logits or None, True if weights are sigmoids) from the arguments of attention.
 
     ``given`` has the other arguments. Each of ``documents`` gets a row of its own; if None, rows stay as they are.
     """
     if isinstance(mask, BlockMask):
-        mask = visible_keys(mask)
+        mask = keys_of_mask(mask)
     if isinstance(mask, Tensor) and mask.dim() == 4:
         mask = mask[..., : query.shape[2]]
         if mask.dtype == torch.bool:
@@ -185,5 +185,5 @@ def _build_scores(
         mask = query.new_zeros(1, 1, length, length).masked_fill_(hidden, -math.inf)
     if alibi is not None:
         query, key = append_alibi_dimension(query, key, slopes=alibi / scale)
-    score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap"))
+    score = AttentionScores(query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap"))
     return score, sink, given.get("weighting") == "sigmoid"

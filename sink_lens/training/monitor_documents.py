@@ -95,7 +95,7 @@ def _document_starts(inputs: Mapping[str, Any], *, batch: int, length: int) -> t
     """
     mask = mask_without_window(inputs.get("attention_mask"))
     real = mask[:, -length:].bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
-    visible = visible_keys(mask)
+    visible = keys_of_mask(mask)
     if visible is not None and visible.shape[-2:] == (length, length):
         seen = visible.any(1).expand(batch, -1, -1)
         own = seen.diagonal(dim1=-2, dim2=-1)
@@ -121,7 +121,7 @@ def _document_starts(inputs: Mapping[str, Any], *, batch: int, length: int) -> t
     return starts, real & real[:, :1]
 
 
-def visible_keys(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
+def keys_of_mask(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
     """Return a mask of the keys that each query sees, from a block mask or a mask with four axes; None for others."""
     if isinstance(mask, BlockMask):
         rows, heads, queries, keys = mask.shape

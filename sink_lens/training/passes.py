@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, Pass, Passes, seconds_per_token, time_call
+from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, PassCount, PassCounts, seconds_per_token, time_call
 from ..models.memory import peak_bytes
 from ..text import size_text
 from .config import TrainConfig
@@ -13,14 +13,14 @@ _COPIES = 4
 """Copies of the parameters: weights, gradients and the two moments of the optimizer."""
 
 
-def count_training_passes(config: TrainConfig) -> Passes:
+def count_training_passes(config: TrainConfig) -> PassCounts:
     """Return the forward and backward passes of a training, with the memory of its parameters and activations."""
     n_parameters, undecayed = count_parameters(config)
     micro, tokens = config.batch // config.accumulation, config.batch * config.length
     width = config.n_layers * (16 * config.d_model + 4 * config.d_mlp) + 4 * config.vocab_size
     kept = len(config.kept_steps)
-    return Passes(
-        parts=(Pass(forwards=0, backwards=config.steps, tokens=tokens),),
+    return PassCounts(
+        parts=(PassCount(forwards=0, backwards=config.steps, tokens=tokens),),
         sequences=config.batch,
         positions=config.length,
         bytes=4 * ((_COPIES - 1) * n_parameters + micro * config.length * width),

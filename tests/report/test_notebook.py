@@ -36,7 +36,7 @@ def test_a_long_table_is_cut_and_counted():
 def test_hostile_text_is_text():
     frame = pd.DataFrame({HOSTILE: [HOSTILE], "x": [1.0]})
     parts = notebook.table_html(frame), notebook.facts_html({HOSTILE: HOSTILE})
-    found = notebook.result_html([HOSTILE], *parts, notes=[HOSTILE], folder=Path("<b>"))
+    found = notebook.notebook_html([HOSTILE], *parts, notes=[HOSTILE], folder=Path("<b>"))
     shown = Page(found)
     tags = {tag for tag, _ in shown.elements}
     assert tags <= {"div", "p", "table", "thead", "tbody", "tr", "th", "td", "bdi", "code"}

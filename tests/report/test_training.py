@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.report.style import ORANGE, figure_bytes
-from sink_lens.training.pages.training import draw_comparison, draw_course
+from sink_lens.training.pages.training import draw_comparison, draw_training
 
 from ..training.runs import log, watched
 from .circuits import grid
@@ -35,7 +35,7 @@ def tables(*, sinks=True, low=-0.6):
 
 
 def test_the_course_has_a_panel_for_each_measure():
-    figure = draw_course(watched([0.0, 0.2, 0.6]), log=log([5.0, 4.0, 3.0]))
+    figure = draw_training(watched([0.0, 0.2, 0.6]), log=log([5.0, 4.0, 3.0]))
     assert set(panels(figure)) == {
         "loss, nats", "share of heads with a sink", "attention to position 0", "S2: first token ÷ others",
         "norm ÷ others' median", "dominance ratio", "effective rank, layer mean", "how many", "layer",
@@ -46,7 +46,7 @@ def test_the_course_has_a_panel_for_each_measure():
 
 
 def test_lines_hold_the_numbers_and_zero_tokens_have_a_place():
-    figure = draw_course(watched([0.1, 0.2, 0.6]))
+    figure = draw_training(watched([0.1, 0.2, 0.6]))
     mass = panels(figure)["attention to position 0"]
     line = mass.get_lines()[1]  # of layer 1
     assert line.get_ydata().tolist() == [0.1, 0.2, 0.6]
@@ -59,20 +59,20 @@ def test_lines_hold_the_numbers_and_zero_tokens_have_a_place():
 
 
 def test_the_birth_and_the_uniform_level_are_marked():
-    figure = draw_course(watched([0.1, 0.2, 0.6]), born=640)
+    figure = draw_training(watched([0.1, 0.2, 0.6]), born=640)
     mass = panels(figure)["attention to position 0"]
     assert texts(mass) == ["uniform attention"]
     level = next(line for line in mass.get_lines() if line.get_label() == "uniform attention")
     assert level.get_ydata()[0] == 0.25
     marks = [line for line in mass.get_lines() if line.get_color() == ORANGE]
     assert [line.get_xdata()[0] for line in marks] == [640]
-    without = panels(draw_course(watched([0.1, 0.2])))["attention to position 0"]
+    without = panels(draw_training(watched([0.1, 0.2])))["attention to position 0"]
     assert not [line for line in without.get_lines() if line.get_color() == ORANGE]
 
 
 @pytest.mark.parametrize("masses", [[0.1], [0.0], [0.1, np.nan], [np.nan, 0.1]])
 def test_short_and_undefined_courses_are_drawn(masses):
-    line = panels(draw_course(watched(masses)))["attention to position 0"].get_lines()[0]
+    line = panels(draw_training(watched(masses)))["attention to position 0"].get_lines()[0]
     assert np.array_equal(line.get_ydata(), np.array(masses) / 2, equal_nan=True)  # layer 0 has half of the mass
 
 

@@ -73,7 +73,7 @@ def test_a_quantity_is_what_the_raw_model_gives(name):
 
 
 def test_indices_are_the_planted_ones():
-    assert quantities.sink_positions(seen()) == [0]
+    assert quantities.found_sink_positions(seen()) == [0]
     assert quantities.writing_neurons(seen()) == [(TRUTH.layer, TRUTH.neuron)]
     assert quantities.sink_onset_layer(seen(), threshold=0.3) == int((mass().mean((1, 2)) > 0.3).nonzero()[0])
     assert [row["mlp_out"] for row in seen().outlier_writers] == pytest.approx([1], abs=1e-3)

@@ -11,7 +11,7 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.report.html import page_content
 from sink_lens.schema import tables_of
 from sink_lens.studies.tokens.config import TokensConfig
-from sink_lens.studies.tokens.run import dimension_table, is_delimiter, sink_tokens
+from sink_lens.studies.tokens.run import is_delimiter, outlier_dimension_table, sink_tokens
 from tests.tiny_families import tiny
 from tests.zoo import build
 
@@ -95,14 +95,14 @@ def test_coverage_by_hand():
     every = pd.DataFrame({"sequence": 0, "position": range(4), "sink": [True, False, False, False], "massive": False})
     rows = [(1, 1, 7, -40.0, 21.0), (1, 2, 7, 20.0, 25.0), (0, 2, 7, 3.0, 30.0), (1, 0, 8, 9.0, 50.0)]
     outliers = pd.DataFrame(rows, columns=["layer", "position", "dimension", "value", "ratio"]).assign(sequence=0)
-    table = dimension_table(outliers, every, coverage=0.5)
+    table = outlier_dimension_table(outliers, every, coverage=0.5)
     assert table.columns.tolist() == ["kind", "dimension", "layer", "coverage", "tokens", "value", "ratio"]
     assert table.to_numpy().tolist() == [
         ["residual", 7, 0, 1 / 3, 3, 3.0, 30.0],
         ["residual", 7, 1, 2 / 3, 3, 30.0, 23.0],
         ["sink token", 8, 1, 1.0, 1, 9.0, 50.0],
     ]
-    assert dimension_table(outliers.iloc[:0], every, coverage=0.5).empty
+    assert outlier_dimension_table(outliers.iloc[:0], every, coverage=0.5).empty
 
 
 def test_prompts_of_different_lengths_are_taken(tmp_path):

@@ -74,7 +74,7 @@ def sink_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pro
         "sink_tokens": _marked_token_rows(every, found),
         "token_ids": _token_id_rows(every),
         "positions": every.groupby("position").agg(**_RATES).reset_index(),
-        "dimensions": dimension_table(found.outliers, every, coverage=config.coverage),
+        "dimensions": outlier_dimension_table(found.outliers, every, coverage=config.coverage),
         "histogram": _score_histogram(found),
         "thresholds": _threshold_rows(found, config),
         "agreement": _agreement_rows(every),
@@ -266,7 +266,7 @@ def _token_id_rows(every: pd.DataFrame) -> pd.DataFrame:
     return order.drop(columns="marked").reset_index(drop=True)
 
 
-def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float) -> pd.DataFrame:
+def outlier_dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float) -> pd.DataFrame:
     """Return the table ``dimensions``: dimensions that are outliers on most ordinary tokens, or on most marked ones.
 
     A dimension that qualifies in some layer has a row for every layer.

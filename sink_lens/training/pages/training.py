@@ -58,7 +58,7 @@ from sink_lens.training.sink_birth import Birth, find_birth, whole_model_rows
 from sink_lens.training.variants import FEWEST_SEEDS
 
 
-def draw_course(watched: pd.DataFrame, *, log: pd.DataFrame | None = None, born: float | int | None = None) -> Figure:
+def draw_training(watched: pd.DataFrame, *, log: pd.DataFrame | None = None, born: float | int | None = None) -> Figure:
     """Draw the measures of a run's checkpoints by tokens, one panel per measure, with the sink's birth marked.
 
     Args:
@@ -381,7 +381,7 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
         "scale says so. Check whether the sink comes with the norm and the outlier dimension, or before them."
     )
     born = _find_birth(watch)
-    return see, draw_course(watch, log=run.optional("log", columns=_LOG), born=None if born is None else born.tokens)
+    return see, draw_training(watch, log=run.optional("log", columns=_LOG), born=None if born is None else born.tokens)
 
 
 def _loss_figure(run: Run) -> tuple[str, Figure]:
