@@ -41,7 +41,7 @@ from .sweeps import sweep as sweep
 from .training import train as train
 
 def trace(
-    model: TraceConfig | ModelLike,
+    model: ModelLike,
     tokens: Tokens | str | None = None,
     *,
     config: TraceConfig | None = None,

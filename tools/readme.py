@@ -20,6 +20,7 @@ from PIL import Image
 from sink_lens.records import read_run
 from sink_lens.report import circuit_of, sketches
 from sink_lens.report.html import render
+from sink_lens.schema import DEFAULT_MODEL
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -67,10 +68,9 @@ def photograph(page: Path) -> None:
 
 def traced() -> Path:
     """The folder of a new quick trace, as ``sink-lens trace --quick`` makes it."""
-    from sink_lens.chain.config import TraceConfig
     from sink_lens.chain.trace import trace
 
-    return trace(TraceConfig(quick=True), out=ROOT / "runs" / "readme", overwrite=True).folder
+    return trace(DEFAULT_MODEL, quick=True, out=ROOT / "runs" / "readme", overwrite=True).folder
 
 
 def output(links: pd.DataFrame) -> list[str]:

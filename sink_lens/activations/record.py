@@ -42,7 +42,7 @@ _MEMORY_FRAC = 0.8
 
 
 def stream(
-    lens: ModelLike,
+    model: ModelLike,
     tokens: Prompts,
     readings: Sequence[Reading],
     *,
@@ -61,7 +61,7 @@ def stream(
     are refused, since this pass makes neither.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         tokens: the sequences, or texts; a plain tensor has no padding. A reading sees a text a row, from position 0
             on and padded on the right, however they were given, and its results lie so.
         readings: the readings to compute; their names must differ.
@@ -78,7 +78,7 @@ def stream(
         InputError: a layer, key or row does not exist, two readings have the same name, a reading names no site, a
             result does not have the sequences as its first axis, or what is read of a token is nan.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     batch = as_batch(tokens, lens.tokenizer)
     check_tokens(lens, batch)
     for name, positions in (("keys", filter(None, keys)), ("rows", () if rows is None else rows.tolist())):
@@ -128,7 +128,7 @@ def stream_batch(
 
 
 def capture(
-    lens: ModelLike,
+    model: ModelLike,
     tokens: Prompts,
     *,
     sites: Sequence[str],
@@ -143,7 +143,7 @@ def capture(
     The size of the result is computed first; a capture that would take over 80% of the free memory is refused.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         tokens: sequences, texts, or what a tokenizer or a collator returns, whose tensors lie where their tokens were
             given, nan elsewhere (and between texts that are packed into a row). Padding of a batch is captured too.
         sites: names from ``sink_lens.models.sites``.
@@ -161,7 +161,7 @@ def capture(
             not fire.
         InputError: layers or positions do not exist, or the result would be larger than allowed.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     batch = as_batch(tokens, lens.tokenizer)
     check_tokens(lens, batch)
     names = tuple(dict.fromkeys(sites))

@@ -56,7 +56,7 @@ MOST_POSITIONS = 4
 
 
 def sink_mask(
-    lens: ModelLike,
+    model: ModelLike,
     tokens: Prompts,
     *,
     by: Rule = "attention",
@@ -74,7 +74,7 @@ def sink_mask(
     unembedding.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         tokens: sequences, texts, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
         by: the rule, one of ``attention``, ``norm``, ``either`` and ``rate``. ``either`` also marks two massive tokens
             that share a sequence's attention, of which neither has enough to be marked by ``attention``.
@@ -84,7 +84,7 @@ def sink_mask(
     Raises:
         InputError: a threshold was given for ``either``, the model cannot take the tokens, or it is nan at one.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     batch = as_batch(tokens, lens.tokenizer)
     if by == "either" and threshold is not None:
         raise InputError("a threshold was given for either; need by='attention' or by='norm', which have their own")
@@ -101,7 +101,7 @@ def sink_mask(
 
 
 def sink_scores(
-    lens: ModelLike, tokens: Prompts, *, by: Rule = "attention", batch_size: int | None = None
+    model: ModelLike, tokens: Prompts, *, by: Rule = "attention", batch_size: int | None = None
 ) -> Float[Tensor, "batch position"]:
     """Compute the scores that ``sink_mask`` compares with its threshold; nan at padding, about 1 at ordinary tokens.
 
@@ -110,7 +110,7 @@ def sink_scores(
     this is largest. By ``rate``: the share of layers and heads whose sink score at the token passes 0.3; nan where too
     few queries follow to tell. Arguments and errors are those of ``sink_mask``.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     batch = as_batch(tokens, lens.tokenizer)
     return as_given(_scores_by_rule(lens, batch, (by,), batch_size=batch_size)[by], batch.given)
 

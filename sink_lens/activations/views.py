@@ -77,7 +77,7 @@ class Reading:
 
     def fwd_hooks(
         self,
-        lens: ModelLike,
+        model: ModelLike,
         *,
         keys: Sequence[int] = (0,),
         rows: Int[Tensor, " row"] | None = None,
@@ -90,7 +90,7 @@ class Reading:
         are taken from the hook points of the pattern and the scores.
 
         Args:
-            lens: the model.
+            model: what ``load`` takes, or a ``LensModel``.
             keys: key positions for ``mass`` and ``key_scores``.
             rows: query positions for ``rows``.
             tokens: the sequences of the run, which tell where padding is; None takes every token for a real one.
@@ -100,7 +100,7 @@ class Reading:
             ModelError: the model can only be measured.
             SiteError: the family lacks a site, or this bridge has no hook point for it.
         """
-        lens = as_lens(lens)
+        lens = as_lens(model)
         check_unchanged(lens)
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)

@@ -130,7 +130,7 @@ class Trace(Result):
 
 @takes(TraceConfig)
 def trace(
-    model: TraceConfig | ModelLike,
+    model: ModelLike,
     tokens: Tokens | str | None = None,
     *,
     config: TraceConfig | None = None,
@@ -144,10 +144,10 @@ def trace(
     """Trace the chain on a model and write a run folder.
 
     Args:
-        model: what ``load`` takes, a ``LensModel``, or a configuration, which names its model.
+        model: what ``load`` takes, or a ``LensModel``.
         tokens: sequences to use instead of those that the configuration describes; no other BOS condition is read then.
             Token ids, a row per sequence, are a batch. A text is the configuration's field: "random".
-        config: what to ask of a model in memory; the configuration's model, device and type are only recorded.
+        config: what to ask; the default one if None. Beside a model in memory, its device and type are only recorded.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
             what is finished of the other condition and the baseline is not measured again. If only the page is missing,
             it is drawn.
@@ -165,7 +165,8 @@ def trace(
     if isinstance(tokens, str):
         fields, tokens = fields | {"tokens": tokens}, None
     sequences = None if tokens is None else as_batch(tokens)
-    config = _make_call_config(model, given=config, fields=fields)
+    name = model.name if isinstance(model, LensModel) else str(model)
+    config = make_config(TraceConfig, config, fields | {"model": name}, where="trace")
     if not isinstance(model, LensModel) and sequences is None:
         check_sequences(config)
         if config.target_position is not None and not config.prompts:
@@ -228,20 +229,9 @@ def trace(
     return result
 
 
-run = functools.partial(trace, report=False)
-"""A trace whose page the command draws."""
-
-
-def _make_call_config(
-    model: TraceConfig | LensModel | str | Path, *, given: TraceConfig | None, fields: dict[str, Any]
-) -> TraceConfig:
-    """Make the configuration of a call of ``trace`` from its arguments; ``fields`` win over a given configuration."""
-    if isinstance(model, TraceConfig):
-        if given is not None:
-            raise InputError("two configurations were given; need one, and a LensModel or a name before it")
-        return make_config(TraceConfig, model, fields, where="trace")
-    name = model.name if isinstance(model, LensModel) else str(model)
-    return make_config(TraceConfig, given, fields | {"model": name}, where="trace")
+def run(config: TraceConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Trace:
+    """Run the command ``trace``, which draws the page itself."""
+    return trace(config.model, config=config, out=out, overwrite=overwrite, progress=progress, report=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from sink_lens.circuits.given import CircuitEvaluation, Given
 from sink_lens.circuits.run import CircuitRun
 from sink_lens.edits.metrics import Metric
 from sink_lens.edits.outcome import Outcome
-from sink_lens.models.lens import LensModel
 from sink_lens.models.load import ModelLike
 from sink_lens.patching.pairs import Sequences
 
@@ -30,7 +29,7 @@ from .tasks import Task as Task
 from .tasks import task_of as _task
 
 def find(
-    lens: ModelLike,
+    model: ModelLike,
     clean: Task | Sequences,
     corrupted: Sequences | None = None,
     *,
@@ -70,7 +69,7 @@ def find(
     seed: int = 0,
 ) -> Circuit: ...
 def evaluate(
-    lens: ModelLike,
+    model: ModelLike,
     pairs: Task | tuple[Sequences, Sequences | None],
     circuit: Given,
     *,
@@ -106,7 +105,7 @@ def evaluate(
     seed: int = 0,
 ) -> CircuitEvaluation: ...
 def run(
-    model: CircuitConfig | ModelLike | None = None,
+    model: ModelLike,
     *,
     config: CircuitConfig | None = None,
     out: str | Path | None = None,
@@ -147,7 +146,7 @@ def run(
     seed: int = 0,
 ) -> CircuitRun: ...
 def task(
-    lens: LensModel,
+    model: ModelLike,
     task: Literal[ReadyTask, "file"] | None = None,
     *,
     generator: np.random.Generator | None = None,

@@ -381,7 +381,7 @@ class Circuit:
 
 @takes(CircuitConfig)
 def find(
-    lens: ModelLike,
+    model: ModelLike,
     clean: Task | Sequences,
     corrupted: Sequences | None = None,
     *,
@@ -394,7 +394,7 @@ def find(
     """Score all edges of a model, and choose a circuit.
 
     Args:
-        lens: the model: any dense family.
+        model: the model: any dense family.
         clean: a task (``circuits.task``), which has prompts and metric; or texts, token ids or a token batch.
         corrupted: the same number of sequences of the same lengths; only ``resample`` needs them.
         metric: one number per sequence that reads logits, loss or attention; the task's if None.
@@ -411,7 +411,8 @@ def find(
     config = make_config(CircuitConfig, config, fields, where="circuits.find")
     if isinstance(clean, Task):
         templates = templates or clean.templates
-    runs = run_given_pairs(lens, clean if isinstance(clean, Task) else (clean, corrupted), metric=metric, config=config)
+    pairs = clean if isinstance(clean, Task) else (clean, corrupted)
+    runs = run_given_pairs(model, pairs, metric=metric, config=config)
     if config.used_ablation == "resample" and runs.corrupted is not None:
         refuse_equal_tokens(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
     return find_in_runs(runs, config=config, templates=templates, progress=progress)

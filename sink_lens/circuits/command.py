@@ -23,7 +23,8 @@ def run(
     """
     if config.against is not None:
         return compare(config.model, config.against)
-    return run_circuit(config, out=out, shard=shard, overwrite=overwrite, report=False, progress=progress)
+    how: dict[str, Any] = {"out": out, "shard": shard, "overwrite": overwrite, "progress": progress}
+    return run_circuit(config.model, config=config, report=False, **how)
 
 
 def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFrame]:

@@ -34,7 +34,7 @@ from .choice import edges_between
 from .graph import Graph
 
 if TYPE_CHECKING:
-    from ..models.lens import LensModel
+    from ..models.load import ModelLike
 
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, EOFError)
 
@@ -119,19 +119,23 @@ def _sizes_text(graph: Graph) -> str:
     return f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
 
 
-def read(path: str | Path, *, lens: "LensModel | None" = None) -> SavedCircuit:
+def read(path: str | Path, *, model: "ModelLike | None" = None) -> SavedCircuit:
     """Read a circuit from a file or folder.
 
     Args:
         path: EAP-IG's JSON or ``.pt`` (no code in it is run), a MIB folder, a run folder, a ``.parquet`` of every edge,
             or a ``.csv`` with a list of edges or nodes.
-        lens: the model: the circuit is one of its graph, in which edges of heads that share a key-value head are
+        model: the model: the circuit is one of its graph, in which edges of heads that share a key-value head are
             summed. A list needs it; without it, a file of EAP-IG's has a key-value head for each head.
 
     Raises:
         InputError: the file is none of these, or names edges that its graph lacks.
     """
-    path, graph = Path(path), None if lens is None else Graph.of(lens)
+    path, graph = Path(path), None
+    if model is not None:
+        from ..models.load import as_lens
+
+        graph = Graph.of(as_lens(model))
     if path.is_dir():
         found = [path / name for name in ("run.json", "importances.json", "importances.pt") if (path / name).is_file()]
         if not found:
@@ -198,7 +202,7 @@ def _circuit_from_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircui
 def _circuit_from_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
     """Make the circuit from ``frame``, which lists its edges or nodes, in ``graph``; InputError if that is None."""
     if graph is None:
-        raise InputError("a list of edges or nodes does not say what the model's graph is; need the model: lens=...")
+        raise InputError("a list of edges or nodes does not say what the model's graph is; need the model: model=...")
     chosen, scores = np.zeros(graph.n_edges, dtype=bool), np.zeros(graph.n_edges)
     if "edge" in frame:
         for number, row in enumerate(frame.to_dict("records"), 2):
@@ -285,7 +289,7 @@ def _eap_ig_graph(cfg: Mapping[str, Any], *, model: Graph | None, n_listed: int)
     if model is not None and (layers, heads) != (model.n_layers, model.n_heads):
         raise InputError(f"the circuit is of {said}, and the model has {_sizes_text(model)}. Need one of this model")
     if model is None and (layers * heads) ** 2 > _MOST_UNLISTED * (n_listed + 1000):
-        raise InputError(f"the circuit has {n_listed:,} edges and is of {said}; need the model for it: lens=...")
+        raise InputError(f"the circuit has {n_listed:,} edges and is of {said}; need the model for it: model=...")
     return Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
 
 

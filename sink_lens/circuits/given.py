@@ -19,7 +19,7 @@ from ..configuration import make_config
 from ..edits.metrics import Metric
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.load import ModelLike
+from ..models.load import ModelLike, as_lens
 from ..patching.pairs import Sequences
 from ..signatures import takes
 from ..stats import Interval
@@ -60,7 +60,7 @@ class CircuitEvaluation:
 
 @takes(CircuitConfig)
 def evaluate(
-    lens: ModelLike,
+    model: ModelLike,
     pairs: Task | tuple[Sequences, Sequences | None],
     circuit: Given,
     *,
@@ -75,7 +75,7 @@ def evaluate(
     Cost: two forwards, and about two for each circuit.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         pairs: a task, or clean and corrupted sequences.
         circuit: a circuit, or the path of one (``circuits.read``).
         metric: what is explained; the task's if None.
@@ -88,7 +88,7 @@ def evaluate(
         InputError: a circuit of another model, or an empty one; no metric; sizes without scores.
     """
     config = make_config(CircuitConfig, config, fields, where="circuits.evaluate")
-    runs = run_given_pairs(lens, pairs, metric=metric, config=config)
+    runs = run_given_pairs(model, pairs, metric=metric, config=config)
     own, graph = as_saved_circuit(circuit, runs.lens).map_to_graph(runs.graph), runs.graph
     if not own.n_edges:
         raise InputError("the circuit has no edge; need one that is marked as in it")
@@ -119,7 +119,7 @@ def as_saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCirc
     if isinstance(circuit, Circuit):
         found_on = "" if circuit.given else circuit.runs.clean.hash
         return SavedCircuit(graph=circuit.graph, scores=circuit.mean_scores, chosen=circuit.chosen, found_on=found_on)
-    return circuit if isinstance(circuit, SavedCircuit) else read(circuit, lens=lens)
+    return circuit if isinstance(circuit, SavedCircuit) else read(circuit, model=lens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,19 +157,19 @@ class Comparison:
         return tuple(told)
 
 
-def compare(one: Given, other: Given, *, lens: LensModel | None = None) -> Comparison:
+def compare(one: Given, other: Given, *, model: ModelLike | None = None) -> Comparison:
     """Compare two circuits of one model edge by edge.
 
     Args:
         one: the first circuit, or its path.
         other: the second circuit, or its path.
-        lens: the model; lists of edges or nodes need it.
+        model: the model; lists of edges or nodes need it.
 
     Raises:
         InputError: a circuit that cannot be read, or two of different models.
     """
-    first = as_saved_circuit(one, lens)
-    found = as_saved_circuit(other, lens)
+    lens = None if model is None else as_lens(model)
+    first, found = (as_saved_circuit(circuit, lens) for circuit in (one, other))
     second = found.map_to_graph(first.graph)
     if found.graph.spans != first.graph.spans:  # its scores are sums over all positions
         second = replace(second, scores=np.zeros(first.graph.n_edges))

@@ -82,7 +82,7 @@ class LogitAttribution:
 
 
 def direct_logit_attribution(
-    lens: ModelLike,
+    model: ModelLike,
     prompts: Prompts,
     answer: str | int | Sequence[str | int],
     incorrect: str | int | Sequence[str | int] | None = None,
@@ -97,7 +97,7 @@ def direct_logit_attribution(
     Cost: one forward. The weights are not changed, so that nothing has to be folded before.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         prompts: texts, or tokens.
         answer: a token by its text behind the prompt, or its id; one for all prompts, or one for each.
         incorrect: a token whose logit is subtracted, given like ``answer``; None subtracts nothing.
@@ -112,7 +112,7 @@ def direct_logit_attribution(
         SiteError: the family has no neurons.
         ModelError: the contributions do not sum to the logit.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     batch = as_batch(prompts, lens.tokenizer, bos=bos)
     check_tokens(lens, batch)
     given = edits_for_model(lens, edits_in_texts(edits, batch), n_positions=batch.n_positions)

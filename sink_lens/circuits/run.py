@@ -77,7 +77,7 @@ class CircuitRun(Result):
 
 @takes(CircuitConfig)
 def run(
-    model: CircuitConfig | ModelLike | None = None,
+    model: ModelLike,
     *,
     config: CircuitConfig | None = None,
     out: str | Path | None = None,
@@ -96,7 +96,7 @@ def run(
     is not ``finished``.
 
     Args:
-        model: the model, or a configuration that names it.
+        model: what ``load`` takes, or a ``LensModel``.
         config: the configuration; the default one if None.
         out: the run folder; a new one in ``runs`` if None. An unfinished run of the same question is continued. All
             shards need the same one.
@@ -230,20 +230,17 @@ class _Request:
                 score_edges(runs, self.config, writer=writer, name=name, progress=progress, only=names)
 
 
-def _make_request(
-    model: CircuitConfig | ModelLike | None, *, config: CircuitConfig | None, fields: Mapping[str, Any]
-) -> _Request:
+def _make_request(model: ModelLike, *, config: CircuitConfig | None, fields: Mapping[str, Any]) -> _Request:
     """Load the model, task, metric and given circuit of a call of ``run``; check that they fit with ``fields``."""
-    if isinstance(model, CircuitConfig):
-        config, model = model, None
-    asked = make_config(CircuitConfig, config, fields, where="circuit")
+    named = {"model": str(model)} if isinstance(model, str | Path) else {}
+    asked = make_config(CircuitConfig, config, {**fields, **named}, where="circuit")
     asked.check_together()
     if asked.pairs_file is not None:  # what is no pair is refused before the weights are read
         read_pairs(asked.pairs_file, spans=asked.column_by_span, answers_as=asked.answers_as)
-    lens = load_model(cast("Any", asked)) if model is None else as_lens(cast("ModelLike", model))
+    lens = load_model(cast("Any", asked)) if named else as_lens(model)
     asked = replace(asked, model=lens.name)
     Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
-    given, task = None if asked.circuit is None else read(asked.circuit, lens=lens), make_task(lens, asked)
+    given, task = None if asked.circuit is None else read(asked.circuit, model=lens), make_task(lens, asked)
     return _Request(lens=lens, task=task, config=asked, metric=make_metric(lens, task, asked), given=given)
 
 

@@ -304,7 +304,7 @@ def run_pairs(
 
 
 def run_given_pairs(
-    lens: ModelLike,
+    model: ModelLike,
     pairs: Task | tuple[Sequences, Sequences | None],
     *,
     metric: Metric | Callable[[Outcome], Any] | None,
@@ -318,7 +318,7 @@ def run_given_pairs(
     if metric is None:
         raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
     spans = None if task is None else task.spans
-    return run_pairs(as_lens(lens), clean, corrupted, metric=metric, config=config, spans=spans)
+    return run_pairs(as_lens(model), clean, corrupted, metric=metric, config=config, spans=spans)
 
 
 def with_spans(runs: Runs, spans: Mapping[str, Sequence[int] | Sequence[Sequence[int]]]) -> Runs:

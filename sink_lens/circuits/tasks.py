@@ -25,6 +25,7 @@ from .pairs import TokenPair, make_token_pairs
 if TYPE_CHECKING:
     from ..edits.metrics import Metric
     from ..models.lens import LensModel
+    from ..models.load import ModelLike
 
 _A_PASS = 32
 """Prompts whose logits are kept at once."""
@@ -102,7 +103,7 @@ def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
 
 @takes(CircuitConfig)
 def task_of(
-    lens: "LensModel",
+    model: "ModelLike",
     task: Literal[ReadyTask, "file"] | None = None,
     *,
     generator: np.random.Generator | None = None,
@@ -113,7 +114,7 @@ def task_of(
     """Make the pairs of a task, and keep those that the model gets right.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         task: one that is ready, or ``file``; the configuration's if None.
         generator: draws names, nouns and tokens; one of the configuration's seed if None.
         least: smallest share of prompts that the model must get right.
@@ -125,10 +126,11 @@ def task_of(
     """
     from ..edits.metrics import evaluate
     from ..engine.forward import run_with
+    from ..models.load import as_lens
 
     named = {} if task is None else {"task": task}
     config = make_config(CircuitConfig, config, fields | named, where="circuits.task")
-    name = config.task
+    name, lens = config.task, as_lens(model)
     if lens.tokenizer is None:
         raise InputError(f"{lens.name} has no tokenizer; need one for the task {name!r}; circuits.find takes token ids")
     generator = np.random.default_rng([config.seed, 0]) if generator is None else generator

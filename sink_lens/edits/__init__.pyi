@@ -133,7 +133,7 @@ def zero(
     label: str = "",
 ) -> Edit: ...
 def mean_aligned(
-    lens: ModelLike,
+    model: ModelLike,
     tokens: Tokens,
     site: str,
     *,
@@ -145,7 +145,7 @@ def mean_aligned(
     label: str = "",
 ) -> Edit: ...
 def mean_all(
-    lens: ModelLike,
+    model: ModelLike,
     tokens: Tokens,
     site: str,
     *,
@@ -157,7 +157,7 @@ def mean_all(
     label: str = "",
 ) -> Edit: ...
 def mean_ordinary(
-    lens: ModelLike,
+    model: ModelLike,
     tokens: Tokens,
     site: str,
     *,

@@ -271,7 +271,7 @@ def resample(site: str, values: Mapping[int, Tensor], *, generator: torch.Genera
 
 
 def scalar(
-    lens: ModelLike,
+    model: ModelLike,
     *,
     layer: int,
     neurons: Sequence[int],
@@ -288,7 +288,7 @@ def scalar(
     Raises:
         InputError: no neuron or dimension is given, one is given twice, or one does not exist.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     layer = check_index("layer", layers_from_zero([layer], lens.n_layers)[0], lens.n_layers)
     weights = mlp_weights(lens, layer=layer)
     for name, indices, size in (("neuron", neurons, lens.d_mlp), ("dimension", dimensions, lens.d_model)):

@@ -40,7 +40,7 @@ Act = Callable[[Tensor], Tensor | None]
 
 
 def fwd_hooks(
-    lens: ModelLike, edits: Sequence[Edit] | Edit, *, tokens: TokenBatch | None = None
+    model: ModelLike, edits: Sequence[Edit] | Edit, *, tokens: TokenBatch | None = None
 ) -> list[tuple[str, HookFunction]]:
     """Make hooks of the bridge from edits, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)`` and ``bridge.hooks``.
 
@@ -48,7 +48,7 @@ def fwd_hooks(
     that change nothing.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         edits: applied in this order.
         tokens: all sequences of the run, which tell where padding is; None takes every token for a real one.
 
@@ -59,7 +59,7 @@ def fwd_hooks(
         SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
         InputError: layers, heads, units, positions or keys do not exist.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     if lens.why_measured_only is not None:
         raise ModelError(lens.why_measured_only)
     check_unchanged(lens)
@@ -69,7 +69,7 @@ def fwd_hooks(
     return applied.fwd_hooks(sequences=slice(0, applied.n_sequences), valid=valid, layers=range(lens.n_layers))
 
 
-def from_hook(name: str, function: HookFunction, *, lens: ModelLike | None = None, label: str = "") -> Edit:
+def from_hook(name: str, function: HookFunction, *, model: ModelLike | None = None, label: str = "") -> Edit:
     """Make an edit from a hook function of TransformerLens, for ``run_with``, ``sweep`` and ``patch``.
 
     The function gets a copy of the whole activation, ``[batch, position, ...]``, and a ``HookPoint`` with this name. A
@@ -78,13 +78,13 @@ def from_hook(name: str, function: HookFunction, *, lens: ModelLike | None = Non
     Args:
         name: the hook point, such as ``blocks.5.hook_resid_post``; it must be that of a site.
         function: ``function(tensor, hook)``, which gives a new tensor, or changes the tensor and gives None.
-        lens: the model; needed for hook points in the MLP, which are other sites in other families.
+        model: the model; needed for hook points in the MLP, which are other sites in other families.
         label: of the edit, in tables and messages.
 
     Raises:
         SiteError: no site stands at the hook point.
     """
-    site, layer = site_of_hook(name, lens=None if lens is None else as_lens(lens))
+    site, layer = site_of_hook(name, lens=None if model is None else as_lens(model))
     point = HookPoint()
     point.name = name
 

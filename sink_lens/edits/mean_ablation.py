@@ -55,7 +55,7 @@ class Averaged:
 
 
 def tokens_to_average(
-    lens: ModelLike,
+    model: ModelLike,
     tokens: TokenBatch,
     mean: Mean = "mean_ordinary",
     *,
@@ -68,7 +68,7 @@ def tokens_to_average(
     valid = tokens.valid.cpu()
     if mean != "mean_ordinary":
         return Averaged(mean=mean, mask=valid, n_sinks=0)
-    ordinary = valid & ~(sink_mask(lens, tokens, by="either") if sinks is None else sinks).cpu()
+    ordinary = valid & ~(sink_mask(model, tokens, by="either") if sinks is None else sinks).cpu()
     n_sinks = int(valid.sum()) - int(ordinary.sum())
     if not ordinary.any():
         raise InputError(
@@ -78,7 +78,7 @@ def tokens_to_average(
     return Averaged(mean=mean, mask=ordinary, n_sinks=n_sinks)
 
 
-def mean_ordinary(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
+def mean_ordinary(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
     """Make an edit that sets a part of a site to its mean over the baseline run's tokens that are no sink.
 
     The sinks are those that ``sink_mask(..., by="either")`` finds. The label of the edit says how many were left out.
@@ -86,7 +86,7 @@ def mean_ordinary(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Wh
     finds the sinks.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         tokens: the sequences that the mean is taken over; padding is left out.
         site: the site; it needs an axis of token positions.
         **where: the part that is set: ``layers``, ``positions``, ``heads`` and ``units``, as for ``freeze``.
@@ -95,29 +95,29 @@ def mean_ordinary(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Wh
         SiteError: the family lacks the site.
         InputError: the site has no positions, an index does not exist, or every token is a sink.
     """
-    return _mean_ablation(lens, tokens, site, mean="mean_ordinary", where=where)
+    return _mean_ablation(model, tokens, site, mean="mean_ordinary", where=where)
 
 
-def mean_all(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
+def mean_all(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
     """Make an edit that sets a part of a site to its mean over all tokens of the baseline run, sinks included.
 
     A single sink can make up most of this mean. Arguments and errors are those of ``mean_ordinary``.
     """
-    return _mean_ablation(lens, tokens, site, mean="mean_all", where=where)
+    return _mean_ablation(model, tokens, site, mean="mean_all", where=where)
 
 
-def mean_aligned(lens: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
+def mean_aligned(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
     """Make an edit that sets each position of a site to that position's mean over the baseline run's sequences.
 
     It keeps what all sequences share at a position, such as a sink. Arguments and errors are those of
     ``mean_ordinary``.
     """
-    return _mean_ablation(lens, tokens, site, mean="mean_aligned", where=where)
+    return _mean_ablation(model, tokens, site, mean="mean_aligned", where=where)
 
 
-def _mean_ablation(lens: ModelLike, tokens: Tokens, site: str, *, mean: Mean, where: Where) -> Edit:
+def _mean_ablation(model: ModelLike, tokens: Tokens, site: str, *, mean: Mean, where: Where) -> Edit:
     """Make an edit that sets a part of a site, chosen by ``where``, to the named mean over these tokens."""
-    lens = as_lens(lens)
+    lens = as_lens(model)
     batch = as_batch(tokens)
     if site in SITES and not SITES[site].by_token:
         raise InputError(f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post")

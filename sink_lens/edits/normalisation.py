@@ -114,7 +114,7 @@ def head_rms_norm(
 
 
 def natural_rms(
-    lens: ModelLike,
+    model: ModelLike,
     tokens: Tokens,
     *,
     layers: Sequence[int] | None = None,
@@ -129,7 +129,7 @@ def natural_rms(
     Raises:
         InputError: there is no real token at ``first_position`` or later, or layers do not exist.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     batch = as_batch(tokens)
     counted = batch.valid & (torch.arange(batch.n_positions, device=batch.valid.device) >= first_position)
     if first_position < 0 or not bool(counted.any()):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..errors import InputError, SiteError
 from ..models.families import FROM_LATENT
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.packed import check_not_packed
 from ..models.sites import SITES
 from ..schema import QUANTISED_FORMATS, QuantisedFormat
@@ -210,7 +211,7 @@ def linear_layer_paths(lens: LensModel, site: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def quantised_weights(lens: LensModel, form: QuantisedFormat) -> Iterator[None]:
+def quantised_weights(model: ModelLike, form: QuantisedFormat) -> Iterator[None]:
     """Within the block, the linear layers of all decoder layers have weights rounded to ``form``; after it, their own.
 
     The scope ``token`` is an output channel here, and a group lies along the input channels. Embeddings and the
@@ -219,7 +220,7 @@ def quantised_weights(lens: LensModel, form: QuantisedFormat) -> Iterator[None]:
     Raises:
         InputError: there is no such format, or the model's experts have no linear layers of their own.
     """
-    chosen = look_up_format(form)
+    chosen, lens = look_up_format(form), as_lens(model)
     if lens.family.experts is not None or lens.family.down is None:
         raise InputError(f"{lens.family.architecture} is a mixture of experts, whose weights cannot be rounded here")
     read = ("attn_in", "q_latent", "kv_latent", "z", "mlp_in", "neurons")

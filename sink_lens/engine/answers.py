@@ -19,7 +19,7 @@ from .forward import run_with
 
 
 def answers(
-    lens: ModelLike,
+    model: ModelLike,
     prompt: Prompts,
     answer: str | int | Sequence[str | int] | None = None,
     *,
@@ -32,7 +32,7 @@ def answers(
     Each token of an answer has rows of its own, predicted from all tokens before it. Cost: one forward pass.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         prompt: a text or several, or tokens.
         answer: the right answer as it goes on from the prompt, mostly with a space first, or a token id; one for all
             prompts, or one for each.
@@ -47,7 +47,7 @@ def answers(
     Raises:
         InputError: ``top`` is below 1, or an answer is not made of tokens of its own behind its prompt.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     if top < 1:
         raise InputError(f"the {top} likeliest tokens were asked for; need at least 1")
     batch = as_batch(prompt, lens.tokenizer, bos=bos)

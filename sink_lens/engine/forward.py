@@ -34,7 +34,7 @@ _TOKENS_A_FORWARD = 1024
 
 
 def run_with(
-    lens: ModelLike,
+    model: ModelLike,
     tokens: Prompts,
     edits: Sequence[Edit] | Edit = (),
     *,
@@ -50,7 +50,7 @@ def run_with(
     """Run the bridge with edits and return the quantities that are read; without edits this is the baseline run.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         tokens: sequences, texts, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
             What is of each token lies in the outcome where the token was given, nan elsewhere.
         edits: the edits, applied in this order; an edit that changes nothing causes a warning unless ``quiet``.
@@ -70,7 +70,7 @@ def run_with(
             and the rows were given with padding on the left or hold several texts.
         EditError: an edit, or the run under the edits, gave values that are not finite.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     batch = as_batch(tokens, lens.tokenizer)
     check_tokens(lens, batch)
     given = edits_for_model(lens, edits_in_texts(edits, batch), n_positions=batch.n_positions)
@@ -100,9 +100,9 @@ def run_with(
     return replace(outcome, positions=tuple(positions), mass=mass, state=state).as_given(batch.given)
 
 
-def baseline_logits(lens: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batch position vocab"]:
+def baseline_logits(model: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batch position vocab"]:
     """Run the model on ``tokens`` without edits and return the logits of every token, where it was given."""
-    logits = run_with(lens, tokens, layers=(0,), loss=False, logits=True).logits
+    logits = run_with(model, tokens, layers=(0,), loss=False, logits=True).logits
     assert logits is not None  # they were asked for
     return as_given(logits, tokens.given)
 

@@ -74,7 +74,7 @@ class Generated:
 
 
 def generate(
-    lens: ModelLike,
+    model: ModelLike,
     prompt: str | Sequence[int] | Tensor | Tokens,
     edits: Sequence[Edit] | Edit = (),
     *,
@@ -88,7 +88,7 @@ def generate(
     With a temperature, both continuations are drawn with the same random numbers.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         prompt: text, or its token ids as a list, a tensor or what a tokenizer returns.
         edits: the edits, applied in every pass; their positions are absolute.
         max_new_tokens: largest number of new tokens; generation stops earlier if the model ends the text.
@@ -100,7 +100,7 @@ def generate(
         InputError: prompt and new tokens exceed the context; a generator is missing; or an edit does not fit.
         SiteError: the family lacks the site of an edit, or the edit has no effect on this bridge.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     start = _prompt_batch(lens, prompt, bos=bos)
     total = start.n_positions + max_new_tokens
     if max_new_tokens < 1:

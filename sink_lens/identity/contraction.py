@@ -55,7 +55,7 @@ class Contraction(Finding):
 
 
 def contraction(
-    lens: ModelLike,
+    model: ModelLike,
     *,
     sequences: int = 128,
     length: int = 64,
@@ -70,7 +70,7 @@ def contraction(
     sink measures.
 
     Args:
-        lens: the model, trained or not.
+        model: the model, trained or not.
         sequences: how many, 50 at least.
         length: tokens of each, 10 at least.
         seed: of the sequences.
@@ -84,7 +84,7 @@ def contraction(
 
     Reference: arXiv 2602.05927 (the claims; definitions ours).
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     check_contraction_length(length)
     draws.check_readable_by(lens)

@@ -110,7 +110,7 @@ class Preference(Finding):
 
 
 def preference(
-    lens: ModelLike,
+    model: ModelLike,
     *,
     sequences: int = 1000,
     length: int = 64,
@@ -123,7 +123,7 @@ def preference(
     One forward pass over the sequences, which are drawn as they are needed: memory does not grow with their number.
 
     Args:
-        lens: the model, trained or not.
+        model: the model, trained or not.
         sequences: how many, 50 at least.
         length: tokens of each.
         seed: of the sequences and of the nulls.
@@ -135,7 +135,7 @@ def preference(
 
     Reference: arXiv 2602.05927 (the claim; definitions ours).
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     draws.check_readable_by(lens)
     votes = Votes(lens.d_vocab, generator=torch.Generator().manual_seed(seed))

@@ -64,7 +64,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 
 def load(
-    name: str | Path | PreTrainedModel | TransformerBridge | nn.Module = DEFAULT_MODEL,
+    model: str | Path | PreTrainedModel | TransformerBridge | nn.Module = DEFAULT_MODEL,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     device: str | torch.device | None = None,
@@ -81,7 +81,7 @@ def load(
     effect.
 
     Args:
-        name: the default model's name, a folder, a GGUF file, a hub name (which needs a network), or a model object,
+        model: the default model's name, a folder, a GGUF file, a hub name (which needs a network), or a model object,
             which is passed to ``wrap``.
         tokenizer: used instead of the tokenizer beside the weights.
         device: device of the model; by default the first CUDA device, or the CPU if there is none.
@@ -97,7 +97,7 @@ def load(
         ModelError: the model cannot be loaded or fails a check.
         InputError: arguments are unknown or contradict each other.
     """
-    if isinstance(name, nn.Module):
+    if isinstance(model, nn.Module):
         given = {"device": device, "dtype": dtype, "device_map": device_map}
         given |= {"max_memory": max_memory, "revision": revision}
         if asked := [key for key, value in given.items() if value is not None]:
@@ -105,18 +105,19 @@ def load(
                 f"{', '.join(asked)} given with a model object; they go with a name only. Move or cast the object "
                 "yourself"
             )
-        return wrap(name, tokenizer=tokenizer)
-    if not isinstance(name, (str, Path)):
+        return wrap(model, tokenizer=tokenizer)
+    if not isinstance(model, (str, Path)):
         raise ModelError(
-            f"found {type(name).__name__}; need a transformers PreTrainedModel, a TransformerBridge, or the name or "
+            f"found {type(model).__name__}; need a transformers PreTrainedModel, a TransformerBridge, or the name or "
             "path of a model"
         )
+    name = str(model)
     wanted = "float32" if dtype is None else str(dtype).removeprefix("torch.")
     if wanted not in (*_DTYPES, "auto"):
         raise InputError(f"dtype {wanted!r} is not known; need {', '.join(_DTYPES)} or auto")
     torch_dtype = _DTYPES.get(wanted, "auto")
     placement = _placement_arguments(device, device_map, max_memory)
-    folder, notes = _find_or_convert_folder(str(name), announce)
+    folder, notes = _find_or_convert_folder(name, announce)
     if revision is not None and folder is not None:
         raise InputError(
             f"revision {revision!r} was given with {name}, which is not a hub name; a revision goes with a hub "
@@ -128,10 +129,10 @@ def load(
         check_no_adapter(folder)
         checks.check_model_folder(folder)
         if placement.get("device") == torch.device("cpu"):
-            _check_memory(folder, torch_dtype, name=str(name))
+            _check_memory(folder, torch_dtype, name=name)
     try:
         config, _ = PreTrainedConfig.get_config_dict(source, revision=branch)
-        note = checks.check_config(config, name=str(name))
+        note = checks.check_config(config, name=name)
         with torch.random.fork_rng(devices=[]), _without_bars_and_conversion():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
@@ -148,26 +149,26 @@ def load(
         shutil.rmtree(scratch or "", ignore_errors=True)
         raise
     except Exception as error:  # transformers raises many kinds of error; each becomes one that says what to do
-        raise ModelError(_load_error_text(str(name), folder, error)) from error
-    model, info = loaded
+        raise ModelError(_load_error_text(name, folder, error)) from error
+    plain, info = loaded
     if scratch is not None:  # what experts' weights are written to in the layout that the class reads
-        weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
-    checks.check_checkpoint_class(model, config=model.config)
-    checks.check_checkpoint_keys(info, name=str(name))
-    model = extract_language_model(model)
+        weakref.finalize(plain, shutil.rmtree, scratch, ignore_errors=True)
+    checks.check_checkpoint_class(plain, config=plain.config)
+    checks.check_checkpoint_keys(info, name=name)
+    plain = extract_language_model(plain)
     beside_images = [one for one in config.get("architectures") or () if one in TEXT_PART]
     notes += tuple(f"the language model of {one}, which reads images too" for one in beside_images)
-    family = checks.checked_family(model)
-    set_attention(model, family.plain_kernel)
+    family = checks.checked_family(plain)
+    set_attention(plain, family.plain_kernel)
     if "device" in placement:
-        model.to(placement["device"])
+        plain.to(placement["device"])
     if tokenizer is None:
         tokenizer = _load_tokenizer(source, branch=branch)
     if quantised := config.get("quantization_config"):
         notes += (_QUANTISED.format(quantised.get("quant_method", "a quantised type")),)
     notes += () if note is None else (note,)
     notes += () if revision is None else (f"revision {revision}",)
-    return assemble_lens(model, tokenizer=tokenizer, family=family, name=str(name), notes=notes)
+    return assemble_lens(plain, tokenizer=tokenizer, family=family, name=name, notes=notes)
 
 
 def as_lens(model: ModelLike) -> LensModel:

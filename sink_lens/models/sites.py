@@ -341,7 +341,7 @@ def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, in
             if own is not None and own is points.get(name):
                 return site.name, layer
     known = ", ".join(site.bridge for site in _LIST if lens is not None or site.name not in _BY_FAMILY)
-    more = "" if lens is not None else ", or the model (lens=...), which tells what a hook in its MLP is"
+    more = "" if lens is not None else ", or the model (model=...), which tells what a hook in its MLP is"
     raise SiteError(f"the hook {name!r} is at no site; need one of {known}{more}")
 
 

@@ -19,7 +19,7 @@ from .path import path_patch as _path_patch
 from .results import PatchResult as PatchResult
 
 def attribution_patch(
-    lens: ModelLike,
+    model: ModelLike,
     clean: Sequences | None = None,
     corrupted: Sequences | None = None,
     *,
@@ -56,7 +56,7 @@ def attribution_patch(
     seed: int = 0,
 ) -> AttributionResult: ...
 def patch(
-    lens: ModelLike,
+    model: ModelLike,
     clean: Sequences | None = None,
     corrupted: Sequences | None = None,
     *,
@@ -97,7 +97,7 @@ def patch(
     seed: int = 0,
 ) -> PatchResult: ...
 def path_patch(
-    lens: ModelLike,
+    model: ModelLike,
     clean: Sequences,
     corrupted: Sequences,
     *,

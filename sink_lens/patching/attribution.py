@@ -26,7 +26,7 @@ from .run_pair import merge_patch_config, prepare_runs
 
 @takes(PatchConfig)
 def attribution_patch(
-    lens: ModelLike,
+    model: ModelLike,
     clean: Sequences | None = None,
     corrupted: Sequences | None = None,
     *,
@@ -42,7 +42,7 @@ def attribution_patch(
         InputError: as in ``patch``; or the metric has no gradient (one of ranks, counts or detached tensors).
         SiteError: as in ``patch``.
     """
-    lens = as_lens(lens)
+    lens = as_lens(model)
     settings = merge_patch_config(config, lens=lens, fields=fields)
     if settings.edits:
         raise InputError("attribution_patch approximates patches of the unedited model; leave out edits")

@@ -43,7 +43,7 @@ from .run_pair import RunPair, merge_patch_config, prepare_runs
 
 @takes(PatchConfig)
 def patch(
-    lens: ModelLike,
+    model: ModelLike,
     clean: Sequences | None = None,
     corrupted: Sequences | None = None,
     *,
@@ -60,7 +60,7 @@ def patch(
     differ the layers and positions from its own on. Several cells share a forward pass if they fit into memory.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         clean: text, texts, token ids or a token batch; the configuration's texts if None.
         corrupted: the same number of sequences of the same lengths.
         config: what is patched; the default one if None.
@@ -91,7 +91,7 @@ def patch(
         RunError: the folder is in use, or holds another run or another division into shards.
     """
     check_shard(shard, out=out, overwrite=overwrite)
-    lens, how = as_lens(lens), {"shard": shard, "overwrite": overwrite, "progress": progress}
+    lens, how = as_lens(model), {"shard": shard, "overwrite": overwrite, "progress": progress}
     asked = merge_patch_config(config, lens=lens, fields=fields)
     if asked.site == EVERY:
         found, configs = {}, configs_by_site(lens, asked)

@@ -115,7 +115,7 @@ class PathResult:
 
 @takes(PathConfig)
 def path_patch(
-    lens: ModelLike,
+    model: ModelLike,
     clean: Sequences,
     corrupted: Sequences,
     *,
@@ -129,7 +129,7 @@ def path_patch(
     positions from its own on, up to the receiver, and those from the receiver on. They are cells of ``engine``.
 
     Args:
-        lens: the model.
+        model: what ``load`` takes, or a ``LensModel``.
         clean: text, texts, token ids or a token batch.
         corrupted: the same number of sequences, with the same lengths.
         config: sender, receiver, metric and what is frozen; made of the fields if None.
@@ -140,7 +140,7 @@ def path_patch(
         InputError: as in ``patch``; or the receiver is computed before a sender.
         SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
     """
-    lens, asked = as_lens(lens), make_config(PathConfig, config, fields, where="path_patch")
+    lens, asked = as_lens(model), make_config(PathConfig, config, fields, where="path_patch")
     for name, such in (("sender", "('z', 3, 0)"), ("receiver", "('q', 4, 1)"), ("metric", "metrics.sink_mass(0)")):
         if getattr(asked, name) is None:
             raise InputError(f"no {name} was given; need one, such as {such}")

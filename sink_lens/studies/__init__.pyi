@@ -6,7 +6,6 @@ from typing import Literal
 
 import pandas as pd
 
-from sink_lens.chain.config import ReadConfig
 from sink_lens.data.tokens import Tokens
 from sink_lens.models.load import ModelLike
 from sink_lens.studies.tokens.run import SinkTokens
@@ -22,7 +21,7 @@ from .tokens.config import TokensConfig as TokensConfig
 from .tokens.run import sink_tokens as _sink_tokens
 
 def card(
-    model: ModelLike | CardConfig,
+    model: ModelLike,
     other: ModelLike | None = None,
     *,
     config: CardConfig | None = None,
@@ -65,7 +64,7 @@ def cards(
     most_loss: float = 0.25,
 ) -> pd.DataFrame: ...
 def quantise(
-    model: ModelLike | ReadConfig,
+    model: ModelLike,
     tokens: Tokens | str | None = None,
     *,
     config: QuantiseConfig | None = None,
@@ -135,7 +134,7 @@ def quantise(
     channels: Iterable[int] | str = (1, 2, 4, 8, 16),
 ) -> Study: ...
 def sink_tokens(
-    model: ModelLike | ReadConfig,
+    model: ModelLike,
     tokens: Tokens | str | None = None,
     *,
     config: TokensConfig | None = None,

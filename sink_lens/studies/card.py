@@ -57,7 +57,7 @@ _MOST_LISTED = 16
 
 @takes(CardConfig)
 def card(
-    model: ModelLike | CardConfig,
+    model: ModelLike,
     other: ModelLike | None = None,
     *,
     config: CardConfig | None = None,
@@ -75,7 +75,7 @@ def card(
     block for a model card. A comparison costs one reading pass of each model.
 
     Args:
-        model: what ``load`` takes, a ``LensModel``, or a configuration, which names the models and their tokens.
+        model: what ``load`` takes, or a ``LensModel``.
         other: a second model, which is compared with the first on the same tokens.
         config: the card's configuration; the default one if None.
         tokens: the sequences, instead of those of the configuration.

@@ -211,7 +211,7 @@ class CardTable:
 def run_command(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Study | CardTable:
     """Make the card, the comparison or the table that the models in ``config`` ask for, in the folder ``out``."""
     if not config.makes_table():
-        return card(config, out=out, overwrite=overwrite, progress=progress)
+        return card(config.model, config=config, out=out, overwrite=overwrite, progress=progress)
     rows = make_table_rows((config.model, *config.others), config, out=out, overwrite=overwrite, progress=progress)
     return CardTable(rows=rows, columns=choose_columns(rows, config.columns))
 

@@ -10,7 +10,7 @@ QUANTISE = RunKind(
     "saves.",
     config="sink_lens.studies.config:QuantiseConfig",
     passes="sink_lens.studies.passes:count_passes",
-    run="sink_lens.studies.quantise:quantise",
+    run="sink_lens.studies.quantise:run",
     tables="sink_lens.schema:quantise.toml",
     page="sink_lens.studies.pages.quantise:QUANTISE",
     show="sink_lens.studies.pages.quantise:show",

@@ -36,7 +36,7 @@ from ..stats import Interval, interval, paired_difference
 from ..text import as_text, join_and, loss_change_text, percent, plural
 from ..text import interval_text as bounds
 from .config import QuantiseConfig
-from .study import Measured, study
+from .study import Measured, command_of, study
 
 FEWEST = 4
 """Minimum number of sequences, two to choose on and two to judge on."""
@@ -143,6 +143,9 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
         "summary": pd.DataFrame([{name: value for name, value in decision.items() if name not in _NOT_IN_TABLE}]),
     }
     return Measured(frames=frames, decision=decision, headline=decision["sentence"])
+
+
+run = command_of(quantise)
 
 
 def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedFormat]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import pandas as pd
 
@@ -14,7 +14,6 @@ from ..activations.forward import check_tokens
 from ..chain.config import ReadConfig
 from ..configuration import make_config
 from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens
-from ..errors import InputError
 from ..models.inputs import check_sequences, describe_provenance, load_model, make_tokens
 from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
@@ -34,7 +33,7 @@ def short_model_name(name: str) -> str:
 
 def resolve_inputs(
     wanted: type[C],
-    model: ModelLike | ReadConfig,
+    model: ModelLike,
     *,
     config: C | None,
     tokens: Tokens | str | None,
@@ -49,10 +48,10 @@ def resolve_inputs(
     """
     tokens = tokens if tokens is None or isinstance(tokens, str) else as_batch(tokens)
     config = make_study_config(wanted, model, config=config, tokens=tokens, fields=fields)
-    is_named = isinstance(model, str | Path | ReadConfig)
+    is_named = isinstance(model, str | Path)
     if is_named and not isinstance(tokens, TokenBatch):  # refuse what the model cannot have before its weights are read
         check_sequences(config)
-    lens = load_model(config) if is_named else as_lens(cast("ModelLike", model))
+    lens = load_model(config) if is_named else as_lens(model)
     if every_layer:
         check_plain_layers(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else make_tokens(lens, config=config, bos=config.bos)
@@ -62,29 +61,23 @@ def resolve_inputs(
 
 def make_study_config(
     wanted: type[C],
-    model: ModelLike | ReadConfig,
+    model: ModelLike,
     *,
     config: C | None,
     tokens: TokenBatch | str | None,
     fields: Mapping[str, Any],
 ) -> C:
-    """Return a study's configuration: ``config`` for the given model, or ``model`` if that is a configuration.
+    """Return a study's configuration: ``config`` for the given model.
 
     ``fields`` replace its fields, and so do ``tokens`` if they are a text.
 
     Raises:
-        InputError: two configurations, the one of another study, an unknown field, or a value that cannot be used.
+        InputError: the configuration of another study, an unknown field, or a value that cannot be used.
     """
     where = wanted.__name__.removesuffix("Config").lower()
     given = dict(fields) | ({"tokens": tokens} if isinstance(tokens, str) else {})
-    if not isinstance(model, ReadConfig):
-        name = str(model) if isinstance(model, str | Path) else as_lens(model).name
-        return make_config(wanted, config, given | {"model": name}, where=where)
-    if config is not None:
-        raise InputError(f"{where} was given two configurations; need one, or a model before it")
-    if not isinstance(model, wanted):
-        raise InputError(f"{where} was given a {type(model).__name__}; need a {wanted.__name__}, or a model before it")
-    return make_config(wanted, model, given, where=where)
+    name = str(model) if isinstance(model, str | Path) else as_lens(model).name
+    return make_config(wanted, config, given | {"model": name}, where=where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +103,7 @@ class StudyFunction(Protocol[C_contra]):
 
     def __call__(
         self,
-        model: ModelLike | ReadConfig,
+        model: ModelLike,
         tokens: Tokens | str | None = None,
         *,
         config: C_contra | None = None,
@@ -125,7 +118,7 @@ class StudyFunction(Protocol[C_contra]):
 
 _ARGUMENTS = """
 Args:
-    model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
+    model: what ``load`` takes, or a ``LensModel``.
     tokens: the sequences, instead of those of the configuration; token ids, a row per sequence, are a batch.
     config: the study's configuration; the default one if None.
     out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
@@ -153,7 +146,7 @@ def study(
 
     def wrap(measure: Callable[..., Measured]) -> StudyFunction[C]:
         def function(
-            model: ModelLike | ReadConfig,
+            model: ModelLike,
             tokens: Tokens | str | None = None,
             *,
             config: C | None = None,
@@ -176,6 +169,15 @@ def study(
         return takes(asked, returns="" if result is Study else result.__name__)(function)
 
     return wrap
+
+
+def command_of(function: StudyFunction[Any]) -> Callable[..., Study]:
+    """Return the function of a study's command, ``run(config, *, out, overwrite, progress)``."""
+
+    def run(config: ReadConfig, **how: Any) -> Study:
+        return function(config.model, config=config, **how)
+
+    return run
 
 
 def write_study(

@@ -40,11 +40,12 @@ def read_sweep(
     imports: Iterable[str] = (),
 ) -> SweepConfig: ...
 def sweep(
-    model: ModelLike | SweepConfig,
+    model: ModelLike,
     what: What | None = None,
     *,
     tokens: Tokens | None = None,
     metrics: Sequence[Measured] | Measured = (),
+    config: SweepConfig | None = None,
     out: str | Path | None = None,
     shard: str | None = None,
     overwrite: bool = False,

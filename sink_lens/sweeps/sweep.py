@@ -19,7 +19,7 @@ from ..activations.forward import check_tokens
 from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..edits.mean_ablation import tokens_to_average
-from ..edits.named_metrics import MetricSpec, import_metric
+from ..edits.named_metrics import import_metric
 from ..engine.engine import VALUES, Block, Engine
 from ..engine.function_identity import function_hash
 from ..engine.measured import Measured, metric_config, resolve_metrics
@@ -49,17 +49,18 @@ from .results import SweepResult, effect_tables, mask_short_sequences, values_by
 log = logging.getLogger(__name__)
 
 _OF_CALL = ("controls", "seed", "least_effect", "engine", "workers", "retry_failed")
-"""Fields of a configuration that a sweep of a loaded model has too."""
+"""Fields of a configuration that mean something beside given tokens."""
 FILES = ("plan", "baseline", "cells", "controls", "values")
 
 
 @takes(SweepConfig, leave_out=("grid",))
 def sweep(
-    model: ModelLike | SweepConfig,
+    model: ModelLike,
     what: What | None = None,
     *,
     tokens: Tokens | None = None,
     metrics: Sequence[Measured] | Measured = (),
+    config: SweepConfig | None = None,
     out: str | Path | None = None,
     shard: str | None = None,
     overwrite: bool = False,
@@ -78,17 +79,17 @@ def sweep(
     call takes what the shards have done and computes the rest.
 
     Args:
-        model: what ``load`` takes, a ``LensModel``, or a configuration (``read_sweep(path)``), which says everything
-            but where and how.
-        what: a grid, or cells of your own (``cell_of``); None if ``model`` is a configuration.
-        tokens: the sequences; those of the configuration if None.
-        metrics: the metrics to read from each cell; by default the attention to position 0.
+        model: what ``load`` takes, or a ``LensModel``.
+        what: a grid, or cells of your own (``cell_of``); the configuration's grid if None.
+        tokens: the sequences, instead of those that the configuration describes.
+        metrics: the metrics to read from each cell; the configuration's if there are none, which by default is the
+            attention to position 0.
+        config: a whole sweep, as ``read_sweep(path)`` reads one.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. All shards need the same one.
         shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
         overwrite: replace the run in the folder.
         progress: show a progress bar.
-        **fields: fields of ``SweepConfig``, which win over those of a configuration; of a loaded model those of
-            ``_OF_CALL``, such as ``seed=1`` or ``engine="ray"``.
+        **fields: fields of ``SweepConfig``, such as ``seed=1`` or ``engine="ray"``; they win over those of ``config``.
 
     Raises:
         InputError: a grid, metric, engine or shard that cannot be used.
@@ -96,7 +97,7 @@ def sweep(
             another division into shards.
     """
     check_shard(shard, out=out, overwrite=overwrite)
-    asked = _collect_request(model, what, tokens=tokens, metrics=metrics, fields=fields)
+    asked = _collect_request(model, what, tokens=tokens, metrics=metrics, config=config, fields=fields)
     how = asked.how
     check_engine(how.engine, workers=how.workers)
     folder = Path(out) if out is not None else default_run_folder(asked.lens.name)
@@ -122,6 +123,11 @@ def sweep(
     steps = {"begin": begin, "check": check, "compute": compute, "finish": finish}
     found = compute_run(folder, shard=shard, overwrite=overwrite, open_run=asked.open, **steps)
     return SweepResult.unfinished(folder, shard=str(shard)) if found is None else found
+
+
+def run(config: SweepConfig, **how: Any) -> SweepResult:
+    """Run the command ``sweep``."""
+    return sweep(config.model, config=config, **how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,41 +272,43 @@ def _run_blocks(
 
 
 def _collect_request(
-    model: ModelLike | SweepConfig,
+    model: ModelLike,
     what: What | None,
     *,
     tokens: Tokens | None,
     metrics: Sequence[Measured] | Measured,
+    config: SweepConfig | None,
     fields: Mapping[str, Any],
 ) -> _Request:
     """Check the arguments of a call of ``sweep``, load the model and make the tokens that they name; return all."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     tokens = None if tokens is None else as_batch(tokens)
-    if isinstance(model, SweepConfig):
-        if what is not None:
-            raise InputError("a configuration and a grid were given; the configuration has its own: leave one out")
-        grid = {"grid": replace(model.grid, seed=fields["seed"])} if "seed" in fields else {}  # which draws controls
-        how = make_config(SweepConfig, model, grid | dict(fields), where="sweep")
-        header = check_sequences(how) if tokens is None else find_header(how.model)
-        if header is not None:  # before the weights are read, refuse what does not fit the header or the prompts
-            longest = max_n_tokens(how.prompts) if how.prompts else how.length
-            how.grid.n_cells(header, n_positions=longest if tokens is None else tokens.n_positions)
-            for metric in () if given else how.metrics:
-                metric.last_layer(header)
-        lens, what = load_model(how), how.grid
-        given = given or [import_metric(one.name) if ":" in one.name else one for one in how.metrics]
-        batch = make_tokens(lens, config=how, bos=how.bos) if tokens is None else tokens
+    if what is None and config is None:
+        raise InputError("a sweep needs a grid, or cells, or a configuration with a grid")
+    if what is not None and config is not None:
+        raise InputError("a configuration and a grid were given; the configuration has its own: leave one out")
+    if tokens is not None:
+        refuse_unknown_names(fields, _OF_CALL, where="a sweep of given tokens")
+    if config is not None:
+        of = replace(config.grid, seed=fields["seed"]) if "seed" in fields else config.grid  # it draws the controls
     else:
-        if what is None or tokens is None:
-            raise InputError("a sweep of a loaded model needs a grid, or cells, and tokens")
-        refuse_unknown_names(fields, _OF_CALL, where="sweep of a loaded model")
         of = what if isinstance(what, Grid) else Grid.of(EditGrid(site="z"))  # cells of one's own say themselves
-        how = make_config(SweepConfig, None, {**fields, "grid": of}, where="sweep")
-        lens, batch, what = as_lens(model), tokens, how.grid if isinstance(what, Grid) else what
+    named = isinstance(model, str | Path)
+    name = {"model": str(model)} if named else {}
+    how = make_config(SweepConfig, config, {**fields, "grid": of, **name}, where="sweep")
+    what = how.grid if what is None or isinstance(what, Grid) else what
+    header = None if not named else check_sequences(how) if tokens is None else find_header(how.model)
+    if header is not None and isinstance(what, Grid):  # before the weights are read
+        longest = max_n_tokens(how.prompts) if how.prompts else how.length
+        what.n_cells(header, n_positions=longest if tokens is None else tokens.n_positions)
+        for metric in () if given else how.metrics:
+            metric.last_layer(header)
+    lens = load_model(how) if named else as_lens(model)
+    given = given or [import_metric(one.name) if ":" in one.name else one for one in how.metrics]
+    batch = make_tokens(lens, config=how, bos=how.bos) if tokens is None else tokens
     check_tokens(lens, batch)
     what = in_texts(what, batch)
-    read: list[Measured] = given or [MetricSpec(name="sink_mass")]
-    return _Request(lens=lens, what=what, batch=batch, metrics=read, how=how)
+    return _Request(lens=lens, what=what, batch=batch, metrics=given, how=how)
 
 
 def _block_name(block: Block) -> str:

@@ -50,7 +50,7 @@ def test_a_trace_that_does_not_fit_is_refused_and_its_dry_run_says_so(planted_fo
     text = "\n".join(render_lines(cost_table(estimate_cost(config, passes)), width=999))
     assert "one model after the other; 1 kB are free, so that it would be refused: need fewer sequences" in text
     with pytest.raises(InputError, match=r"the trace takes about .* beside the model and 1 kB are free"):
-        trace(config, out=tmp_path / "run", progress=False)
+        trace(config.model, config=config, out=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -59,7 +59,7 @@ def test_a_baseline_that_does_not_fit_beside_the_model_is_read_in_its_place_with
 ):
     given = {"tokens": "random", "sequences": 6, "length": 16, "interventions": False}
     config = TraceConfig(model=str(planted_folder), device="cpu", **given)
-    beside = trace(config, out=tmp_path / "beside", progress=False, report=False)
+    beside = trace(config.model, config=config, out=tmp_path / "beside", progress=False, report=False)
     lens = load(planted_folder)
     alone, both = (
         bytes_beside_model(lens, config),
@@ -68,7 +68,7 @@ def test_a_baseline_that_does_not_fit_beside_the_model_is_read_in_its_place_with
     monkeypatch.setattr(tracing, "free_bytes", lambda: (alone + both) // 2)
     waited, real = [], store_parameters_on_disk
     monkeypatch.setattr(tracing, "store_parameters_on_disk", lambda *a, **k: waited.append(1) or real(*a, **k))
-    instead = trace(config, out=tmp_path / "instead", progress=False, report=False)
+    instead = trace(config.model, config=config, out=tmp_path / "instead", progress=False, report=False)
     assert waited
     for name in ("heads", "random_init_heads", "links"):
         pd.testing.assert_frame_equal(beside.tables[name], instead.tables[name], rtol=1e-5, atol=1e-5)

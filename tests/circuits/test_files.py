@@ -63,7 +63,7 @@ def test_a_file_of_a_model_of_impossible_size_is_refused_at_once(tmp_path, sizes
     cfg = {"n_layers": 3, "n_heads": 4, "d_model": 8} | sizes
     (tmp_path / "c.json").write_text(json.dumps({"cfg": cfg, "nodes": {}, "edges": {}}))
     with pytest.raises(InputError, match="layers"):
-        circuits.read(tmp_path / "c.json", lens=lens)
+        circuits.read(tmp_path / "c.json", model=lens)
 
 
 def test_a_table_that_names_a_head_of_a_huge_number_is_refused_at_once(tmp_path):

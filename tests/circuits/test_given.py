@@ -59,7 +59,7 @@ def test_a_papers_heads_are_all_edges_between_them_and_the_mlps(tmp_path):
     lens = lens_of("llama")
     (tmp_path / "heads.csv").write_text("layer,head\n0,1\n2,3\n")
     (tmp_path / "nodes.csv").write_text("node\nL0H1\n2.3\nMLP 0\nm1\nm2\n")
-    first, second = (circuits.read(tmp_path / name, lens=lens) for name in ("heads.csv", "nodes.csv"))
+    first, second = (circuits.read(tmp_path / name, model=lens) for name in ("heads.csv", "nodes.csv"))
     assert (first.chosen == second.chosen).all()
     ends = [name.split("->") for name in first.graph.names[first.chosen]]
     assert {one for one, _ in ends} == {"input", "a0.h1", "a2.h3", "m0", "m1", "m2"}
@@ -72,8 +72,8 @@ def test_a_papers_heads_are_all_edges_between_them_and_the_mlps(tmp_path):
     ):
         (tmp_path / "bad.csv").write_text(text)
         with pytest.raises(InputError, match=said):
-            circuits.read(tmp_path / "bad.csv", lens=lens)
-    with pytest.raises(InputError, match="need the model: lens="):
+            circuits.read(tmp_path / "bad.csv", model=lens)
+    with pytest.raises(InputError, match="need the model: model="):
         circuits.read(tmp_path / "heads.csv")
 
 

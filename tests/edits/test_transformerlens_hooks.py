@@ -109,7 +109,7 @@ def test_a_hook_of_transformerlens_is_an_edit_at_every_site(family):
 
     for name in (one for one in sites_of(lens.family) if SITES[one].per_layer and not SITES[one].observed):
         hook_name = bridge_hook_name(SITES[name], family=lens.family, layer=1)
-        one = from_hook(hook_name, times, lens=lens)
+        one = from_hook(hook_name, times, model=lens)
         with torch.no_grad():
             expected = lens.bridge.run_with_hooks(batch.tokens, fwd_hooks=[(hook_name, times)], use_cache=False)
         found = run_with(lens, batch, one, logits=True).logits
@@ -144,11 +144,11 @@ def test_names_of_hooks_are_found_by_their_hook_point():
     assert site_of_hook("blocks.2.mlp.hook_pre", lens=lens_of("gpt2")) == ("up", 2)
     assert site_of_hook("blocks.2.mlp.hook_pre", lens=lens_of("llama")) == ("gate", 2)
     assert site_of_hook("blocks.2.hook_out", lens=lens_of("llama")) == ("resid_post", 2)  # the canonical name
-    with pytest.raises(SiteError, match=r"'blocks.2.mlp.hook_pre' is at no site; .*or the model \(lens=...\)"):
+    with pytest.raises(SiteError, match=r"'blocks.2.mlp.hook_pre' is at no site; .*or the model \(model=...\)"):
         from_hook("blocks.2.mlp.hook_pre", lambda x, hook: x)
     for name in ("blocks.1.hook_resid_mid", "hook_embed", "blocks.9.hook_out", "nothing"):
         with pytest.raises(SiteError, match=f"'{name}' is at no site; need one of"):
-            from_hook(name, lambda x, hook: x, lens=lens_of("llama"))
+            from_hook(name, lambda x, hook: x, model=lens_of("llama"))
 
 
 def test_a_sweep_of_plain_hook_functions_gives_what_run_with_hooks_gives_for_each(tmp_path):

@@ -104,7 +104,7 @@ def test_a_cell_shows_each_hook_function_its_own_batch_at_every_site_of_every_fa
         return hook
 
     names = {site: bridge_hook_name(SITES[site], family=lens.family, layer=1) for site in sites}
-    edits = [from_hook(names[site], watch(site), lens=lens) for site in sites]
+    edits = [from_hook(names[site], watch(site), model=lens) for site in sites]
     made = engine_of(lens, edits, logit_difference(5, 6))
     for block in made.blocks:
         made.run(block)

@@ -48,7 +48,7 @@ def test_quantise_makes_no_more_passes_than_were_estimated(planted_folder, tmp_p
         return real(lens, batch, *given, **named)
 
     monkeypatch.setattr(quantisation, "run_with", counted)
-    quantise(replace(config, model=str(planted_folder)), out=tmp_path / "run", progress=False)
+    quantise(planted_folder, config=config, out=tmp_path / "run", progress=False)
     made = sum(tokens) / (config.sequences * config.length)
     assert 3 <= made <= most_passes(config, planted_folder) - 1  # the pass that finds the sinks is not counted here
 
@@ -65,6 +65,6 @@ def test_a_planted_model_is_read_in_at_most_as_many_tokens_as_were_estimated(
 
     monkeypatch.setattr(torch.nn.Embedding, "forward", counted)
     config = CardConfig(**READ, model=str(planted_folder), others=(str(planted_folder),) * (count - 1))
-    card(config, out=tmp_path / "run", progress=False)
+    card(config.model, config=config, out=tmp_path / "run", progress=False)
     made = sum(embedded) / (config.sequences * config.length)
     assert made <= most_passes(config, planted_folder) <= 1.5 * made

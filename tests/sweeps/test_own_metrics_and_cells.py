@@ -87,7 +87,7 @@ def test_a_file_takes_prompts_and_a_metric_that_may_be_imported(tmp_path, monkey
         read_sweep("s.json")
     config = read_sweep("s.json", imports=("own_sweep_metrics:last",))
     assert config.prompts == ("x y z", "y x")
-    found = sweep(config, out=tmp_path / "run", progress=False).values["value"]
+    found = sweep(config.model, config=config, out=tmp_path / "run", progress=False).values["value"]
     for row, text in enumerate(config.prompts):
         ids = torch.tensor([lens.tokenizer(text)["input_ids"]])
         alone = run_with(lens, ids, zero("z", layers=[1]), logits=True).logits[0, -1, 5]

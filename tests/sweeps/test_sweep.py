@@ -218,7 +218,7 @@ def test_a_configuration_is_the_same_sweep(tmp_path):
     config = SweepConfig(
         model=str(saved), device="cpu", tokens="random", sequences=3, length=10, grid=GRID, metrics=METRICS, seed=3
     )
-    by_config = sweep(config, out=tmp_path / "a", progress=False)
+    by_config = sweep(config.model, config=config, out=tmp_path / "a", progress=False)
     lens = sink_lens.load(saved, device="cpu")
     generator = torch.Generator().manual_seed(3)
     tokens = sink_lens.TokenBatch.random(lens.tokenizer, generator=generator, sequences=3, length=10, vocab_size=300)
@@ -459,9 +459,9 @@ def test_forwards_that_are_wrong_are_run_in_another_way_and_what_is_off_by_round
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda out: swept(out, what=None), "needs a grid, or cells, and tokens"),
-        (lambda out: sweep(SweepConfig(grid=GRID), GRID, out=out), "has its own: leave one out"),
-        (lambda out: swept(out, sequences=3), "sweep of a loaded model has 'sequences', which is not known"),
+        (lambda out: swept(out, what=None), "needs a grid"),
+        (lambda out: sweep(llama(), GRID, config=SweepConfig(grid=GRID), out=out), "has its own: leave one out"),
+        (lambda out: swept(out, sequences=3), "has 'sequences', which is not known"),
         (lambda out: swept(out, engine="cloud"), "engine is 'cloud'; need one of local, ray"),
         (lambda out: swept(out, what=[]), "there are no cells"),
         (lambda out: swept(out, what=[cell_of(zero("z"), name="a")] * 2), "two cells have the same name"),

@@ -396,7 +396,7 @@ def traced(out: Path, family: str) -> Mapping[str, Any]:
         max_outliers=40,
         super_share=0.01,
     )
-    sink_lens.trace(config, out=out, progress=False, report=False)
+    sink_lens.trace(config.model, config=config, out=out, progress=False, report=False)
     return {}
 
 

@@ -27,7 +27,7 @@ from ...models.lens import LensModel
 from ...progress import tqdm
 from ...records import Result
 from ...text import as_ranges
-from ..study import Measured, study
+from ..study import Measured, command_of, study
 from .config import TokensConfig
 
 _BINS = 60
@@ -80,6 +80,9 @@ def sink_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pro
         "agreement": _agreement_rows(every),
     }
     return Measured(frames=frames, kernel=kernel, headline="\n".join(frames["thresholds"]["statement"]))
+
+
+run = command_of(sink_tokens)
 
 
 @dataclass(slots=True, kw_only=True)
