@@ -48,6 +48,8 @@ def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
     An unknown field or a value of another type is refused. ``where`` is the place that the error names, such as a file;
     by default it is the class. Lists become tuples.
     """
+    if given is not None and not isinstance(given, kind):
+        raise InputError(f"config is a {type(given).__name__}; need a {kind.__name__}")
     known = {field.name: field for field in fields(cast("Any", kind))}
     changes = flatten_tables(kind, changes, where=where)
     renamed = {field.metadata["option"]: name for name, field in known.items() if "option" in field.metadata}

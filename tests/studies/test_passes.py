@@ -1,6 +1,5 @@
 """Passes of the studies: they bound those that are made."""
 
-from dataclasses import replace
 from importlib import import_module
 
 import pytest
