@@ -8,9 +8,9 @@ Two tasks on a Llama of 2 layers and width 64. *Trigger*: at a trigger token the
 vectors before it, everywhere else it is nothing, so that a softmax needs a place to look at (arXiv 2603.11487). *Copy*:
 the answer is always the vector of the token before. The truth is the sink rate at position 0 on 64 sequences that are
 kept apart: the birth is the first reading from which it stays at or over 0.05, as in ``watch``. The alarms see what the
-monitor reads of four sequences of the training batch, every 10 steps or every 50.
+monitor reads of four sequences of the training batch and gathers from four steps, every 10 steps or every 50.
 
-An alarm of a birth is right where it comes at most one interval before or after it (both are readings). The rule
+An alarm of a birth is right where it comes at most two intervals from it (all are readings). The rule
 was chosen on seeds 0 to 9, as the largest limit among those with no false alarm and the fewest births missed or late;
 the numbers that count are those of seeds from 100 on.
 """
@@ -34,7 +34,16 @@ from sink_lens.training.monitor_alarms import RULES, Alarms, Rule
 
 VOCAB, ANSWER, LENGTH, BATCH, STEPS, EVERY = 64, 16, 32, 32, 300, 10
 READINGS = Path(__file__).with_name("monitor_births.parquet")
-SEEN = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "max_activation", "max_logit")
+SEEN = (
+    "rate_first",
+    "rate_strongest",
+    "strongest_position",
+    "strongest_sequences",
+    "mass_first",
+    "norm_ratio",
+    "max_activation",
+    "max_logit",
+)
 LAYERS = ("rate_first/layer_0", "rate_first/layer_1")
 
 
@@ -94,7 +103,7 @@ class Score:
     steps: int = 0
     births: int = 0
     found: int = 0
-    """Births with an alarm at most one interval before or after."""
+    """Births with an alarm at most two intervals before or after."""
     false: int = 0
     """Alarms with no birth there."""
     delays: list[int] = field(default_factory=list)
@@ -119,7 +128,7 @@ def score(frame: pd.DataFrame, rule: Rule, *, every: int) -> Score:
         for row in training[training["step"] % every == 0].to_dict("records"):
             reading = {(name, None): float(row[name]) for name in SEEN}
             raised += [alarm.step for alarm in alarms.add_reading(reading, step=int(row["step"]))]
-        right = [step for step in raised if birth is not None and birth - every <= step <= birth + every]
+        right = [step for step in raised if birth is not None and birth - 2 * every <= step <= birth + 2 * every]
         result.trainings += 1
         result.steps += int(training["step"].max()) + EVERY
         result.births += birth is not None

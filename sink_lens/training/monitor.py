@@ -6,6 +6,9 @@ same input without gradients, for a few sequences, with an attention function th
 call there. So the model's own forward runs its own kernels, and nothing that it computes is changed. Where the hooks
 are not called, as in a compiled model, the model is called once more on the few sequences instead.
 
+The strongest position is judged on 16 sequences. If a step has fewer, those of as many steps before a reading as that
+takes are gathered.
+
 Whatever happens, the training goes on: from its first hook on the monitor raises nothing. An error of its own is one
 warning, and it stops. Each reading is appended to the run's log (``records.log``) before the next step begins.
 """
@@ -14,6 +17,9 @@ import contextlib
 import inspect
 import itertools
 import logging
+import math
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -39,7 +45,7 @@ from ..models.running import switch_to_eval_mode
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Seen, keeps_documents_apart, read_queries_and_keys, take_sequences, uncached_autocast
 from .monitor_documents import Documents, find_documents, mask_without_window
-from .monitor_keys import PREFIX, KeySums, Reading
+from .monitor_keys import COUNTED_SEQUENCES, PREFIX, KeySums, Reading
 from .monitor_readings import ReadingLog, Readings
 
 _LOGGER = logging.getLogger(__name__)
@@ -80,8 +86,9 @@ class SinkMonitor:
     The keys are ``sink_lens.training.monitor_keys.KEYS`` under ``sinks/``. Where documents are packed into rows
     (``position_ids`` that begin again, ``cu_seq_lens_q``, or a block mask), each is read as a sequence of its own;
     if attention crosses them, the keys of first tokens are left out, with a warning. A reading is of the weights
-    before the step. With several processes, each reads its own share and all must call ``step()``; they get the same
-    numbers.
+    before the step. If the last step was not read, the end of the ``with`` block reads the last weights on the
+    sequences read before, in one process. With several processes, each reads its own share and all must call
+    ``step()``; they get the same numbers.
     """
 
     @check_calls
@@ -103,7 +110,8 @@ class SinkMonitor:
             every: steps between readings.
             tokens: a small fixed batch without padding to read instead of the training batch.
             sequences: how many sequences of the training batch (of its first forward in a step, on each process) are
-                read; documents of two tokens or more in a packed batch.
+                read; documents of two tokens or more in a packed batch. The strongest position needs 16, which are
+                gathered over the steps up to a reading.
             threshold: of the sink score, in (0, 1).
             folder: run folder for the readings and alarms, which the first process writes. A training that goes on
                 continues it. Where it holds something else, the readings go into a folder beside it, with a warning.
@@ -115,12 +123,13 @@ class SinkMonitor:
         """
         check_monitor_options(every=every, sequences=sequences, threshold=threshold)
         self.alarms: list[Alarm] = []
-        """Alarms of the rules in ``monitor_alarms``; each is logged as a warning too."""
+        """Alarms of the rules in ``monitor_alarms``; each is a Python warning too."""
         self.stopped = False
         """An error of the monitor's own has ended it."""
         self.compiled = False
         """The model is compiled, though what was given does not show it; saves a graph that is compiled with hooks."""
-        self._rules = Alarms(threshold=threshold)
+        # Fixed tokens do not differ from one reading to the next: as many as there are suffice.
+        self._rules = Alarms(threshold=threshold, fewest_sequences=1 if tokens is not None else COUNTED_SEQUENCES)
         self._outer, self._model = model, _unwrap_model(model)
         self._family = _find_family(self._model)
         layers = self._model.get_submodule(self._family.layers)._modules.values()  # one that is shared comes twice
@@ -135,6 +144,13 @@ class SinkMonitor:
         self._readings: Readings | ReadingLog = Readings()
         self._sums: KeySums | None = None
         self._inputs: dict[str, Any] | None = None
+        self._last_inputs: dict[str, Any] | None = None if tokens is None else {"input_ids": tokens}
+        self._labels: tuple[Tensor | None, Any] = None, None
+        self._due = self._unread = False
+        self._gathered: deque[tuple[int, dict[tuple[str, int], Tensor]]] = deque(maxlen=COUNTED_SEQUENCES)
+        """(Step, its sums by key) of the latest steps that were looked at."""
+        self._n_gathered = 1
+        """Steps whose sequences make a reading's strongest position, the reading's own among them."""
         self._valid: Tensor | None = None
         self._documents: Documents | None = None
         self._apart: bool | None = None
@@ -150,6 +166,12 @@ class SinkMonitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None and self._unread and self._last_inputs is not None and _n_processes() == 1:
+            self.detach_hooks()
+            with self._stop_on_error():
+                self._due, self._sums = True, KeySums(threshold=self._threshold)
+                self._read_again(self._last_inputs)
+                self._collect_reading()
         self.close(error)
 
     def open(self) -> None:
@@ -193,18 +215,20 @@ class SinkMonitor:
         """Number of training steps so far, counted from the start of the training."""
         return self._step
 
-    def attach_hooks(self) -> None:
-        """If a reading is due now, put hooks on the model, or read the fixed ``tokens``. ``step`` calls this method."""
+    def attach_hooks(self, *, last: bool = False) -> None:
+        """If a reading is due now, put hooks on the model, or read the fixed ``tokens``. ``step`` calls this method.
+
+        ``last`` says that the step is the training's last one, which is read.
+        """
         self.detach_hooks()
-        if self._step % self._every or self.stopped:
+        self._due, self._sums = last or self._step % self._every == 0, None
+        ahead = -self._step % self._every
+        if self.stopped or not (self._due or (self._tokens is None and ahead < self._n_gathered)):
             return
         with self._stop_on_error():
             self._sums = KeySums(threshold=self._threshold)
             if self._tokens is not None:  # then they are run through the model now
-                inner = self._outer  # not DDP, which would synchronise its buffers
-                while name := next((one for one in (UNCOMPILED, "module") if one in inner._modules), None):
-                    inner = inner.get_submodule(name)
-                self._rerun_forward({"input_ids": self._tokens.to(next(self._model.parameters()).device)}, call=inner)
+                self._read_again({"input_ids": self._tokens})
                 return
             before = self._guard_hook(self._keep_inputs)
             self._handles.append(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
@@ -216,6 +240,7 @@ class SinkMonitor:
     def step(self) -> dict[str, float] | None:
         """End a training step, after the optimizer's step; return its reading (``sinks/KEY`` -> number), or None.
 
+        An alarm of the reading is in it as ``sinks/alarm_RULE``: 1.
         The reading is None at steps between two readings, and once the monitor has stopped after an error of its own.
         """
         reading = self.finish()
@@ -225,17 +250,24 @@ class SinkMonitor:
     def finish(self) -> dict[str, float] | None:
         """End a step as ``step`` does and return its reading or None, but put no hooks on for the next step."""
         self.detach_hooks()
-        reading = None
-        if self._step % self._every == 0 and not self._all_stopped:
+        reading, before = None, len(self.alarms)
+        if (self._due or self._step % self._every == 0) and not self._all_stopped:
             with self._stop_on_error():
                 reading = self._collect_reading()
+        elif self._sums is not None and not self.stopped:
+            with self._stop_on_error():
+                if self._sums.is_complete(len(self._layers), attention=self._attending):
+                    self._sums.sum_values()
+                    self._gathered.append((self._step, self._sums.sums_by_key()))
         self._step += 1
+        self._unread = reading is None
         if reading is None:
             return None
-        return {
+        named = {
             PREFIX + name + ("" if layer is None else f"/layer_{layer}"): value
             for (name, layer), value in reading.items()
         }
+        return named | {f"{PREFIX}alarm_{one.rule}": 1.0 for one in self.alarms[before:]}
 
     def frame(self) -> pd.DataFrame:
         """Return all readings as a table: step, key, layer (missing for the whole model), value, unit."""
@@ -249,6 +281,12 @@ class SinkMonitor:
             with self._stop_on_error():
                 if sums is not None and sums.is_complete(len(self._layers), attention=self._attending):
                     sums.sum_values()
+                    own = sums.sums_by_key()
+                    earlier = [one for step, one in self._gathered if step > self._step - self._n_gathered]
+                    if self._tokens is None and not sums.without_first:
+                        for one in earlier:
+                            sums.gather(one)
+                        self._gathered.append((self._step, own))
                     state = _READY
                 else:
                     found = "the monitor was not listening" if sums is None else "the model was not called in it"
@@ -276,8 +314,14 @@ class SinkMonitor:
         reading = sums.compute_reading(n_layers=len(self._layers))
         raised = self._rules.add_reading(reading, step=self._step)
         self.alarms.extend(raised)
+        if sequences := reading.get(("strongest_sequences", None)):
+            steps = sum(step > self._step - self._n_gathered for step, _ in self._gathered)
+            self._n_gathered = min(COUNTED_SEQUENCES, math.ceil(COUNTED_SEQUENCES * steps / sequences))
         for alarm in raised if _process_number() == 0 else ():
-            _LOGGER.warning(alarm.sentence)
+            try:
+                warnings.warn(alarm.sentence, stacklevel=4)
+            except UserWarning:  # where warnings are errors, the training goes on too
+                _LOGGER.warning(alarm.sentence)
         with self._warn_on_error("readings wait in memory until they can be written"):
             self._readings.add(self._step, reading, raised)
         return reading
@@ -349,6 +393,7 @@ class SinkMonitor:
             self._end.remove()
             self._end = None
         self._inputs = self._valid = self._documents = self._apart = None
+        self._labels = None, None
 
     def _hook_layers(self) -> None:
         """Put hooks on every layer, for its residual stream, and on every attention module."""
@@ -385,6 +430,9 @@ class SinkMonitor:
         n = self._sequences if self._documents is None else self._documents.n_rows
         self._inputs = {name: take_sequences(one, n, batch) for name, one in found.items()}
         self._valid = _token_mask(self._inputs, length=tokens.shape[1])
+        self._labels = named.get("labels"), named.get("num_items_in_batch")
+        if "input_ids" in self._inputs:
+            self._last_inputs = self._inputs
 
     def _set_documents(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
         """Set ``_documents`` to the documents to read in the packed rows of ``inputs``; None if rows are not packed."""
@@ -406,6 +454,8 @@ class SinkMonitor:
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """Take the hooks off after a forward pass; if some layer was not read, run the model once more."""
         inputs, kept = self._inputs, None
+        if self._sums is not None and isinstance(loss := getattr(output, "loss", None), Tensor):
+            self._sums.add_loss(loss, *self._labels)
         if output is None and self._end is not None and next(reversed(self._model._forward_hooks)) != self._end.id:
             # After an error torch goes on over these hooks, and one before the last must not be removed.
             kept, self._end = self._end, None
@@ -481,6 +531,15 @@ class SinkMonitor:
                 reach=sliding_window_of(self._model.config, layer=layer),
             )
 
+    def _read_again(self, inputs: Mapping[str, Any]) -> None:
+        """Read sequences that are not this step's batch."""
+        inner = self._outer  # not DDP, which would synchronise its buffers
+        while name := next((one for one in (UNCOMPILED, "module") if one in inner._modules), None):
+            inner = inner.get_submodule(name)
+        device = next(self._model.parameters()).device
+        given = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in inputs.items()}
+        self._rerun_forward(given, call=inner)
+
     def _rerun_forward(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
         """Run the forward pass ``call(**inputs)`` with hooks on, in evaluation mode and without gradients."""
         tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
@@ -496,7 +555,7 @@ class SinkMonitor:
                 uncached_autocast(tokens.device),
             ):
                 # With a cache, models of transformers take no notice of positions that begin again.
-                call(**({"use_cache": False} if self._documents is None else {}), **inputs)
+                call(**{**inputs, **({"use_cache": False} if self._documents is None else {})})
         finally:
             self.detach_hooks()
 

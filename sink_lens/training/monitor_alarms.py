@@ -2,8 +2,9 @@
 
 Each rule is a one-sided cumulative sum (Page 1954): what a number has in excess of the median of earlier readings and
 an allowance is added up, never under 0; the alarm is where the sum passes a limit, and it comes again only after the
-sum has been 0. Allowances and limits were chosen on toy trainings with and without a birth, and judged on others:
-``benchmarks/monitor_births.py`` has the readings and says how often the alarms err.
+sum has been 0. A birth is of one position: the sum begins again where the strongest position changes, and it takes two
+readings in a row, each of 16 sequences. Allowances and limits were chosen on toy trainings with and without a birth,
+and judged on others: ``benchmarks/monitor_births.py`` has the readings and says how often the alarms err.
 """
 
 import math
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ..text import join_and
-from .monitor_keys import Reading
+from .monitor_keys import COUNTED_SEQUENCES, Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +31,14 @@ class Rule:
     """Number of earlier readings that the rule needs."""
     allowance: float
     """Taken from each reading's excess over the median of the earlier ones."""
+    relative: float = 0.0
+    """This share of the median is taken from the excess too."""
+    of_position: bool = False
+    """True if the number is the strongest position's, which must be the same in two readings in a row."""
     limit: float
     """The alarm is where the sum passes it."""
     sentence: str
-    """With ``{step}``, ``{layers}``, ``{value}`` and ``{before}``; ``{threshold}`` is that of the sink score."""
+    """With ``{step}``, ``{layers}``, ``{position}``, ``{value}``, ``{before}``; ``{threshold}`` is the sink score's."""
 
     def median(self, earlier: Sequence[float]) -> float:
         """Return the median of the ``earlier`` readings: of the last ``window``, or of all if ``window`` is None."""
@@ -48,6 +53,8 @@ class Alarm:
     step: int
     layers: tuple[int, ...]
     """The layers whose own number is over its earlier median by more than the allowance."""
+    position: int | None = None
+    """The position that became a sink; None for other rules."""
     sentence: str
 
 
@@ -59,9 +66,11 @@ RULES = (
         window=None,
         fewest=1,
         allowance=0.02,
+        relative=0.5,
+        of_position=True,
         limit=0.05,
-        sentence="sink born by step {step} in {layers}: sink rate {value:.3f} (sink score above {threshold:g}), "
-        "before it {before:.3f}",
+        sentence="sink born by step {step} at position {position} in {layers}: sink rate {value:.3f} (sink score "
+        "above {threshold:g}), before it {before:.3f}",
     ),
     Rule(
         name="outlier_grows",
@@ -93,38 +102,51 @@ class Alarms:
     threshold: float
     """Sink score from which a head has a sink."""
     rules: tuple[Rule, ...] = RULES
+    fewest_sequences: int = COUNTED_SEQUENCES
+    """A position's number of fewer sequences raises no alarm."""
     _earlier: dict[tuple[str, int | None], list[float]] = field(default_factory=dict)
     """(Rule, layer) -> its number in all earlier readings."""
     _sums: dict[str, float] = field(default_factory=dict)
     _on: set[str] = field(default_factory=set)
+    _position: int | None = None
+    """The strongest position, if the last reading's number exceeded there what a rule allows."""
 
     def add_reading(self, reading: Reading, *, step: int) -> list[Alarm]:
         """Add a step's reading to the sums of all rules, and return the alarms that it raises."""
         found = []
+        position = None if math.isnan(at := reading.get(("strongest_position", None), math.nan)) else int(at)
+        enough = reading.get(("strongest_sequences", None), 0) >= self.fewest_sequences
         for rule in self.rules:
             values = {layer: value for (key, layer), value in reading.items() if key == rule.key and layer != -1}
             before = {layer: self._earlier.setdefault((rule.name, layer), []) for layer in values}
             excess = {layer: _excess_over_median(value, before[layer], rule=rule) for layer, value in values.items()}
             if (whole := excess.get(None)) is not None:
-                total = self._sums[rule.name] = max(0.0, self._sums.get(rule.name, 0.0) + whole)
+                again = True
+                if rule.of_position:
+                    whole = whole if enough else min(whole, 0.0)
+                    again = whole > 0 and position == self._position
+                    self._position = position if whole > 0 else None
+                earlier = self._sums.get(rule.name, 0.0) if again or whole <= 0 else 0.0
+                total = self._sums[rule.name] = max(0.0, earlier + whole)
                 if total == 0:
                     self._on.discard(rule.name)
-                elif total > rule.limit and rule.name not in self._on:
+                elif total > rule.limit and again and rule.name not in self._on:
                     self._on.add(rule.name)
                     layers = tuple(layer for layer, over in excess.items() if layer is not None and (over or 0) > 0)
                     where = (
                         f"layer{'s' * (len(layers) > 1)} {join_and(map(str, layers))}" if layers else "no layer alone"
                     )
                     told = {"value": values[None], "before": rule.median(before[None]), "threshold": self.threshold}
-                    sentence = rule.sentence.format(step=step, layers=where, **told)
-                    found.append(Alarm(rule=rule.name, step=step, layers=layers, sentence=sentence))
+                    sentence = rule.sentence.format(step=step, layers=where, position=position, **told)
+                    own = position if rule.of_position else None
+                    found.append(Alarm(rule=rule.name, step=step, layers=layers, position=own, sentence=sentence))
             for layer, value in values.items():
                 before[layer].append(value)
         return found
 
 
 def _excess_over_median(value: float, before: Sequence[float], *, rule: Rule) -> float | None:
-    """Return ``value`` minus the median of the earlier values, ``before``, and minus the rule's allowance.
+    """Return ``value`` minus the median of the earlier values, ``before``, and minus what the rule allows.
 
     Some rules compare logarithms instead. None if there are too few earlier values, or if a logarithm is undefined.
     """
@@ -133,4 +155,4 @@ def _excess_over_median(value: float, before: Sequence[float], *, rule: Rule) ->
     usual = rule.median(before)
     if rule.logarithm:
         return math.log(value / usual) - rule.allowance if value > 0 and usual > 0 else None
-    return value - usual - rule.allowance
+    return value - usual - rule.allowance - rule.relative * usual

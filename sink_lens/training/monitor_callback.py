@@ -67,18 +67,17 @@ class SinkMonitorCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Put hooks on the model if a reading is due at this step."""
+        """Put hooks on the model if a reading is due at this step, as at the last one."""
         if self.monitor is not None:
-            self.monitor.attach_hooks()
+            self.monitor.attach_hooks(last=state.global_step + 1 == state.max_steps)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Log the reading of this step, if there is one, in ``state.log_history`` and the given trainer's trackers."""
         if self.monitor is None:
             return
-        before = len(self.monitor.alarms)
         if (reading := self.monitor.finish()) is None:
             return
-        logs = dict(reading) | {f"sinks/alarm_{one.rule}": 1.0 for one in self.monitor.alarms[before:]}
+        logs = dict(reading)
         if state.epoch is not None:
             logs["epoch"] = state.epoch
         logs[STEP] = float(self.monitor.steps - 1)

@@ -24,6 +24,8 @@ OTHERS_FROM = 8
 """Ordinary tokens are those from this position on."""
 SAMPLED = 64
 """The most query rows of a sequence, and the most of its ordinary tokens, that are looked at one by one."""
+COUNTED_SEQUENCES = 16
+"""The strongest position is taken among those that count in this many sequences, if any does."""
 COVERAGE_FACTOR = 20.0
 """A dimension is an outlier on a token where it exceeds this many times the token's median magnitude."""
 _NOTHING = torch.full((2,), math.nan, dtype=torch.float64)
@@ -48,10 +50,21 @@ KEYS: Mapping[str, Key] = MappingProxyType(
             "share of (sequence, head) whose sink score at position 0 passes the threshold that was set",
         ),
         "mass_first": Key("attention", "mean", "mean attention of later queries that see position 0"),
-        "rate_strongest": Key("share", "mean", "as rate_first, at the strongest position"),
+        "rate_strongest": Key(
+            "share",
+            "mean",
+            "share of (sequence, head) whose sink score at the strongest position passes the threshold, as a share of "
+            "what it could be above uniform attention at that length",
+        ),
         "mass_strongest": Key("attention", "mean", "as mass_first, at the strongest position"),
         "strongest_position": Key(
-            "position", "alone", "the position with the largest mean sink score over layers and heads"
+            "position",
+            "alone",
+            "the position with the largest mean sink score above uniform attention, over layers and heads, of those "
+            "with at least 16 queries and a quarter of all after them",
+        ),
+        "strongest_sequences": Key(
+            "sequences", "alone", "how many the strongest position's numbers are of, gathered over steps up to this one"
         ),
         "norm_ratio": Key("1", "max", "norm of the stream at position 0 relative to the median of ordinary tokens"),
         "dominance": Key(
@@ -70,6 +83,7 @@ KEYS: Mapping[str, Key] = MappingProxyType(
         "coverage_dimension": Key("dimension", "alone", "that dimension, where coverage is largest"),
         "entropy": Key("nats", "mean", "entropy of a row of the pattern, mean over sampled queries"),
         "max_logit": Key("logits", "max", "largest attention score of the sampled queries"),
+        "loss": Key("nats", "alone", "mean loss of a token that the model's own forward returned for the batch"),
     }
 )
 """Name without the prefix -> what it is."""
@@ -149,16 +163,20 @@ class KeySums:
         self.largest["max_logit", layer] = highest.masked_fill(~real[:, None], -math.inf).amax().float()
         if reach not in self._seen or self._seen[reach][0].device != rows.device:
             self._seen[reach] = _count_queries_by_key(
-                row_positions, real=real, n_keys=rows.shape[-1], reach=reach, threshold=self.threshold
+                row_positions, real=real, valid=valid, reach=reach, threshold=self.threshold
             )
-        seen, told, seen_later, told_later = (one[:, None] for one in self._seen[reach])
+        seen, seen_later, uniform, counted = (one[:, None] for one in self._seen[reach])
         total = (real[:, None, None].to(rows.dtype) @ rows)[:, :, 0]
         own = rows.gather(-1, row_positions[:, None].expand(*rows.shape[:3], 1))[..., 0] * real[:, None]
         later = total.index_add(-1, row_positions, own, alpha=-1)
-        by_key = total / seen
-        self._store_by_key("score_by_key", by_key, where=told, layer=layer)
-        self._store_by_key("rate_by_key", (by_key > self.threshold).float(), where=told, layer=layer)
-        self._store_by_key("mass_by_key", later / seen_later, where=told_later, layer=layer)
+        by_key, mass = total / seen, later / seen_later
+        by_key[..., 0] = attention.sink_score(column, valid=valid, key=0, min_queries=1, reach=reach)
+        mass[..., 0] = self._values["mass_first", layer]
+        above = (by_key - uniform) / (1 - uniform)
+        self._store_by_key("score_by_key", above, where=counted, layer=layer)
+        self._store_by_key("rate_by_key", (above > self.threshold).float(), where=counted, layer=layer)
+        self._store_by_key("mass_by_key", mass, where=counted, layer=layer)
+        self.added["sequences_by_key", layer] = counted.sum(0).float()
 
     def is_complete(self, n_layers: int, *, attention: Sequence[int]) -> bool:
         """Check whether the stream of all layers and the attention of the layers ``attention`` were added."""
@@ -175,6 +193,28 @@ class KeySums:
             sums = torch.stack([table.nansum(-1), (~table.isnan()).sum(-1)], dim=-1)
             self.added |= {(name, layer): pair for layer, pair in zip(layers, sums, strict=True)}
         self._values.clear()
+        self.added.setdefault(("loss", 0), torch.zeros(2))
+
+    def add_loss(self, loss: Tensor, labels: Tensor | None, n_items: Any) -> None:
+        """Add the batch's loss, which the Trainer divides by the ``n_items`` tokens of all batches of a step."""
+        loss = loss.detach().float().mean().cpu()
+        if n_items is not None:
+            n_own = 0 if labels is None else int((labels[..., 1:] != -100).sum())
+            loss = loss * float(n_items) / n_own if n_own else loss * math.nan
+        if loss.isfinite():
+            self.added["loss", 0] = torch.stack([loss, torch.ones(())])
+
+    def sums_by_key(self) -> dict[tuple[str, int], Tensor]:
+        """Return the totals by key, which sums of later steps may have added to theirs (``gather``)."""
+        return {key: one for key, one in self.added.items() if "by_key" in key[0]}
+
+    def gather(self, earlier: Mapping[tuple[str, int], Tensor]) -> None:
+        """Add the totals by key of an earlier step."""
+        for key, one in earlier.items():
+            own, other = self.added[key], one.to(self.added[key].device)
+            length = max(own.shape[-1], other.shape[-1])
+            own, other = (torch.nn.functional.pad(each, (0, length - each.shape[-1])) for each in (own, other))
+            self.added[key] = own + other
 
     def sum_over_processes(self, *, device: torch.device) -> "KeySums":
         """Return the totals over all processes, exchanged on ``device``; each must call this, after ``sum_values``."""
@@ -204,21 +244,20 @@ class KeySums:
             by_layer[name] = [float(torch.div(*added[name, layer])) for layer in range(-1, n_layers)]
         for name in ("max_activation", "max_logit"):
             by_layer[name] = [float(self.largest.get((name, layer), math.nan)) for layer in layers]
-        whole: dict[str, float] = {}
+        whole = {"loss": float(torch.div(*added["loss", 0]))}
         if self.without_first:
             anywhere = ("max_activation", "kurtosis", "entropy", "max_logit")  # they do not ask where a sequence begins
             return _finite_reading({name: by_layer[name] for name in anywhere}, whole, n_layers=n_layers)
         scores = torch.stack([added["score_by_key", layer] for layer in attention]).sum(0)
         mean = scores[0] / scores[1]
+        sequences = torch.stack([added["sequences_by_key", layer][0] for layer in attention]).amax(0)
         if not mean.isnan().all():
-            strongest = int(mean.nan_to_num(-1.0).argmax())
-            whole["strongest_position"] = strongest
+            enough = sequences >= min(COUNTED_SEQUENCES, float(sequences.max()))
+            strongest = int(mean.masked_fill(~enough, -math.inf).nan_to_num(-math.inf).argmax())
+            whole |= {"strongest_position": strongest, "strongest_sequences": float(sequences[strongest])}
             for name in ("rate", "mass"):
-                if strongest == 0:  # known from every query
-                    by_layer[f"{name}_strongest"] = by_layer[f"{name}_first"]
-                else:
-                    pairs = {layer: added[f"{name}_by_key", layer][:, strongest] for layer in attention}
-                    by_layer[f"{name}_strongest"] = [float(torch.div(*pairs.get(layer, _NOTHING))) for layer in layers]
+                pairs = {layer: added[f"{name}_by_key", layer][:, strongest] for layer in attention}
+                by_layer[f"{name}_strongest"] = [float(torch.div(*pairs.get(layer, _NOTHING))) for layer in layers]
         shares = [added["coverage", layer] for layer in layers]
         by_layer["coverage"] = [float(share[:-1].max() / share[-1]) for share in shares]
         widest = _argmax_without_nan(by_layer["coverage"])
@@ -237,22 +276,36 @@ class KeySums:
 
 
 def _count_queries_by_key(
-    row_positions: Tensor, *, real: Bool[Tensor, "batch row"], n_keys: int, reach: int | None, threshold: float
+    row_positions: Tensor,
+    *,
+    real: Bool[Tensor, "batch row"],
+    valid: Bool[Tensor, "batch position"],
+    reach: int | None,
+    threshold: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Count the sampled queries that see each key of the attention, and mark the keys that enough queries see.
 
-    ``real`` is False at padding. A query sees ``reach`` positions (None: all). ``threshold`` decides how many suffice.
+    ``real`` is False at padding. A query sees ``reach`` positions (None: all). Of key 0 all queries are counted.
 
     Returns:
-        Counts and mask for the sink score, then counts and mask for the mass; each is "batch key".
+        Queries that see each key, those of them after it, its sink score under uniform attention, and the keys with
+        enough queries after them; each is "batch key".
     """
-    keys = torch.arange(n_keys, device=real.device)
-    reached = row_positions[:, None] < keys + (n_keys if reach is None else reach)
-    score = real.float() @ (reached & (row_positions[:, None] >= keys)).float()
-    mass = real.float() @ (reached & (row_positions[:, None] > keys)).float()
-    fewest = attention.fewest_queries(threshold=threshold, reach=reach)
-    told = attention.can_tell_sinks(reach, threshold=threshold)
-    return score, (score >= fewest) & told, mass, mass >= fewest
+    n_keys = valid.shape[1]
+    rows, keys = row_positions[:, None], torch.arange(n_keys, device=real.device)
+    reached = rows < keys + (n_keys if reach is None else reach)
+    seen = real.float() @ (reached & (rows >= keys)).float()
+    later = real.float() @ (reached & (rows > keys)).float()
+    shares = 1 / (row_positions + 1).clamp(min=1, max=reach).float()
+    uniform = (real.float() * shares) @ (reached & (rows >= keys)).float() / seen
+    whole = 1 / (keys + 1).clamp(min=1, max=reach).float()
+    uniform[:, 0] = attention.sink_score(
+        whole.expand(len(valid), 1, n_keys), valid=valid, key=0, min_queries=1, reach=reach
+    )[:, 0]
+    queries = torch.where(keys == 0, valid.sum(1, keepdim=True), real.sum(1, keepdim=True))
+    fewest = (queries / 4).clamp(min=attention.COUNTED_QUERIES, max=None if reach is None else reach - 1)
+    after = torch.where(keys == 0, valid.sum(1, keepdim=True) - 1.0, later)
+    return seen, later, uniform, (after >= fewest) & attention.can_tell_sinks(reach, threshold=threshold)
 
 
 def _reduce_over_processes(
@@ -282,7 +335,7 @@ def _finite_reading(
     """
     reading: dict[tuple[str, int | None], float] = {}
     for name, key in KEYS.items():
-        if name in whole:
+        if math.isfinite(whole.get(name, math.nan)):
             reading[name, None] = whole[name]
         values = by_layer.get(name, ())
         known = [value for value in values[-n_layers:] if math.isfinite(value)]

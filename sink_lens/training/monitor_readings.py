@@ -18,7 +18,7 @@ from .monitor_keys import KEYS, Reading
 _LOGGER = logging.getLogger(__name__)
 _COLUMNS = {
     "monitor": {"step": "int64", "key": "str", "layer": "Int64", "value": "float64", "unit": "str"},
-    "alarms": {"step": "int64", "rule": "str", "sentence": "str"},
+    "alarms": {"step": "int64", "rule": "str", "position": "Int64", "sentence": "str"},
 }
 _MOST_BESIDE = 100
 _PATIENCE = 5.0
@@ -124,7 +124,8 @@ class ReadingLog:
             {"step": step, "key": key, "layer": layers, "value": values, "unit": KEYS[key].unit}
             for key, (layers, values) in by_key.items()
         ]
-        raised = [{"step": one.step, "rule": one.rule, "sentence": one.sentence} for one in alarms]
+        columns = _COLUMNS["alarms"]
+        raised = [{name: getattr(one, name) for name in columns} for one in alarms]
         tables = {"monitor": rows, "alarms": raised}
         try:
             self._log.append(step, tables)

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,11 @@ from tiers import first
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from benchmarks import monitor_births
 from sink_lens import TokenBatch, load
 from sink_lens.chain.chain_measures import chain_measures
 from sink_lens.models.tiny import planted
 from sink_lens.training import SinkMonitor, SinkMonitorCallback
-from sink_lens.training.monitor_alarms import RULES, Alarm, Alarms
+from sink_lens.training.monitor_alarms import Alarms
 from sink_lens.training.monitor_keys import KEYS
 from tests.tiny_families import tiny
 
@@ -223,9 +223,9 @@ def test_training_is_bit_identical_with_and_without(how):
 
 
 def test_hooks_are_gone_between_readings_at_the_end_and_after_an_error():
-    model, tokens = tiny("llama").train(), batches(1)[0]
+    model, tokens = tiny("llama").train(), batches(1, sequences=16)[0]
     before, implementation = hooks_of(model), model.config._attn_implementation
-    with SinkMonitor(model, every=2) as monitor:
+    with SinkMonitor(model, every=2, sequences=16) as monitor:
         assert hooks_of(model) > before
         model(input_ids=tokens)
         assert hooks_of(model) == before
@@ -277,7 +277,9 @@ def test_padding_changes_no_number_and_a_sequence_that_begins_with_it_is_left_ou
     for padded, mask, real in ((behind, masks[0], tokens), (before, masks[1], tokens[:2])):
         with SinkMonitor(model, every=1) as monitor:
             model(input_ids=padded, attention_mask=mask)
-            assert monitor.step() == pytest.approx(one_reading(model, real), rel=1e-4, abs=1e-6)
+            expected = one_reading(model, real)
+            del expected["sinks/loss"]
+            assert monitor.step() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -289,6 +291,7 @@ def test_fixed_tokens_are_read_in_place_of_the_batch(compiled):
         call(input_ids=batches(1)[0])
         reading = monitor.step()
     expected = one_reading(tiny("gpt2", resid_pdrop=0.5).eval(), fixed)
+    del expected["sinks/loss"]
     assert reading == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
@@ -330,11 +333,11 @@ def test_trainer_logs_the_readings_and_trains_the_same(options, tmp_path):
     plain = trainer(tmp_path / "b", **options)
     plain.train()
     history = [entry for entry in watched.state.log_history if "sinks/rate_first" in entry]
-    assert [entry["step"] for entry in history] == [1, 3, 5]
-    assert [entry["sinks/step"] for entry in history] == [0, 2, 4]
+    assert [entry["step"] for entry in history] == [1, 3, 5, 6]  # the last step is read
+    assert [entry["sinks/step"] for entry in history] == [0, 2, 4, 5]
     assert all(0 <= entry["sinks/mass_first/layer_1"] <= 1 for entry in history)
     seen = [(step, logs["sinks/step"]) for step, logs in tracker.seen if "sinks/rate_first" in logs]
-    assert seen == [(1, 0), (3, 2), (5, 4)]
+    assert seen == [(1, 0), (3, 2), (5, 4), (6, 5)]
     json.dumps(watched.state.log_history)
     losses = [[entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (watched, plain)]
     assert losses[0] == losses[1]
@@ -347,19 +350,77 @@ def test_trainer_logs_the_readings_and_trains_the_same(options, tmp_path):
 # --- alarms
 
 
-def alarms_of(key, values, *, every=50):
-    alarms = Alarms(threshold=0.4)
-    return [one for i, value in enumerate(values) for one in alarms.add_reading({(key, None): value}, step=every * i)]
+def alarms_of(key, values, *, every=50, positions=(), sequences=16):
+    alarms, found = Alarms(threshold=0.4), []
+    for i, value in enumerate(values):
+        at = positions[i] if positions else 0
+        reading = {(key, None): value, ("strongest_position", None): at, ("strongest_sequences", None): sequences}
+        found += alarms.add_reading(reading, step=every * i)
+    return found
 
 
 def test_a_birth_is_said_once_and_again_after_it_has_gone():
-    (alarm,) = alarms_of("rate_strongest", [0, 0.01, 0, 0.125, 0.2, 0.2])
-    assert (alarm.rule, alarm.step) == ("sink_born", 150)
-    assert alarm.sentence == (
-        "sink born by step 150 in no layer alone: sink rate 0.125 (sink score above 0.4), before it 0.000"
-    )
-    # 0.125 - 0 - 0.02 is over 0.05; each 0 takes 0.02 away, so six of them end it.
-    assert [one.step for one in alarms_of("rate_strongest", [0, 0.125, *[0] * 6, 0.125])] == [50, 400]
+    (alarm,) = alarms_of("rate_strongest", [0, 0.01, 0, 0.125, 0.2, 0.2], positions=[3, 0, 0, 2, 2, 2])
+    assert (alarm.rule, alarm.step, alarm.position) == ("sink_born", 200, 2)
+    assert all(one in alarm.sentence for one in ("step 200", "position 2", "0.200", "above 0.4"))
+    # 2 (0.125 - 0.02) are summed up; each 0 takes 0.02 away, so eleven of them end it.
+    assert [one.step for one in alarms_of("rate_strongest", [0, 0, 0.125, 0.125, *[0] * 11, 0.1, 0.1])] == [150, 800]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"positions": [0, 0, 1, 0, 1, 0]},  # not of one position
+        {"sequences": 15},
+        {"values": [0, 0, 0.5, 0, 0.5, 0]},  # not in two readings in a row
+        {"values": [0.5, 0.5, 0.6, 0.6, 0.6, 0.6]},  # it was there before
+    ],
+)
+def test_what_does_not_last_at_one_position_is_no_birth(options):
+    options = {"values": [0, 0, 0.5, 0.5, 0.5, 0.5], "sequences": 16} | options
+    assert alarms_of("rate_strongest", **options) == []
+
+
+@pytest.mark.parametrize("shortest", first([8, 16]))
+def test_weights_that_never_change_raise_no_alarm_at_any_length(shortest):
+    draw = torch.Generator().manual_seed(0)
+    with SinkMonitor(tiny("llama"), every=1) as monitor:
+        for _ in range(30):
+            length = int(torch.randint(shortest, 5 * shortest + 1, (), generator=draw))
+            monitor._outer(input_ids=torch.randint(3, 300, (8, length), generator=draw))
+            monitor.step()
+    assert [one.rule for one in monitor.alarms] == []
+
+
+def test_a_birth_is_gathered_over_steps_and_warns_and_is_in_the_reading():
+    without, model = planted(sink=False).model, planted(sink=True).model
+    tokens = batches(1)[0]
+    tokens[:, 5] = 1  # BOS, the sink of the planted model
+    later, sequences, alarms = {name: one.clone() for name, one in model.state_dict().items()}, [], []
+    model.load_state_dict(without.state_dict())
+    with warnings.catch_warnings(record=True) as told, SinkMonitor(model, every=5) as monitor:
+        warnings.simplefilter("always")
+        for step in range(22):
+            if step == 11:
+                model.load_state_dict(later)
+            model(input_ids=tokens, use_cache=False)
+            if reading := monitor.step():
+                sequences.append(reading["sinks/strongest_sequences"])
+                alarms.append(reading.get("sinks/alarm_sink_born", 0))
+    assert sequences == [4, 16, 16, 16, 16]
+    assert alarms == [0, 0, 0, 0, 1]
+    assert [(one.step, one.position) for one in monitor.alarms if one.rule == "sink_born"] == [(20, 5)]
+    assert [str(one.message) for one in told] == [one.sentence for one in monitor.alarms]
+    assert monitor.frame()["step"].max() == 22  # the last weights are read
+
+
+def test_the_loss_is_of_a_token_also_where_the_trainer_divides_it_by_more():
+    model, tokens = tiny("llama"), batches(1)[0]
+    expected = model(input_ids=tokens, labels=tokens).loss.item()
+    for more in ({}, {"num_items_in_batch": 10 * tokens.numel()}):
+        with SinkMonitor(model, every=1) as monitor:
+            model(input_ids=tokens, labels=tokens, **more)
+            assert monitor.step()["sinks/loss"] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -378,30 +439,20 @@ def test_an_alarm_is_of_what_changed_by_enough(key, values, steps):
 
 def test_layers_of_an_alarm_are_those_that_changed():
     alarms = Alarms(threshold=0.3)
-    for step, rate in ((0, 0.0), (50, 0.25)):
+    for step, rate in ((0, 0.0), (50, 0.25), (100, 0.25)):
         reading = {None: rate, -1: rate, 0: 0.0, 1: 2 * rate}
-        found = alarms.add_reading({("rate_strongest", layer): value for layer, value in reading.items()}, step=step)
+        reading = {("rate_strongest", layer): value for layer, value in reading.items()}
+        reading |= {("strongest_position", None): 0, ("strongest_sequences", None): 16}
+        found = alarms.add_reading(reading, step=step)
     assert [one.layers for one in found] == [(1,)]
 
 
-def test_committed_births_are_found_and_copy_trainings_have_no_alarm():
-    frame = pd.read_parquet(monitor_births.READINGS)
-    rule = next(rule for rule in RULES if rule.name == "sink_born")
-    trigger, copied = (frame[(frame["task"] == task) & (frame["seed"] >= 100)] for task in ("trigger", "copy"))
-    assert monitor_births.score(copied, rule, every=10).false == 0
-    assert monitor_births.score(copied, rule, every=10).trainings >= 16
-    found = monitor_births.score(trigger, rule, every=50)
-    assert found.births >= 19
-    assert found.found == found.births
-
-
 def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog):
-    found = Alarm(rule="sink_born", step=3, layers=(1,), sentence="sink born")
-    alarms, good, fails = [], Tracker(), Tracker()
+    good, fails = Tracker(), Tracker()
     fails.on_log = lambda *given, **named: 1 / 0  # one fails: the other has it
     callback = SinkMonitorCallback(every=1)
-    finish = lambda: alarms.append(found) or {"sinks/rate_first": 0.5}  # noqa: E731
-    callback.monitor = SimpleNamespace(alarms=alarms, finish=finish, steps=4)
+    finish = lambda: {"sinks/rate_first": 0.5, "sinks/alarm_sink_born": 1.0}  # noqa: E731
+    callback.monitor = SimpleNamespace(finish=finish, steps=4)
     callback._trainer = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[fails, good]))
     state = SimpleNamespace(global_step=4, epoch=None, log_history=[])
     callback.on_step_end(None, state, None)

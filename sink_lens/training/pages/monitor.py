@@ -22,6 +22,7 @@ from sink_lens.report.style import (
     set_integer_ticks,
     without_formulas,
 )
+from sink_lens.schema import MIN_SINK_RATE
 from sink_lens.text import as_text, capitalise, plural, safe_line
 
 _COLUMNS = ["step", "key", "layer", "value", "unit"]
@@ -39,6 +40,7 @@ _PANELS = (
     ("kurtosis", "excess kurtosis", False),
     ("entropy", "entropy of attention, nats", False),
     ("max_logit", "largest attention logit", False),
+    ("loss", "loss, nats", False),
 )
 """Key, axis label, and whether the axis is logarithmic."""
 _MOST_SENTENCES = 6
@@ -52,8 +54,10 @@ def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, t
         alarms: step and rule of each alarm; None draws no alarms.
         threshold: threshold of the sink score, which an axis label names.
     """
-    figure = new_figure(width=9.4, height=9.6)
-    rate = panel(figure, place=(4, 2, 1), ylabel=f"share of heads above {threshold:g}")
+    panels = [one for one in _PANELS if one[0] != "loss" or (readings["key"] == "loss").any()]
+    lines = 1 + len(panels) // 2
+    figure = new_figure(width=9.4, height=2.4 * lines)
+    rate = panel(figure, place=(lines, 2, 1), ylabel=f"share of heads above {threshold:g}")
     for key, label, colour, marker, line in (
         ("rate_first", "at position 0", BLUE, "o", "-"),
         ("rate_strongest", "at the strongest position", QUIET, "s", ":"),
@@ -63,10 +67,13 @@ def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, t
         rate.plot(rows["step"], rows["value"], markersize=3.5, label=label, **style)
     rate.set_ylim(-0.02, max(0.1, rate.get_ylim()[1]))
     by_layer, images = [], []
-    for place, (key, ylabel, is_logarithmic) in enumerate(_PANELS, start=2):
-        axes = panel(figure, place=(4, 2, place), xlabel="step" if place > 6 else "", ylabel=ylabel)
+    for place, (key, ylabel, is_logarithmic) in enumerate(panels, start=2):
+        axes = panel(figure, place=(lines, 2, place), xlabel="step" if place > len(panels) - 1 else "", ylabel=ylabel)
         rows = readings.loc[readings["key"] == key].sort_values("step")
-        images.append(draw_layer_lines(axes, rows, x=lambda own: own["step"]))
+        if key == "loss":
+            axes.plot(rows["step"], rows["value"], color=BLUE, marker="o", markersize=3.5, linewidth=1.5)
+        else:
+            images.append(draw_layer_lines(axes, rows, x=lambda own: own["step"]))
         if is_logarithmic:
             log_scale(axes, axis="y")
         by_layer.append(axes)
@@ -88,17 +95,28 @@ def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, t
 
 
 def _alarm_table(run: Run) -> pd.DataFrame | None:
-    return run.optional("alarms", columns=["step", "rule", "sentence"])
+    return run.optional("alarms", columns=["step", "rule", "position", "sentence"])
 
 
 def _title(run: Run) -> str:
-    """Return the page's title: the step by which a sink is born, or the share of heads with a sink at the end."""
-    alarms = _alarm_table(run)
-    born = [] if alarms is None else alarms.loc[alarms["rule"] == "sink_born", "step"].tolist()
-    if born:
-        return f"Training watched: a sink is born by step {min(born):,}"
-    rate = _last_reading(run).get("rate_first")
-    return "Training watched: no sink is born" + ("" if rate is None else f" ({rate:.1%} of heads at the end)")
+    """Return the page's title: where and by which step a sink is born, and the share of heads from begin to end."""
+    alarms, readings = _alarm_table(run), run.optional("monitor", columns=_COLUMNS)
+    born = None if alarms is None else alarms.loc[alarms["rule"] == "sink_born"].sort_values("step")
+    said, key, place = "no sink is born", "rate_first", "position 0"
+    if born is not None and len(born):
+        step, position = born[["step", "position"]].iloc[0]
+        said = f"a sink is born at position {position} by step {step:,}"
+        if position:
+            key, place = "rate_strongest", "the strongest position"
+    rate = None if readings is None else readings.loc[(readings["key"] == key) & readings["layer"].isna()]
+    if rate is None or not len(rate):
+        return f"Training watched: {said}"
+    first, last = rate.sort_values("step")["value"].iloc[[0, -1]]
+    if said == "no sink is born" and first >= MIN_SINK_RATE:
+        said = "a sink from the first reading on"
+    elif said == "no sink is born" and last >= MIN_SINK_RATE:
+        said = "a sink at the end, and no alarm"
+    return f"Training watched: {said} ({first:.1%} of heads have it at {place} at first, {last:.1%} at the end)"
 
 
 def _sentences(run: Run) -> list[str]:
