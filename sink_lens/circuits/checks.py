@@ -114,8 +114,10 @@ def check_nodes(
     values = scores.values[rows].mean(0)
     magnitude = node_scores(graph, np.abs(values))
     much = np.abs(exact) >= NODE_EFFECT * abs(difference)
-    frame = pd.DataFrame({"node": [one.name for one in graph.writers], "score": node_scores(graph, values)})
-    return frame.assign(magnitude=magnitude, exact=exact, unseen=much & (magnitude <= UNSEEN * np.abs(exact)))
+    scored = node_scores(graph, values)
+    missed = (magnitude <= UNSEEN * np.abs(exact)) | (scored * exact < 0)
+    frame = pd.DataFrame({"node": [one.name for one in graph.writers], "score": scored})
+    return frame.assign(magnitude=magnitude, exact=exact, unseen=much & missed)
 
 
 def patch_core(

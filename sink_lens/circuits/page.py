@@ -29,7 +29,7 @@ from sink_lens.report.page import (
     table_maker,
     table_reader,
 )
-from sink_lens.text import as_text, edge_label, name_in_words, node_label, safe_line, token_text
+from sink_lens.text import as_text, capitalise, edge_label, name_in_words, node_label, safe_line, token_text
 
 
 def read_edge_circuit(run: Run) -> EdgeCircuit:
@@ -111,13 +111,15 @@ def _title(run: Run) -> str:
     """Return the title of the page: the circuit's size, and the share of the metric that it keeps."""
     task, metric = str(run.config.get("task", "")), name_in_words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, safe_line(task))
-    table = run.optional("summary", columns=["gap_low", "gap_high", "edges", "all_edges", "metric"])
+    table = run.optional("summary", columns=["gap_low", "gap_high", "edges", "all_edges", "metric", "rule"])
     if table is None or not len(table):
         return f"The circuit of {what}"
     row = table.to_dict("records")[0]
     if not is_gap_clear(row):
         return f"The circuit of {what}: what it carries is undefined"
     kept = f"keep {faithfulness_text(row)} of what all edges add to the {name_in_words(str(row['metric']))}"
+    if row["rule"] == "none":
+        return f"{capitalise(what)}: no circuit below all edges keeps 80%; the largest {edge_count_text(row)} {kept}"
     return f"The circuit of {what}: {edge_count_text(row)} {kept}"
 
 

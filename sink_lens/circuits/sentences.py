@@ -20,6 +20,8 @@ _CARRIED = {
 """Ablation -> what an edge outside of the circuit carries."""
 _OFF = 0.1
 """Error of the scores' sum, and median error of a pair's, above which edges are not to be ranked."""
+BOUNDS_SOMETHING = 0.5
+"""An upper bound is said if it is at most this share of all."""
 
 
 def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) -> tuple[str, ...]:
@@ -71,8 +73,8 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
             f"EAP-IG's own left sum, at the initial number of points, gives {percent(row['left_sum'])} on "
             f"{plural(int(row['left_pairs']), 'pair')}."
         )
-    if row["outside_sampled"] > 0:
-        outside = row["all_edges"] - row["edges"]
+    outside = row["all_edges"] - row["edges"]
+    if row["outside_sampled"] > 0 and row["outside_at_most"] <= BOUNDS_SOMETHING * outside:
         sentences.append(
             f"We patched a sample of {plural(row['outside_sampled'], 'edge')} outside the circuit: "
             f"{row['outside_over']} {'does' if row['outside_over'] == 1 else 'do'} more than its weakest edge "
@@ -102,8 +104,9 @@ def _node_sentences(row: Mapping[str, Any]) -> str:
     if not unseen:
         doubt = " Against zero that is no sign of a right circuit: most wrong ones have no such node." * of_zero
         return (
-            f"Each of the {row['patched_nodes']} nodes was really patched, and gradients miss none of them: no "
-            f"patch does both 5% of what all edges do and ten times the summed magnitude of its edges' scores.{doubt}"
+            f"Each of the {row['patched_nodes']} nodes was really patched, and gradients miss none of them: no patch "
+            "that does 5% of what all edges do has the other sign than its edges' scores, or ten times their summed "
+            f"magnitude.{doubt}"
         )
     if of_zero:
         doubt = " Against zero that is no sign of a wrong circuit: right ones have such nodes as often."
@@ -111,7 +114,8 @@ def _node_sentences(row: Mapping[str, Any]) -> str:
         doubt = " One gradient (eap) misses nodes in many right circuits too; use eap-ig." * (row["method"] == "eap")
     return (
         f"Do not believe the circuit at {join_and(map(node_label, unseen))}: a real patch of the whole node does at "
-        "least 5% of what all edges do, and ten times the summed magnitude of its edges' scores. Gradients do not see "
+        "least 5% of what all edges do, and has the other sign than its edges' scores or ten times their summed "
+        "magnitude. Gradients do not see "
         f"such edges, for example if two parts cancel before a threshold. Score them with exact.{doubt}"
     )
 
@@ -172,8 +176,11 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
         )
     given = row["rule"] == "given"
     judges = f"on all {row['judged_on']} pairs" if given else "on pairs that were not used to choose it"
+    has = f"The circuit has {edge_count_text(row)} and keeps"
+    if row["rule"] == "none":
+        has = f"No circuit below all edges keeps 80%. The largest {edge_count_text(row)} keep"
     return (
-        f"The circuit has {edge_count_text(row)} and keeps {faithfulness_text(row)} of what all edges add to the "
+        f"{has} {faithfulness_text(row)} of what all edges add to the "
         f"{name_in_words(str(row['metric']))}, {gap}, {judges}. All other edges, without it, "
         f"keep {faithfulness_text(row, 'without_')}."
     )
@@ -213,8 +220,7 @@ def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
     )
     told = {
         "smallest": f"All circuits of this size or larger that were run keep {carry}; it is the smallest such size.",
-        "none": "It has the edges with the largest scores, since no size below all edges was found at which this and "
-        f"all larger circuits keep {carry}.",
+        "none": f"At no size below all edges do this and all larger circuits keep {carry}.",
         "asked": f"Its size was asked for. {said}.",
         "given": "It was given; as many of the largest scores, judged on the half of the pairs that did not choose "
         f"them, keep {faithfulness_text(row, 'as_many_')}. {said}.",

@@ -81,7 +81,7 @@ CASES = {
     "complete": ({}, {"method": "gim"}),
     "areas": ({}, UNDEFINED),
     "left sum": ({}, {"left_sum": np.nan}),
-    "outside": ({}, NONE_OUTSIDE),
+    "outside": ({}, {"outside_at_most": 54733}),
 }
 COUNTED = ("stable", "confirmed", "undecided", "contingent")
 """Sentences that count: false is another count, and not their absence."""
@@ -93,7 +93,15 @@ def sentences_after(change, **options):
 
 def test_the_table_has_all_that_a_circuit_says_and_each_has_its_test():
     elsewhere = {"answered", "heads", "areas, part", "two: edges", "two: spans", "two: scores"}
-    assert keys("circuit") == {*CASES, *elsewhere, "title", "title: undefined", "title: of the sink", "title: of pairs"}
+    assert keys("circuit") == {
+        *CASES,
+        *elsewhere,
+        "title",
+        "title: undefined",
+        "title: no size",
+        "title: of the sink",
+        "title: of pairs",
+    }
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -126,6 +134,9 @@ def test_the_title_says_of_what_it_is_and_the_page_which_heads_score_most(tmp_pa
     assert "152 of 70,512" in title
     assert "90%" in title
     assert "L0.H1" in said
+    title, said = page_of(tmp_path / "none", config=task, change=NO_SIZE | {"rule": "none"})
+    assert title.startswith("Ioi: no circuit below all edges")
+    assert "the largest 152" in title
     title, said = page_of(tmp_path / "two", config=task, change=UNDEFINED, heads=False)
     assert "undefined" in title
     assert "L0.H1" not in said
