@@ -176,6 +176,13 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def by_chance_text(n_intervals: int) -> str:
+    """Say of more than 20 intervals of 95% how many exclude 0 by chance, as a sentence; "" for fewer."""
+    if n_intervals <= 20:
+        return ""
+    return f"{n_intervals:,} cells: about {0.05 * n_intervals:.0f} intervals exclude 0 by chance."
+
+
 def head_name(layer: Any, head: Any) -> str:
     """Write the name of a head, such as L18.H8."""
     return f"L{layer:.0f}.H{head:.0f}"

@@ -22,7 +22,17 @@ from sink_lens.report.style import (
     without_formulas,
 )
 from sink_lens.stats import sort_by_magnitude
-from sink_lens.text import as_text, capitalise, join_and, name_in_words, percent, safe_line, site_label, token_text
+from sink_lens.text import (
+    as_text,
+    by_chance_text,
+    capitalise,
+    join_and,
+    name_in_words,
+    percent,
+    safe_line,
+    site_label,
+    token_text,
+)
 
 _CARRIES = 0.5
 """A position carries the decision where patching it makes up this share of the difference, in two layers or more."""
@@ -123,6 +133,11 @@ def _title(run: Run) -> str:
     strongest = table["effect"].to_numpy(float)
     alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1
     also = f"; {alike} more within {1 - _ALIKE:.0%} of it" if alike > 0 else ""
+    best = table.to_dict("records")[0]
+    if best.get("ci_low", 1.0) <= 0 <= best.get("ci_high", -1.0):
+        return (
+            f"{title}: no patch is shown to move {_metric_text(run)}; the largest effect is at {_strongest_text(table)}"
+        )
     return f"{title}: {_metric_text(run)} is moved most at {_strongest_text(table)}{also}"
 
 
@@ -207,7 +222,9 @@ def _headline(run: Run) -> list[str]:
     site = site_label(run.config.get("site", "a site"))
     how = safe_line(run.config.get("direction", ""))
     places = f"{len(table)} places of the {site} were patched{f' ({how})' if how else ''}, one at a time"
-    return [*sentences, f"{places}{alike}."]
+    known = int(np.isfinite(table["ci_low"].to_numpy(float)).sum()) if "ci_low" in table.columns else 0
+    chance = by_chance_text(known)
+    return [*sentences, f"{places}{alike}.", *([chance] if chance else [])]
 
 
 def _heatmap_figure(run: Run) -> tuple[str, Figure]:

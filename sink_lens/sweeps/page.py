@@ -26,7 +26,15 @@ from sink_lens.report.style import (
 from sink_lens.schema import FEW
 from sink_lens.stats import sort_by_magnitude
 from sink_lens.sweeps import words
-from sink_lens.sweeps.words import MARK, cell_name, few_sequences_note, metric_names, n_failed_cells, rows_beyond_chance
+from sink_lens.sweeps.words import (
+    MARK,
+    cell_name,
+    few_sequences_note,
+    lacks_controls,
+    metric_names,
+    n_failed_cells,
+    rows_beyond_chance,
+)
 from sink_lens.text import safe_line, site_label
 
 _MOST_NAMED = 40
@@ -170,15 +178,27 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
         style_axes(axes, xlabel=f"effect on {metric}: edited − baseline" if place == len(parts) - 1 else "")
         y = np.arange(len(part))
         effect, low, high = (part[name].to_numpy(float) for name in ("effect", "ci_low", "ci_high"))
+        hollow = lacks_controls(part)
         for which, colour, label, order in (
-            (~apart, QUIET, "no more than chance and controls", 1),
+            (~apart & ~hollow, QUIET, "no more than chance and controls", 1),
             (apart & (effect > 0), ORANGE, "raises it", 2),
             (apart & (effect <= 0), BLUE, "lowers it", 3),
+            (~apart & hollow, QUIET, "no controls", 1),
         ):
             if which.any():
                 axes.hlines(y[which], low[which], high[which], color=colour, linewidth=1.2, alpha=0.8, zorder=order)
                 mark, size = ("^" if order == 2 else "v" if order == 3 else "o"), 22 if with_names else 8
-                axes.scatter(effect[which], y[which], color=colour, s=size, marker=mark, label=label, zorder=order + 1)
+                inside = ["white" if one else colour for one in hollow[which]]
+                axes.scatter(
+                    effect[which],
+                    y[which],
+                    edgecolors=colour,
+                    facecolors=inside,
+                    s=size,
+                    marker=mark,
+                    label=label,
+                    zorder=order + 1,
+                )
         if with_names and "control_effect" in part.columns:
             control = part["control_effect"].to_numpy(float)
             there = np.isfinite(control)
@@ -216,7 +236,8 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
         several = f" The {_MOST_NAMED} strongest are named; all are drawn below." if len(known) > _MOST_NAMED else ""
         see = (
             f"Effect of every cell on {metric} with its 95% interval over sequences, the strongest first. Grey: the "
-            f"interval of the effect, or of the effect above the cell's random controls, contains zero.{several}"
+            "interval of the effect, or of the effect above the cell's random controls, contains zero. Hollow: there "
+            f"are no random controls.{several}"
         )
         return see, forest_plot(rows, metric=metric)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..schema import FEW
-from ..text import as_text, edit_strength, interval_text, plural, safe_line, site_label
+from ..text import as_text, by_chance_text, edit_strength, interval_text, plural, safe_line, site_label
 
 MARK = "†"
 """Behind an interval of few sequences."""
@@ -43,7 +43,12 @@ def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[
             said.append(
                 f"{plural(small, 'more edit')} {word} {safe_line(metric)} by less than {_sds_text(frame, least)}."
             )
-        said += [_change_criterion_sentence(frame, least=least)] if at == 0 else []
+        if at == 0:
+            rows = _rows_of_metric(frame, metric)
+            said += [_change_criterion_sentence(frame, least=least), *_without_controls_sentences(rows)]
+            said += (
+                [chance] if (chance := by_chance_text(int(np.isfinite(rows["ci_low"].to_numpy(float)).sum()))) else []
+            )
     idle = frame["error"].isna() & ~frame["changed"].astype(bool) if "changed" in frame.columns else frame["cell"].lt(0)
     if still := len(set(frame.loc[idle, "cell"])):
         said.append(f"{plural(still, 'edit')} changed nothing that the metrics read.")
@@ -109,10 +114,34 @@ def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
     """Return the sentence that defines when an edit counts as a change: interval, controls and least effect."""
     controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
     over = ", and if that of the change above random edits does too" if controls else ""
+    if controls and "n_controls" in frame.columns and bool((frame["n_controls"].fillna(0) > 1).any()):
+        over += " and is at least one of their standard deviations"
     size = f", and the change is {_sds_text(frame, least)} or more" if least else ""
     n = int(frame["n"].fillna(0).to_numpy(int).max(initial=0)) if "n" in frame.columns else 0
     of = f" over {plural(n, 'sequence')}" if n else ""
     return f"A change counts if its 95% interval{of} excludes 0{over}{size}."
+
+
+def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
+    """Return a sentence on the edits of a metric's rows that have no random edits, if there are any."""
+    without = rows.loc[lacks_controls(rows)]
+    if not len(without):
+        return []
+    if len(without) == len(rows):
+        return ["No edit has random edits to compare with."]
+    low, high = (without[name].to_numpy(float) for name in ("ci_low", "ci_high"))
+    told = int(((low > 0) | (high < 0)).sum())
+    return [
+        f"{plural(len(without), 'edit')} without random edits {'is' if len(without) == 1 else 'are'} not counted; "
+        f"{told} of their intervals exclude 0."
+    ]
+
+
+def lacks_controls(rows: pd.DataFrame) -> np.ndarray:
+    """Return True for each row without random edits."""
+    if "over_low" not in rows.columns:
+        return np.ones(len(rows), dtype=bool)
+    return ~np.isfinite(rows["over_low"].to_numpy(float))
 
 
 def _sds_text(frame: pd.DataFrame, least: float) -> str:
@@ -149,20 +178,24 @@ def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFrame:
     """Return a metric's rows with effects beyond chance, of at least ``least`` standard deviations, the largest first.
 
-    An effect of less than a millionth of the baseline is the rounding of float32.
+    An effect of less than a millionth of the baseline is the rounding of float32, and one that is above its random
+    edits by less than one of their standard deviations is theirs.
     """
     rows = _rows_of_metric(frame, metric)
     effect, baseline, sds = (rows[name].abs().to_numpy(float) for name in ("effect", "baseline", "effect_in_sds"))
-    return rows.loc[rows_beyond_chance(rows) & (sds >= least) & ~(effect <= 1e-6 * baseline)]
+    theirs = np.zeros(len(rows), dtype=bool)
+    if {"over_control", "control_sd"} <= set(rows.columns):
+        theirs = (rows["over_control"].abs() < rows["control_sd"]).to_numpy(bool)
+    return rows.loc[rows_beyond_chance(rows) & ~theirs & (sds >= least) & ~(effect <= 1e-6 * baseline)]
 
 
 def rows_beyond_chance(rows: pd.DataFrame) -> np.ndarray:
-    """Return True for each row whose interval excludes 0; with controls, that of its effect above them must too."""
+    """Return True for each row whose interval excludes 0; if any row has controls, that above them must too."""
     low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
     told = (low > 0) | (high < 0)
     if {"over_low", "over_high"} <= set(rows.columns):
         low, high = (rows[name].to_numpy(float) for name in ("over_low", "over_high"))
-        told &= ~((low <= 0) & (high >= 0))
+        told &= (low > 0) | (high < 0) | lacks_controls(rows).all()
     return told
 
 
