@@ -24,6 +24,8 @@ _FEWEST_DRAWN = 8
 _LEAST_ERROR = 0.25
 """The least standard error of a draw over the sample's own: a draw without the only odd units has nearly none."""
 _NOTHING = 1e-12
+ROUNDING = 1e-5
+"""A difference of at most this part of the larger value, or of 1, is the rounding of float32 and no finding."""
 _LEVEL = 0.95
 _TAILS = ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2)
 

@@ -145,7 +145,7 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
             "begins_with_bos": batch.bos,
         },
         "sink": {
-            "found": seen.location.sink_found,
+            "found": bool(keep),
             "positions": keep,
             "at_first_position": float(marked.nonzero()[:, 1].eq(0).double().mean()),
             "tokens": _sink_token_rows(seen),
@@ -357,9 +357,12 @@ def card_sentence(found: Mapping[str, Any]) -> str:
         cost = loss_change_text(zeroed["value"], zeroed["low"], zeroed["high"])
         named = f"{'dimension' if len(outliers) == 1 else 'dimensions'} {join_and(outliers)}"
         sure = zeroed["low"] is None or zeroed["low"] > 0  # one sequence has no interval
-        worth = zeroed["value"] is not None and zeroed["value"] >= WORTH_KEEPING_NATS and sure
-        said = f"keep {named} of its stream in 16 bit" if worth else f"nothing hangs on its outlier {named}"
-        parts.append(f"{said}: zeroing {cost}")
+        if zeroed["value"] is not None and zeroed["value"] >= WORTH_KEEPING_NATS and sure:
+            mean = found["loss"]["mean_aligned"]["change"]
+            mean = loss_change_text(mean["value"], mean["low"], mean["high"])
+            parts.append(f"zeroing its outlier {named} {cost}, putting their mean in place {mean}")
+        else:
+            parts.append(f"nothing hangs on its outlier {named}: zeroing {cost}")
     bos = found["bos"]
     if bos["needed"] is not None:
         change = bos["cost_without_nats"]

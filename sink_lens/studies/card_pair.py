@@ -22,7 +22,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, load
 from ..models.private_apis import NAME_OF_CONFIG
-from ..stats import paired_difference
+from ..stats import ROUNDING, paired_difference
 from ..text import as_text, join_and, label_parts, safe_line
 from ..text import interval_text as bounds
 from .bos_check import count_bos_in_front
@@ -89,17 +89,23 @@ def _refuse_unlike_models(first: LensModel, second: LensModel) -> None:
 def _number_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
     """Return the rows of ``changes`` that are numbers: losses (all, early, later) and what ``COMPARED`` has."""
     first, second = a.token_losses.double(), b.token_losses.double()
-    rows = [_number_row("loss", "nats", first.nanmean(1), second.nanmean(1), seed=a.seed)]
+    known = {"seed": a.seed, "dtype": a.lens.dtype}
+    rows = [_number_row("loss", "nats", first.nanmean(1), second.nanmean(1), **known)]
     blocks = ((f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)), ("loss_later_positions", slice(_FIRST, None)))
     for name, block in blocks:
         if first[:, block].shape[1]:
             mean = (first[:, block].nanmean(1), second[:, block].nanmean(1))
-            rows.append(_number_row(name, "nats", *mean, seed=a.seed))
-    return rows + [_number_row(name, unit, of(a), of(b), seed=a.seed) for name, (unit, of) in COMPARED.items()]
+            rows.append(_number_row(name, "nats", *mean, **known))
+    return rows + [_number_row(name, unit, of(a), of(b), **known) for name, (unit, of) in COMPARED.items()]
 
 
-def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: int) -> dict[str, Any]:
-    """Return the row of ``changes`` of the quantity ``name`` (in ``unit``) from both models' values per sequence."""
+def _number_row(
+    name: str, unit: str, first: Tensor, second: Tensor, *, seed: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return the row of ``changes`` of the quantity ``name`` (in ``unit``) from both models' values per sequence.
+
+    A change is none where it is below the rounding of ``dtype`` at the larger of both means, or at 1.
+    """
     change = paired_difference(second.double().numpy(), first.double().numpy(), generator=np.random.default_rng(seed))
     mean = (float(first.nanmean()), float(second.nanmean()))
     return {
@@ -112,7 +118,11 @@ def _number_row(name: str, unit: str, first: Tensor, second: Tensor, *, seed: in
         "change_high": change.high,
         "first_indices": "",
         "second_indices": "",
-        "changed": change.low > 0 or change.high < 0 or math.isnan(mean[0]) != math.isnan(mean[1]),
+        "changed": (
+            (change.low > 0 or change.high < 0)
+            and abs(change.estimate) > max(ROUNDING, torch.finfo(dtype).eps) * max(1.0, *map(abs, mean))
+        )
+        or math.isnan(mean[0]) != math.isnan(mean[1]),
     }
 
 

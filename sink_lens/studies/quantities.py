@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..chain.locate import onset_layer
+from ..measures.attention import COUNTED_QUERIES
 from .observed import ObservedModel
 
 
@@ -67,8 +68,12 @@ def sink_onset_layer(seen: ObservedModel, *, threshold: float) -> int | None:
 
 
 def found_sink_positions(seen: ObservedModel) -> list[int]:
-    """Return up to four positions, the strongest first, that are a sink in 5% or more of all heads and sequences."""
-    return list(seen.location.sink_positions) if seen.location.sink_found else []
+    """Return up to four positions, the strongest first, that are a sink in 5% or more of all heads and sequences.
+
+    Late positions, with fewer than 16 queries after them in the shortest sequence, are left out.
+    """
+    last = int(seen.tokens.lengths.min()) - 1 - COUNTED_QUERIES
+    return [one for one in seen.location.sink_positions if one <= max(last, 0)] if seen.location.sink_found else []
 
 
 def writing_neurons(seen: ObservedModel) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from ..errors import InputError, RunError
 from ..records import Finding, check_folder_free, create_run, default_run_folder, package_versions
 from ..schema import MIN_SINK_RATE
 from ..signatures import takes
-from ..stats import Difference, summarise_differences, t_intervals
+from ..stats import ROUNDING, Difference, summarise_differences, t_intervals
 from ..text import as_text, interval_text, join_and, name_in_words, plural, short_count, signed_change
 from .config import CompareConfig
 from .logged import LogComparison, are_logged, compare_logged
@@ -170,7 +170,7 @@ def _final_loss_sentences(variant: str, curve: str, gap: Difference, *, finals: 
     sure += f"sign flips: p = {as_text(gap.flip_p)}, at least {as_text(gap.flip_smallest)} with so many seeds"
     if gap.n < FEWEST_SEEDS:
         told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
-    elif not gap.excludes_zero:
+    elif not gap.excludes_zero or abs(gap.mean) <= ROUNDING * base:
         told = "No difference can be told"
     else:
         told = f"{_quote(variant)} is {'behind' if gap.mean > 0 else 'ahead of'} the baseline"

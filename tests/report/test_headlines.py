@@ -67,7 +67,8 @@ def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5,
     change = {"value": zeroed, "low": zeroed - 0.005, "high": zeroed + 0.005}
     made = {
         "sink": {"found": found, "positions": [0], "rate": {"value": rate, "low": 0.5, "high": 0.7}},
-        "outlier_dimensions": [{"dimension": one} for one in dimensions], "loss": {"zeroed": {"change": change}},
+        "outlier_dimensions": [{"dimension": one} for one in dimensions],
+        "loss": {name: {"change": change} for name in ("zeroed", "mean_aligned")},
         "bos": {"needed": needed, "cost_without_nats": {"value": bos, "low": bos - 0.1, "high": bos + 0.1}},
     }  # fmt: skip
     made["sink"]["to_no_key"] = {"value": to_no_key}
@@ -98,9 +99,9 @@ def quantised(**change):
     return quantise._advice_sentence(found)
 
 
-def patch(*, effects=(-9.0, -8.9, 1.0), config=None, by="layer", way=0.9, **tables):
-    rows = {by: range(len(effects)), "effect": effects, "normalised_effect": way}
-    rows |= {"changed": [True, True, False][: len(effects)]}
+def patch(*, effects=(-9.0, -8.9, 1.0), config=None, by="layer", way=0.9, ci_low=NAN, **tables):
+    rows = {by: range(len(effects)), "effect": effects, "normalised_effect": way, "ci_low": ci_low, "ci_high": 2.0}
+    rows |= {"changed": [one != 1 for one in effects]}
     config = {"metric": "loss", "site": "resid_pre", "direction": "denoising"} | (config or {})
     return page("patch", config=config, patches=rows, **tables)
 
@@ -130,6 +131,7 @@ def sweep(changes=({}, {}), *, metrics=("METRIC",)):
 
 
 NO_CHANGE = {"ci_low": -0.1, "ci_high": 0.6}
+NO_CONTROL = {"control_effect": NAN, "over_low": NAN, "over_high": NAN}
 
 
 def train(*, rates=(0.0, 0.6), loss=True, held_out=True, kind="train", **config):
@@ -205,10 +207,13 @@ def notes(*, seeds=1, watched=True, texts="aa", attention="gate_headwise"):
     return ". ".join(found.notes).replace(f"{folder}/softmax0", "RUN")
 
 
-def monitor(*, alarms=1, rule="sink_born", rate=True):
-    keys = ("rate_first", "mass_first") if rate else ("mass_first",)
-    readings = [{"step": 8, "key": key, "layer": NAN, "value": 0.5, "unit": ""} for key in keys]
-    told = {"step": range(alarms), "rule": rule, "sentence": "ALARM"}
+def monitor(*, alarms=1, rule="sink_born", rate=True, start=0.01, end=0.02):
+    values = {"mass_first": 0.5, "rate_strongest": 0.5, "strongest_position": 3.0} | (
+        {"rate_first": end} if rate else {}
+    )
+    readings = [{"step": 8, "key": key, "layer": NAN, "value": value, "unit": ""} for key, value in values.items()]
+    readings += [{**one, "step": 4, "value": start} for one in readings if one["key"] == "rate_first"]
+    told = {"step": range(alarms), "rule": rule, "position": 3, "sentence": "ALARM"}
     return page("monitor", monitor=readings, alarms=told)
 
 
@@ -305,6 +310,8 @@ CASES = {
         (patch, {}, {"way": 2.1}, [], ["far"]),
         (patch, {}, {"config": {"direction": "noising"}}, ["patched"], []),
         (patch, {}, {"effects": (-9.0, -8.9)}, ["same"], []),
+        (patch, {"ci_low": -1.0}, {"ci_low": 0.5}, ["title: none"], []),
+        (patch, {"effects": (1.0,) * 21, "ci_low": 0.5}, {"effects": (1.0,) * 20, "ci_low": 0.5}, ["chance"], []),
     ],
     "sweep": [
         (sweep, {}, NONE_BY_CHANCE, ["title"], ["title: none", "largest"]),
@@ -313,6 +320,8 @@ CASES = {
         (sweep, {}, {"changes": ({}, NO_CHANGE)}, ["next"], []),
         (sweep, {}, {"changes": ({}, SMALL)}, [], ["small"]),
         (sweep, {}, {"changes": ({"control_effect": NAN},)}, ["meaning"], []),
+        (sweep, {}, {"changes": ({}, NO_CONTROL)}, [], ["hollow"]),
+        (sweep, {"changes": ({},) * 21}, {"changes": ({},) * 20}, ["chance"], []),
         (sweep, {}, TWO_METRICS, [], ["other metric"]),
         (sweep, NONE_BY_CHANCE | TWO_METRICS, TWO_METRICS, ["other: none"], []),
         (sweep, {}, {"changes": ({}, {"changed": False})}, [], ["idle"]),
@@ -359,6 +368,8 @@ CASES = {
         (monitor, {}, {"alarms": 0}, ["alarm"], ["title: none", "no alarm"]),
         (monitor, {"alarms": 8}, {"alarms": 6}, ["more"], []),
         (monitor, {}, {"rate": False}, ["last"], []),
+        (monitor, {"alarms": 0, "start": 0.5}, {"alarms": 0}, ["title: before"], []),
+        (monitor, {"alarms": 0, "end": 0.5}, {"alarms": 0}, ["title: end"], []),
     ],
     "preference": [
         (preference, {}, {"value": 1.5}, ["title"], ["title: chance"]),

@@ -15,7 +15,7 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.report.html import page_content
 from sink_lens.studies import card
-from sink_lens.studies.card_pair import _change_text, _make_json_answer
+from sink_lens.studies.card_pair import _change_text, _make_json_answer, _number_row
 from sink_lens.studies.config import CardConfig
 from tests.tiny_families import tiny
 
@@ -46,6 +46,20 @@ def trained(model, *, steps, seed, lr, only=""):
         torch.nn.utils.clip_grad_norm_(chosen, 1.0)
         optimizer.step()
     return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "dtype", "changed"),
+    [
+        (4.7e-8, 5.6e-8, torch.float32, False),
+        (0.3, 0.31, torch.float32, True),
+        (3.0, 3.003, torch.bfloat16, False),
+        (3e5, 3e5 + 1, torch.float32, False),
+    ],
+)
+def test_a_difference_below_rounding_is_no_change(first, second, dtype, changed):
+    first, second = (torch.full((8,), one, dtype=torch.float64) for one in (first, second))
+    assert _number_row("loss", "nats", first, second, seed=0, dtype=dtype)["changed"] == changed
 
 
 def without_key(model, truth):

@@ -84,8 +84,8 @@ def _dimension_table(run: Run) -> tuple[str, PageTable]:
     """Return the caption and a run's table of outlier dimensions and residual sinks."""
     table = run.need("dimensions", columns=["kind", "dimension", "layers", "value", "coverage"])
     see = (
-        "Outlier dimensions dominate the studied token; residual ones are large on most other tokens. Keep both "
-        "in 16 bit, or leave them out when you choose a scale." + rest_note(len(table), "dimensions")
+        "Outlier dimensions dominate the studied token; residual ones are large on most other tokens. Which of them "
+        "a number format must keep is measured by quantise." + rest_note(len(table), "dimensions")
     )
     heads = {"kind": "kind", "dimension": "dimension", "layers": "after layers", "value": "value"}
     shown = table.assign(coverage=["" if pd.isna(one) else f"{one:.0%}" for one in table["coverage"]])
