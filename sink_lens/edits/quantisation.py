@@ -135,7 +135,7 @@ def quantisation(
     *,
     layers: Sequence[int] | None = None,
     tokens: Bool[Tensor, "batch position"] | None = None,
-    channels: Mapping[int, Sequence[int]] | None = None,
+    channels: Mapping[int | str, Sequence[int]] | None = None,
     label: str = "",
 ) -> Edit:
     """Make an edit that rounds a site's values to a format, except kept tokens and channels.
@@ -147,7 +147,7 @@ def quantisation(
         layers: layers to round; None means all.
         tokens: True at tokens that are kept, one row for each sequence of the run.
         channels: layer -> channels that are kept, the heads of a site joined into one axis; a layer that is missing
-            keeps none.
+            keeps none. A layer may be a text, as in the ``kept_channels`` of a JSON file.
         label: name of the edit.
 
     Raises:
@@ -157,9 +157,11 @@ def quantisation(
     chosen, fit = look_up_format(form), [name for name, one in SITES.items() if one.axes.startswith("batch position")]
     if site not in fit:
         raise SiteError(f"{site!r} cannot be quantised; need one of {', '.join(fit)}")
-    kept = {layer: sorted(set(units)) for layer, units in (channels or {}).items()}
+    if wrong := [one for one in channels or {} if not str(one).isdecimal()]:
+        raise InputError(f"channels of layer {wrong[0]!r} are to be kept; need the number of a layer")
+    kept = {int(layer): sorted(set(units)) for layer, units in (channels or {}).items()}
     for layer, units in (channels or {}).items():
-        if len(kept[layer]) < len(units):
+        if len(kept[int(layer)]) < len(units):
             raise InputError(f"layer {layer} keeps a channel of {site!r} twice: {list(units)}; need each once")
 
     def change(x: Tensor, at: At) -> Tensor:

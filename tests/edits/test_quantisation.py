@@ -176,7 +176,8 @@ def test_keeping_every_token_or_every_channel_is_the_clean_run():
     clean = run_with(lens, TOKENS, layers=[0], logits=True).logits
     every = torch.ones(3, 20, dtype=torch.bool)
     channels = {layer: range(48) for layer in range(lens.n_layers)}
-    for kept in ({"tokens": every}, {"channels": channels}):
+    of_json = {str(layer): list(some) for layer, some in channels.items()}
+    for kept in ({"tokens": every}, {"channels": channels}, {"channels": of_json}):
         edit = quantisation("mlp_in", "int4_tensor", **kept)
         assert torch.equal(run_with(lens, TOKENS, edit, layers=[0], logits=True, quiet=True).logits, clean)
 
@@ -207,6 +208,8 @@ def test_what_cannot_be_quantised_is_refused():
         quantisation("pattern", "int8_tensor")
     with pytest.raises(InputError, match="layer 0 keeps a channel of 'z' twice"):
         quantisation("z", "int8_tensor", channels={0: [1, 1]})
+    with pytest.raises(InputError, match="'z'"):
+        quantisation("z", "int8_tensor", channels={"z": [1]})
     with pytest.raises(EditError, match="'z' has 48 channels, and channel 48"):
         run_with(lens, TOKENS, quantisation("z", "int8_tensor", channels={0: [48]}), layers=[0])
     with pytest.raises(EditError, match=r"shape \(1, 20\) and the run has 3 sequences"):

@@ -298,7 +298,7 @@ CASES = {
         (quantised, {}, {"sink_tokens": 0.0}, ["keep"], []),
         (quantised, {}, {"closed_share": 1.05}, [], ["all of it"]),
         (quantised, {}, {"controls": 0}, ["random"], ["no random"]),
-        (quantised, {}, {"verdict": "keep a part"}, [], ["missed"]),
+        (quantised, {}, {"verdict": "goal missed"}, [], ["missed"]),
     ],
     "patch": [
         (patch, {}, {"effects": ()}, ["title"], []),

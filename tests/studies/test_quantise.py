@@ -105,10 +105,32 @@ def test_the_smallest_set_that_reaches_the_goal_is_chosen_else_the_best():
     ]
     rows += [("choose", "channels", False, 2, 0.99), ("judge", "tokens", True, 0, 1.0)]
     names = ["part", "kept", "sink_tokens", "channels", "closed_share"]
-    rows = pd.DataFrame(rows, columns=names).to_dict("records")
-    for goal, expected in ((0.9, ("both", 1)), (0.995, ("channels", 2))):
+    rows = pd.DataFrame(rows, columns=names)
+    rows = rows.assign(closed_low=rows["closed_share"] - 0.02).to_dict("records")
+    for goal, expected in ((0.9, ("both", 1)), (0.92, ("channels", 2)), (0.995, ("channels", 2))):
         found = module._smallest_good_set(rows, goal=goal)
         assert (found["kept"], found["channels"]) == expected
+
+
+def test_the_spread_over_inputs_is_in_the_interval():
+    clean = torch.full((1, 8), 2.0)
+    worst, near = torch.full((3, 8), 3.0), torch.tensor([2.0, 2.1, 2.2])[:, None].expand(3, 8)
+    half = module._TextHalf(part="judge", clean=clean, worst=worst, best=clean, seed=0)
+    row = half.condition_row("tokens", near)
+    assert row["closed_share"] == pytest.approx(0.9)
+    # The sequences do not differ, and 0.1 is the standard deviation of 1, 0.9 and 0.8.
+    assert (row["closed_low"], row["change_high"]) == (pytest.approx(0.9 - 0.196), pytest.approx(0.1 + 0.196))
+
+
+def test_the_title_is_what_held_on_the_other_half_and_the_row_is_marked(tmp_path, monkeypatch):
+    lens, tokens, _ = speaking()
+    study = quantise(lens, tokens=tokens, out=tmp_path / "run", **STREAM)
+    marked = study.tables["conditions"].query("chosen")
+    assert set(zip(marked["part"], marked["kept"], strict=True)) == {("choose", "tokens"), ("judge", "tokens")}
+    monkeypatch.setattr(module, "_smallest_good_set", lambda rows, goal: rows[2] | {"closed_share": 1.0})
+    missed = quantise(lens, tokens=tokens, out=tmp_path / "missed", goal=1.0, **STREAM)
+    assert missed.decision["verdict"] in ("goal missed", "no small set")
+    assert not missed.headline.startswith("Keep")
 
 
 def test_random_tokens_are_as_many_others():

@@ -9,7 +9,17 @@ from sink_lens.records import Result, Run
 from sink_lens.report.page import Listed, Page, PageTable, ci_texts, page_table, rest_note, summary_lines
 from sink_lens.text import name_in_words, percent, plural, safe_line
 
-_COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_share", "closed_low", "closed_high"]
+_COLUMNS = [
+    "part",
+    "kept",
+    "sink_tokens",
+    "channels",
+    "loss_nats",
+    "closed_share",
+    "closed_low",
+    "closed_high",
+    "chosen",
+]
 
 
 def _title(run: Run) -> str:
@@ -42,7 +52,7 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
     named = judged.loc[judged["kept"] != "random"]
     random = judged.loc[judged["kept"] == "random"]
     shown = named.assign(
-        what=[_condition_text(row) for row in named.to_dict("records")],
+        what=[_condition_text(row) + " (chosen)" * bool(row["chosen"]) for row in named.to_dict("records")],
         closed=[percent(share) for share in named["closed_share"].to_numpy(float)],
         interval=ci_texts(named, "closed_low", "closed_high", shown=percent),
     )
