@@ -8,13 +8,13 @@ Prints on the default model:
 
     LlamaForCausalLM: 30 layers of width 576, 9 heads
     sink at position 0; grows in layers 1-2, 11-11
-                    link            statistic  value  ci_low  ci_high verdict
-    aggregation_variance             s2_ratio  1.832   1.767    1.916   holds
-      variance_preserved   s2_ratio_after_w_o  1.469   1.316    1.562   holds
-        variance_neurons          spike_ratio 49.414  43.296   56.021   holds
-       neurons_dimension   contribution_share  0.953   0.941    0.963   holds
-           dimension_key           key_cosine  0.765   0.760    0.768   holds
-                key_sink logit_advantage_nats  5.772   5.569    5.956   holds
+                    link            statistic  value  ci_low  ci_high             verdict
+    aggregation_variance             s2_ratio  1.832   1.767    1.916 present, not tested
+      variance_preserved   s2_ratio_after_w_o  1.469   1.316    1.562 present, not tested
+        variance_neurons          spike_ratio 49.414  43.296   56.021 present, not tested
+       neurons_dimension   contribution_share  0.953   0.941    0.963 present, not tested
+           dimension_key           key_cosine  0.765   0.760    0.768 present, not tested
+                key_sink logit_advantage_nats  5.772   5.569    5.956 present, not tested
      layer  neuron  contribution_share
         11    1229                0.73
          2      90                0.68

@@ -2,7 +2,7 @@
 
 Every layer and position of the stream is patched from the clean run into the corrupted one, and the difference of two
 answers' logits says where it comes back. Then all heads are screened by one backward pass, and some are patched to see
-how far off that is.
+how far off that is. Last, the strongest head is patched along its path to the logits alone.
 
 Prints on the default model:
 
@@ -32,6 +32,7 @@ Prints on the default model:
         23     1   1.313
 
     of 20 heads patched for real: mean error 0.0045, mean effect 0.0915
+    the strongest head on its direct path to the logits: 0.36 of it
     picture: runs/patch/patch.png
 """
 
@@ -43,7 +44,7 @@ import torch
 
 from sink_lens import load
 from sink_lens.edits import metrics
-from sink_lens.patching import attribution_patch, patch
+from sink_lens.patching import attribution_patch, patch, path_patch
 
 CLEAN, CORRUPTED = "The capital city of Spain is called", "The capital city of Italy is called"
 ANSWERS = (" Madrid", " Rome")
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("patching resid_pre there brings back this share of it")
     table = found.frame.query("changed").pivot(index="layer", columns="position", values="normalised_effect")
     print(table.iloc[:: max(1, lens.n_layers // 8)].round(2).to_string())
-    found.heatmap("normalised_effect").savefig(out / "patch.png", dpi=120)
+    found.heatmap().save(out / "patch.png")
 
     screen = attribution_patch(lens, CLEAN, CORRUPTED, site="z", metric=metric, by=("layer", "head"))
     print("\nthe strongest heads, to first order")
@@ -77,6 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"\nof {check.n} heads patched for real: mean error {check.mean_error:.4f}, mean effect {check.mean_effect:.4f}"
     )
+    layer, head = screen.strongest(1)[["layer", "head"]].iloc[0]
+    to_logits = {"sender": ("z", int(layer), int(head)), "receiver": ("resid_post", lens.n_layers - 1)}
+    path = path_patch(lens, CLEAN, CORRUPTED, metric=metric, progress=False, **to_logits)
+    print(f"the strongest head on its direct path to the logits: {path.frame['normalised_effect'].iloc[0]:.2f} of it")
     print(f"picture: {out / 'patch.png'}")
 
 

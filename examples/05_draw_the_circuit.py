@@ -1,6 +1,6 @@
-"""Draw a model's circuit: token, aggregated values, neurons, dimension, key and heads, joined by measured arrows.
+"""Draw the chain of a model's sink: token, average of values, neurons, dimension, key and heads.
 
-An arrow is as wide as the share of the sink that is lost without its path (``--interventions``).
+An arrow's line and sign say the verdict on its link, the number what its intervention removes (``--interventions``).
 The figure is a Matplotlib one (PNG, SVG, PDF), the circuit itself two data frames and JSON, and the heads can be looked
 at in a browser, without a network. To draw a finished trace:
 
@@ -27,9 +27,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sink_lens import TraceConfig, load, read_run, trace
-from sink_lens.chain.page.circuit import chain_circuit
-from sink_lens.report import attention_heads
+from sink_lens import TraceConfig, load, read_run, trace, views
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         folder = trace(load(asked.model), config=short, out=out / "trace", overwrite=True, progress=False).folder
     run = read_run(folder)
-    circuit = chain_circuit(run)
+    circuit = views.circuit_of(run)
+    assert isinstance(circuit, views.ChainCircuit)
 
     links = (
         circuit.edges.query("quantity == 'intervention_share'")
@@ -72,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("circuit.json", "circuit.png", "circuit.svg"):
         circuit.save(out / name)
     circuit.save(out / "column.pdf", style="paper", width=3.25)
-    attention_heads(run).save(out / "heads.html")
+    views.attention_heads(run).save(out / "heads.html")
     print(f"\nwritten to {out}: circuit.png, circuit.svg, circuit.json, column.pdf, heads.html")
 
 

@@ -31,10 +31,13 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "quantise": ("quantise --sequences 4 --controls 3 --out {0}",),
     "card": ("card --out {0}",),
     "patch": (
-        'patch --clean "The capital of France is" --corrupted "The capital of Spain is" --metric logit_difference '
-        '--correct " Paris" --incorrect " Madrid" --out {0}',
+        'patch --clean "The capital city of Spain is called" --corrupted "The capital city of Italy is called" '
+        '--metric logit_difference --correct " Madrid" --incorrect " Rome" --out {0}',
     ),
-    "circuit": ("circuit --task ioi --pairs 8 --method gim --sizes 0.01,0.1,1 --random 1 --out {0}",),
+    "circuit": (
+        "circuit --task capitals --pairs 24 --method gim --sizes 0.002,0.005,0.01,0.02,0.05,1 --random 1 --check 0 "
+        "--out {0}",
+    ),
     "sweep": ("sweep {file} --out {0}",),
     "report": tuple(
         f"trace --sequences 4 --length 32 --no-interventions --dtype {dtype} --out {{{at}}}"

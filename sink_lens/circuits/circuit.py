@@ -7,6 +7,7 @@ circuit.draw()
 """
 
 import json
+import math
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from jaxtyping import Bool, Float
 from ..configuration import make_config
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
+from ..engine.answers import answers
 from ..errors import InputError
 from ..files import refuse_tilde
 from ..models.load import ModelLike
@@ -104,6 +106,18 @@ class Circuit:
     def outputs(self) -> tuple[int, ...]:
         """Indices of the readers that the metric depends on: the logits, or queries and keys of its layers."""
         return output_readers(self.runs.metric, self.graph)
+
+    @cached_property
+    def first_answer(self) -> tuple[str, float]:
+        """The likeliest token after the first clean prompt, and its probability; "" if there are no pairs.
+
+        Cost: one forward pass of the prompt.
+        """
+        if self.runs.corrupted is None:
+            return "", math.nan
+        self.runs.check_weights()
+        likeliest = answers(self.runs.lens, self.runs.clean[:1], top=1).iloc[0]
+        return str(likeliest["token"]), float(likeliest["probability"])
 
     @cached_property
     def faithfulness_judge(self) -> FaithfulnessJudge:
@@ -325,13 +339,15 @@ class Circuit:
 
     def _attribution_graph(self, *, others: bool = False, **more: Any) -> dict[str, Any]:
         """Return the circuit as Neuronpedia's JSON with the fields ``more``; ``others`` adds edges outside it."""
-        from ..report.explorer import edge_graph, edges_for_page
+        from ..report.explorer import answer_fields, edge_graph, edges_for_page
 
+        tokens = self.runs.first_prompt_tokens
         graph, every = self.graph, self.every_edge
         return edge_graph(
             edges_for_page(every) if others else every.loc[self.chosen],
             model=self.runs.lens.name,
-            tokens=self.runs.first_prompt_tokens,
+            tokens=tokens,
+            **answer_fields("".join(tokens), *self.first_answer),
             title=repr(self),
             n_layers=graph.n_layers,
             group=graph.heads_per_key,

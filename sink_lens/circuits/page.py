@@ -16,7 +16,7 @@ from sink_lens.circuits.sentences import (
     is_gap_clear,
 )
 from sink_lens.records import Run
-from sink_lens.report.explorer import CURVE, curve_rows, edge_graph, edges_for_page, pattern_base64
+from sink_lens.report.explorer import CURVE, answer_fields, curve_rows, edge_graph, edges_for_page, pattern_base64
 from sink_lens.report.page import (
     Drawn,
     Listed,
@@ -68,6 +68,9 @@ def _explorer_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
     core = run.optional("core", columns=["edge", "core"])
     curve = run.optional("curve", columns=CURVE)
     prompt = run.optional("prompt", columns=["position", "text"])
+    summary = run.optional("summary", columns=["answer", "answer_probability"])
+    told = {} if summary is None or not len(summary) else summary.to_dict("records")[0]
+    texts = () if prompt is None else prompt["text"].astype(str).tolist()
     config = run.config
     largest = edges_for_page(edges)
     if core is not None:
@@ -75,7 +78,8 @@ def _explorer_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
     return edge_graph(
         largest,
         model=safe_line(run.provenance.get("model") or "a model", limit=80),
-        tokens=() if prompt is None else prompt["text"].astype(str).tolist(),
+        tokens=texts,
+        **answer_fields("".join(texts), told.get("answer"), told.get("answer_probability")),
         title=title,
         n_layers=int(run.provenance.get("n_layers") or 0),
         group=group,

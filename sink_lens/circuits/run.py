@@ -340,6 +340,7 @@ def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[
         if patterns:
             writer.write_tensors("attention_patterns", patterns)
         writer.write_table("attention", frame)
+    row["answer"], row["answer_probability"] = circuit.first_answer
     row["left_sum"], row["left_pairs"] = left_sum_completeness(runs, config=config)
     summary = pd.DataFrame([row])
     writer.write_csv("summary", summary)

@@ -33,6 +33,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.running import prepare_pass, prepare_passes
 from ..models.sites import SITES
 from ..records import display
+from ..text import join_and
 from .layout import Layout
 from .mixers import Kept
 from .partial_pass import Pass, Visit, partial_pass
@@ -43,6 +44,12 @@ _SAME = 1e-5
 """An edit does the same to a position within this share of its largest value, or within two steps of the type."""
 _OPEN = -1e4
 """Scores below this are masked."""
+_CHANGES_TEXT = (
+    *("do_sample", "num_beams", "penalty_alpha", "repetition_penalty", "encoder_repetition_penalty"),
+    *("no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"),
+    *("min_length", "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id", "guidance_scale"),
+)
+"""Settings of a ``generation_config`` that change what is written."""
 _MOST_HELD = 1 << 30
 """Bytes of values that are held to call edits with them again; beyond, every token takes a whole pass."""
 
@@ -63,9 +70,13 @@ class Generated:
     plain_ids: tuple[int, ...]
     """Token ids of ``plain``."""
 
+    note: str = ""
+    """What the model's ``generation_config`` would change: Hugging Face's ``generate`` applies it, this does not."""
+
     def _repr_html_(self) -> str:
         said = f"Both continuations are the same for {self.same} tokens."
-        return display.result_html(said, {"prompt": self.prompt, "edited": self.text, "plain": self.plain})
+        texts = {"prompt": self.prompt, "edited": self.text, "plain": self.plain}
+        return display.result_html(said, texts, notes=[self.note] if self.note else [])
 
     @property
     def same(self) -> int:
@@ -85,7 +96,8 @@ def generate(
 ) -> Generated:
     """Continue a prompt under edits and, for comparison, without edits.
 
-    With a temperature, both continuations are drawn with the same random numbers.
+    With a temperature, both continuations are drawn with the same random numbers. The model's ``generation_config`` is
+    not applied; ``note`` of the result says where Hugging Face's ``generate`` would write another text for it.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
@@ -131,7 +143,18 @@ def generate(
         prompt_ids=ids,
         ids=found,
         plain_ids=plain,
+        note=_note_on_config(lens),
     )
+
+
+def _note_on_config(lens: LensModel) -> str:
+    """Name the settings of the model's ``generation_config`` that change a text; "" if there are none."""
+    config = getattr(lens.plain, "generation_config", None)
+    told = {} if config is None else config.to_diff_dict()
+    found = [f"{name}={told[name]}" for name in _CHANGES_TEXT if told.get(name) not in (None, False, [])]
+    if not found:
+        return ""
+    return f"generation_config sets {join_and(found)}, which Hugging Face's generate applies, and this does not"
 
 
 def _continuation_ids(

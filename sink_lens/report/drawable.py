@@ -1,10 +1,12 @@
 """Base of every circuit that a page draws: it becomes a file, and shows itself in a notebook."""
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
 from sink_lens.errors import InputError
 from sink_lens.records import refuse_file_of_run
+from sink_lens.records.provenance import plain_json
 from sink_lens.report.diagram import Style
 from sink_lens.report.style import figure_bytes, save_figure
 
@@ -16,6 +18,8 @@ class Drawable:
 
     def save(self, path: str | Path, *, style: Style = "page", width: float | None = None) -> Path:
         """Write the circuit to a file by its ending: .json, a figure (.png, .svg, .pdf), or .html to explore edges.
+
+        ``.graph.json`` of edges is Neuronpedia's graph.
 
         Args:
             path: the file; folders are made.
@@ -30,9 +34,11 @@ class Drawable:
         if ending in (".html", ".htm") and explore is not None:
             return explore().save(path)
         if ending == ".json":
+            graph = getattr(own, "graph", None) if path.name.lower().endswith(".graph.json") else None
             refuse_file_of_run(path, replaceable=(".json",))
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(own.to_json(), encoding="utf-8")
+            written = own.to_json() if graph is None else json.dumps(plain_json(graph), allow_nan=False)
+            path.write_text(written, encoding="utf-8")
             return path
         if ending not in (".png", ".svg", ".pdf"):
             endings = ".json, .png, .svg or .pdf" if explore is None else ".html, .json, .png, .svg or .pdf"

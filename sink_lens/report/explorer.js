@@ -426,7 +426,9 @@ window.exploreCircuits = async (packed) => {
   function faithfulness(pane) {
     const { about, links } = pane.graph, shown = pane.edges.length, all = about.n_edges ?? links.length;
     const least = pane.edges.length ? Math.abs(pane.edges.at(-1).weight) : 0;
-    const said = [`${shown.toLocaleString("en")} of ${all.toLocaleString("en")} edges (${percent(shown / all)}), magnitude at least ${number(least)}.`];
+    const merged = pane.links.length < shown ? ` as ${pane.links.length.toLocaleString("en")} arrows` : "";
+    const said = [`${shown.toLocaleString("en")} of ${all.toLocaleString("en")} edges (${percent(shown / all)}) are drawn${merged}, magnitude at least ${number(least)}.`];
+    if (state.which === "all" && shown < state.n && state.connected) said.push(`They are those of the ${state.n.toLocaleString("en")} largest that lie on a path to the metric.`);
     const rows = (about.curve ?? []).filter((row) => row.by === "edges");
     const kept = (row) => `${rounded(row.faithfulness)} [${rounded(row.low)}, ${rounded(row.high)}]`;
     const tell = (row) => `${percent(row.share)} of the edges: ${kept(row)}`;
@@ -457,6 +459,8 @@ window.exploreCircuits = async (packed) => {
   function describe(id) {
     panel.replaceChildren();
     if (!id) {
+      const { prompt, answer, probability } = graphs[0].about;
+      if (answer) panel.append(element("h3", { textContent: "The first prompt" }), element("p", { textContent: `“${text(prompt, 300)}” goes on with “${text(answer, 40)}” (probability ${percent(probability)}).` }));
       panel.append(element("h3", { textContent: "No node is chosen" }), element("p", { className: "quiet", textContent: "Point at a node, find one, or go there with the arrow keys. A click or Enter pins it." }));
       return groupList();
     }

@@ -144,6 +144,13 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
     }
 
 
+def answer_fields(prompt: str, answer: Any, probability: Any) -> dict[str, Any]:
+    """Return what a graph says of its first prompt and the answer to it; {} if the answer is not known."""
+    if not isinstance(answer, str) or not answer:
+        return {}
+    return {"prompt": safe_line(prompt, limit=300), "answer": answer, "probability": _json_cell(probability)}
+
+
 def _node_id(name: str, span: str) -> str:
     """Return the id of a node in the graph: its name, and ``@span`` if it stands for one span of tokens."""
     return f"{name}@{span}" if span else name

@@ -8,6 +8,7 @@ and no model.
 import dataclasses
 import json
 import os
+import re
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
@@ -29,9 +30,11 @@ from sink_lens.report.patterns import MOST_BYTES, embed_patterns, tokens_for_pag
 from sink_lens.report.side_by_side import Comparison, check_comparable, compare_contents
 from sink_lens.report.style import UNWRITABLE, figure_svg, thin_lines
 from sink_lens.schema import column_meanings
-from sink_lens.text import capitalise, join_and, safe_line
+from sink_lens.text import capitalise, edge_label, join_and, safe_line
 
 _MOST_PROVENANCE = 300
+_STORED_NAME = re.compile(r"\b[am]\d+(?:\.(?:h|kv)\d+|\.n)?(?:->[am]\d+)?\b")
+"""Name of a node or edge as tables have it, which a page writes as its pictures do."""
 MOST_READ = 100_000
 """Rows of a table from which on a page is made from some of them."""
 _HERE = Path(__file__).parent
@@ -126,7 +129,8 @@ def _table_for_page(run: Run, listed: Listed, *, prefix: str) -> Shown:
         return Shown(key=key, title=listed.title, missing=missing)
     see, table = made
     known = column_meanings(run.kind, table.columns)
-    meanings = tuple(known.get(name) or MADE.get(name, "") for name in table.columns)
+    named = [known.get(name) or MADE.get(name, "") for name in table.columns]
+    meanings = tuple(_STORED_NAME.sub(lambda found: edge_label(found[0]), text) for text in named)
     explained = dataclasses.replace(table, meanings=meanings)
     return Shown(key=key, title=listed.title, see=see, table=explained, csv=csv_text(table.numbers))
 

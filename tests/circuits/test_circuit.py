@@ -18,6 +18,7 @@ from sink_lens.circuits.passes import passes
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.tasks import task_of
 from sink_lens.edits import metrics
+from sink_lens.engine.answers import answers
 from sink_lens.errors import InputError, RunError
 from sink_lens.estimate import Sizes
 from sink_lens.models.bundled import read_header
@@ -243,3 +244,12 @@ def test_the_size_of_a_pass_changes_no_number(method, monkeypatch):
         )
     with pytest.raises(InputError, match="batch_size is 0; need at least 1"):
         CircuitConfig(batch_size=0)
+
+
+def test_a_circuit_says_its_first_prompt_and_how_the_model_goes_on():
+    one = circuit()
+    likeliest = answers(one.runs.lens, one.runs.clean[:1], top=1).iloc[0]
+    assert one.first_answer == (likeliest["token"], likeliest["probability"])
+    about = one.explore().graphs[0]["metadata"]["sink_lens"]
+    assert (about["answer"], about["prompt"]) == (likeliest["token"], "".join(one.runs.first_prompt_tokens))
+    assert about["probability"] == pytest.approx(likeliest["probability"], rel=1e-5)

@@ -196,3 +196,12 @@ def test_prompts_that_are_none_and_edits_without_a_place_are_refused():
         generate(speaking(), [5, 300])
     with pytest.raises(SiteError, match="no site 'gate'"):
         generate(speaking("gpt2"), [5, 6], zero("gate"))
+
+
+def test_settings_of_a_generation_config_that_change_the_text_are_noted_and_others_are_not():
+    lens = wrap(tiny("llama"), tokenizer=tiny_tokenizer())
+    assert generate(lens, "the cat", max_new_tokens=1).note == ""
+    lens.plain.generation_config.max_length = 77
+    assert generate(lens, "the cat", max_new_tokens=1).note == ""
+    lens.plain.generation_config.repetition_penalty = 1.5
+    assert "repetition_penalty=1.5" in generate(lens, "the cat", max_new_tokens=1).note

@@ -71,6 +71,12 @@ def test_the_sink_is_read_at_queries_and_keys_of_its_layers(tmp_path):
     assert sorted(outputs) == sorted([f"a2.h{head}<q>" for head in range(HEADS)] + ["a2.kv0<k>", "a2.kv1<k>"])
 
 
+def test_a_graph_is_neuronpedia_s_wherever_it_is_written(run, tmp_path):
+    circuit = views.circuit_of(run)
+    assert json.loads(circuit.save(tmp_path / "c.graph.json").read_text()) == json.loads(json.dumps(circuit.graph))
+    assert "edges" in json.loads(circuit.save(tmp_path / "c.json").read_text())
+
+
 def test_a_page_is_written_by_its_ending_and_asks_nobody(run, tmp_path):
     circuit = views.circuit_of(run)
     text = circuit.save(tmp_path / "new" / "c.html").read_text()

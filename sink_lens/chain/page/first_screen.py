@@ -7,7 +7,6 @@ from pathlib import Path
 from sink_lens.chain.links.words import MEANINGS
 from sink_lens.chain.page.story import (
     LinkRow,
-    chain_steps,
     headline_numbers,
     link_rows,
     named_links,
@@ -36,7 +35,7 @@ def first_screen(run: Run) -> FirstScreen:
         )
     return FirstScreen(
         numbers=try_make(run, lambda: headline_numbers(run))[0] or [],
-        leads=("scores", "circuit"),
+        leads=("circuit", "scores"),
         name="The chain",
         heading="The chain, link by link",
         body="" if missing else _verdicts_html(run, links),
@@ -60,7 +59,6 @@ def _verdicts_html(run: Run, links: Sequence[LinkRow]) -> str:
     template = template_environment(Path(__file__).parent).get_template("verdicts.html")
     return template.render(
         links=links,
-        chain=chain_steps(named_links(run), verdicts),
         traced=verdict_counts_text(verdicts),
         signs=VERDICTS,
         questions={name_in_words(name): text for name, text in QUESTIONS.items()},

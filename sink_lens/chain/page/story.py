@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -347,16 +347,6 @@ def named_links(run: Run) -> list[NamedLink]:
         NamedLink(name=row["link"], source=row["source"], target=row["target"], sentence=row["sentence"])
         for row in rows
     ]
-
-
-def chain_steps(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return (node, verdict on the link that leaves it) along the chain; the verdict is "" at the end of a branch."""
-    steps: list[tuple[str, str]] = []
-    for before, link in zip([None, *links], links, strict=False):
-        if before is not None and before.target != link.source:
-            steps.append((before.target, ""))
-        steps.append((link.source, verdicts.get(link.name, "")))
-    return [*steps, *((link.target, "") for link in links[-1:])]
 
 
 def link_rows(run: Run) -> list[LinkRow]:

@@ -11,7 +11,6 @@ from sink_lens.chain.page.story import (
     find_story,
     format_edit_name,
     has_interventions,
-    link_rows,
     named_links,
 )
 from sink_lens.errors import RunError
@@ -21,6 +20,8 @@ from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
 from sink_lens.stats import sort_by_magnitude
 from sink_lens.text import capitalise, label_parts, name_in_words, percent, signed_change
+
+_MOST_NEURONS = 8
 
 
 def read_intervention_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
@@ -205,23 +206,8 @@ def _super_neuron_table(run: Run) -> tuple[str, PageTable]:
     chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == studied_position(run))]
     chosen = sort_by_magnitude(chosen, "contribution")
     see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
-    see += rest_note(len(chosen), "neurons") if len(chosen) else " There are none."
-    return see, page_table(chosen, heads)
-
-
-def _statistic_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the statistics that are not the primary one of their link."""
-    rows = [
-        (row.title, row.statistic, row.value, row.interval, "; ".join(" ".join(null) for null in row.nulls), row.own)
-        for row in link_rows(run)
-        if not row.primary
-    ]
-    heads = ("link", "statistic", "value", "interval", "compare", "verdict")
-    see = "Further statistics of each link, beside the one that its verdict rests on."
-    numeric = (False, False, True, False, False, False)
-    width = 6 if any(row[-1] for row in rows) else 5
-    table = PageTable(heads=heads[:width], numeric=numeric[:width], rows=[row[:width] for row in rows])
-    return (see if rows else f"{see} Nothing."), table
+    see += rest_note(len(chosen), "neurons", most=_MOST_NEURONS) if len(chosen) else " There are none."
+    return see, page_table(chosen, heads, most=_MOST_NEURONS)
 
 
 TABLES = (
@@ -239,7 +225,6 @@ TABLES = (
         when=lambda run: "paths" in run.tables and has_interventions(run),
     ),
     Listed(key="placement-table", title="Position or token?", make=_placement_table, when=has_interventions),
-    Listed(key="beside-table", title="Further statistics of the links", make=_statistic_table),
     Listed(key="super-table", title="Super neurons", make=_super_neuron_table),
     Listed(
         key="condition-table",

@@ -231,6 +231,7 @@ _FIGURES = (
         title="From which layer on",
         make=_sink_mass_figure,
         data=partial(_sink_rows, "layers", ["layer", "sink_score", "sink_mass"]),
+        on_page=False,
     ),
     Drawn(
         key="norms",
@@ -244,6 +245,7 @@ _FIGURES = (
         title="Do few dimensions hold it?",
         make=_dimension_figure,
         data=partial(_sink_rows, "dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
+        on_page=False,
     ),
     Drawn(key="neurons", title="Do super neurons write them?", make=_neuron_figure, data=_neuron_rows),
     Drawn(key="qk", title="What makes the key", make=_key_split_figure, data=table_reader("key_split")),
