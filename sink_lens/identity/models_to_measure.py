@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import find_device, load
 from ..records import RUN_FILE, read_run
-from ..records.checkpoints import checkpoint_folders
+from ..records.checkpoints import checkpoint_folders, model_identity
 from .config import NOTHING, check_number_and_length
 from .untrained_models import UntrainedConfig, untrained
 
@@ -35,6 +35,11 @@ class ModelToMeasure:
     step: int | None = None
     """Training step, if the model is a checkpoint."""
     source: str | UntrainedConfig | LensModel
+
+    @property
+    def identity(self) -> str:
+        """A text by which the model is told from another of its name: see ``model_identity``."""
+        return model_identity(self.source) if isinstance(self.source, str) else repr(self.source)
 
     def open(self, *, device: str | None = None, dtype: str | None = None) -> LensModel:
         """Load or build the model on ``device``, with weights of ``dtype``; a model that is open is returned as it is.

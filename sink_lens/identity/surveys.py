@@ -25,7 +25,7 @@ from .config import ContractionConfig, PreferenceConfig, SurveyConfig
 from .contraction import contraction, direction_cosines
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
 from .preference import preference
-from .survey_folder import SurveyTables
+from .survey_folder import SurveyTables, refuse_other_models
 from .switches import switched_configs, variant_table
 from .untrained_models import UntrainedConfig, read_untrained
 
@@ -86,14 +86,15 @@ def survey(
     try:
         writer = create_run(folder, kind=kind, config=asked, provenance=provenance, **how)
     except UndrawnError as error:
+        refuse_other_models(error.folder, found)
         return _finish_survey(error.folder)
     with writer:
-        grown = SurveyTables(writer, tables=_TABLES[kind])
+        grown = SurveyTables(writer, tables=_TABLES[kind], found=found)
         failed: SinkLensError | None = None
         for one in tqdm(found, desc=kind, unit="model", disable=not progress or len(found) < 2, leave=False):
             if one.name in grown.names:
                 continue
-            begun = time.perf_counter()
+            begun, identity = time.perf_counter(), one.identity
             try:
                 lens = one.open(device=device, dtype=config.dtype)
                 frames, tensors = _measure_model(lens, config, progress=progress)
@@ -103,7 +104,8 @@ def survey(
                 failed = failed or error
                 grown.add_model(one, error=str(error))
                 continue
-            grown.add_model(one, lens=lens, frames=frames, tensors=tensors, seconds=time.perf_counter() - begun)
+            seconds = time.perf_counter() - begun
+            grown.add_model(one, identity=identity, lens=lens, frames=frames, tensors=tensors, seconds=seconds)
         if not grown.names and failed is not None:
             raise failed
         whole = grown.tables

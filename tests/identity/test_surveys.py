@@ -4,8 +4,10 @@ import pandas as pd
 import pytest
 
 from sink_lens import read_run
+from sink_lens.errors import RunError
 from sink_lens.identity import surveys
 from sink_lens.identity.models_to_measure import ModelToMeasure
+from sink_lens.models.tiny import planted, tiny_tokenizer
 
 SMALL = "n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
 
@@ -31,3 +33,40 @@ def test_a_stopped_survey_goes_on_behind_what_is_finished(tmp_path, monkeypatch)
     for name in ("summary", "layers", "agreement", "variants"):
         one, other = (read_run(tmp_path / folder).tables[name] for folder in ("run", "whole"))
         pd.testing.assert_frame_equal(one, other)
+
+
+def save_model(folder, *, seed):
+    """A tiny model in a folder."""
+    planted(seed=seed).model.save_pretrained(folder)
+    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
+
+
+def test_a_model_that_was_replaced_meanwhile_is_measured_again_and_a_finished_survey_of_it_is_refused(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("a", "b")):
+        save_model(name, seed=seed)
+    asked = {"models": ("a", "b"), "sinks": False, "sequences": 64, "length": 16, "progress": False}
+    really = ModelToMeasure.open
+
+    def stopping(self, **options):
+        if self.name == "b":
+            raise KeyboardInterrupt
+        return really(self, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(ModelToMeasure, "open", stopping)
+        surveys.survey("contraction", out="run", **asked)
+    save_model("a", seed=2)
+    surveys.survey("contraction", out="run", **asked)
+    surveys.survey("contraction", out="whole", **asked)
+    for name in ("summary", "layers", "agreement"):
+        one, other = (read_run(tmp_path / folder).tables[name] for folder in ("run", "whole"))
+        pd.testing.assert_frame_equal(one, other)
+    (tmp_path / "run/report.html").unlink()
+    surveys.survey("contraction", out="run", **asked)
+    (tmp_path / "run/report.html").unlink()
+    save_model("b", seed=3)
+    with pytest.raises(RunError, match="b is another model"):
+        surveys.survey("contraction", out="run", **asked)
