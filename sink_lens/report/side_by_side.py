@@ -39,6 +39,7 @@ COMPARED_BY = {
 """What runs may be compared by, where it is named -> what they then need not share."""
 _MOST_MADE = 4
 _CIRCUMSTANCE = ("status", "started", "ended", "model")
+_OF_MODEL = {"weights_sha256": "weights", "config_sha256": "configurations"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,13 @@ class Comparison:
         more = [f"{len(apart) - 2} more"] * (len(apart) > 2)
         how = f"{'is' if len(apart) == 1 else 'are'} judged differently: {'; '.join(found + more)}"
         return f"{runs}: {len(apart)} of {len(rows)} {self.of[1]} {how}"
+
+    @property
+    def models_sentence(self) -> str:
+        """A sentence that the runs are of different models, whatever these are called; empty if they are of one."""
+        rows = [row for row in self.provenance if row.differs and all(cell.text.strip("–") for cell in row.cells)]
+        apart = [_OF_MODEL[row.name] for row in rows if row.name in _OF_MODEL]
+        return f"The runs are of different models: their {join_and(apart)} differ." if apart else ""
 
     @property
     def settings_sentence(self) -> str:

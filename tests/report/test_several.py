@@ -51,6 +51,21 @@ def test_a_part_of_one_run_stands_beside_why_the_other_lacks_it(tmp_path):
         assert table.split("</div>")[0].count('class="missing"') == 2
 
 
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        ({}, {}, ""),
+        ({"config_sha256": "1"}, {}, ""),
+        ({}, {"weights_sha256": "ef"}, "weights"),
+        ({"config_sha256": "1"}, {"config_sha256": "2", "weights_sha256": "ef"}, "weights and configurations"),
+    ],
+)
+def test_runs_of_different_models_of_one_name_are_said_to_be(tmp_path, there, here, said):
+    one, other = (a_run(tmp_path / name, token_source="text:a", **more) for name, more in (("a", there), ("b", here)))
+    text = page_html(one, other)
+    assert ("different models" in text, f"their {said} differ" in text) == (bool(said), bool(said))
+
+
 def test_other_models_may_be_compared_on_the_same_text(tmp_path):
     one = a_run(tmp_path / "one", token_source="text:a")
     other = a_run(tmp_path / "other", model="b", weights_sha256="ef", tokens_sha256="12", token_source="text:a")
