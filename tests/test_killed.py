@@ -19,7 +19,7 @@ def killed(*options, kills, said):
     return [line for line in printed.splitlines() if " kills, differing: " in line]
 
 
-@pytest.mark.parametrize("name", first(["sweep", "patch", "circuit", "trace", "watch"]))
+@pytest.mark.parametrize("name", first(["sweep", "patch", "circuit", "trace", "train", "watch"]))
 def test_a_killed_run_is_resumed_to_the_same_tables(name, tmp_path):
     assert killed("--only", name, kills=1, said=tmp_path / "said") == [f"{name}: 1 kills, differing: nothing"]
 
@@ -27,5 +27,5 @@ def test_a_killed_run_is_resumed_to_the_same_tables(name, tmp_path):
 @pytest.mark.exhaustive
 def test_runs_killed_twice_and_killed_shards_are_resumed_to_the_same_tables(tmp_path):
     divided = tuple(f"{name} in 8 shards" for name in ("sweep", "patch", "circuit"))
-    names = ("sweep", "patch", "circuit", "trace", "watch", *divided)
+    names = ("sweep", "patch", "circuit", "trace", "train", "watch", *divided)
     assert killed(kills=2, said=tmp_path / "said") == [f"{name}: 2 kills, differing: nothing" for name in names]

@@ -1,12 +1,13 @@
 """Kills commands, and shards of some, at random (SIGKILL), resumes them, and compares tables.
 
-``python tests/checking/killed.py --kills 20`` prints a line for each; the exit code is 1 where a table differs from
-that of a run that nobody killed. The commands run on a tiny model in forks of this process, which has everything
-imported.
+``python tests/checking/killed.py`` prints a line for each; the exit code is 1 where a table, or the weights of a
+checkpoint, differ from those of a run that nobody killed. The commands run on a tiny model in forks of this process,
+which has everything imported.
 """
 
 import argparse
 import functools
+import hashlib
 import json
 import os
 import random
@@ -37,6 +38,22 @@ edits = [
     { kind = "zero", site = "neurons", layers = "1", units = "each" },
 ]
 """
+TRAIN = """\
+n_layers = 2
+d_model = 32
+d_mlp = 48
+n_heads = 2
+vocab_size = 2000
+steps = 12
+warmup = 2
+batch = 4
+length = 16
+log_every = 2
+eval_every = 4
+save_every = 3
+data = "text.txt"
+tokenizer = "model"
+"""
 COMMANDS = {
     name: shlex.split(words)
     for name, words in {
@@ -44,6 +61,7 @@ COMMANDS = {
         "patch": "patch model --clean 'the cat and the dog' --corrupted 'the bat and the hog' --metric loss --bos with",
         "circuit": "circuit model --task text --pairs 70 --length 16 --bos with --random 2 --check 5",
         "trace": "trace model --sequences 6 --length 24 --tokens random --bos with --controls 3",
+        "train": "train train.toml",
         "watch": "watch trained --sequences 4 --length 24",
     }.items()
 }
@@ -70,8 +88,16 @@ def finished(child: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+KILLS = {"trace": 10, "watch": 10}
+"""Kills of those commands that are killed less than 20 times, unless --kills says how often."""
+
+
 def tables(folder: str) -> dict[str, pd.DataFrame]:
-    return {path.name: pd.read_parquet(path) for path in sorted(Path(folder).glob("*.parquet"))}
+    """The tables of a run, and the hash of each checkpoint's weights."""
+    weights = sorted(Path(folder).glob("checkpoints/checkpoint-*/model.safetensors"))
+    hashes = [(path.parent.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in weights]
+    found = {path.name: pd.read_parquet(path) for path in sorted(Path(folder).glob("*.parquet"))}
+    return found | {"weights": pd.DataFrame(hashes)}
 
 
 def differing(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> list[str]:
@@ -160,7 +186,7 @@ def killed_shards(name: str, *, kills: int, drawn: random.Random) -> list[str]:
 def main() -> int:
     """Kill all commands, or one; 1 where something differs."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked.add_argument("--kills", type=int, default=20)
+    asked.add_argument("--kills", type=int)
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--only", choices=(*COMMANDS, "shards"))
     options = asked.parse_args()
@@ -170,6 +196,8 @@ def main() -> int:
         os.chdir(folder)
         os.environ["SINK_LENS_CACHE"] = "cache"
         Path("sweep.toml").write_text(SWEEP)
+        Path("train.toml").write_text(TRAIN)
+        Path("text.txt").write_text("the cat and the dog sat with the bat and the hog. " * 200)
         for seed, place in enumerate(["model", *(f"trained/checkpoint-{step}" for step in range(10, 50, 10))]):
             planted(seed=seed, sink=seed != 1).model.save_pretrained(place)
             tiny_tokenizer(adds_bos=True).save_pretrained(place)
@@ -177,8 +205,9 @@ def main() -> int:
         if options.only in (None, "shards"):
             rounds += [(name, f"{name} in {SHARDS} shards", killed_shards) for name in DIVIDED]
         for name, title, kill in rounds:
-            wrong = kill(name, kills=options.kills, drawn=drawn)
-            sys.stdout.write(f"{title}: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
+            kills = options.kills or KILLS.get(name, 20)
+            wrong = kill(name, kills=kills, drawn=drawn)
+            sys.stdout.write(f"{title}: {kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
             sys.stdout.flush()
             failed |= bool(wrong)
         os.chdir("/")
