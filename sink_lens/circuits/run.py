@@ -25,7 +25,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..patching.pair_file import read_pairs
 from ..records import Result, RunWriter, create_run, default_run_folder, display, read_run
-from ..records.recomputed import keep_or_compare, sample_parts
+from ..records.recomputed import MOST, keep_or_compare, sample_parts
 from ..records.shards import check_shard, compute_run, process_name
 from ..signatures import takes
 from ..stats import interval
@@ -188,7 +188,7 @@ class _Request:
 
     def check_scores(self, folder: Path, names: Collection[str]) -> None:
         """Score one pair of some finished files of scores in a folder again; refuse the folder if scores differ."""
-        chosen = sample_parts(list(names))
+        chosen = sample_parts(list(names), most=MOST)
         for name, ablation in self.ablation_by_scores.items():
             files = {scores_file_name(name, rows): rows for rows in divide_pairs(self.task.clean.n_sequences)}
             if held := {file: rows for file, rows in files.items() if file in chosen}:

@@ -123,9 +123,10 @@ class Engine:
         """
         return self._block_rows(block, advance=advance)
 
-    def run_cell(self, block: Block, number: int) -> pd.DataFrame:
-        """Run cell ``number`` of a block, and those that share its forward; return its rows of ``run``'s table."""
-        found = self._block_rows(self.pack_of(block, number), advance=lambda cells: None)
+    def run_cell(self, block: Block, number: int, *, alone: bool = False) -> pd.DataFrame:
+        """Run cell ``number`` of a block, with those that share its forward or alone; return its rows of ``run``."""
+        some = replace(block, cells=(number,)) if alone else self.pack_of(block, number)
+        found = self._block_rows(some, advance=lambda cells: None)
         return found.loc[found["cell"] == number]
 
     def _block_rows(self, block: Block, *, advance: Advance) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -22,7 +22,7 @@ from ..edits.outcome import Outcome
 from ..edits.part import Part, Where, replace_full_axes_by_none
 from ..edits.references import References
 from ..engine.cells import Cell
-from ..engine.engine import Engine
+from ..engine.engine import Block, Engine
 from ..engine.forward import baseline_logits, run_with
 from ..engine.plan import Plan
 from ..engine.trust import make_engine
@@ -31,7 +31,7 @@ from ..models.lens import LensModel
 from ..models.sites import SITES, site_key
 from ..progress import tqdm
 from ..records.reading import read_columns
-from ..records.recomputed import refuse_other_numbers, sample_parts
+from ..records.recomputed import FEW, compute_until_equal, refuse_other_numbers, sample_parts
 from .cells import MakesEdit, cell_of_edit, cell_of_patch
 from .config import PatchConfig, refuse_equal_tokens
 from .pair_file import read_pairs
@@ -215,15 +215,23 @@ class RunPair:
         def rows_of(number: int, outcome: Outcome, changed: list[bool]) -> tuple[int, list[Row]]:
             return number, self._rows(todo[number], outcome, did=changed[-1])
 
-        for name in sample_parts(names):
+        def measure_again(block: Block, number: int) -> pd.DataFrame:
+            rows = dict(engine.map(block, rows_of))[number]
+            return pd.DataFrame(rows, columns=list(ROW)).sort_values("sequence")
+
+        for name in sample_parts(names, most=FEW):
             held = read_columns(folder / f"{name}.parquet", ROW, kind="patch")
             able = held.loc[held["value"].notna() & held["part"].isin(list(numbers)), "part"]
             if able.empty:
                 continue
             part = str(able.iloc[0])
-            again = dict(engine.map(engine.pack_of(blocks[name], numbers[part]), rows_of))[numbers[part]]
-            here = pd.DataFrame(again, columns=list(ROW)).sort_values("sequence")
-            there = held.loc[held["part"] == part].sort_values("sequence")
+            there, number, block = held.loc[held["part"] == part].sort_values("sequence"), numbers[part], blocks[name]
+            here = compute_until_equal(
+                there["value"],
+                lambda block=block, number=number: measure_again(replace(block, cells=(number,)), number),
+                lambda block=block, number=number: measure_again(engine.pack_of(block, number), number),
+                numbers=lambda frame: frame["value"],
+            )
             refuse_other_numbers(folder, there["value"], here["value"], what=f"{self.metric.name} under a patch")
 
     def _patches_to_run(self, parts: Mapping[str, Part], make: MakesEdit | None) -> tuple[list[Part], list[Cell]]:

@@ -5,9 +5,9 @@ baseline and some finished cells are computed again by the call that goes on. Ha
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,13 +17,15 @@ from sink_lens.records.provenance import plain_json
 from sink_lens.records.reading import damaged_file_error
 from sink_lens.records.writing import RunWriter
 
+_Computed = TypeVar("_Computed")
 TOLERANCE = 1e-6
 """Largest allowed difference, relative to a number's magnitude if that is above 1."""
-MOST = 32
-"""Parts of a folder of which a cell is computed again."""
+MOST, FEW = 32, 4
+"""Parts of a folder of which a cell is computed again; fewer where all cells are computed by one and the same function,
+since what changes the model, the tokens or a metric changes every cell."""
 
 
-def sample_parts(names: Sequence[str], *, most: int = MOST) -> list[str]:
+def sample_parts(names: Sequence[str], *, most: int) -> list[str]:
     """Return all ``names`` of parts, or ``most`` of them drawn at random, the same ones each time; in their order."""
     drawn = set(np.random.default_rng(0).permutation(len(names))[:most].tolist())
     return [name for index, name in enumerate(names) if index in drawn]
@@ -38,15 +40,24 @@ def refuse_other_numbers(
         RunError: they differ by more than ``tolerance`` times the number or ``scale``, whichever is larger; it says
             the first pair of them, and ``what`` they are.
     """
-    there, here = (np.asarray(one, dtype=float).ravel() for one in (found, computed))
-    if there.shape != here.shape:
-        raise RunError(_differs(folder, f"{what} has {len(there):,} numbers there and {len(here):,} here"))
-    with np.errstate(invalid="ignore"):
-        near = np.abs(there - here) <= tolerance * np.fmax(scale, np.abs(there))
-    same = near | (there == here) | (np.isnan(there) & np.isnan(here))
-    if not same.all():
-        first = int(np.argmin(same))
-        raise RunError(_differs(folder, f"{what} is {there[first]:.9g} there and {here[first]:.9g} here"))
+    if how := _difference(found, computed, tolerance=tolerance, scale=scale):
+        raise RunError(
+            f"{folder} holds numbers of something else: {what} {how}. A model, its configuration, a function, or what "
+            "one reads has changed; need what the run was begun with. Repeat that, choose another folder, or "
+            "overwrite=True (--overwrite) to replace the run."
+        )
+
+
+def compute_until_equal(found: Any, *ways: Callable[[], _Computed], numbers: Callable[[_Computed], Any]) -> _Computed:
+    """Return what the first of ``ways`` computes whose ``numbers`` equal those ``found``, or what the last computes.
+
+    A cell alone takes a forward of its own size, which may round otherwise than the larger one that it had part in.
+    """
+    for way in ways[:-1]:
+        computed = way()
+        if not _difference(found, numbers(computed)):
+            return computed
+    return ways[-1]()
 
 
 def keep_or_compare(writer: RunWriter, filename: str, values: Mapping[str, Sequence[float]]) -> None:
@@ -68,9 +79,13 @@ def keep_or_compare(writer: RunWriter, filename: str, values: Mapping[str, Seque
         refuse_other_numbers(writer.folder, there[name], plain_json(computed), what=f"the metric ({name})")
 
 
-def _differs(folder: Path, how: str) -> str:
-    return (
-        f"{folder} holds numbers of something else: {how}. A model, its configuration, a function, or what one reads "
-        "has changed; need what the run was begun with. Repeat that, choose another folder, or overwrite=True "
-        "(--overwrite) to replace the run."
-    )
+def _difference(found: Any, computed: Any, *, tolerance: float = TOLERANCE, scale: float = 1) -> str:
+    """Return the first difference between two lists of numbers as the end of a sentence; "" if they are equal."""
+    there, here = (np.asarray(one, dtype=float).ravel() for one in (found, computed))
+    if there.shape != here.shape:
+        return f"has {len(there):,} numbers there and {len(here):,} here"
+    with np.errstate(invalid="ignore"):
+        near = np.abs(there - here) <= tolerance * np.fmax(scale, np.abs(there))
+    same = near | (there == here) | (np.isnan(there) & np.isnan(here))
+    first = int(np.argmin(same)) if len(same) else 0
+    return "" if same.all() else f"is {there[first]:.9g} there and {here[first]:.9g} here"

@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
 from ..records import RunWriter, create_run, default_run_folder
 from ..records.reading import damaged_file_error, read_columns
-from ..records.recomputed import refuse_other_numbers, sample_parts
+from ..records.recomputed import FEW, MOST, compute_until_equal, refuse_other_numbers, sample_parts
 from ..records.shards import check_shard, compute_run, process_name
 from ..schema import MEANS
 from ..signatures import takes
@@ -70,8 +70,8 @@ def sweep(
     """Run a model with the edits of each cell of a grid, and measure what each does to the metrics.
 
     The same call on a folder that holds part of the sweep computes the rest; on one that holds all of it, nothing. It
-    first computes the baseline and one cell of each block (of 32 blocks, if there are more) again, and refuses the
-    folder if they differ.
+    first computes the baseline and one cell of each of four blocks again (of 32 blocks, for cells of your own), and
+    refuses the folder if they differ.
 
     With ``shard`` each of several processes or machines computes a part of the cells, all in one folder; nothing else
     is shared, and there is no order. A shard that was killed goes on where it was, one that is done does nothing, and
@@ -108,7 +108,7 @@ def sweep(
         return {_block_name(block): len(block.cells) for block in made[0][1].blocks}
 
     def check(folder: Path, parts: Collection[str]) -> None:
-        _check_blocks(folder, made[0][1], parts)
+        _check_blocks(folder, made[0][1], parts, most=FEW if isinstance(asked.what, Grid) else MOST)
 
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
         job, own = made[0]
@@ -335,20 +335,22 @@ def _read_block_in(folder: Path, block: Block) -> pd.DataFrame:
     return found
 
 
-def _check_blocks(folder: Path, own: Engine, parts: Collection[str]) -> None:
-    """Compute one cell of some finished blocks of a folder again; refuse the folder if its numbers differ."""
+def _check_blocks(folder: Path, own: Engine, parts: Collection[str], *, most: int) -> None:
+    """Compute one cell of at most ``most`` finished blocks of a folder again; refuse the folder if numbers differ."""
     by_name = {_block_name(block): block for block in own.blocks}
-    for name in sample_parts(list(parts)):
+    for name in sample_parts(list(parts), most=most):
         block = by_name[name]
         held = _read_block_in(folder, block)
         able = held.loc[held["error"].isna() & held["value"].notna(), "cell"]
         if able.empty:
             continue
         cell = int(able.iloc[0])
-        there, here = (
-            frame.sort_values(["metric", "sequence"], ignore_index=True)
-            for frame in (held.loc[held["cell"] == cell], own.run_cell(block, cell))
-        )
+        there = held.loc[held["cell"] == cell].sort_values(["metric", "sequence"])["value"]
+
+        def again(block: Block = block, cell: int = cell, **how: bool) -> pd.DataFrame:
+            return own.run_cell(block, cell, **how).sort_values(["metric", "sequence"])
+
+        here = compute_until_equal(there, partial(again, alone=True), again, numbers=lambda frame: frame["value"])
         if errors := here["error"].dropna().tolist():
             raise RunError(f"cell {cell} of {folder}, which is finished, fails now: {errors[0]}")
-        refuse_other_numbers(folder, there["value"], here["value"], what=f"a metric of cell {cell}")
+        refuse_other_numbers(folder, there, here["value"], what=f"a metric of cell {cell}")
