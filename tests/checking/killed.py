@@ -97,7 +97,7 @@ def tables(folder: str) -> dict[str, pd.DataFrame]:
     weights = sorted(Path(folder).glob("checkpoints/checkpoint-*/model.safetensors"))
     hashes = [(path.parent.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in weights]
     found = {path.name: pd.read_parquet(path) for path in sorted(Path(folder).glob("*.parquet"))}
-    return found | {"weights": pd.DataFrame(hashes)}
+    return found | {"weights": pd.DataFrame(hashes, columns=["checkpoint", "sha256"])}
 
 
 def differing(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> list[str]:
