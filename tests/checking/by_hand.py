@@ -209,9 +209,9 @@ def written_by(truth, layer):
 
 
 def neurons_of(zoo):
-    """Layer -> the neurons that are makers."""
+    """Layer -> the neurons that are makers, or would be."""
     found = {}
-    for maker in zoo.truth.makers:
+    for maker in (*zoo.truth.makers, *zoo.truth.idle):
         if maker.kind == "neuron":
             found.setdefault(maker.layer, []).append(maker.index)
     return found
@@ -232,7 +232,7 @@ def present(zoo, tokens):
         sizes = [ran.sites[site, layer].flatten(2).std(-1) for layer in truth.feeding] or [
             ran.sites["stream", 0][..., 0]
         ]
-        return float(torch.stack([one[alike].mean() / one[others].mean() for one in sizes]).mean())
+        return float(torch.stack([one[alike].mean() / one[others].mean().clamp(min=1e-9) for one in sizes]).mean())
 
     found = {"aggregation_variance": spread("z"), "variance_preserved": spread("attn_out")}
     found["key_sink"] = float(mass(zoo, ran, at, layers=truth.locked or None).mean())
@@ -417,3 +417,25 @@ def _key_cosine(zoo, ran, at):
                 part, key = (x * gain.repeat(part.shape[-1] // len(gain)) for x in (part, key))
             cosines.append(torch.cosine_similarity(key, part, dim=-1).mean())
     return float(torch.stack(cosines).mean())
+
+
+@torch.no_grad()
+def shares_of_value_average(zoo, tokens):
+    """The share of the sink that goes if the value average of all heads has an ordinary size, direction or distance."""
+    truth, at = zoo.truth, studied(zoo, tokens)
+    clean, others = run(zoo.model, tokens), elsewhere(at)
+    edits = {"size": [], "direction": [], "distance": []}
+    for layer in truth.feeding:
+        z = clean.sites["z", layer].flatten(2)
+        mean = mean_of(z, at)
+        sizes = [x.norm(dim=-1, keepdim=True) for x in (z, z - mean)]
+        size, distance = (x[others].mean() for x in sizes)
+        edits["size"].append(("z", layer, put(at, z * size / sizes[0])))
+        edits["direction"].append(("z", layer, put(at, mean / mean.norm() * sizes[0])))
+        edits["distance"].append(("z", layer, put(at, mean + (z - mean) * distance / sizes[1])))
+    whole = float(mass(zoo, clean, at, layers=truth.locked).mean())
+    return {
+        name: 1
+        - float(mass(zoo, run(zoo.model, tokens, edits=some, reads=False), at, layers=truth.locked).mean()) / whole
+        for name, some in edits.items()
+    }

@@ -23,6 +23,14 @@ from .easily_missed import (
 )
 from .hybrids import in_mixer_layer, mixer_spike, state_sink
 from .latent import latent_key
+from .read_wrongly import (
+    bystanders,
+    embedding_or_neuron,
+    four_dimensions,
+    part_of_key,
+    small_dimension,
+    zero_values,
+)
 from .seen_in_trained import (
     beside,
     bimodal,
@@ -111,6 +119,12 @@ ZOO: Mapping[str, Species] = {
     "mixer_spike": _written("ak", mixer_spike, "lfm2", "jamba"),
     "state_sink": _written("al", state_sink, "jamba", "bamba"),
     "latent_key": _written("am", latent_key, "youtu", "deepseek_v2"),
+    "bystanders": _written("an", bystanders, "olmo2", "llama"),
+    "part_of_key": _written("ao", part_of_key, "llama", "qwen2"),
+    "small_dimension": _written("ap", small_dimension, *NORMED_BEFORE),
+    "four_dimensions": _written("aq", four_dimensions, *NORMED_BEFORE),
+    "zero_values": _written("ar", zero_values, *NORMED_BEFORE),
+    "embedding_or_neuron": _written("as", embedding_or_neuron, "llama", "qwen2"),
     **{f"broken_{link}": _written("broken", partial(broken, link)) for link in BREAKS},
 }
 """Name -> the kind of model."""

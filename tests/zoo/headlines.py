@@ -52,7 +52,7 @@ def permitted(zoo: ZooModel) -> set[str]:
     if truth.sink in ("none", "sink logit"):
         found = {"sink logit"} if truth.sink == "sink logit" else set()
         return {"no sink", "strongest", *found} | ({"state"} if truth.kept is not None else set())
-    found = {"sink", "others", "elsewhere", "untested"} | ({"makers"} if truth.makers else set())
+    found = {"sink", "others", "elsewhere", "untested", "marked"} | ({"makers"} if truth.makers else set())
     found |= {"some", "bound: some tokens"} if zoo.first_every > 1 else set()
     if (bound := bound_of(zoo)) is not None:
         found.add(f"bound: {bound}")

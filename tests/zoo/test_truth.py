@@ -59,6 +59,18 @@ def test_what_removes_and_what_carries_the_sink_is_what_the_truth_says(models):
         _agrees(zoo, by_hand.shares_carried(zoo, drawn(zoo)), "carries", over=0.6)
 
 
+BY = ("variance", "bystanders", "bimodal", "early_variance")
+
+
+@pytest.mark.parametrize("models", on_seeds(BY), indirect=True, scope="module")
+def test_the_value_average_makes_the_sink_by_what_the_truth_says(models):
+    for zoo in models:
+        found = by_hand.shares_of_value_average(zoo, drawn(zoo))
+        other = "size" if zoo.truth.by == "direction" else "direction"
+        assert min(found[zoo.truth.by], found["distance"]) > 0.6, (zoo.seed, zoo.family, found)
+        assert found[other] < 0.4, (zoo.seed, zoo.family, found)  # a mean over four sequences has a part of each
+
+
 @pytest.mark.parametrize("models", on_seeds([*WITH_KEY, "sink_logit"]), indirect=True, scope="module")
 def test_the_makers_make_it(models):
     for zoo in models:
@@ -163,6 +175,8 @@ def _agrees(zoo, found, question, *, over):
         said = getattr(zoo.truth.links[link], question)
         if said == "yes":
             assert found[link] > over, (zoo.seed, zoo.family, link)
+        elif said == "in part":
+            assert 0.15 < found[link] < 0.45, (zoo.seed, zoo.family, link)
         elif said == "no" and link in found:
             assert abs(found[link]) < 0.1, (zoo.seed, zoo.family, link)
 

@@ -117,6 +117,8 @@ def test_every_model_says_which_edges_it_has_or_that_none_is_needed_alone():
     not_derived = {"behind_bos", "common_beside_direction", "common_dimension", "either_embedding", "held_down"}
     not_derived |= {"half_of_sequences", "sixth_of_sequences", "second", "two_sinks", "untrained"}
     not_derived |= {"in_mixer_layer", "mixer_spike", "state_sink", "latent_key"}
+    not_derived |= {"bystanders", "part_of_key", "small_dimension", "four_dimensions", "zero_values"}
+    not_derived |= {"embedding_or_neuron"}
     without = {name for name, truth in truths.items() if truth is None}
     assert without == none_alone | not_derived | {name for name in ZOO if name.startswith("broken_")}
 

@@ -18,7 +18,7 @@ LINKS = tuple(link.name for link in CHAIN)
 FIRST_ORDINARY = 3
 """First ordinary token id; the ids below are special (padding, BOS, end of sequence)."""
 
-Answer = Literal["yes", "no", "not applicable", "not asked"]
+Answer = Literal["yes", "in part", "no", "not applicable", "not asked"]
 Kind = Literal["neuron", "head", "mixer", "embedding", "key bias", "sink logit"]
 Place = Literal["first", "behind", "token", "sink logit", "none"]
 
@@ -51,6 +51,8 @@ class Answers:
 
 YES = Answers(present="yes", necessary_or_sufficient="yes", carries="yes")
 """The sink is made through this link."""
+PARTLY = Answers(present="yes", necessary_or_sufficient="in part", carries="in part")
+"""A part of the sink, less than half, is made through this link."""
 BESIDE = Answers(present="yes", necessary_or_sufficient="no", carries="no")
 """The quantity stands out, but the sink does not come from it."""
 NO = Answers(present="no", necessary_or_sufficient="no", carries="no")
@@ -102,12 +104,16 @@ class Truth:
     """The makers that only make another one fire: ablating one of these silences it."""
     enough: tuple[tuple[Maker, ...], ...] = ()
     """The smallest sets of parts that are each enough to make the sink alone."""
+    idle: tuple[Maker, ...] = ()
+    """Neurons that write what the makers have written already, so that the sink is there without them."""
     outliers: Mapping[int, tuple[int, ...]]
     """Layer -> the dimensions that dominate the sink token's residual stream after the layer; -1 is the embedding."""
     direction: Tensor | None = None
     """The unit direction that carries the sink if no single dimension does: [d_model]."""
     links: Mapping[str, Answers]
     """Link -> the truth about it."""
+    by: Literal["size", "direction", ""] = ""
+    """What of the value average makes the sink, if it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

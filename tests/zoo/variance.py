@@ -215,6 +215,7 @@ def chain_truth(made: Draft, chain: Chain) -> Truth:
         enough=(makers,),
         outliers=dict.fromkeys(range(chain.layer + 1, made.n_layers), (made.outlier,)),
         links=dict.fromkeys(LINKS, YES),
+        by="direction" if made.post_norm else "size",  # a norm takes the size of what attention writes away
     )
 
 
