@@ -356,7 +356,9 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel, own: 
 
     TransformerLens delegates the attention of some architectures to Hugging Face. It then discards edits of the
     scores and the pattern, and only warns. So both are edited here in passes on eight tokens, and a site counts as
-    uneditable if no logit changes. The user's ``own`` attention function has no scores, and a pattern if it is linear.
+    uneditable if no logit changes, with the model's values and with others that differ from key to key: where all
+    values are 0 or alike, the attention is not seen in the logits. The user's ``own`` attention function has no scores,
+    and a pattern if it is linear.
     """
 
     def attend_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
@@ -368,6 +370,10 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel, own: 
         edited = scores.clone()
         edited[..., 1:, 0] = torch.finfo(scores.dtype).min
         return edited
+
+    def with_other_values(values: Tensor, hook: object) -> Tensor:
+        ramp = torch.linspace(-1.0, 1.0, values.shape[1], device=values.device, dtype=values.dtype)
+        return values + ramp.view(1, -1, *[1] * (values.dim() - 2))
 
     ids = probe_tokens(plain)
     if own:
@@ -382,18 +388,23 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel, own: 
         return frozenset({"scores"})
     with switch_to_eval_mode(bridge), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
-        baseline = _bridge_logits(bridge, ids)
-        found = set()
-        for site, hook, edit in (
-            ("pattern", "attn.hook_pattern", attend_first_key),
-            ("scores", "attn.hook_attn_scores", block_first_key),
-        ):
-            having = (layer for layer, block in enumerate(bridge.blocks) if "attn" in block._modules)
-            names = [f"blocks.{layer}.{hook}" for layer in having]
-            edited = bridge.run_with_hooks(ids, fwd_hooks=[(name, edit) for name in names], use_cache=False)
-            if torch.equal(edited, baseline):
-                found.add(site)
+        having = [layer for layer, block in enumerate(bridge.blocks) if "attn" in block._modules]
+        own_values, other_values = [], [(f"blocks.{layer}.attn.hook_v", with_other_values) for layer in having]
+        other_values = [one for one in other_values if one[0] in bridge.hook_dict]
+        found = {"pattern": attend_first_key, "scores": block_first_key}
+        for values in (own_values, other_values):
+            if not found:
+                break
+            baseline = bridge.run_with_hooks(ids, fwd_hooks=values, use_cache=False)
+            for site, edit in list(found.items()):
+                hooks = [(f"blocks.{layer}.attn.{_HOOKS[site]}", edit) for layer in having]
+                edited = bridge.run_with_hooks(ids, fwd_hooks=[*values, *hooks], use_cache=False)
+                if not torch.equal(edited, baseline):
+                    del found[site]
     return frozenset(found)
+
+
+_HOOKS = {"pattern": "hook_pattern", "scores": "hook_attn_scores"}
 
 
 def _plain_logits(plain: PreTrainedModel, ids: Tensor) -> Tensor:

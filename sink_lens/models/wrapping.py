@@ -281,6 +281,10 @@ def _build_bridge(
                 f"TransformerLens makes no bridge of {name} ({first_line_of_error(error)}); need modules in the layout "
                 "of transformers. Take off what stands in their place"
             ) from error
+    norms = [one for one in bridge.modules() if isinstance(getattr(one, "original_component", None), nn.LayerNorm)]
+    if len({one.original_component.eps for one in norms}) == 1:
+        for one in norms:  # TransformerLens does not read it from every name that configurations give it
+            one.config.eps = one.original_component.eps
     if own is None:
         interfaced.hook_delegated_attention(bridge)
     else:

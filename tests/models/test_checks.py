@@ -131,3 +131,20 @@ def test_layers_that_share_tensors_are_wrapped():
     model = tiny("llama")
     model.model.layers[2].mlp.up_proj.weight = model.model.layers[1].mlp.up_proj.weight
     assert wrap(model).n_layers == 3
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_attention_can_be_edited_in_a_model_whose_values_are_all_zero(family):
+    model = tiny(family)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "v_proj" in name:
+                parameter.zero_()
+            elif "query_key_value" in name:  # query, key and value of each head in turn
+                parameter.unflatten(0, (model.config.num_attention_heads, 3, -1))[:, 2] = 0.0
+    assert wrap(model).uneditable == frozenset()
+
+
+def test_the_epsilon_of_a_norm_is_the_models_own_whatever_its_configuration_calls_it():
+    bridge = wrap(tiny("starcoder2", norm_epsilon=1e-2)).bridge  # which compares the logits
+    assert {one.config.eps for one in (bridge.blocks[0].ln1, bridge.ln_final)} == {1e-2}
