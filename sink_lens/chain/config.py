@@ -93,7 +93,8 @@ class Question(ReadConfig):
     growth_factor: float = DEFAULTS.growth_factor
     """A layer is part of a growth step if it multiplies the sink token's norm ratio by at least this."""
     dominance_threshold: float = DEFAULTS.dominance_threshold
-    """A layer has outlier dimensions if max|h| / mean|h| of the sink token is above this."""
+    """A layer has outlier dimensions if max|h| / mean|h| of the sink token is above this, or if they leave at most a
+    quarter of the energy that as many of the largest dimensions of a random token leave."""
     energy_frac: float = DEFAULTS.energy_frac
     """Outlier dimensions are the fewest that hold this share of the sink token's energy."""
     max_outliers: int = DEFAULTS.max_outliers

@@ -5,6 +5,7 @@ exists in one layer only.
 """
 
 import math
+from statistics import NormalDist
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -70,6 +71,19 @@ def outlier_dimensions(energy: Float[Tensor, " d_model"], *, energy_frac: float 
     # Set the last sum to the total, so that rounding cannot miss a share of 1.
     n_short = int((held < energy_frac * held[-1]).sum())
     return index[: n_short + 1]
+
+
+def random_energy_share(n: int, *, width: int) -> float:
+    """Compute the share of a random token's energy that its ``n`` largest of ``width`` dimensions hold, as expected.
+
+    The dimensions are independent and normal. A share n/d has the magnitudes above t, with 2 (1 - Phi(t)) = n/d; it
+    holds n/d + 2 t phi(t) of the energy, which is exact for many dimensions.
+    """
+    if n >= width:
+        return 1.0
+    normal = NormalDist()
+    least = normal.inv_cdf(1 - n / width / 2)
+    return n / width + 2 * least * normal.pdf(least)
 
 
 def massive_activations(

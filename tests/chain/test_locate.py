@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sink_lens.chain.config import Thresholds, TraceConfig
+from sink_lens.chain.config import DEFAULTS, Thresholds, TraceConfig
 from sink_lens.chain.locate import (
     GrowthStep,
     Location,
@@ -131,3 +131,28 @@ def test_what_feeds_the_growth_is_read_up_to_its_first_layer_or_in_the_first_qua
     nothing = Location(sink_positions=(0,), sink_found=False, steps=(), outliers={})
     assert nothing.feeding_layers(range(8)) == (0, 1)
     assert nothing.feeding_layers(range(2)) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("width", "shares", "found"),
+    [
+        (64, [0.88], 1),  # the largest is 20 times the mean
+        (64, [0.333] * 3, 3),
+        (64, [0.1] * 8, 0),  # eight random dimensions of 64 hold half: they leave more than a quarter of the rest
+        (576, [0.11] * 8, 8),
+        (32, [0.85 / 8] * 8, 0),
+    ],
+)
+def test_dimensions_that_hold_nearly_all_of_a_narrow_token_are_outliers(width, shares, found):
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(1, width, generator=generator)
+    state[:, : len(shares)] = 0
+    state *= ((1 - sum(shares)) / state.square().sum()) ** 0.5
+    state[0, : len(shares)] = torch.tensor(shares).sqrt()
+    assert len(find_outlier_dimensions(state, thresholds=DEFAULTS)) == found
+
+
+@pytest.mark.parametrize("width", [16, 32, 48, 64, 96, 576])
+def test_a_random_token_has_no_outlier_dimension(width):
+    states = torch.randn(400, width, generator=torch.Generator().manual_seed(width))
+    assert not any(find_outlier_dimensions(one[None], thresholds=DEFAULTS) for one in states)
