@@ -13,8 +13,8 @@ the sequences that the screen saw:
    the last gap in the integrated effects, where one part has at least ``GAP`` times the effect of the next, belong to
    them, kind by kind, if those of a kind remove a quarter of the sink without that set; so does every one of the
    ``NEXT`` highest parts that alone removes that much.
-4. If no such set removes half, the embedding is ablated with each of them: it is no part of the screen where others
-   write the same, and either may be enough. The sets are then searched in the same way, and all hold it.
+4. If no such set removes half, the embedding is ablated alone and with each of them: it is no part of the screen where
+   others write the same, and either may be enough. The sets are then searched in the same way, and all hold it.
 5. A maker whose ablation, alone or with its like of the same layer, takes half of a later neuron's activation at the
    sink position is *upstream* of that neuron: ablating the one or the other is the same cut. All others *write*.
 
@@ -169,7 +169,7 @@ def find_makers(
         return Makers(target=target, ranking=ranking, sets=every, alone=alone(everything), feeds={})
     most, fixed = min(MOST, len(with_effect)), tuple[Maker, ...]()
     longest = of(with_effect[:most])
-    if longest < GOALS["half"] > of(beside) and of([*beside, *with_effect[:most]]) >= GOALS["half"]:
+    if beside and longest < GOALS["half"] and of([*beside, *with_effect[:most]]) >= GOALS["half"]:
         fixed, longest = beside, of([*beside, *with_effect[:most]])
         last = [{"kind": part.kind, "layer": part.layer, "unit": part.unit} for part in fixed]
         more_rows = pd.DataFrame(last).assign(score=0.0, **dict.fromkeys(SCREENS, 0.0))
@@ -183,14 +183,14 @@ def find_makers(
     goals = GOALS | {ALL: NEARLY * longest}
     sets: dict[str, tuple[Maker, ...]] = {}
     for name, goal in progress_bar(list(goals.items()), label="makers", progress=progress):
-        length = 0
-        if longest >= GOALS["half"]:
+        length, enough = 0, bool(fixed) and of(fixed) >= goal
+        if longest >= GOALS["half"] and not enough:
             length = _shortest_prefix_length(lambda size: more(with_effect[:size]), goal=goal, most=most)
         prefix = with_effect[:length]
         least = max(goal, THINNED * more(prefix)) if name == ALL else goal
         inner = [part for part in prefix if any(part in smaller for smaller in sets.values())]
-        sets[name] = (*fixed, *_thin_out(prefix, more, goal=least, keep=inner)) if length else ()
-        if name == ALL and length:
+        sets[name] = (*fixed, *_thin_out(prefix, more, goal=least, keep=inner)) if length else fixed if enough else ()
+        if name == ALL and sets[name]:
             for part in with_effect[length : length + NEXT]:
                 if of((*sets[ALL], part)) >= of(sets[ALL]) + ADDS:
                     sets[ALL] = (*sets[ALL], part)
@@ -198,11 +198,11 @@ def find_makers(
         upstream = [part for part in _parts_before_gap(ranking, parts, sets[ALL]) if part not in sets[ALL]]
         for kind in dict.fromkeys(part.kind for part in upstream):
             alike = [part for part in upstream if part.kind == kind]
-            if (share := more(alike)) >= UPSTREAM:
+            if (share := more(alike)) >= UPSTREAM + of(fixed):
                 alike = _thin_out(alike, more, goal=THINNED * share) if fixed else alike
                 sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in alike)
         measure([[*fixed, part] for part in with_effect[:NEXT]])
-        strong = {part for part in with_effect[:NEXT] if more([part]) >= UPSTREAM}
+        strong = {part for part in with_effect[:NEXT] if more([part]) >= UPSTREAM + of(fixed)}
         sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in strong)
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
     feeds = _find_silenced_neurons(setting, sets[ALL], alone(listed)) if target == "sink" else {}

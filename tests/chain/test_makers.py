@@ -33,6 +33,7 @@ KNOWN = [
     ("spike", "llama"),
     ("first_window", "mistral"),
     ("broken_dimension_key", "qwen3"),
+    ("embedding_or_neuron", "llama"),  # the embedding alone removes more than half: the neuron reads it too
     ("either_embedding", "llama"),  # no set of neurons and heads removes anything while the embedding is there
     ("variance", "olmo2"),
     ("key_bias", "llama"),
