@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..activations.sink_mask import sink_rates
+from ..activations.sink_mask import sink_mask, sink_rates
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -18,7 +18,7 @@ from .config import TraceConfig
 
 AUTO = "auto"
 _BEFORE = 8
-"""Tokens before an occurrence, without BOS."""
+"""Fewest tokens before an occurrence, without BOS; as many as it takes where only later occurrences are sinks."""
 _AFTER = (48, 32, 24, 16, 12, 8)
 """Numbers of tokens after an occurrence that are tried: the first one that enough occurrences have is taken."""
 _FEWEST = 4
@@ -52,7 +52,22 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
         for position in range(int(batch.bos), int(batch.lengths[number]))
         if row[position] in ids
     ]
-    return _cut_at_places(batch, places, ids=ids, text=_token_label(ids, lens.tokenizer))
+    text = token_label(ids, lens.tokenizer)
+    marked = sink_mask(lens, batch)
+    sinks = [position for number, position in places if marked[number, position]]
+    early = [one for number, one in places if not marked[number, one] and one < min(sinks, default=0)]
+    before = max([_BEFORE, *(position + 1 - int(batch.bos) for position in early if position >= _BEFORE)])
+    if before > _BEFORE and has_learned_positions(lens):
+        raise InputError(
+            f"{text} is a sink from position {min(sinks)} on, and none up to position {max(early)}; need a model "
+            f"without learned positions, in which its rows can be cut there. {lens.name} has them: trace it without at"
+        )
+    return _cut_at_places(batch, places, ids=ids, text=text, before=before)
+
+
+def has_learned_positions(lens: LensModel) -> bool:
+    """Return True if the model embeds positions, so that a text that is cut in front is another one to it."""
+    return getattr(lens.config, "rope_parameters", None) is None and not lens.family.alibi
 
 
 def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
@@ -79,15 +94,18 @@ def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
     return found
 
 
-def _token_label(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
+def token_label(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
     """Name the token with ``ids`` in a message: its text in quotes, or ``id 13`` if ``tokenizer`` is None."""
     return f"id {ids[0]}" if tokenizer is None else repr(tokenizer.decode([ids[0]]))
 
 
-def _cut_at_places(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str) -> Occurrences:
+def _cut_at_places(
+    batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str, before: int
+) -> Occurrences:
     """Make a row of the tokens around each (sequence, position) of ``places``; at most as many rows as ``batch`` has.
 
-    ``ids`` and the token's ``text`` are stored in the result; an error quotes the text.
+    ``before`` tokens come before each, without BOS. ``ids`` and the token's ``text`` are stored in the result; an error
+    quotes the text.
     """
     by_sequence: dict[int, list[int]] = {}
     for number, position in places:
@@ -97,24 +115,24 @@ def _cut_at_places(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tup
         for rank, position in enumerate(own):
             start = own[rank - 1] + 1 if rank else int(batch.bos)
             end = own[rank + 1] if rank + 1 < len(own) else int(batch.lengths[number])
-            if position - start >= _BEFORE:
+            if position - start >= before:
                 room.append((rank, number, position, end - position - 1))
     fewest = max(_FEWEST, min(batch.n_sequences, len(room)) // 2)
     after = next((most for most in _AFTER if sum(one[3] >= most for one in room) >= fewest), None)
     if after is None:
         raise InputError(
             f"{text} stands {len(places)} times in {batch.n_sequences} sequences, and {len(room)} times with "
-            f"{_BEFORE} tokens before it; need {_FEWEST} occurrences with that many before and {_AFTER[-1]} tokens "
+            f"{before} tokens before it; need {_FEWEST} occurrences with that many before and {_AFTER[-1]} tokens "
             "behind, none of which is another occurrence. Use longer sequences or more of them"
         )
     rows = []
     for _, number, position, _ in sorted(one for one in room if one[3] >= after)[: batch.n_sequences]:
-        row = batch.tokens[number, position - _BEFORE : position + after + 1]
+        row = batch.tokens[number, position - before : position + after + 1]
         rows.append(torch.cat([batch.tokens[number, :1], row]) if batch.bos else row)
     tokens = torch.stack(rows)
     lengths = torch.full((len(rows),), tokens.shape[1])
     cut = replace(batch, tokens=tokens, lengths=lengths, labelled=None)
-    return Occurrences(tokens=cut, position=_BEFORE + int(batch.bos), ids=ids, text=text, found=len(places))
+    return Occurrences(tokens=cut, position=before + int(batch.bos), ids=ids, text=text, found=len(places))
 
 
 def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> int:
@@ -131,7 +149,7 @@ def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceCo
     often = {token: sum(own) / len(own) for token, own in of_token.items() if len(own) >= _FEWEST}
     best = max(often, key=lambda token: often[token], default=None)
     if best is None or often[best] < config.min_sink_rate:
-        text = "" if best is None else _token_label((best,), lens.tokenizer)
+        text = "" if best is None else token_label((best,), lens.tokenizer)
         strongest = "" if best is None else f"; the strongest is {text} with {often[best]:.3f}"
         raise InputError(
             f"none of the tokens that stand at least {_FEWEST} times at position {_BEFORE} or later is a sink "

@@ -12,10 +12,13 @@ from torch import Tensor
 from ..models.lens import LensModel
 from ..stats import Interval, interval, studentised_interval
 from .config import TraceConfig
+from .locate import GrowthStep
 from .measure import Panel
 from .neurons import LayerSplit, split_growth_layers
 from .readings import OTHERS_FROM
 from .setting import sequences_to_test
+
+_MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,22 @@ def undefined_without_growth_step(evidence: Evidence, name: str) -> Statistic | 
         return None
     short = why_too_short(evidence.panel)
     return undefined_statistic(name, short or "no growth step was found", absent=not short)
+
+
+def steps_of_neurons(evidence: Evidence) -> list[tuple[int, GrowthStep]]:
+    """Return the growth steps, with their numbers, whose change neurons make for the most part; all if none is such.
+
+    A step that attention makes has no neurons to ask for.
+    """
+    location, found = evidence.panel.location, []
+    for number, step in enumerate(location.steps):
+        own = [s for s in evidence.splits if s.layer in step.layers and s.position == location.sink_position]
+        written, change = (
+            float(sum(one.mean() for one in some)) for some in ([s.terms.sum(1) for s in own], [s.change for s in own])
+        )
+        if not abs(written) < _MOSTLY * abs(change):
+            found.append((number, step))
+    return found or list(enumerate(location.steps))
 
 
 def s2_ratio_at_other_positions(std: Tensor, panel: Panel) -> float:

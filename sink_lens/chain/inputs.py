@@ -2,17 +2,22 @@
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..activations.record import LayerView, Reading, stream
 from ..activations.sink_mask import sink_mask
 from ..data.token_ids import bos_id as bos_id_of
 from ..data.tokens import TokenBatch
 from ..errors import InputError
+from ..measures.reductions import mean_where
+from ..measures.sink_tokens import sampled_queries
 from ..models.inputs import describe_provenance, make_tokens
 from ..models.lens import LensModel
+from .at_token import token_label
 from .config import Thresholds, TraceConfig
 
 log = logging.getLogger(__name__)
@@ -109,3 +114,56 @@ def trace_provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig,
         "seeds": {"tokens": batch.seed} | seeds,
         "thresholds": {name: getattr(config, name) for name in thresholds},
     }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedTokens:
+    """Tokens that ``sink_mask`` marks at other positions than the studied ones."""
+
+    names: tuple[str, ...]
+    """The most frequent of them, at most two, as a person reads them."""
+    n_sequences: int
+    """Number of sequences that have one."""
+    n_asked: int
+    """Number of all sequences."""
+    attention: float
+    """Share of the attention of the queries behind the first of them that goes to them, mean over layers and heads."""
+    to_studied: float
+    """Share of it that goes to the studied position."""
+
+
+def find_marked_tokens(lens: LensModel, batch: TokenBatch, *, studied: Sequence[int]) -> MarkedTokens | None:
+    """Find the tokens of ``batch`` that are sinks beside the ``studied`` positions; None if there are none.
+
+    Cost: a pass without the unembedding, and one more if there are some.
+    """
+    marked = sink_mask(lens, batch)
+    marked[:, list(studied)] = False
+    having = marked.any(1)
+    if not bool(having.any()):
+        return None
+    by_text = {
+        _text_of(*pair): row for pair, row in zip(zip(batch.tokens, batch.valid, strict=True), marked, strict=True)
+    }
+
+    def behind(view: LayerView) -> Tensor:
+        """Attention to the marked tokens, and to the studied position, of the queries behind the first of them."""
+        pairs = zip(view.tokens, view.valid, strict=True)
+        at = torch.stack([by_text[_text_of(*pair)][: view.valid.shape[1]] for pair in pairs]).to(view.valid.device)
+        assert view.rows is not None
+        rows = view.rows.to(at.device)
+        later = (rows > at.int().argmax(1, keepdim=True)) & at.any(1, keepdim=True) & view.valid[:, rows]
+        shares = view["rows"].float().mean(1)  # sample, query, key
+        both = torch.stack([(shares * at[:, None]).sum(-1), shares[..., studied[0]]], dim=-1)
+        return mean_where(both, where=later[..., None], dim=1)
+
+    reading = Reading(name="behind", sites=("rows",), function=behind)
+    found = stream(lens, batch, [reading], rows=sampled_queries(batch.n_positions)).stacked("behind").nanmean((0, 1))
+    ids, counts = batch.tokens[marked].unique(return_counts=True)
+    names = tuple(token_label((int(ids[at]),), lens.tokenizer) for at in counts.argsort(descending=True)[:2])
+    n = {"n_sequences": int(having.sum()), "n_asked": batch.n_sequences}
+    return MarkedTokens(names=names, attention=float(found[0]), to_studied=float(found[1]), **n)
+
+
+def _text_of(tokens: Tensor, valid: Tensor) -> tuple[int, ...]:
+    return tuple(tokens[valid].tolist())

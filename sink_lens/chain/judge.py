@@ -5,10 +5,12 @@ lies under the floor or under a null, or if what it would be measured on is not 
 starts from is not there; not asked in a hybrid that has no layer to ask it in. The random-init baseline is one draw,
 and one draw is not a control: its values stand beside the others and decide nothing. *Necessary or sufficient*: the
 interval of the share of the sink that the link's intervention removes (or makes) over a floor and over the largest of
-its controls. *Carries*: the same where what the link leads to is mean ablated. Without a sink the last two are not
+its controls; *in part* if it is over the controls and under the floor. *Carries*: the same where what the link leads to
+is mean ablated, or of the first link moved to the ordinary distance from the mean. Without a sink the last two are not
 applicable, and what was measured is still there. Where no interventions were made, these two are not tested, and the
 verdict is *present, not tested* or *absent*: a link holds only where an intervention says so. ``DERIVED`` is the table
-from answers to a verdict; no link is failed because another one is absent.
+from answers to a verdict; no link is failed because another one is absent. Each answer is decided by an interval that
+lies wholly on one side of its bars, so that more sequences decide what was undecided, and turn no verdict over.
 """
 
 import math
@@ -19,7 +21,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..schema import ANOTHER_PATH, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, QUESTIONS, UNTESTED, column_names
+from ..schema import (
+    ANOTHER_PATH,
+    DERIVED,
+    INTERVENTION_FLOOR,
+    LEAST_SHARE,
+    LEAST_SINK,
+    QUESTIONS,
+    UNTESTED,
+    column_names,
+)
 from ..text import as_ranges
 from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
@@ -27,8 +38,8 @@ from .links import LINKS
 from .links.link import Link
 from .page.words import is_off_distribution
 
-Verdict = Literal["holds", "fails", "undecided", "not applicable", "not asked"]
-Answer = Literal["yes", "no", "undecided", "not applicable", "not tested", "not asked"]
+Verdict = Literal["holds", "in part", "fails", "undecided", "not applicable", "not asked"]
+Answer = Literal["yes", "in part", "no", "undecided", "not applicable", "not tested", "not asked"]
 _MEASURED = {"holds": "present", "fails": "absent"}
 """Verdict on a statistic -> what it shows of its link."""
 
@@ -48,27 +59,31 @@ def statistic_verdict(statistic: Statistic, *, floor: float) -> Verdict:
     """
     if math.isnan(statistic.interval.estimate):
         return "fails" if statistic.absent else "undecided"
-    return _compare_with_bars(statistic.interval.low, statistic.interval.high, bars=[floor, *statistic.nulls.values()])
+    bars = [bar for bar in (floor, *statistic.nulls.values()) if not math.isnan(bar)]
+    if all(statistic.interval.low > bar for bar in bars):
+        return "holds"
+    return "fails" if any(statistic.interval.high < bar for bar in bars) else "undecided"
 
 
-def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR) -> Verdict:
+def intervention_verdict(
+    row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR, part_until: float = 0.0
+) -> Verdict:
     """Judge an intervention by its ``row`` of ``effects``: *holds* if its interval is above ``floor`` and all controls.
 
-    It *fails* if the interval is below one of these, and is *undecided* if neither. It is always undecided if the sink
-    has hardly more attention than uniform attention gives it, or if the intervention takes the model off its
-    distribution (``is_off_distribution``).
+    It is *in part* if the interval is above all controls and ``LEAST_SHARE``, and below the floor (or below
+    ``part_until``, if that is higher); it *fails* if the interval is below ``LEAST_SHARE`` or a control, and is
+    *undecided* if none of these. It is always undecided if the sink has hardly more attention than uniform attention
+    gives it, or if the intervention takes the model off its distribution (``is_off_distribution``).
     """
     if not row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK or is_off_distribution(row):
         return "undecided"
-    return _compare_with_bars(row["ci_low"], row["ci_high"], bars=[floor, row.get("control_largest", math.nan)])
-
-
-def _compare_with_bars(low: float, high: float, *, bars: Sequence[float]) -> Verdict:
-    """Return *holds* if ``low`` is above all ``bars``, *fails* if ``high`` is below one, else *undecided*; skip nan."""
-    known = [bar for bar in bars if not math.isnan(bar)]
-    if all(low > bar for bar in known):
+    low, high, control = row["ci_low"], row["ci_high"], row.get("control_largest", math.nan)
+    nothing = max(min(LEAST_SHARE, floor), -math.inf if math.isnan(control) else control)
+    if low > max(floor, nothing):
         return "holds"
-    return "fails" if any(high < bar for bar in known) else "undecided"
+    if low > nothing and high < max(floor, part_until):
+        return "in part"
+    return "fails" if high < nothing else "undecided"
 
 
 def derive_verdict(answers: Answers) -> Verdict:
@@ -79,7 +94,7 @@ def derive_verdict(answers: Answers) -> Verdict:
     raise AssertionError(answers)
 
 
-_ANSWER: Mapping[str, Answer] = {"holds": "yes", "fails": "no", "undecided": "undecided"}
+_ANSWER: Mapping[str, Answer] = {"holds": "yes", "in part": "in part", "fails": "no", "undecided": "undecided"}
 Effect = Mapping[Hashable, Any] | None
 """A row of ``effects``; None where there was nothing to intervene on."""
 
@@ -120,14 +135,16 @@ def link_answers(
     if effects is None:
         return Answers(present, "not tested", "not tested")
 
-    def answer(row: Effect, least: float) -> Answer:
+    def answer(row: Effect, least: float, part_until: float = 0.0) -> Answer:
         """The answer of an intervention; no if the link has nothing to break."""
         if row is None:  # what is not there cannot make the sink that is
             return "no" if present == "no" else "undecided"
-        return _ANSWER[intervention_verdict(row, floor=least)]
+        return _ANSWER[intervention_verdict(row, floor=least, part_until=part_until)]
 
     necessary, carries = effects
-    return Answers(present, answer(necessary, effect_floor), answer(carries, ANOTHER_PATH))
+    # One interval for both questions: between their floors it is in part, wherever the lower floor lies in it.
+    part_until = ANOTHER_PATH if necessary is carries else 0.0
+    return Answers(present, answer(necessary, effect_floor, part_until), answer(carries, ANOTHER_PATH))
 
 
 def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..measures import neurons as measures
+from ..models.experts import expert_width, mlp_submodules
 from ..models.lens import LensModel
 from ..models.weights import MlpWeights, mlp_weights, norm_weights
 from ..schema import column_names
@@ -101,6 +102,22 @@ def split_growth_layers(
                 )
             )
     return splits
+
+
+def neurons_of_same_experts(lens: LensModel, units: Sequence[int], *, layer: int) -> list[int]:
+    """Return all neurons of the experts that ``units`` belong to; [] without experts, or if no other expert is left.
+
+    A shared expert, or a dense MLP beside routed experts, counts as one.
+    """
+    if lens.family.experts is None or not units:
+        return []
+    parts = mlp_submodules(lens.layer(layer).get_submodule(str(lens.family.mlp)))
+    expert = torch.zeros(lens.n_neurons(layer), dtype=torch.long)
+    if "experts" in parts:
+        size, n = expert_width(parts["experts"]), parts["experts"].num_experts
+        expert = (torch.arange(len(expert)) // size).clamp(max=n)
+    same = torch.isin(expert, expert[list(units)])
+    return [] if bool(same.all()) else same.nonzero().flatten().tolist()
 
 
 def super_neurons(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neuron"]:

@@ -134,16 +134,18 @@ class Writings:
     def input_change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
         """Compute what ``source`` adds, beyond its ordinary mean, to a layer's attention or (``mlp``) MLP input."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
-        added, by = self.added_by_kind, self.setting.lens.remaining_scales[layer]
-        if source.name == EMBEDDING:
-            return added[EMBEDDING][:, position] / by
-        if source.name in SUBLAYERS:
-            end = attended if source.name in (ATTENTION, MIXERS) else layer
-            return added[source.name][:end, :, position].sum(0) / by
+        by = self.setting.lens.remaining_scales[layer]
+        if source.name in (SUPER, MAKERS):
+            parts = [self.added_by_neurons(at, units)[:, position] for at, units in source.units.items() if at < layer]
+            nothing = torch.zeros(self.setting.tokens.n_sequences, self.setting.lens.d_model, dtype=torch.float32)
+            return sum(parts, nothing) / by
         if source.name == EVERYTHING:
             return self._subtract_ordinary_mean(self.stream_read_by(layer, mlp=mlp))[:, position]
-        parts = [self.added_by_neurons(at, units)[:, position] for at, units in source.units.items() if at < layer]
-        return sum(parts, torch.zeros_like(added[EMBEDDING][:, position])) / by
+        added = self.added_by_kind
+        if source.name == EMBEDDING:
+            return added[EMBEDDING][:, position] / by
+        end = attended if source.name in (ATTENTION, MIXERS) else layer
+        return added[source.name][:end, :, position].sum(0) / by
 
     def cut_edits(self, path: Path) -> Edits:
         """Make the edits that cut a path: its target then reads the stream without the source's part."""

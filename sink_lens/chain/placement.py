@@ -60,12 +60,12 @@ class _Case:
 def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     """Measure the sink of each token at each position: one row per (position, token, isolated).
 
-    ``ordinary_mass`` is the mean mass of five other positions in the same run. ``norm_ratio`` is the norm at the
-    position over the median norm at those five, in the layer where it is largest. A row ``is_sink`` if its mass is over
-    a tenth and over four times the ordinary one, and exceeds uniform attention by at least a quarter of what the
-    model's sink does: the rest of a sink of BOS is no sink of the token that replaces BOS. The token ``bos`` is left
-    out if the tokenizer has none. Cost: three passes at most, two more for a sink that is not at position 0, and two
-    from the isolated position on.
+    ``ordinary_mass`` is the mean mass of five other positions in the same run that are no sinks. ``norm_ratio`` is the
+    norm at the position over the median norm at those five, in the layer where it is largest. A row ``is_sink`` if its
+    mass is over a tenth and over four times the ordinary one, and exceeds uniform attention by at least a quarter of
+    what the model's sink does: the rest of a sink of BOS is no sink of the token that replaces BOS. The token ``bos``
+    is left out if the tokenizer has none. Cost: three passes at most, two more for a sink that is not at position 0,
+    and two from the isolated position on.
     """
     by_tokens: dict[int, list[_Case]] = {}
     for case in _make_cases(setting):
@@ -148,7 +148,9 @@ def _batch_with_ids(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
 def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
     """Run cases that have the same tokens, and return their rows of the table ``placement``."""
     tokens, length = cases[0].tokens, cases[0].tokens.n_positions
-    inner = range(min(OTHERS_FROM, length - 2), length - 1)
+    cut = setting.tokens.n_positions - length  # BOS
+    sinks = {place - cut for place in setting.location.sink_positions}
+    inner = [place for place in range(min(OTHERS_FROM, length - 2), length - 1) if place not in sinks]
     read = [(case.position, *evenly_spaced([p for p in inner if p != case.position], 5)) for case in cases]
     needs = replace(setting.baseline_run.needs, keys=tuple(sorted({position for some in read for position in some})))
     baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)

@@ -181,6 +181,11 @@ class Setting:
         """Return those of ``layers`` in which the model has ``site``."""
         return [layer for layer in layers if layer in self.lens.layers_with(site)]
 
+    def layers_until_sink(self, site: str) -> list[int]:
+        """Return the layers with ``site`` before those with the sink, and up to the end of the first growth step."""
+        ends = [step.last_layer + 1 for step in self.location.steps[:1]]
+        return self.layers_having(site, range(max(1, min(self.sink_layers), *ends))) or list(self.feeding_layers)
+
     @property
     def layers_right_after_growth(self) -> tuple[int, ...]:
         """The first layers with attention after the first growth step, at most five."""
@@ -469,9 +474,11 @@ def find_segments(location: Location, *, n_layers: int, attention: Sequence[int]
     return tuple(one for one in found if one.layers) or (late,)
 
 
-def draw_other_indices(units: Sequence[int], *, n: int, generator: torch.Generator) -> list[int]:
-    """Draw ``len(units)`` random indices below ``n`` that are not units; all of these if there are fewer."""
-    taken = set(units)
+def draw_other_indices(
+    units: Sequence[int], *, n: int, generator: torch.Generator, without: Sequence[int] = ()
+) -> list[int]:
+    """Draw ``len(units)`` random indices below ``n``, not units and not in ``without``; all of these if fewer."""
+    taken = {*units, *without}
     pool = torch.tensor([unit for unit in range(n) if unit not in taken], dtype=torch.long)
     return pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()
 

@@ -21,6 +21,7 @@ from ..stats import Interval, interval, studentised_interval
 from ..text import as_ranges, join_and
 from .at_token import Occurrences
 from .config import TraceConfig
+from .inputs import MarkedTokens
 from .locate import onset_layer
 from .measure import Panel
 from .page.words import ANY_TOKEN, FEWEST, binding_sentence, makers_comparison
@@ -51,9 +52,17 @@ class Located:
 
 
 def summary_table(
-    located: Located, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, rounded: Rounding | None
+    located: Located,
+    frames: Mapping[str, pd.DataFrame],
+    *,
+    config: TraceConfig,
+    rounded: Rounding | None,
+    marked: MarkedTokens | None = None,
 ) -> pd.DataFrame:
-    """Make the table ``summary`` of headline quantities from ``located``, other tables and, if given, ``rounded``."""
+    """Make the table ``summary`` of headline quantities from ``located``, other tables and, if given, the others.
+
+    ``marked`` are the tokens that are sinks at other positions, ``rounded`` the error of the model's number type.
+    """
     panel, there, elsewhere = located.panel, located.there, located.elsewhere
     location, rng = panel.location, np.random.default_rng(config.seed)
     layers, neurons = frames["layers"], frames["neurons"]
@@ -87,6 +96,18 @@ def summary_table(
         add("other_sink_positions", ", ".join(map(str, others)), "position")
         note = "the highest of those positions"
         add("other_sink_rate", float(rates[others].max()), "share of layers and heads", note)
+    if marked is not None:
+        note = "tokens that the finder of sinks marks at other positions than the studied ones, most frequent first"
+        add("marked_tokens", join_and(marked.names), "token", note)
+        add("marked_sequences", marked.n_sequences, "sequences", f"that have one, of {marked.n_asked}")
+        note = "of queries behind the first of them, mean over layers and heads"
+        add("marked_attention", marked.attention, "attention", note)
+        add("attention_behind_marked", marked.to_studied, "attention", "to the studied position, of the same queries")
+    heads = frames["heads"]
+    taken = heads.loc[heads["sink_position"].eq(location.sink_position), "null_mass"].to_numpy(dtype=float)
+    if (taken > config.threshold).mean() >= config.min_sink_rate:
+        note = f"in which more than {config.threshold:g} of the attention goes to no key, but to a learned sink logit"
+        add("sink_logit_rate", float((taken > config.threshold).mean()), "share of layers and heads", note)
     rates = panel.sink_rate(config.threshold)
     if located.lacking:
         note = "the others have less than a quarter of their sink rate at this position, and are left out of all else"

@@ -44,6 +44,7 @@ from .inputs import (
     align_sinks,
     batch_in_other_bos_condition,
     find_marked_sink,
+    find_marked_tokens,
     find_sinks_elsewhere,
     mask_sequences_with_sink,
     trace_provenance,
@@ -285,7 +286,9 @@ def _measure_and_judge(
         write_causal_tables(studied, kept, config=config, links=links, progress=asked.progress)
     nulls = {"random_init": kept.frames.get("random_init_links"), "effects": kept.frames.get("effects")}
     kept.write("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
-    kept.frames["summary"] = summary.summary_table(located, kept.frames, config=config, rounded=rounded)
+    marked = find_marked_tokens(lens, batch, studied=panel.location.sink_positions)
+    beside = {"rounded": rounded, "marked": marked}
+    kept.frames["summary"] = summary.summary_table(located, kept.frames, config=config, **beside)
     writer.write_csv("summary", kept.frames["summary"])
     return kept.frames, panel.location
 

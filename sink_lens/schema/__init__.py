@@ -21,6 +21,7 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """Name of the bundled model; no model on the hub has this name."""
 VERDICTS = {
     "holds": "✓",
+    "in part": "◐",
     "fails": "✗",
     "present, not tested": "○",
     "absent": "◌",
@@ -30,7 +31,7 @@ VERDICTS = {
     "not asked": "·",
     "not measured": "–",
 }
-"""Verdict -> its sign. *Holds* and *fails* are said of what was intervened on, and of nothing else."""
+"""Verdict -> its sign. *Holds*, *in part* and *fails* are said of what was intervened on, and of nothing else."""
 UNTESTED = {"yes": "present, not tested", "no": "absent"}
 """Whether a link is present -> the verdict on it if it was not intervened on."""
 FROZEN = ("z", "neurons", "dimensions", "key")
@@ -42,6 +43,8 @@ MIN_SINK_RATE = 0.05
 """A position is a sink position if at least this share of all (layer, head, sequence) have their sink at it."""
 LEAST_SINK = 0.05
 """Where the model's own sink has less attention than this over uniform attention, a share of it means nothing."""
+LEAST_SHARE = 0.05
+"""An intervention that makes or removes less than this share of the sink does nothing."""
 INTERVENTION_FLOOR = 0.25
 """An intervention confirms its link if it makes or removes more than this share of the sink."""
 LOST_FRAC = 0.5
@@ -52,6 +55,13 @@ ANOTHER_PATH = 0.5
 """A link does not carry the sink if more than this share of the sink survives while the link is frozen."""
 ALL_STEPS = -2
 """Number that stands for all growth steps together, where a row is of one growth step."""
+SIZE = "value averages at the ordinary size"
+DIRECTION = "value averages in the ordinary direction"
+DISTANCE = "value averages at the ordinary distance from the text's mean"
+"""The three interventions on the sink's value averages: their size alone, their direction alone, and both by their
+distance from the mean over ordinary tokens."""
+PATH = "what super neurons write into the outlier dimensions, taken from the key"
+"""The intervention that the key alone sees."""
 SPAN, RESCALED = "span of what the makers write, mean ablated", "rescaled to the norm without that span"
 """The intervention on a direction, and its control that takes the norm away and not the direction."""
 ALL_BUT = "all but the outlier dimensions in the key, mean ablated"
@@ -65,27 +75,30 @@ LEAST_ADDED = 0.02
 NORM_ALONE = 2.0
 """The page warns if the norm-only control multiplies the attention by at least this factor."""
 
-ANSWERS = ("yes", "no", "undecided", "not applicable", "not tested", "not asked")
+ANSWERS = ("yes", "in part", "no", "undecided", "not applicable", "not tested", "not asked")
 """What a question about a link may be answered."""
 QUESTIONS = {
     "present": "Does what the link leads to stand out at the sink position, over its nulls?",
     "necessary_or_sufficient": "Does breaking the link remove the sink (for the first link: does isolating another "
     "position make one), over the largest of its controls?",
-    "carries": "Does the sink go where what the link leads to is mean ablated, over the largest of its controls?",
+    "carries": "Does the sink go where what the link leads to is mean ablated (for the first link: where the value "
+    "average gets the ordinary distance from the mean), over the largest of its controls?",
 }
 """Question about a link -> what it asks."""
 DERIVED: tuple[tuple[str, str, str, str], ...] = (
     ("not applicable", "any", "any", "not applicable"),
     ("any", "not applicable", "any", "not applicable"),
     ("not asked", "any", "any", "not asked"),
-    ("no", "yes", "yes", "undecided"),
-    ("no", "any", "any", "fails"),
     ("any", "no", "any", "fails"),
-    ("yes", "yes", "no", "undecided"),
-    ("yes", "yes", "any", "holds"),
+    ("no", "any", "no", "fails"),
+    ("yes", "yes", "yes", "holds"),
+    ("yes", "yes", "in part", "in part"),
+    ("yes", "in part", "yes", "in part"),
+    ("yes", "in part", "in part", "in part"),
     ("any", "any", "any", "undecided"),
 )
-"""The verdict on a link from its three answers, in the order of QUESTIONS: the first row that fits."""
+"""The verdict on a link from its three answers, in the order of QUESTIONS: the first row that fits. Only an answer that
+is undecided can change with more sequences, and then the verdict was undecided too."""
 COSTLY = 0.25
 """An intervention is off-distribution where the lower end of its loss, over that of masking the sink, is above this
 many nats."""

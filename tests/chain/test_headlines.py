@@ -11,7 +11,7 @@ from sink_lens.chain.links.words import WORDS
 from sink_lens.chain.page.first_screen import word_meanings
 from sink_lens.chain.page.words import BOUND, headline_phrases, join_phrases
 from sink_lens.chain.summary import sink_binding
-from sink_lens.schema import RESCALED, SPAN
+from sink_lens.schema import DIRECTION, DISTANCE, RESCALED, SIZE, SPAN
 
 DOCS = Path(__file__).parents[2] / "docs"
 YES = ("yes", "yes", "yes")
@@ -77,9 +77,13 @@ def cancelled(high):
     return intervened({}, links=links(given, of_the_key=[("bias_cancelled", 0.8, 0.9), ("key_norm_ratio", 0.1, high)]))
 
 
+MARKED = {
+    "summary": summary(marked_tokens="'.'", marked_sequences=13, marked_attention=0.994, attention_behind_marked=0.003)
+}
 CASES = {
     "no sink": ({}, True),
     "strongest": ({"summary": summary(strongest_position=7, strongest_rate=0.03)}, {}),
+    "marked": (MARKED, {"summary": summary(loss=1)}),
     "state": ({"summary": summary(mixer_layers="0")}, {"summary": summary(loss=1)}),
     "sink logit": ({"maker_sets": sets(target="sink logit")}, {"maker_sets": sets()}),
     "sink": ({}, False),
@@ -102,6 +106,10 @@ CASES = {
     "by variance_neurons": carried("variance_neurons"),
     "by dimension_key": carried("dimension_key"),
     "by key_sink": carried("key_sink"),
+    "part by variance_neurons": (
+        intervened({"variance_neurons": ("yes", "in part", "in part")}),
+        intervened({"variance_neurons": ("yes", "undecided", "in part")}),
+    ),
     "nothing shown": (intervened({}), intervened({"key_sink": YES})),
     "cancels bias": (cancelled(0.3), cancelled(0.7)),
     "direction": (along(0.1), along(0.7)),
@@ -121,7 +129,7 @@ def said(tables, *, is_sink):
 
 def test_the_table_has_every_sentence_that_can_be_said():
     asked = {f"bound: {kind}" for kind in BOUND} | {f"by {link}" for link, words in WORDS.items() if words.asks}
-    assert keys("trace") == {*CASES, "sink: own", "some: few", "by all"}
+    assert keys("trace") == {*CASES, "sink: own", "some: few", "by all", "by direction"}
     assert asked <= keys("trace")
 
 
@@ -131,6 +139,16 @@ def test_a_sentence_is_said_if_what_it_stands_on_holds_and_else_not(key):
     is_sink = key not in WITHOUT
     assert said(true, is_sink=is_sink)[key]
     assert key not in (said(true, is_sink=false) if isinstance(false, bool) else said(false, is_sink=is_sink))
+
+
+def test_tokens_that_are_sinks_beside_the_position_are_counted_and_so_are_heads_with_a_sink_logit():
+    found = said(MARKED, is_sink=True)["marked"]
+    assert "13 sequences" in found
+    assert "99% of attention" in found
+    assert "0% to position 0" in found
+    assert "marked" not in said({"summary": pd.concat([MARKED["summary"], summary(aligned_position=8)])}, is_sink=True)
+    found = said({"summary": summary(sink_logit_rate=0.5)}, is_sink=True)
+    assert "50% of heads" in found["sink logit"]
 
 
 def test_a_sink_that_only_some_sequences_have_is_counted_and_not_that_of_any_first_token():
@@ -152,6 +170,27 @@ def test_sequences_that_have_a_sink_each_of_its_own_have_no_other_positions():
     found = said({"summary": summary(**aligned, sink_bound_to="own token")}, is_sink=True)
     assert [*found] == ["sink", "bound: own token"]
     assert "8" not in found["sink"]
+
+
+def by(size, direction):
+    """The value average carries the sink, and loses so much of it with an ordinary size or direction alone."""
+    rows = [
+        {"edit": edit, "ci_low": low, "ci_high": low + 0.1, "share": low + 0.05}
+        for edit, low in ((SIZE, size), (DIRECTION, direction), (DISTANCE, 0.6))
+    ]
+    return intervened({"aggregation_variance": YES}, effects=effects(*rows))
+
+
+@pytest.mark.parametrize(
+    ("size", "direction", "named"),
+    [(-0.04, 0.5, False), (0.5, 0.0, True), (0.5, 0.6, True), (0.0, 0.02, False), (0.3, 0.35, True)],
+)
+def test_averaging_is_named_where_the_size_of_the_value_average_removes_the_sink(size, direction, named):
+    text = said(by(size, direction), is_sink=True)["by aggregation_variance"]
+    assert ("veraging" in text) == named
+    assert ("direction" in text) == (direction > 0.1 and size < 0.1)
+    sentence, *_ = WORDS["aggregation_variance"].remarks(by(size, direction), {})
+    assert f"direction {round(100 * direction + 5)}%" in sentence
 
 
 def test_words_of_a_headline_have_a_meaning_and_a_line_in_the_glossary():

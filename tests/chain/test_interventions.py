@@ -97,7 +97,7 @@ def test_the_entries_of_the_planted_neuron_are_set_one_by_one(planted_at, change
     truth, late = place.truth, place.setting.layers_after_growth
     one = scalar(place.lens, layer=truth.layer, neurons=[truth.neuron], dimensions=[truth.outlier_dimension])
     whole = run_with(place.lens, place.setting.tokens, one, positions=(6, 0))
-    row = effects[effects["is_primary"]].set_index("link").loc["neurons_dimension"]
+    row = effects[effects["edit"].str.startswith("entries of down_proj")].iloc[0]
     assert row["sink_mass"] == pytest.approx(float(whole.mass_at(0, layers=late).mean()))
     assert row["loss_nats"] == pytest.approx(float(whole.loss.mean()))
     share = 1 - row["sink_mass"] / row["baseline_sink_mass"]

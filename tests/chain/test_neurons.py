@@ -2,22 +2,28 @@
 
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from evidences import planted_evidence
 from lenses import lens_of
 
 from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.evidence import steps_of_neurons
+from sink_lens.chain.links.variance_neurons import _spike_ratio
 from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import measure
 from sink_lens.chain.neurons import (
     mlp_contributions,
     neuron_table,
+    neurons_of_same_experts,
     selectivity_table,
     split_growth_layers,
     super_neurons,
 )
+from sink_lens.chain.setting import draw_other_indices
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.tiny import planted
 from sink_lens.models.weights import mlp_weights
@@ -107,3 +113,31 @@ def test_a_gateless_mlp_has_no_gate_rank():
     table = neuron_table(lens, panel, split_growth_layers(lens, panel, super_share=0.05))
     assert table["gate_norm_rank"].isna().all()
     assert sorted(table.loc[table["layer"] == 1, "up_norm_rank"]) == list(range(1, 81))
+
+
+def test_random_neurons_are_of_other_experts_and_a_silent_place_counts_as_little():
+    lens = lens_of("mixtral")
+    size, n = lens.d_expert, lens.n_neurons(1)
+    assert neurons_of_same_experts(lens, [size + 1], layer=1) == list(range(size, 2 * size))
+    assert neurons_of_same_experts(lens, [*range(0, n, size)], layer=1) == []  # no other is left
+    assert neurons_of_same_experts(lens_of("llama"), [1], layer=1) == []
+    drawn = draw_other_indices([0], n=4, generator=torch.Generator().manual_seed(0), without=[1, 2])
+    assert drawn == [3]
+    rows = np.array([[[8.0, 0.004], [0.0, 0.0]]])  # a strong neuron and a weak one of its expert: both silent elsewhere
+    assert _spike_ratio(rows[..., :1], least=8e-6) == pytest.approx(1e6)
+    assert _spike_ratio(rows[..., 1:], least=8e-6) == pytest.approx(500)
+
+
+@pytest.mark.parametrize(("written", "asked"), [((10.0, 0.1), [0]), ((0.1, 10.0), [1]), ((0.1, 0.2), [0, 1])])
+def test_a_step_that_attention_makes_is_not_asked_for_neurons(written, asked):
+    steps = [
+        GrowthStep(first_layer=layer, last_layer=layer, ratio_before=1.0, ratio_after=9.0, dimension=0)
+        for layer in (1, 3)
+    ]
+    splits = [
+        SimpleNamespace(layer=step.first_layer, position=0, terms=torch.tensor([[one]]), change=torch.tensor([10.0]))
+        for step, one in zip(steps, written, strict=True)
+    ]
+    location = SimpleNamespace(steps=steps, sink_position=0)
+    evidence = SimpleNamespace(panel=SimpleNamespace(location=location), splits=splits)
+    assert [number for number, _ in steps_of_neurons(evidence)] == asked

@@ -1,20 +1,23 @@
 """Value aggregation makes the variance discrepancy: the mean of few values keeps more variance than that of many."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...edits.amplification import amplify, usable_centres
+from ...edits.constructors import freeze
 from ...edits.isolation import isolate
 from ...measures.variance import decay_exponent
+from ...schema import DIRECTION, DISTANCE, SIZE
 from ...stats import Interval
 from ..amplification import best_factor
 from ..evidence import Evidence, Statistic, not_asked_statistic, s2_ratio_at_other_positions, why_too_short
 from ..readings import OTHERS_FROM
-from ..setting import FrozenQuantity, Segment, Setting
-from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
+from ..setting import Edits, FrozenQuantity, Segment, Setting
+from .link import Freeze, Intervention, Link, Trial
 
 _RESAMPLES_OF_SLOPE = 200
 _MOST_LAYERS = 16
@@ -67,7 +70,11 @@ def _position_decay_statistic(std: Tensor, evidence: Evidence, rng: np.random.Ge
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Make interventions: isolate the target, amplify its variance, mean ablate the aggregated values at the sink."""
+    """Make interventions: isolate the target, make the sink's value averages ordinary, amplify the target's variance.
+
+    The sink's value averages get the ordinary distance from the mean, which answers if their variance carries the sink;
+    and, to tell by what, the ordinary size and the ordinary direction alone.
+    """
     setting, position = trial.setting, trial.setting.target_position
     if not setting.feeding_layers:
         return []
@@ -80,10 +87,8 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
             reads=setting.sink_layers,
         )
     ]
+    found += _make_ordinary(setting)
     site = setting.lens.family.aggregated_site
-    layers = setting.layers_having(site, range(max(1, min(setting.sink_layers)))) or setting.feeding_layers
-    values = setting.freeze_site(site, layers=layers, position=setting.sink_position)
-    found.append(make_mean_ablation(values, setting=setting, name="aggregated values, mean ablated", is_primary=False))
     for centre in usable_centres(setting.lens) if len(trial.curve) else ():
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:
@@ -94,6 +99,60 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         found.append(Intervention(name=one.label, edits=(one,), **beside))
         found.append(Intervention(name=norm.label, edits=(norm,), control_of=one.label, **beside))
     return found
+
+
+def _make_ordinary(setting: Setting) -> list[Intervention]:
+    """Make the interventions that give the sink's value averages an ordinary size, direction or distance.
+
+    All heads of a layer together are one vector; the distance is that from its mean over ordinary tokens, and an
+    ordinary size, distance or direction is the mean over ordinary tokens too. The controls of the direction have a
+    random one, at the same length; those of size and distance move the vector by as much in a random direction.
+    """
+    site, position = setting.lens.family.aggregated_site, setting.sink_position
+    baseline = setting.baseline_tensors(site, layers=setting.layers_until_sink(site))
+    own = {layer: z[:, [position]].float() for layer, z in baseline.items()}
+    moved: dict[str, dict[int, Tensor]] = {SIZE: {}, DIRECTION: {}, DISTANCE: {}}
+    for layer, z in baseline.items():
+        mean = setting.mean_ordinary(z).float()
+        over, size = own[layer] - mean, _length(own[layer])
+        moved[SIZE][layer] = own[layer] * (setting.mean_ordinary(_length(z.float())) / size)
+        moved[DIRECTION][layer] = mean * (size / _length(mean))
+        moved[DISTANCE][layer] = mean + over * (setting.mean_ordinary(_length(z.float() - mean)) / _length(over))
+
+    def edit_to(values: Mapping[int, Tensor], label: str) -> Edits:
+        return (freeze(site, values, positions=[position], label=label),)
+
+    found = []
+    for name, values in moved.items():
+        generator, controls = setting.make_generator(), []
+        for _ in range(setting.config.controls):
+            drawn = {
+                layer: torch.randn(z.shape[2:], generator=generator, dtype=torch.float32)
+                for layer, z in baseline.items()
+            }
+            nulls = {}
+            for layer, one in drawn.items():
+                unit = (one / one.norm()).to(own[layer].device)
+                step = unit * _length(values[layer] - own[layer])
+                nulls[layer] = unit * _length(own[layer]) if name == DIRECTION else own[layer] + step
+            controls.append(edit_to(nulls, "value averages in random directions"))
+        found.append(
+            Intervention(
+                name=name,
+                edits=edit_to(values, name),
+                controls=tuple(controls),
+                position=position,
+                reads=setting.sink_layers,
+                is_primary=False,
+                carries=name == DISTANCE,
+            )
+        )
+    return found
+
+
+def _length(z: Tensor) -> Tensor:
+    """Return the length of the vectors of all heads together, above 0; their axes stay, with size 1."""
+    return z.flatten(2).norm(dim=-1).clamp(min=1e-9)[..., None, None]
 
 
 def _freeze_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:

@@ -10,18 +10,20 @@ from torch import Tensor
 from ...edits.constructors import At, Edit, edit, scalar
 from ...measures.dimensions import dominance_ratio
 from ...models.weights import mlp_weights, norm_weights
-from ...schema import RESCALED, SPAN
+from ...schema import PATH, RESCALED, SPAN
 from ..evidence import (
     Evidence,
     Statistic,
     largest_control,
     ratio_of_means,
+    steps_of_neurons,
     undefined_statistic,
     undefined_without_growth_step,
     weakest_statistic,
 )
 from ..neurons import LayerSplit, super_neurons
-from ..setting import WHOLE, Edits, FrozenQuantity, Segment, Setting, draw_other_indices
+from ..paths import KEY, SUPER, End, Path, Writings
+from ..setting import WHOLE, Edits, FrozenQuantity, Segment, Setting, Units, draw_other_indices
 from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
 
 _MOST_DIRECTIONS = 32
@@ -58,7 +60,7 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
     panel = evidence.panel
     generator = evidence.make_generator()
     by_step = []
-    for number, step in enumerate(panel.location.steps):
+    for number, step in steps_of_neurons(evidence):
         splits = [s for s in evidence.splits if s.layer in step.layers and s.position == panel.location.sink_position]
         change = torch.stack([split.change for split in splits]).sum(0)
         # Steps of the random-init baseline are given, and grow in nothing.
@@ -89,10 +91,12 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Make interventions on what super neurons write: zero their weights, ablate outlier dimensions or the span.
+    """Make interventions on what super neurons write: take it from the sink's key, zero their weights, ablate.
 
-    The weights to the outlier dimensions are zeroed at every position, since a neuron may make the sink by what it
-    takes from other tokens. The span, of all directions that makers of the sink write, is mean ablated.
+    The key alone reads the stream without what they write into the outlier dimensions there, so that nothing else in
+    the model is damaged. The weights to the outlier dimensions are zeroed at every position, since a neuron may make
+    the sink by what it takes from other tokens. The outlier dimensions of the stream are mean ablated, and so is the
+    span of all directions that makers of the sink write.
     """
     setting, generator = trial.setting, trial.generator
     at_sink, found = {"position": setting.sink_position, "reads": setting.sink_layers}, list[Intervention]()
@@ -101,6 +105,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     every = sorted({one for dims in by_layer.values() for one in dims})
     supers = _writing_neurons(setting, every)
     if supers and every:
+        found += _make_path_to_key(setting, supers, generator=setting.make_generator())
         chosen = {layer: by_layer.get(layer) or every for layer in supers}
 
         def entries(dimensions: Mapping[int, Sequence[int]]) -> Edits:
@@ -111,13 +116,44 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
         controls = setting.draw_other_units("resid_post", chosen, generator=generator)
         name = "entries of down_proj to the outlier dimensions x 0"
-        found.append(Intervention(name=name, edits=entries(chosen), controls=tuple(map(entries, controls)), **at_sink))
+        at_all = {"controls": tuple(map(entries, controls)), "is_primary": False}
+        found.append(Intervention(name=name, edits=entries(chosen), **at_all, **at_sink))
     if by_layer:
         kept = setting.freeze_units("resid_post", by_layer, position=setting.sink_position, generator=generator)
         removed = make_mean_ablation(kept, setting=setting, name="outlier dimensions, mean ablated", is_primary=False)
         later = tuple(layer for layer in setting.sink_layers if layer > min(by_layer))
         found.append(replace(removed, reads=later or setting.sink_layers))
     return [*found, *span_interventions(setting, generator=generator)]
+
+
+def _make_path_to_key(
+    setting: Setting, supers: Mapping[int, list[int]], *, generator: torch.Generator
+) -> list[Intervention]:
+    """Make the intervention that takes what ``supers`` write into the outlier dimensions from the sink's key alone.
+
+    The controls take what they write into random other dimensions. The list is empty if the dimensions enter no layer
+    with the sink after these neurons.
+    """
+    lens, first = setting.lens, min(supers)
+    entering = {layer: setting.location.entering_dimensions(layer) for layer in lens.key_layers(setting.sink_layers)}
+    through = {layer: list(dims) for layer, dims in entering.items() if dims and layer > first}
+    if not through:
+        return []
+    writings = Writings(setting=setting, units=supers)
+    ends = {"source": End(name=SUPER, units=supers), "target": End(name=KEY, layers=tuple(through))}
+
+    def cut(dimensions: Units) -> Edits:
+        return writings.cut_edits(Path(through=dimensions, position=setting.sink_position, **ends))
+
+    return [
+        Intervention(
+            name=PATH,
+            edits=cut(through),
+            controls=tuple(map(cut, setting.draw_other_units("resid_post", through, generator=generator))),
+            position=setting.sink_position,
+            reads=tuple(layer for layer in setting.sink_layers if lens.key_layers([layer])[0] in through),
+        )
+    ]
 
 
 def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, list[int]]:

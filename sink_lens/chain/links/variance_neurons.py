@@ -1,5 +1,6 @@
 """The variance discrepancy makes super neurons fire, at the sink token only."""
 
+import functools
 import math
 from collections.abc import Mapping
 
@@ -13,11 +14,12 @@ from ..evidence import (
     Evidence,
     Statistic,
     largest_control,
+    steps_of_neurons,
     undefined_statistic,
     undefined_without_growth_step,
     weakest_statistic,
 )
-from ..neurons import super_neurons
+from ..neurons import neurons_of_same_experts, super_neurons
 from ..setting import FrozenQuantity, Segment, Setting, draw_other_indices
 from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
 
@@ -30,8 +32,10 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     """Return the spike ratio of the super neurons: the lowest of all growth steps, then one per step.
 
     A neuron's ratio is its mean |activation| at the sink, divided by that at other positions. The ratio of a step is
-    the geometric mean over its neurons. Ratios are cut at a million, since a neuron may be silent at other positions. A
-    neuron that is silent at the sink of these sequences is left out.
+    the geometric mean over its neurons. What a neuron has at other positions counts as at least a millionth of the
+    strongest super neuron, since it may be silent there. A neuron that is silent at the sink of these sequences is left
+    out. Random neurons are of other experts, since a router or gate multiplies all neurons of an expert alike. A growth
+    step that attention makes is not asked for neurons.
     """
     panel = evidence.panel
     nothing = undefined_without_growth_step(evidence, "spike_ratio")
@@ -40,35 +44,38 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     generator, draws = evidence.make_generator(), evidence.config.controls
     index = panel.sink_positions.index(panel.location.sink_position)
     by_step = []
-    for number, step in enumerate(panel.location.steps):
+    for number, step in steps_of_neurons(evidence):
         chosen, random = [], []
         for layer in step.layers:
             at_sink = panel.at_layer("neurons_at_sinks", layer)[:, index].abs()
             both = torch.stack([at_sink, panel.at_layer("neurons_elsewhere", layer)], dim=1)[evidence.tested_sequences]
             supers = super_neurons(evidence.splits, layer=layer).nonzero().flatten().tolist()
-            others = [draw_other_indices(supers, n=both.shape[-1], generator=generator) for _ in range(draws)]
+            mates = neurons_of_same_experts(evidence.lens, supers, layer=layer)
+            at = {"n": both.shape[-1], "generator": generator, "without": mates}
+            others = [draw_other_indices(supers, **at) for _ in range(draws)]
             chosen.append(both[..., supers])  # sequence, where, neuron
             random.append([both[..., sorted(some)] for some in others])
         at_step = torch.cat(chosen, dim=-1)
         if not at_step.shape[-1]:
             return [undefined_statistic("spike_ratio", f"no super neuron in growth step {number}", absent=True)]
-        found = evidence.interval(at_step, generator=rng, statistic=_spike_ratio)
+        ratio = functools.partial(_spike_ratio, least=float(at_step[:, 0].mean(0).max()) / _LARGEST_RATIO)
+        found = evidence.interval(at_step, generator=rng, statistic=ratio)
         drawn = [torch.cat(draw, dim=-1) for draw in zip(*random, strict=True)]
         controls = [values[~values.isnan().flatten(1).any(1)].numpy() for values in drawn]
-        nulls = {"random_neurons": largest_control(_spike_ratio(rows) for rows in controls if len(rows))}
+        nulls = {"random_neurons": largest_control(ratio(rows) for rows in controls if len(rows))}
         by_step.append(Statistic(name=f"spike_ratio_step_{number}", interval=found, nulls=nulls))
     return [weakest_statistic("spike_ratio", by_step), *by_step]
 
 
-def _spike_ratio(rows: np.ndarray) -> float:
+def _spike_ratio(rows: np.ndarray, *, least: float) -> float:
     """Divide activation at the sink by activation elsewhere, geometric mean over neurons; nan if all are silent.
 
-    ``rows`` are magnitudes: sequence x (at the sink, at other tokens) x neuron.
+    ``rows`` are magnitudes: sequence x (at the sink, at other tokens) x neuron; elsewhere they are ``least`` or more.
     """
     at_sink, elsewhere = rows.mean(0)
     fires = at_sink > _SILENT * at_sink.max(initial=0.0)
-    with np.errstate(divide="ignore"):
-        ratios = np.clip(at_sink[fires] / elsewhere[fires], 1 / _LARGEST_RATIO, _LARGEST_RATIO)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = (at_sink[fires] / np.maximum(elsewhere[fires], least)).clip(1 / _LARGEST_RATIO)
     return float(np.exp(np.log(ratios).mean())) if len(ratios) else math.nan
 
 

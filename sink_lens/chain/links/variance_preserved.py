@@ -114,7 +114,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     setting = trial.setting
     if not setting.feeding_layers:
         return []
-    layers = setting.layers_having("attn_out", range(max(1, min(setting.sink_layers)))) or setting.feeding_layers
+    layers = setting.layers_until_sink("attn_out")
     written = setting.freeze_site("attn_out", layers=layers, position=setting.sink_position)
     return [make_mean_ablation(written, setting=setting, name="mean ablation of attn_out")]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from ...schema import ALL_BUT, INTERVENTION_FLOOR, RESCALED, SPAN
+from ...schema import ALL_BUT, DIRECTION, DISTANCE, INTERVENTION_FLOOR, LEAST_SHARE, RESCALED, SIZE, SPAN
 from ...text import percent
 
 CANCELS = 0.5
@@ -72,6 +72,8 @@ class LinkWords:
     """What the intervention did, around the share of the sink."""
     remarks: Callable[[Tables, Mapping[str, Any]], list[str]] = lambda *_: []
     """Sentences on the link alone, from the tables and the row of its own intervention."""
+    gentler: tuple[str, str] | None = None
+    """Ends of the path, in the table ``paths``, that could decide the link where its own edit damages the model."""
 
 
 def answers_by_link(tables: Tables) -> dict[str, dict[str, str]]:
@@ -183,6 +185,55 @@ def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def value_average_by(tables: Tables) -> str:
+    """Tell by what of it the value average makes the sink: size, direction, both; empty if the run does not show it."""
+    made = interventions_by_name(tables)
+    if not {SIZE, DIRECTION, DISTANCE} <= set(made):
+        return ""
+    size, direction = made[SIZE], made[DIRECTION]
+    by_size, by_direction = (
+        float(one["ci_low"]) > max(LEAST_SHARE, float(one["control_largest"])) for one in (size, direction)
+    )
+    if by_size and by_direction:
+        return "both"
+    if by_direction and float(size["ci_high"]) < float(direction["ci_low"]):
+        return "direction"
+    return "size" if by_size and float(direction["ci_high"]) < float(size["ci_low"]) else ""
+
+
+_BY = {
+    "size": "by its size, not its direction",
+    "direction": "by its direction, not its size",
+    "both": "by both its size and its direction",
+    "": "and whether by its size or its direction is not clear",
+}
+"""Result of ``value_average_by`` -> how the value average makes the sink."""
+
+
+def _value_average_name(tables: Tables) -> str:
+    """Name what of the sink's value average carries the sink; averaging only if its size does."""
+    by = value_average_by(tables)
+    if by == "direction":
+        return "the direction of its value average"
+    return "averaging" if by else "its value average"
+
+
+def _value_average_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on what the sink loses with an ordinary size, direction and distance of its value average."""
+    made = interventions_by_name(tables)
+    if not {SIZE, DIRECTION, DISTANCE} <= set(made):
+        return []
+    size, direction, distance = (percent(made[name]["share"]) for name in (SIZE, DIRECTION, DISTANCE))
+    random = percent(max(0.0, *(float(made[name]["control_largest"]) for name in (SIZE, DIRECTION, DISTANCE))))
+    acts = "the value average of the sink token does not make the sink"
+    if float(made[DISTANCE]["ci_low"]) > max(LEAST_SHARE, float(made[DISTANCE]["control_largest"])):
+        acts = f"the value average of the sink token makes the sink {_BY[value_average_by(tables)]}"
+    return [
+        f"{acts}: at an ordinary size the sink loses {size}, in an ordinary direction {direction}, at an ordinary "
+        f"distance from the text's mean {distance} (with random directions as long: at most {random})"
+    ]
+
+
 def _mixer_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     """Return a sentence that mixers bring earlier tokens even under isolation; [] in a model without mixers."""
     table = tables.get("summary")
@@ -197,7 +248,7 @@ def _mixer_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
 BOTH = ("necessary_or_sufficient", "carries")
 WORDS: Mapping[str, LinkWords] = {
     "aggregation_variance": LinkWords(
-        carries_as=lambda _: "averaging",
+        carries_as=_value_average_name,
         asks={"aggregation_variance": ("present", *BOTH)},
         no_part=Phrase(
             key="no variance",
@@ -208,13 +259,24 @@ WORDS: Mapping[str, LinkWords] = {
         does="make",
         does_not="it makes no sink",
         broken="isolating another position makes {} of one",
-        remarks=_mixer_sentences,
+        remarks=lambda tables, own: [*_value_average_sentences(tables, own), *_mixer_sentences(tables, own)],
     ),
     "variance_preserved": LinkWords(
-        carries_as=lambda _: "what attention writes", asks={"variance_preserved": ("present", *BOTH)}
+        carries_as=lambda _: "what attention writes",
+        asks={"variance_preserved": ("present", *BOTH)},
+        gentler=("attention", "super neurons"),
     ),
-    "variance_neurons": LinkWords(carries_as=lambda _: "super neurons", asks={"variance_neurons": ("present", *BOTH)}),
-    "neurons_dimension": LinkWords(remarks=_span_sentences),
+    "variance_neurons": LinkWords(
+        carries_as=lambda _: "super neurons",
+        asks={"variance_neurons": ("present", *BOTH)},
+        gentler=("super neurons", "key"),
+    ),
+    "neurons_dimension": LinkWords(
+        breaking="taking it from the key",
+        broken="taking it from the key removes {}",
+        remarks=_span_sentences,
+        gentler=("everything", "key"),
+    ),
     "dimension_key": LinkWords(
         carries_as=_dimensions_text,
         asks={"neurons_dimension": ("carries",), "dimension_key": BOTH},

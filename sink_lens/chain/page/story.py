@@ -85,6 +85,7 @@ _NEEDED = {
     ],
     "dimensions": ["layer", "sink_position", "dimension", "is_outlier"],
     "maker_sets": ["set", "control_of", "target", "ci_low"],
+    "paths": ["source", "target", "through", "read_step", "share", "ci_low", "ci_high"],
 }
 """Table -> the columns without which it supports no sentence."""
 
@@ -155,7 +156,9 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
             parts, are = join_and(label_parts(row["parts"]).split(", "), most=3), "is" if row["size"] == 1 else "are"
             bounds = interval_text(row["ci_low"], row["ci_high"], shown=percent)
-            random = "" if np.isnan(row["control_largest"]) else f"; random parts: at most {row['control_largest']:.0%}"
+            random = (
+                "" if np.isnan(row["control_largest"]) else f"; random parts: at most {percent(row['control_largest'])}"
+            )
             lost = _TARGETS.get(row["target"], f"the {row['target']}")
             what = f"of {lost} is lost if {parts} {are} ablated"
             found.append((percent(row["removed"]), f"{what} ({bounds}, {plural(row['n'], 'sequence')}{random})"))
@@ -187,6 +190,7 @@ def verdict_counts_text(verdicts: dict[str, str]) -> str:
 
 _COUNTED = {
     "holds": ("holds", "hold"),
+    "in part": ("holds in part", "hold in part"),
     "fails": ("fails", "fail"),
     "present, not tested": ("is present", "are present"),
     "absent": ("is absent", "are absent"),

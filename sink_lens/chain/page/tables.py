@@ -205,7 +205,8 @@ def _super_neuron_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"])
     chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == studied_position(run))]
     chosen = sort_by_magnitude(chosen, "contribution")
-    see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
+    at = "the sink token" if find_story(run).is_sink else f"position {studied_position(run)}"
+    see = f"Neurons that write the outlier dimension at {at}, the largest contribution first."
     see += rest_note(len(chosen), "neurons", most=_MOST_NEURONS) if len(chosen) else " There are none."
     return see, page_table(chosen, heads, most=_MOST_NEURONS)
 

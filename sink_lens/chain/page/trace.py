@@ -68,6 +68,11 @@ def _norm_figure(run: Run) -> tuple[str, Figure]:
     return see, figures.draw_norm_by_layer(curve, growth_steps=steps)
 
 
+def _studied_token(run: Run) -> str:
+    """Name the studied token: the sink token, or the token at its position if it is no sink."""
+    return "the sink token" if find_story(run).is_sink else f"the token at position {studied_position(run)}"
+
+
 def _norm_rows(run: Run, position: int) -> pd.DataFrame:
     """Return the rows of the table ``layers`` at a position; a RunError if there are none."""
     layers = run.need("layers", columns=["layer", "sink_position", "norm_ratio", "outlier_value"])
@@ -124,14 +129,12 @@ def _neuron_figure(run: Run) -> tuple[str, Figure]:
     share = recorded_number(run, "super_share")
     chosen = table.loc[table["is_super"].eq(True)]
     ranks = np.fmin(chosen["gate_norm_rank"].to_numpy(float), chosen["up_norm_rank"].to_numpy(float))
-    see = "Every neuron of the growth layers at the sink token; super neurons are triangles"
+    see = f"Every neuron of the growth layers at {_studied_token(run)}; super neurons are triangles"
     see += f", above the dotted {share:.0%} of their layer's change." if share else "."
     if len(chosen):
-        outside = int((ranks > 5).sum())
-        see += (
-            f" Right: by weight norm alone, {outside} of {plural(len(chosen), 'super neuron')} would be "
-            "missed (they are not among the five largest rows of their layer)."
-        )
+        outside, whole = int((ranks > 5).sum()), plural(len(chosen), "super neuron")
+        told = f"{outside} of {whole} would be missed: not" if outside else f"{whole} would be found:"
+        see += f" Right: by weight norm alone, {told} among the five largest rows of the layer."
     return see, figures.draw_super_neurons(table, position=position, share=share)
 
 
@@ -147,7 +150,7 @@ def _dimension_figure(run: Run) -> tuple[str, Figure]:
         sort_by_magnitude(here, "dominance_ratio")[name].iloc[0] for name in ("layer", "dominance_ratio")
     )
     see = (
-        f"The largest residual values of the sink token after layer {layer:.0f}, where one dimension dominates "
+        f"The largest residual values of {_studied_token(run)} after layer {layer:.0f}, where one dimension dominates "
         f"most: it is {as_text(dominance)} times the mean. A few long bars are dimension disparity."
     )
     return see, figures.draw_top_dimensions(table, position=position, layer=int(layer))
@@ -235,7 +238,7 @@ _FIGURES = (
     ),
     Drawn(
         key="norms",
-        title="Does the sink token grow?",
+        title="Does the token grow?",
         make=_norm_figure,
         data=lambda run: _norm_rows(run, studied_position(run)),
     ),

@@ -7,14 +7,22 @@ or a control does as much.
 """
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
 import pandas as pd
 
 from sink_lens.chain.links.words import BOTH, PLAIN, WORDS, Phrase, Tables, answers_by_link
-from sink_lens.schema import COSTLY, INTERVENTION_FLOOR, LEAST_SINK, TELLING_LOSS
-from sink_lens.text import capitalise, join_and, percent, plural, signed_change
+from sink_lens.schema import (
+    ALL_STEPS,
+    ANOTHER_PATH,
+    COSTLY,
+    INTERVENTION_FLOOR,
+    LEAST_SHARE,
+    LEAST_SINK,
+    TELLING_LOSS,
+)
+from sink_lens.text import capitalise, interval_text, join_and, percent, plural, signed_change
 
 MOST_WORDS = 45
 """Most words of a headline."""
@@ -70,6 +78,11 @@ def _phrases_without_sink(tables: Tables) -> list[Phrase]:
         share = percent(float(values["strongest_rate"]))
         text = f"Position {_int_from_text(values['strongest_position'])} comes nearest, with one in {share} of heads"
         found.append(Phrase(key="strongest", text=text, rows=("summary: strongest_position, strongest_rate",)))
+    if "marked_tokens" in values:
+        count, share = _int_from_text(values["marked_sequences"]), percent(float(values["marked_attention"]))
+        text = f"Tokens such as {values['marked_tokens']} are sinks in {plural(count, 'sequence')}, see at="
+        text += f": behind them {share} of attention goes to them"
+        found.append(Phrase(key="marked", text=text, rows=("summary: marked_tokens, marked_sequences",)))
     if "mixer_layers" in values:
         text = f"What mixers keep of a token, in layers {values['mixer_layers']}, has no key and was not asked"
         found.append(Phrase(key="state", text=text, rows=("summary: mixer_layers",)))
@@ -103,6 +116,15 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
             text += f" ({most}{percent(float(values['other_sink_rate']))} of heads)"
         text += ", not studied here"
         found.append(Phrase(key="others", text=text, rows=("summary: other_sink_positions, other_sink_rate",)))
+    if "marked_tokens" in values and "aligned_position" not in values:  # else they are such tokens of cut sequences
+        count = plural(_int_from_text(values["marked_sequences"]), "sequence")
+        there, here = (percent(float(values[name])) for name in ("marked_attention", "attention_behind_marked"))
+        text = f"In {count} {values['marked_tokens']} is a sink too: behind it {there} of attention goes there, "
+        text += f"{here} to position {position}"
+        found.append(Phrase(key="marked", text=text, rows=("summary: marked_tokens, marked_attention",)))
+    if "sink_logit_rate" in values:
+        text = f"In {percent(float(values['sink_logit_rate']))} of heads learned sink logits take the attention"
+        found.append(Phrase(key="sink logit", text=text, rows=("summary: sink_logit_rate",)))
     if "sequences_elsewhere" in values:
         count = plural(_int_from_text(values["sequences_elsewhere"]), "sequence")
         rows = ("summary: sequences_elsewhere",)
@@ -158,16 +180,17 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
     if not answers or not len(tables.get("effects", ())):
         return []
 
-    def named(*, last_resort: bool) -> list[tuple[str, str]]:
-        """Links whose questions all have the answer yes, and what each carries the sink as."""
+    def named(*, last_resort: bool, told: Collection[str] = ("yes",)) -> list[tuple[str, str]]:
+        """Links whose questions all have one of the answers ``told``, and what each carries the sink as."""
         return [
             (link, words.carries_as(tables))
             for link, words in WORDS.items()
             if words.last_resort == last_resort and words.asks and words.carries_as(tables)
-            if all(answers.get(one, {}).get(name) == "yes" for one, asked in words.asks.items() for name in asked)
+            if all(answers.get(one, {}).get(name) in told for one, asked in words.asks.items() for name in asked)
         ]
 
     names = named(last_resort=False)
+    partly = [one for one in named(last_resort=False, told=("yes", "in part")) if one not in names]
     whole = len(names) == sum(bool(words.asks) and not words.last_resort for words in WORDS.values())
     names = names or named(last_resort=True)
     found = []
@@ -180,7 +203,12 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
         if whole:
             text = f"The whole chain carries it, from {names[0][1]} to {names[-1][1]}"
         found.append(Phrase(key=keys, text=text, rows=rows))
-    else:
+    if partly:
+        keys = " + ".join(f"part by {link}" for link, _ in partly)
+        carry = "carry" if len(partly) > 1 or partly[0][1].endswith(("neurons", "dimensions")) else "carries"
+        text = f"{capitalise(join_and(name for _, name in partly))} {carry} part of it"
+        found.append(Phrase(key=keys, text=text, rows=("links: necessary_or_sufficient or carries is in part",)))
+    elif not names:
         found.append(Phrase(key="nothing shown", text="Nothing was shown to carry it", rows=("links: carries",)))
     for link, words in WORDS.items():
         more = None
@@ -208,7 +236,7 @@ def link_remarks(tables: Tables, link: str) -> list[str]:
         said.append(f"a control moves as much ({percent(row['control_largest'])}), so that this shows nothing")
     elif answers["present"] == "yes" and answers["necessary_or_sufficient"] == "no" and own:
         said.append(f"it stands out, but {words.does_not}: {words.broken.format(moved)}")
-    elif answers["present"] == "no" and answers["necessary_or_sufficient"] == "yes":
+    elif answers["present"] == "no" and answers["necessary_or_sufficient"] in ("yes", "in part") and not why:
         said.append(f"it does not stand out by this statistic, yet {words.broken.format(moved)}")
     return [*said, *words.remarks(tables, {str(name): value for name, value in row.items()})]
 
@@ -221,22 +249,23 @@ def why_undecided(tables: Tables, link: str) -> str:
     of = tables["links"].loc[tables["links"]["link"].eq(link)]
     if of["verdict"].iloc[0] != "undecided":
         return ""
-    if answers["present"] == "no":
-        return "it does not stand out when it is measured, yet breaking it removes the sink"
-    own = effects.loc[effects["link"].eq(link) & effects["is_primary"].eq(True)].to_dict("records")
-    damages = ""
-    if own and is_off_distribution(own[0]):
-        cost = own[0]["loss_nats"] - own[0]["baseline_loss_nats"]
-        damages = f"this edit damages the model itself (loss {signed_change(cost, 1)} nats)"
+    necessary, carries = (answers[name] for name in BOTH)
+    if answers["present"] == "no" and "undecided" not in (necessary, carries):
+        share = percent(_row_that_answers(effects, link, BOTH[0]).get("share", math.nan))
+        return f"it does not stand out when it is measured, yet {WORDS.get(link, PLAIN).broken.format(share)}"
+    rows = {name: _row_that_answers(effects, link, name) for name in BOTH}
+    damages = next((said for row in rows.values() if (said := _damage_sentence(tables, link, row))), "")
     if answers["present"] == "undecided":
         close = "what was measured is too close to its floor to tell"
         return f"{close}, and {damages}" if damages else close
-    if answers["necessary_or_sufficient"] == "yes":
-        return "less than half of the sink goes through it, so there is another path"
-    if not own:
+    if "undecided" not in (necessary, carries):
+        return "breaking it removes the sink, yet ablating what it leads to does not, so there is another path"
+    first = necessary == "undecided"
+    row, floor = (rows[BOTH[0]], INTERVENTION_FLOOR) if first else (rows[BOTH[1]], ANOTHER_PATH)
+    if not row:
         return "there was nothing to intervene on"
-    row, words = own[0], WORDS.get(link, PLAIN)
-    breaking, do = words.breaking, words.does
+    words = WORDS.get(link, PLAIN)
+    breaking, do = (words.breaking, words.does) if first else ("ablating what it leads to", "remove")
     if math.isnan(row["ci_low"]):
         return "one sequence gives no interval"
     if not row.get("baseline_sink_mass", 1.0) - row.get("uniform_sink_mass", 0.0) >= LEAST_SINK:
@@ -245,14 +274,36 @@ def why_undecided(tables: Tables, link: str) -> str:
         return damages
     if "not calibrated" in set(of.get("floors", ())):
         return f"{breaking} may {do} less than the floor that was asked for, or than a random control does"
-    bars = {
-        f"than {percent(INTERVENTION_FLOOR)} of the sink": INTERVENTION_FLOOR,
-        "than a random control does": row.get("control_largest", math.nan),
-    }
-    reached = [name for name, bar in bars.items() if row["ci_low"] <= bar]
-    if not reached:  # its intervention is clear, and what it is measured on does not tell sinks
+    control = row.get("control_largest", math.nan)
+    bars = {f"{percent(one)} of the sink": one for one in (LEAST_SHARE, floor)} | {"a random control does": control}
+    within = [name for name, bar in bars.items() if row["ci_low"] <= bar <= row["ci_high"]]
+    if not within:  # its intervention is clear, and what it is measured on does not tell sinks
         return "the sequences are too short to tell of a sink"
-    return f"{breaking} may {do} less {' and less '.join(reached)}"
+    return f"{breaking} may {do} more or less than {join_and(within)}"
+
+
+def _row_that_answers(effects: pd.DataFrame, link: str, question: str) -> dict[str, Any]:
+    """Return the row of ``effects`` that answers one of the questions ``BOTH`` about a link; {} if there is none."""
+    column = "is_primary" if question == BOTH[0] or "carries" not in effects.columns else "carries"
+    rows = effects.loc[effects["link"].eq(link) & effects[column].eq(True)].to_dict("records")
+    return {str(name): value for name, value in rows[0].items()} if rows else {}
+
+
+def _damage_sentence(tables: Tables, link: str, row: Mapping[str, Any]) -> str:
+    """Say that the edit of ``row`` damages the model, and which path could decide the link; empty if it does not."""
+    if not row or not is_off_distribution(row):
+        return ""
+    cost = row["loss_nats"] - row["baseline_loss_nats"]
+    said = f"this edit damages the model itself (loss {signed_change(cost, 1)} nats)"
+    ends, paths = WORDS.get(link, PLAIN).gentler, tables.get("paths")
+    if ends is None or paths is None:
+        return said
+    found = paths.loc[paths["source"].eq(ends[0]) & paths["target"].eq(ends[1]) & paths["through"].eq("")]
+    shares = [
+        f"{percent(one['share'])} {interval_text(one['ci_low'], one['ci_high'], shown=percent)}"
+        for one in found.loc[found["read_step"].ne(ALL_STEPS) | (found["read_step"].nunique() == 1)].to_dict("records")
+    ]
+    return f"{said}; the path {ends[0]} → {ends[1]} could decide ({join_and(shares)} of the sink)" if shares else said
 
 
 def is_off_distribution(row: Mapping[Hashable, Any]) -> bool:
@@ -301,11 +352,11 @@ def makers_comparison(frames: Mapping[str, pd.DataFrame]) -> str:
     supers = set(sets.loc["super neurons", "parts"].split(", ")) if "super neurons" in sets.index else set()
     own, target = float(sets.loc["all makers", "removed"]), sets.loc["all makers", "target"]
     if not supers:
-        return f"there are no super neurons by contribution; the makers remove {own:.0%} of the {target}"
+        return f"there are no super neurons by contribution; the makers remove {percent(own)} of the {target}"
     theirs = float(sets.loc["super neurons", "removed"])
     both = len(made & supers)
     text = f"{both} of {len(made)} makers are among the {plural(len(supers), 'super neuron')} by contribution; the"
-    text += f" makers remove {own:.0%} of the {target}, the super neurons {theirs:.0%}"
+    text += f" makers remove {percent(own)} of the {target}, the super neurons {percent(theirs)}"
     if abs(own - theirs) > _VIEWS_DIFFER:
         text += ": the two methods disagree; believe the ablation"
     return text

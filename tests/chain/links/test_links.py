@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from evidences import CONFIG, OWN, evidence_of, planted_evidence, random_batch
@@ -13,6 +14,7 @@ from sink_lens.activations.record import stream
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.evidence import gather_evidence
 from sink_lens.chain.judge import link_table
+from sink_lens.chain.links.aggregation_variance import AGGREGATION_VARIANCE
 from sink_lens.chain.links.link import Trial
 from sink_lens.chain.links.neurons_dimension import NEURONS_DIMENSION
 from sink_lens.chain.links.variance_preserved import VARIANCE_PRESERVED
@@ -23,6 +25,7 @@ from sink_lens.chain.setting import Maker, add_makers, make_setting
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
+from sink_lens.schema import DIRECTION, DISTANCE, SIZE
 from tests.zoo import build
 
 
@@ -99,7 +102,7 @@ def test_zeroed_weights_are_zeroed_at_every_position(family):
     (maker,) = (Maker(kind="neuron", layer=one.layer, unit=one.index) for one in zoo.truth.makers)
     setting = add_makers(make_setting(lens, tokens, location=location, config=config), [maker])
     trial = Trial(setting=setting, generator=setting.make_generator(), means=None, curve=None)
-    entries = NEURONS_DIMENSION.interventions(trial)[0]
+    entries = next(one for one in NEURONS_DIMENSION.interventions(trial) if one.name.startswith("entries of down_proj"))
 
     def mass(edits):
         return float(setting.run(edits, quiet=True).mass_at(0, layers=setting.sink_layers).mean())
@@ -107,3 +110,34 @@ def test_zeroed_weights_are_zeroed_at_every_position(family):
     before = mass([])
     assert mass(entries.edits) < 0.2 * before  # the neuron is silent at the sink: there it has nothing to lose
     assert all(mass(control) > 0.8 * before for control in entries.controls)
+
+
+def value_averages(name, family):
+    """Edit of the value averages -> share of the sink that it removes, and that its largest control removes."""
+    zoo = build(name, seed=1, family=family)
+    lens, tokens = wrap(zoo.model), from_tensor(zoo.draw(8, length=28, generator=torch.Generator().manual_seed(1)))
+    config = TraceConfig(model=name, random_init=False, controls=3)
+    location = scout_and_measure(lens, tokens, config=config).location
+    setting = make_setting(lens, tokens, location=location, config=config)
+    found = [one for one in AGGREGATION_VARIANCE.interventions(trial_of(setting)) if one.position == 0]
+
+    def removed(edits):
+        mass = [setting.run(one, quiet=True).mass_at(0, layers=setting.sink_layers).mean() for one in ([], edits)]
+        return float(1 - mass[1] / mass[0])
+
+    assert {one.name: one.carries for one in found} == {SIZE: False, DIRECTION: False, DISTANCE: True}
+    return {one.name: (removed(one.edits), max(map(removed, one.controls))) for one in found}
+
+
+def trial_of(setting):
+    curve = pd.DataFrame({"centre": [], "factor": [], "mass": []})
+    return Trial(setting=setting, generator=setting.make_generator(), means=None, curve=curve)
+
+
+@pytest.mark.parametrize(("family", "by", "other"), [("llama", SIZE, DIRECTION), ("olmo2", DIRECTION, SIZE)])
+def test_the_value_average_makes_the_sink_by_its_size_or_by_its_direction(family, by, other):
+    found = value_averages("bystanders", family)  # seven values a head that nothing reads make most of its variance
+    for edit in (by, DISTANCE):
+        assert found[edit][0] > 0.8
+        assert found[edit][1] < 0.7
+    assert found[other][0] < 0.2
