@@ -1,8 +1,8 @@
 """What ``trace`` says of models whose mechanism is known, beside the truth; see claim.md.
 
 ``answers.csv`` counts what was said, a row for each model, architecture, question, truth and answer; ``table.md`` is
-the documentation's table of it. ``--retrain`` traces all again, one process a core: some ten seconds of processor time
-a model; a stopped one goes on.
+the documentation's table of it. ``--retrain`` traces all again, one process for each core that it may run on: some ten
+to forty seconds of processor time a model; a stopped one goes on.
 """
 
 import importlib
@@ -30,23 +30,21 @@ from sink_lens.records import Run, write_atomically
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
 from sink_lens.schema import QUESTIONS
 from sink_lens.stats import Interval
-from tests.zoo import LINKS, ZOO, build
+from tests.zoo import LINKS, ZOO, Answers, build
 from tests.zoo.headlines import untrue
 
-SEEDS = range(40_002, 40_003)
-"""Every model in each of its architectures on each. A rule was changed on 40,000, none on 40,002."""
-AGAIN_SEEDS = range(43_001, 43_002)
-"""Those pairs again. A phrase was changed on ``delimiter``'s."""
-ADDED_SEEDS = range(41_002, 41_003)
-"""Those of the kinds that were added later (two letters), on which no rule was changed either."""
-HYBRID_SEEDS = range(41_002, 41_012)
-"""Those of the kinds in hybrids."""
+SEEDS = range(44_002, 44_003)
+"""Every model in each of its architectures on each. No rule was changed on it."""
 SEQUENCES, LENGTH = 32, 48
 TINY = ("bos_neuron", "sigmoid")
 COUNTED = ["model", "family", "subject", "question", "truth", "said"]
 """What a count is of: a link's three answers and verdict, the sink's position, or the makers, where what is said is F1
 to two digits."""
-WRONG = {"yes": "no", "no": "yes"}
+TOLD = ("yes", "in part", "no")
+TRUTHS = ("holds", "in part", "fails")
+VERDICTS = {"intact": TRUTHS, "in part": ("in part", "holds", "fails"), "broken": ("fails", "holds", "in part")}
+"""Truth about a link -> the right verdict on it, and the wrong ones."""
+UNASKED = ("not applicable", "not asked")
 COLOURS = {"right": BLUE, "wrong": ORANGE, "undecided": OCHRE}
 
 
@@ -57,7 +55,7 @@ def measure(work: Work) -> Measured:
         if work.tiny:
             found = [traced(name, ZOO[name].families[0], SEEDS[0], quick=True) for name in TINY]
         else:
-            asked = [(*each, seed) for each in combinations() for seed in seeds_of(each[0])]
+            asked = [(*each, seed) for each in combinations() for seed in SEEDS]
             found = answers(asked, folder=work.shared / "verdict_calibration")
         counts = counted(pd.concat(found, ignore_index=True))
         if not work.tiny:
@@ -69,18 +67,9 @@ def measure(work: Work) -> Measured:
 
 
 def combinations() -> list[tuple[str, str]]:
-    """Every model of the zoo with each of its architectures."""
-    return [(name, family) for name, kind in ZOO.items() for family in kind.families]
-
-
-def seeds_of(name: str) -> tuple[int, ...]:
-    """The seeds of a kind of model, the same in each of its architectures."""
-    kind = ZOO[name]
-    if kind.write.__module__ == "tests.zoo.hybrids":
-        return tuple(HYBRID_SEEDS)
-    if len(kind.letter) == 2:
-        return tuple(ADDED_SEEDS)
-    return *SEEDS, *AGAIN_SEEDS
+    """Every model of the zoo with each of its architectures, each model's first architecture before all others."""
+    pairs = [(at, name, family) for name, kind in ZOO.items() for at, family in enumerate(kind.families)]
+    return [(name, family) for _, name, family in sorted(pairs, key=lambda one: one[0])]
 
 
 def unseen() -> set[tuple[str, str]]:
@@ -93,7 +82,7 @@ def answers(asked: list[tuple[str, str, int]], *, folder: Path) -> Iterator[pd.D
     here = importlib.import_module("analyses.our_own.verdict_calibration.run")  # workers do not know __main__
     folder.mkdir(parents=True, exist_ok=True)
     files = {each: folder / f"{'-'.join(map(str, each))}.csv" for each in asked}
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn")) as pool:
         todo = {pool.submit(here.traced, *each): file for each, file in files.items() if not file.exists()}
         for one in as_completed(todo):
             write_atomically(todo[one], one.result().to_csv(index=False, lineterminator="\n").encode())
@@ -119,7 +108,7 @@ def traced(name: str, family: str, seed: int, *, quick: bool = False) -> pd.Data
     for link in LINKS:
         truth = zoo.truth.links[link]
         rows += [(link, question, getattr(truth, question), said.loc[link, question]) for question in QUESTIONS]
-        of = truth_of(truth.present, truth.necessary_or_sufficient)
+        of = truth_of(truth)
         rows.append((link, "verdict", of, said.loc[link, "verdict"]))
     table = pd.DataFrame(rows, columns=["subject", "question", "truth", "said"])
     return table.assign(model=name, family=zoo.family, seed=seed)
@@ -153,12 +142,15 @@ def makers_of(zoo: Any, found: Any) -> list[tuple[str, str, str, str]]:
     return [("makers", "F1", "known", f"{2 * len(named & true) / (len(named) + len(true)):.2f}")]
 
 
-def truth_of(present: str, necessary: str) -> str:
-    """A verdict is one word for two questions: whether a link is seen, and whether its break matters to a sink."""
+def truth_of(truth: Answers) -> str:
+    """A verdict is one word for three questions: whether a link is seen, and how much of a sink hangs on it."""
+    asked = (truth.present, truth.necessary_or_sufficient)
     for word in ("not applicable", "not asked"):
-        if word in (present, necessary):
+        if word in asked:
             return word
-    return "broken" if "no" in (present, necessary) else "intact"
+    if "no" in asked:
+        return "broken"
+    return "in part" if "in part" in (*asked, truth.carries) else "intact"
 
 
 def counted(rows: pd.DataFrame) -> pd.DataFrame:
@@ -169,21 +161,22 @@ def counted(rows: pd.DataFrame) -> pd.DataFrame:
 def right_of(row: Any) -> str:
     """Right, wrong or undecided."""
     if row.question == "verdict":
-        truths = {"intact": ("holds", "fails"), "broken": ("fails", "holds")}
-        if row.truth not in truths:
-            return "wrong" if row.said in ("holds", "fails") else "right"
-        right, wrong = truths[row.truth]
-    elif row.question == "position":
-        right, wrong = ("right", row.said) if row.truth == "yes" else ("none", row.said)
-    elif row.question == "phrases":
+        right, *wrong = VERDICTS.get(row.truth, ("", *TRUTHS))
+        if row.truth not in VERDICTS:
+            return "wrong" if row.said in wrong else "right"
+        return "right" if row.said == right else "wrong" if row.said in wrong else "undecided"
+    if row.question == "position":
+        right = "right" if row.truth == "yes" else "none"
+        return "right" if row.said == right else "wrong"
+    if row.question == "phrases":
         return "right" if row.said == "true" else "wrong"
-    elif row.question == "F1":
+    if row.question == "F1":
         return "right" if float(row.said) >= 0.95 else "wrong"
-    elif row.truth in ("not applicable", "not asked"):
-        return "wrong" if row.said in WRONG else "right"
-    else:
-        right, wrong = row.truth, WRONG[row.truth]
-    return "right" if row.said == right else "wrong" if row.said == wrong else "undecided"
+    if row.truth in ("not applicable", "not asked"):
+        return "wrong" if row.said in TOLD else "right"
+    if row.truth == "in part" and row.question == "necessary_or_sufficient":
+        return "wrong" if row.said == "no" else "right" if row.said in TOLD else "undecided"  # its floor is lower
+    return "right" if row.said == row.truth else "wrong" if row.said in TOLD else "undecided"
 
 
 def judge(counts: pd.DataFrame) -> pd.DataFrame:
@@ -272,9 +265,23 @@ def markdown(counts: pd.DataFrame) -> str:
             verdicts = of[(of["subject"] == link) & (of["question"] == "verdict")]
             cells.append(f"{' or '.join(sorted(set(verdicts['truth'])))}: {_cell(verdicts)}")
         lines.append(f"| {ZOO[model].letter} | `{model}` | {' | '.join(cells)} |")
+    lines += ["", "Verdicts by the truth about the link:", "", *_confusion(table)]
     free = table[(table["question"] == "position") & (table["truth"] == "no")]
     lines += ["", f"Models without a sink, for which `trace` sees a sink: {_rate(free, 'wrong')}."]
     return "\n".join(lines) + "\n"
+
+
+def _confusion(table: pd.DataFrame) -> list[str]:
+    """The lines of the table of verdicts: a row for each truth, a column for each verdict."""
+    said = [*TRUTHS, "undecided", "cannot be asked"]
+    lines = [f"| truth | {' | '.join(f'*{one}*' for one in said)} |", f"|{' --- |' * (1 + len(said))}"]
+    verdicts = table[table["question"] == "verdict"].replace({"said": dict.fromkeys(UNASKED, said[-1])})
+    names = {truth: right for truth, (right, *_) in VERDICTS.items()} | dict.fromkeys(UNASKED, said[-1])
+    verdicts = verdicts.assign(truth=verdicts["truth"].map(names))
+    for truth in dict.fromkeys(names.values()):
+        of = verdicts[verdicts["truth"] == truth]
+        lines.append(f"| {truth} | {' | '.join(str(of.loc[of['said'] == one, 'n'].sum()) for one in said)} |")
+    return lines
 
 
 def _rate(of: pd.DataFrame, answer: str) -> str:
