@@ -1,4 +1,4 @@
-"""Sweep: each head of the model set to zero, beside random heads of its layer. Without which does the loss rise?
+"""Sweep: each head of the upper layers set to zero, beside random heads. Without which does the loss rise?
 
 The result is an ordinary data frame, a row for each head and metric. A sweep that was stopped goes on in its folder.
 
@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     model = load(asked.model)
     tokens = TokenBatch.from_text(bundled_text(), model.tokenizer, sequences=4, length=16)
-    grid = Grid.of(EditGrid(kind="zero", site="z", heads="each"), controls=3)
+    upper = list(range(2 * model.n_layers // 3, model.n_layers))  # layers="each" takes all
+    grid = Grid.of(EditGrid(kind="zero", site="z", layers=upper, heads="each"), controls=3)
     result = sweep(model, grid, tokens=tokens, metrics=[metrics.loss()], out=asked.out, overwrite=True, progress=False)
     print(f"{len(result.frame)} heads; the loss is {result.frame['baseline'].iloc[0]:.3f} without an edit")
     columns = ["layer", "head", "effect", "ci_low", "ci_high", "control_effect"]

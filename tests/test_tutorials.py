@@ -4,7 +4,7 @@ import contextlib
 import re
 import shlex
 import sys
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,6 +36,22 @@ def commands(page):
                 yield words
 
 
+SMALL = {
+    "sink_lens.load()": 'sink_lens.load("./my-model")',
+    f'"{DEFAULT_MODEL}"': '"./my-model"',
+    '" Madrid", " Rome"': '" the", " a"',
+    '"The capital city of Spain is called", "The capital city of Italy is called"': '"the cat saw", "the bat saw"',
+    '"capitals", pairs=32': '"induction", pairs=4, least=0.0',
+    "(model, quick=True)": "(model, quick=True, sequences=8, length=24, random_init=False, interventions=False)",
+}
+"""Words of a page's Python -> what stands for them on a tiny model, whose tokenizer knows few words."""
+
+
+def on_a_tiny_model(block):
+    """A page's Python with the words of ``SMALL``."""
+    return reduce(lambda text, words: text.replace(words, SMALL[words]), SMALL, block)
+
+
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs_in_its_order(page, planted_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -47,7 +63,7 @@ def test_the_python_of_a_page_runs_in_its_order(page, planted_folder, tmp_path, 
     assert found
     names = {}
     for block in found:
-        exec(compile(block.replace(f'"{DEFAULT_MODEL}"', '"./my-model"'), page.name, "exec"), names)
+        exec(compile(on_a_tiny_model(block), page.name, "exec"), names)
 
 
 def test_the_lightning_callback_reads_each_step_and_takes_its_hooks_off(monkeypatch):
@@ -85,14 +101,14 @@ def test_every_command_of_a_page_is_understood(page):
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 80
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
 
 
-def test_each_block_of_the_readme_runs_alone(planted_folder, tmp_path, monkeypatch):
+def test_the_python_of_the_readme_runs(planted_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("sink_lens.records.display.draw_page", lambda folder: folder)
-    for place, block in enumerate(blocks(ROOT / "README.md", "python")):
-        (tmp_path / str(place)).mkdir()
-        monkeypatch.chdir(tmp_path / str(place))
-        (tmp_path / str(place) / "my-model").symlink_to(planted_folder)
-        less = block.replace("quick=True", "quick=True, sequences=8, length=24, random_init=False")
-        exec(compile(less.replace(f'"{DEFAULT_MODEL}"', '"./my-model"'), "README.md", "exec"), {})
+    (block,) = blocks(ROOT / "README.md", "python")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").symlink_to(planted_folder)
+    names = {}
+    exec(compile(on_a_tiny_model(block), "README.md", "exec"), names)
+    assert len(names["heads"].frame) == names["model"].n_layers * names["model"].n_heads

@@ -1,81 +1,75 @@
-"""Make the README's picture and output from a run of the current code: ``make readme`` (RUN=folder: that run).
+"""Make the README's pictures and output by running its Python on the default model: ``make readme``.
 
-Traces the default model (``--quick``) unless a run is given; draws ``docs/images/circuit.png`` and the page, writes
-between the README's marks what its lines of Python print, and keeps them in ``docs/images/readme.json``, which a test
-compares.
+Writes ``docs/images/patch.png`` and ``chain.png``, and ``patch_heads.png`` for the tutorial, puts what the Python
+prints between the README's marks, and keeps hashes and numbers in ``docs/images/readme.json``, which a test compares.
+RUN=folder is a finished quick trace of the default model, which is then not made again.
 """
 
 import argparse
+import contextlib
 import hashlib
+import io
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import pandas as pd
 from PIL import Image
 
+from sink_lens.chain.page.circuit import chain_circuit
+from sink_lens.patching import patch
 from sink_lens.records import read_run
-from sink_lens.report import circuit_of, sketches
-from sink_lens.report.html import render
-from sink_lens.schema import DEFAULT_MODEL
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
+README = ROOT / "README.md"
 BEGIN, END = "<!-- printed by these lines, from make readme -->", "<!-- end of the output -->"
+PICTURES = ("patch", "patch_heads", "chain")
+_TRACE = "trace = sink_lens.trace(model, quick=True)\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draw and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Run, draw and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--run", help="a finished quick trace of the default model")
-    asked = parser.parse_args(arguments)
-    folder = Path(asked.run) if asked.run else traced()
+    folder = Path(parser.parse_args(arguments).run or ROOT / "runs" / "readme")
+    page = README.read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
+    assert _TRACE in block, "the README's Python has lost its trace"
+    if (folder / "run.json").exists():
+        block = block[: block.index(_TRACE)]
+    else:
+        block = block.replace("quick=True", f"quick=True, out={str(folder)!r}")
+    names: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(compile(block, README.name, "exec"), names)
+    printed = [line.rstrip() for line in said.getvalue().splitlines()]
     run = read_run(folder)
-    printed = output(run.tables["links"])
-    circuit = circuit_of(run)
-    circuit.save(IMAGES / "circuit.png")
-    drawn = sketches.sketch_chain(circuit)
+    chain = chain_circuit(run)
+    names["patch"].heatmap().savefig(IMAGES / "patch.png", dpi=110)
+    of_heads = patch(names["model"], *names["prompts"], metric=names["answers"], site="z", by=("layer", "head"))
+    of_heads.heatmap().savefig(IMAGES / "patch_heads.png", dpi=110)
+    chain.save(IMAGES / "chain.png")
+    for name in PICTURES:
+        with Image.open(IMAGES / f"{name}.png") as image:
+            small = image.convert("RGB").quantize(128, method=Image.Quantize.MAXCOVERAGE)  # keeps rare colours
+            small.save(IMAGES / f"{name}.png", optimize=True)
+    links = chain.edges.loc[chain.edges["quantity"] == "intervention_share"].drop_duplicates("link")
+    rows = links[["link", "verdict", "value", "ci_low", "ci_high"]].round(4).to_json(orient="records")
     kept = {
-        "started": run.started,
-        "model": run.provenance["model"],
         "weights_sha256": run.provenance["weights_sha256"],
-        "picture_sha256": hashlib.sha256((IMAGES / "circuit.png").read_bytes()).hexdigest(),
-        "arrows": [[one.source, one.target, one.label] for one in drawn.arrows],
+        "pictures_sha256": {name: sha256_of(name) for name in PICTURES},
+        "links": json.loads(str(rows)),
         "printed": printed,
     }
     (IMAGES / "readme.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    photograph(render(folder, out=ROOT / "build" / "readme.html"))
-    page = ROOT / "README.md"
-    page.write_text(with_output(page.read_text(encoding="utf-8"), printed), encoding="utf-8")
+    README.write_text(with_output(page, printed), encoding="utf-8")
 
 
-def photograph(page: Path) -> None:
-    """Pictures of a page's first screen on a desktop and a phone, where there is a browser."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        return
-    for name, size in (("desktop", "1280,900"), ("phone", "400,860")):
-        picture = IMAGES / f"report-{name}.png"
-        to = f"--screenshot={picture}"
-        shown = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={size}", to]
-        subprocess.run([browser, *shown, page.resolve().as_uri()], check=True, capture_output=True, timeout=300)
-        with Image.open(picture) as image:
-            image.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
-
-
-def traced() -> Path:
-    """The folder of a new quick trace, as ``sink-lens trace --quick`` makes it."""
-    from sink_lens.chain.trace import trace
-
-    return trace(DEFAULT_MODEL, quick=True, out=ROOT / "runs" / "readme", overwrite=True).folder
-
-
-def output(links: pd.DataFrame) -> list[str]:
-    """Return what the README's lines of Python print of a trace."""
-    return links[["link", "verdict"]].drop_duplicates().to_string(index=False).splitlines()
+def sha256_of(name: str) -> str:
+    """The hash of one of the README's pictures."""
+    return hashlib.sha256((IMAGES / f"{name}.png").read_bytes()).hexdigest()
 
 
 def with_output(page: str, printed: Sequence[str]) -> str:

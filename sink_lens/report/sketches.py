@@ -61,8 +61,8 @@ def sketch_paths(circuit: Any) -> Diagram:
         "the box at its start writes. All other boxes see it. Paths through other MLPs are not drawn."
     )
     if any(arrow.share < 0 and arrow.source.startswith("dimension") for arrow in arrows):
-        says += " An arrow from the dimension is negative since the norm before the keys divides by the size of the "
-        says += "token: without the dimension, all other entries get larger."
+        says += " An arrow into or from the dimension is negative since the norm before the keys divides by the size "
+        says += "of the token: without the dimension, all other entries get larger."
     if len(steps) > _MOST_STEPS:
         says += f" {len(steps) - _MOST_STEPS} more growth steps are not drawn."
     return Diagram(
