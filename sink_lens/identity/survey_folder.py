@@ -96,9 +96,10 @@ def refuse_other_models(folder: Path, found: Sequence[ModelToMeasure]) -> None:
     Raises:
         RunError: it is, or the folder does not say which model was measured.
     """
-    errors = read_run(folder).tables["models"].set_index("model")["error"]
+    models = read_run(folder).tables["models"]
+    measured = set(models.loc[models["error"].isna(), "model"].tolist())
     same = _identities_of_same(folder, found) if (folder / _IDENTITIES).is_file() else {}
-    if other := [one.name for one in found if one.name not in same and pd.isna(errors[one.name])]:
+    if other := [one.name for one in found if one.name in measured - set(same)]:
         raise RunError(
             f"{folder} holds a finished survey, and {other[0]} is another model than was measured then; need the same. "
             "Choose another folder, or overwrite=True (--overwrite) to replace it."
