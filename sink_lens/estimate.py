@@ -222,7 +222,7 @@ def _estimate_from_sizes(config: Any, asked: PassCounts, models: Sequence[Sizes]
         bytes_weights=weights + asked.twin,
         bytes_peak=LIBRARIES + weights + asked.bytes,
         source=_BY_HEADER,
-        hints=f"; the weights take {size_text(stored)} in the checkpoint's own type (--dtype auto)" if is_wider else "",
+        hints=f"; the weights take {size_text(stored)} in the checkpoint's own type (dtype='auto')" if is_wider else "",
         before="; ".join({said: None for one in models if (said := _gguf_conversion_sentence(one))}),
     )
 

@@ -551,7 +551,7 @@ def test_a_model_that_cannot_be_opened_is_left_out_with_its_reason(tmp_path, mon
 
 def test_an_option_that_would_do_nothing_is_refused():
     done = run("report", "RUN", "--only", "circuit")
-    assert (done.exit_code, "--only was given without --figures" in done.stderr) == (2, True)
+    assert (done.exit_code, "only was given without figures" in done.stderr) == (2, True)
 
 
 TOKENS = meant("tokens RANDOM")

@@ -74,7 +74,7 @@ def test_weights_that_are_narrower_in_their_files_are_said(planted_folder, tmp_p
     lens = load(planted_folder, dtype="bfloat16")
     lens.plain.save_pretrained(tmp_path / "half")
     text = shown(estimate_cost(CardConfig(model=str(tmp_path / "half"), tokens="random", device="cpu"), of_study))
-    assert "in the checkpoint's own type (--dtype auto)" in text
+    assert "in the checkpoint's own type (dtype='auto')" in text
 
 
 def test_a_gguf_file_that_is_not_converted_is_estimated_by_its_header_and_nothing_is_written(tmp_path, monkeypatch):

@@ -1,18 +1,21 @@
 """Options made from a configuration: by hand, from a file, and the same from Python as from the command line."""
 
+import ast
 import json
+import re
 import types
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Literal
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+import sink_lens
 from sink_lens import cli
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.trace import _make_call_config
-from sink_lens.cli.options import add_config_options, build_config, off_option_name, option_name
+from sink_lens.cli.options import add_config_options, build_config, off_option_name, option_name, say_with_options
 from sink_lens.configuration import allowed_texts, make_config
 from sink_lens.errors import InputError
 from sink_lens.kinds import all_kinds
@@ -268,7 +271,7 @@ def from_python(command, name, given):
     """What the Python call of a command makes of a model's name and fields."""
     kind, rest = COMMANDS[command], {one: value for one, value in given.items() if one != "model"}
     if command == "trace":
-        return _make_call_config(name, given=None, fields=rest)
+        return make_config(TraceConfig, None, rest | {"model": name}, where="trace")
     if command == "patch":
         return merge_patch_config(None, lens=types.SimpleNamespace(name=name), fields=rest)
     return make_study_config(kind, name, config=None, tokens=None, fields=rest)
@@ -346,8 +349,31 @@ def test_a_table_of_the_tokens_is_the_same_as_its_fields(read, tmp_path):
     assert "table.toml has 'lenght', which is not known; did you mean length?" in done.stderr
 
 
-def test_two_configurations_are_refused():
-    with pytest.raises(InputError, match="two configurations"):
-        make_study_config(QuantiseConfig, QuantiseConfig(), config=QuantiseConfig(), tokens=None, fields={})
+def test_the_configuration_of_another_function_is_refused():
     with pytest.raises(InputError, match="TraceConfig; need a QuantiseConfig"):
-        make_study_config(QuantiseConfig, TraceConfig(), config=None, tokens=None, fields={})
+        make_config(QuantiseConfig, TraceConfig(), {})
+
+
+def test_an_error_names_arguments_in_python_and_options_on_the_command_line():
+    context = types.SimpleNamespace(command=typer.main.get_command(cli.app).commands["trace"])
+    for text, shown in (
+        ("need dtype='auto', or less", "need --dtype auto, or less"),
+        ("give out='runs/a b'", "give --out runs/a b"),
+        ("without it (random_init=False)", "without it (--no-random-init)"),
+        ("ask for fewer: sequences=...", "ask for fewer: --sequences"),
+        ("load(model, colour='red') and n=3", "load(model, colour='red') and n=3"),
+    ):
+        assert say_with_options(text, context) == shown
+
+
+COMMAND = r"(sink-lens|sbatch|torchrun|pip|llama-gguf-split)\b[^;)]*"
+
+
+def test_no_message_below_the_command_line_names_an_option():
+    found = []
+    for path in Path(sink_lens.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))) if "cli" not in path.parts else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Error"):
+                said = re.sub(COMMAND, "", " ".join(map(ast.unparse, node.args)))
+                found += [(path.name, said)] if re.search(r"[ ('\"]--[a-z]", said) else []
+    assert found == []

@@ -29,7 +29,7 @@ _NOT_INCLUDED = (
     "loading, a second measuring pass if the first looked at the wrong position or some sequences lack the sink, the "
     "bootstrap, the tables and the report (seconds)"
 )
-_LESS = "need fewer sequences, a smaller type (--dtype bfloat16) or no interventions (--no-interventions)"
+_LESS = "need fewer sequences, a smaller type (dtype='bfloat16') or no interventions (interventions=False)"
 
 
 def passes(config: TraceConfig, sizes: Sizes) -> PassCounts:

@@ -91,7 +91,7 @@ def make_token_pairs(
     name, pairs, bos = config.task, config.pairs, config.bos
     if name == "file":
         if config.pairs_file is None:
-            raise InputError("the task 'file' needs a file of pairs; give pairs_file (--pairs-file FILE)")
+            raise InputError("the task 'file' needs a file of pairs; give pairs_file=...")
         source: Iterator[Pair] = iter(
             read_pairs(
                 config.pairs_file, spans=config.column_by_span, answers_as=config.answers_as, tokenizer=tokenizer

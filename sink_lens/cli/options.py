@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
@@ -138,7 +139,13 @@ def run_and_answer(ctx: typer.Context, command: Callable[[], Answer | None], *, 
             page, folder = render_report(error.folder, quiet=True), error.folder
             typer.echo(f"{folder} was finished but had no page; the page is drawn now")
             answer = Answer(found=lambda: {"run": folder, "report": page})
+        except KeyboardInterrupt as error:
+            if notes := getattr(error, "__notes__", None):
+                notes[:] = [say_with_options(note, ctx) for note in notes]
+            raise
         except (SinkLensError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, SinkLensError):
+                error.args = (say_with_options(str(error), ctx), *error.args[1:])
             text = user_message(error)
             if as_json and text is not None:
                 _print_json({"command": name, "error": text}, file=shown)
@@ -147,6 +154,26 @@ def run_and_answer(ctx: typer.Context, command: Callable[[], Answer | None], *, 
             _print_json({"command": name} | dict(answer.found() if answer else {}), file=shown)
     if answer is not None and answer.exit_code:
         raise typer.Exit(answer.exit_code)
+
+
+_PYTHON = re.compile(r"\b([a-z_]+)=(\.\.\.|True\b|False\b|'([^']*)'|\(([^()]*)\))")
+
+
+def say_with_options(text: str, ctx: typer.Context) -> str:
+    """Rewrite the arguments in an error's text, such as ``dtype='auto'``, as options of the command (--dtype auto)."""
+    options = {one.name: one for one in ctx.command.params}
+
+    def option(found: re.Match[str]) -> str:
+        if (known := options.get(found[1])) is None or not known.opts[-1].startswith("-"):
+            return found[0]
+        value = found[2]
+        if value == "False" and known.secondary_opts:
+            return known.secondary_opts[0]
+        if value in ("...", "True", "False"):
+            return known.opts[0]
+        return f"{known.opts[0]} {found[3] or (found[4] or '').replace(' ', '')}"
+
+    return _PYTHON.sub(option, text)
 
 
 def json_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:

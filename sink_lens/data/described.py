@@ -95,5 +95,5 @@ def check_sequences_fit(
     if not has_tokenizer and config.tokens == "text":
         raise InputError(
             f"{name} has no tokenizer, so no text can be read; need one: load(..., tokenizer=...), or its "
-            "files beside the weights. Or give token ids (tokens= in Python), or draw them (--tokens random)"
+            "files beside the weights. Or give token ids in tokens, or draw them (tokens='random')"
         )

@@ -148,7 +148,7 @@ def metric_spec(config: Any, name: str) -> MetricSpec:
     """
     layers, known = config.metric_layers, METRICS[name][0]
     if "layer" in known and (layers is None or len(layers) != 1):
-        raise InputError(f"{name} is read at one layer; give it with --metric-layers N")
+        raise InputError(f"{name} is read at one layer; give it with metric_layers=...")
     given: dict[str, Any] = {
         "sink_position": config.sink_position,
         "layers": None if layers is None else list(layers),

@@ -18,9 +18,9 @@ InputKind = Literal["tokens", "embeddings", "released_embeddings"]
 of the first model's embedding matrix (released code of arXiv 2509.26404)."""
 _SEEDS: dict[str, Any] = {"written": "ranges", "metavar": "0-4"}
 
-NOTHING = "nothing to measure; need a model, a folder of sink-lens train, or --untrained gpt2"
+NOTHING = "nothing to measure; need a model, a folder of sink-lens train, or untrained='gpt2'"
 """What is said where no model is given."""
-TWO = "need two or more to compare: names, folders, or --untrained gpt2 --seeds 0,1"
+TWO = "need two or more to compare: names, folders, or untrained='gpt2' with seeds=(0, 1)"
 """The same of a fingerprint."""
 
 
@@ -59,9 +59,9 @@ class SurveyConfig(ModelsConfig):
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.switches and not self.untrained:
-            raise InputError("--switch was given and no untrained model; need one to switch: --untrained gpt2")
+            raise InputError("switches were given and no untrained model; need one to switch: untrained='gpt2'")
         if self.seeds != (0,) and not self.untrained:
-            raise InputError("--seeds was given and no untrained model; need one that they draw: --untrained gpt2")
+            raise InputError("seeds were given and no untrained model; need one that they draw: untrained='gpt2'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class FingerprintConfig(ModelsConfig):
         if not FEWEST_SHARED <= count <= width:
             raise InputError(
                 f"{count} of {width} coordinates per model; need at least {FEWEST_SHARED}, and not more than all. "
-                "Choose with --coordinates"
+                "Choose with coordinates=..."
             )
         return count
 

@@ -182,7 +182,7 @@ def read_features(lens: LensModel, inputs: Inputs, *, progress: bool = False) ->
                 if not bool(states.isfinite().all()):
                     raise ModelError(
                         f"the last states of {lens.name} in {str(lens.dtype).removeprefix('torch.')} are not finite "
-                        f"(input {done}); need a type that holds them: load it in float32 or bfloat16 (--dtype)"
+                        f"(input {done}); need a type that holds them: dtype='float32' or dtype='bfloat16'"
                     )
                 found[done : done + len(part)] = states.cpu().numpy()
                 done += len(part)

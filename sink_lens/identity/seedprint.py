@@ -125,7 +125,7 @@ def compare_states(
         raise InputError(f"{name_a} read {len(x)} inputs and {name_b} {len(y)}; need the same ones. Read them again")
     for name, one in (a, b):
         if not np.isfinite(one).all():
-            raise InputError(f"the states of {name} are not finite; need numbers. Load it in float32 (--dtype)")
+            raise InputError(f"the states of {name} are not finite; need numbers. Load it with dtype='float32'")
     if x.shape[1] != y.shape[1]:
         why = f"widths {x.shape[1]} and {y.shape[1]}: no initialisation has both, and coordinates cannot be matched"
         return ModelPair(a=name_a, b=name_b, verdict=NO_ANSWER, why=why)
@@ -137,7 +137,7 @@ def compare_states(
     if len(shared) < FEWEST_SHARED:
         why = (
             f"{len(shared)} of {count} coordinates in common ({expected:.3g} by chance), where {FEWEST_SHARED} "
-            "are needed; a larger --coordinates would have more"
+            "are needed; more coordinates=... would have more"
         )
         return ModelPair(**pair, verdict=NO_ANSWER, why=why)
     soft = [log_softmax_states(one, coordinates=shared, temperature=config.temperature) for one in (x, y)]

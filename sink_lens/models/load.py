@@ -202,7 +202,7 @@ def random_init(lens: LensModel, *, seed: int) -> LensModel:
     if lens.offloaded:
         raise ModelError(
             f"the weights of {lens.name} do not fit into memory, so neither do those of its random-init baseline; need "
-            "the trace without it (random_init=False, --no-random-init)"
+            "the trace without it (random_init=False)"
         )
     config = copy.deepcopy(lens.config)
     with keep_random_state(), torch.device("cpu"):
@@ -223,11 +223,11 @@ def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
     free = psutil.virtual_memory().available
     if needed <= free:
         return
-    own = f"--dtype auto, which keeps the {stored / 1e9:.1f} GB of the checkpoint; " if needed > 1.5 * stored else ""
+    own = f"dtype='auto', which keeps the {stored / 1e9:.1f} GB of the checkpoint; " if needed > 1.5 * stored else ""
     raise ModelError(
         f"the weights of {name} take {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')} and "
-        f"{free / 1e9:.1f} GB of memory are free; need {own}a smaller type (--dtype bfloat16), or weights that stay on "
-        "disk (--device-map auto), which can be measured and not edited"
+        f"{free / 1e9:.1f} GB of memory are free; need {own}a smaller type (dtype='bfloat16'), or weights that stay on "
+        "disk (device_map='auto'), which can be measured and not edited"
     )
 
 

@@ -70,5 +70,5 @@ def why_not_editable(model: nn.Module, *, name: str) -> str:
     return (
         f"{bytes_on_disk(model) / 1e9:.2f} of {whole / 1e9:.2f} GB of the weights of {name} are on disk, and "
         f"interventions need them in memory; need about {1.2 * whole / 1e9:.2f} GB, or a smaller type "
-        "(--dtype bfloat16). Without it the model can be measured"
+        "(dtype='bfloat16'). Without it the model can be measured"
     )

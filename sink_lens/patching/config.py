@@ -167,7 +167,7 @@ class PatchConfig:
         """Raise InputError if there is neither a metric nor answers, which mean a logit difference."""
         if self.metric is None:
             raise InputError(
-                "no metric was given; need correct and incorrect (--correct TEXT --incorrect TEXT), whose logits are "
+                "no metric was given; need correct=... and incorrect=..., whose logits are "
                 "compared, a pairs_file with them, or a metric, such as sink_mass"
             )
 
@@ -196,6 +196,6 @@ def check_prompts(config: PatchConfig) -> None:
     """Raise InputError if the configuration has no clean or no corrupted text."""
     if config.pairs_file is None and (not config.clean or not config.corrupted):
         raise InputError(
-            "patching needs two texts with the same number of tokens; give --clean TEXT and --corrupted TEXT, or "
-            "--pairs-file FILE"
+            "patching needs two texts with the same number of tokens; give clean=... and corrupted=..., or "
+            "pairs_file=..."
         )

@@ -131,7 +131,7 @@ def _answer_of_row(row: Mapping[str, Any], name: str, *, answers_as: AnswersAs |
         raise InputError(
             f"the pairs have {name} ({safe_line(repr(row[name]), limit=40)}) and {name}_idx "
             f"({safe_line(repr(ids), limit=40)}); need one of them. Choose with answers_as='text' or 'ids' "
-            "(--answers-as), or leave one out"
+            "(answers_as=...), or leave one out"
         )
     if not isinstance(ids, str):
         return ids
@@ -153,7 +153,7 @@ def _read_digits(answers: list[Answer], name: str, answers_as: AnswersAs | None,
         token = "" if tokenizer is None else f", {safe_line(repr(str(tokenizer.decode([int(digits[0])]))))}"
         raise InputError(
             f"every entry of the column {name} is digits, such as {digits[0]}: the text {digits[0]!r}, or the token "
-            f"with this id{token}; need to know which. Choose with answers_as='text' or 'ids' (--answers-as)"
+            f"with this id{token}; need to know which. Choose with answers_as='text' or answers_as='ids'"
         )
     return [int(cell[0]) if len(cell) == 1 else tuple(map(int, cell)) for cell in cells]
 

@@ -35,4 +35,4 @@ class ReportConfig:
         check_field_types(self)
         for name in ("only", "format"):
             if self.figures is None and getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise InputError(f"--{name} was given without --figures; need the folder of the figures")
+                raise InputError(f"{name} was given without figures; need the folder: figures=...")

@@ -78,7 +78,7 @@ def check_formats(formats: Sequence[str]) -> None:
     """Refuse a file format that no figure is written in."""
     for form in formats:
         if form not in FORMATS:
-            raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in --format pdf,svg")
+            raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in format='pdf,svg'")
 
 
 def _path_outside_runs(folder: Path, name: str) -> Path:

@@ -184,7 +184,7 @@ def _incomparable_error(runs: Sequence[Run], differing: Mapping[str, Sequence[An
         parts.append(f"{name}: {said}")
     return RunError(
         f"the runs are not comparable, they differ in {'; '.join(parts)}; need runs of one kind on the same tokens "
-        "with the same settings. Leave some out, run again alike, or name what they differ in, such as --by dtype."
+        "with the same settings. Leave some out, run again alike, or name what they differ in, such as by='dtype'."
     )
 
 

@@ -130,7 +130,7 @@ def sketch_edges(
     column = "share" if "share" in edges.columns and np.isfinite(edges["share"].to_numpy(float)).any() else "score"
     rows = [(str(row["writer"]), str(row["reader"]), float(row[column])) for row in edges.to_dict("records")]
     if not rows:
-        raise RunError("the circuit has no edge, so there is nothing to draw. Ask for more with --edges")
+        raise RunError("the circuit has no edge, so there is nothing to draw. Ask for more with edges=...")
     shown, chosen = [_END], []
     while len(shown) < most:
         parts = _edges_into_shown(rows, shown, group=group, outputs=outputs)
@@ -142,7 +142,7 @@ def sketch_edges(
         chosen.append(more)
     if not chosen:
         raise RunError(
-            "no edge of the circuit leads to the metric, so there is nothing to draw. Ask for more with --edges"
+            "no edge of the circuit leads to the metric, so there is nothing to draw. Ask for more with edges=..."
         )
     parts = _edges_into_shown(rows, shown, group=group, outputs=outputs)
     sums = {one: sum(scores) for one, scores in parts.items()}

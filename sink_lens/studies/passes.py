@@ -41,7 +41,7 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
         return
     models = [name for name in (config.model, *config.others) if not is_run_folder(name)]
     if not models:
-        raise InputError("--dry-run was given and every row is that of a run; need a model to measure")
+        raise InputError("every row is that of a run, so nothing would be computed; need a model to measure")
     for name in models:
         yield estimate_cost(replace(config, model=name, others=()), count_passes)
 

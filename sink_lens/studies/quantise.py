@@ -83,7 +83,7 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
     if config.weights and (quantised or any(".gguf" in note for note in lens.notes)):
         raise InputError(
             f"the weights of {lens.name} come from a quantised file; need weights in 16 or 32 bit to round them. "
-            "Leave --weights out, or use a checkpoint that is not quantised"
+            "Leave weights out, or use a checkpoint that is not quantised"
         )
     if batch.n_sequences < FEWEST:
         raise InputError(

@@ -123,8 +123,7 @@ class SweepConfig:
         own = [one.name for one in self.metrics if ":" in one.name]
         if unasked := [one for one in own if one not in self.imports]:
             raise InputError(
-                f"the metric {unasked[0]} is code to import; need --import {unasked[0]} (in Python imports=), which "
-                "runs its module"
+                f"the metric {unasked[0]} is code to import; need imports={unasked[0]!r}, which runs its module"
             )
         if unknown := [one for one in self.imports if one not in own]:
             raise InputError(f"{unknown[0]} is to be imported and is no metric of the sweep; need one of its metrics")

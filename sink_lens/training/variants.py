@@ -164,7 +164,7 @@ def _differences_text(runs: Sequence[Run], configs: Sequence[dict[str, Any]], na
         parts.append(f"{name}: " + ", ".join(f"{value} ({run.folder})" for value, run in seen.items()))
     return (
         f"the runs also differ in {'; '.join(parts)}; need variants that differ in what is compared and the seed only. "
-        "Leave runs out, or name what is compared with by (--by)."
+        "Leave runs out, or name what is compared with by (by=...)."
     )
 
 

@@ -298,7 +298,7 @@ def _reusable_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, thre
     """Return an earlier table's rows but those of failed checkpoints; refuse other tokens or another ``threshold``."""
     whole = frame.loc[frame["error"].isna()]
     what = f"{folder}/watch.parquet was measured"
-    todo = "Give the same, or measure all again (--again)."
+    todo = "Give the same, or measure all again (again=True)."
     if others := sorted(set(whole["tokens_sha256"].tolist()) - {batch.hash}):
         raise RunError(f"{what} on other tokens ({others[0][:12]}; these are {batch.hash[:12]}); need the same. {todo}")
     levels = sorted(set(whole["threshold"].dropna().tolist()))

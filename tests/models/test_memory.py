@@ -32,7 +32,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(tmp_path, monk
     stored = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
     monkeypatch.setattr(loading.psutil, "virtual_memory", lambda: SimpleNamespace(available=1.2 * stored))
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("they were read"))
-    with pytest.raises(ModelError, match=r"as float32 .* need --dtype auto, which keeps the 0.0 GB of the checkpoint"):
+    with pytest.raises(ModelError, match=r"as float32 .* need dtype='auto', which keeps the 0.0 GB of the checkpoint"):
         load(tmp_path)
     monkeypatch.undo()
     assert load(tmp_path).dtype == torch.float32

@@ -162,5 +162,5 @@ def test_without_a_sink_nothing_is_said_to_make_one(tmp_path):
     text = page_html(folder)
     assert "It is no attention sink, so no link was intervened on" in text
     assert "of heads have a sink score above 0.3 at position 0" in text
-    for claim in ("What makes position", "leave out --no-interventions", "as wide as the share of the sink"):
+    for claim in ("What makes position", "leave interventions on", "as wide as the share of the sink"):
         assert claim not in text, claim

@@ -101,7 +101,7 @@ def test_runs_that_are_not_comparable_are_refused(tmp_path, changed, named):
 def test_runs_may_differ_by_what_they_are_compared_by_and_by_nothing_else(tmp_path, by, changed, other):
     one, two = a_run(tmp_path / "one"), a_run(tmp_path / "other", **changed)
     assert "2 runs beside each other" in page_html(one, two, by=[by])
-    with pytest.raises(RunError, match=r"or name what they differ in, such as --by dtype"):
+    with pytest.raises(RunError, match=r"or name what they differ in, such as by='dtype'"):
         page_html(one, two, by=[other])
 
 

@@ -109,7 +109,7 @@ def test_the_command_prints_and_answers_programs(tmp_path):
     for options, said in (
         (("--most-loss", "1"), "--most-loss was given; need one model, or two that are compared for it"),
         (("--out", tmp_path / "new"), "out was given and every row is that of a run"),
-        (("--dry-run",), "--dry-run was given and every row is that of a run"),
+        (("--dry-run",), "every row is that of a run"),
     ):
         refused = run(folder, *options)
         assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr

@@ -83,7 +83,7 @@ def test_a_file_takes_prompts_and_a_metric_that_may_be_imported(tmp_path, monkey
     asked = {"model": "model", "tokens": {"prompts_file": "prompts.txt"}, "controls": 0}
     asked |= {"edits": [{"site": "z", "layers": 1}], "metrics": [{"name": "own_sweep_metrics:last"}]}
     (tmp_path / "s.json").write_text(json.dumps(asked))
-    with pytest.raises(InputError, match="--import own_sweep_metrics:last"):
+    with pytest.raises(InputError, match="imports='own_sweep_metrics:last'"):
         read_sweep("s.json")
     config = read_sweep("s.json", imports=("own_sweep_metrics:last",))
     assert config.prompts == ("x y z", "y x")

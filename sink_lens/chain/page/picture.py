@@ -116,7 +116,7 @@ def _words_around(circuit: Any) -> tuple[str, str]:
         return title, "No position is an attention sink, so no link was intervened on."
     if not circuit.is_causal:
         title = f"What was measured at position {position}, the attention sink of {model}"
-        says = "No link of this run was intervened on. To test the links, trace again and leave out --no-interventions."
+        says = "No link of this run was intervened on. To test the links, trace again and leave interventions on."
         return title, says
     says = "Number: the share of the sink that the link's intervention removes, or makes elsewhere; its 95% interval."
     steps = len(set(circuit.nodes["step"].dropna()))

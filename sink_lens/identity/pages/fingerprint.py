@@ -47,7 +47,7 @@ def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[s
             said.append(f"{plural(len(silent), 'pair')} {'has' if len(silent) == 1 else 'have'} no answer: {why}.")
     if NOT_SHOWN in pairs["verdict"].tolist():
         said.append(
-            "Models for which nothing is shown may still have begun with the same weights: more inputs (--sequences) "
+            "Models for which nothing is shown may still have begun with the same weights: more inputs (sequences) "
             "show more."
         )
     return (*said, FINGERPRINT_ERRORS) if (inputs, decides) == ("tokens", "relabelled") else tuple(said)
