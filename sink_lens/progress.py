@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from tqdm import std
 
+DELAY = 1.0
+"""Seconds after which a bar is shown."""
 SHORT = 5.0
 """A bar that took fewer seconds leaves no line."""
 BAR = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
@@ -22,10 +24,13 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
         self._watched = sys.stderr.isatty()
         if not self._watched:
             options.setdefault("file", io.StringIO())
+        options.setdefault("delay", DELAY)
         super().__init__(*args, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Show the bar as it is now, in a terminal or a notebook; tqdm gives ``msg`` and ``pos``."""
+        if msg is None and self._time() < getattr(self, "start_t", 0.0) + DELAY:
+            return
         if self._watched:
             super().display(msg, pos)
         elif msg is None and not getattr(self, "pos", 0) and _in_notebook():

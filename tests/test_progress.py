@@ -34,6 +34,10 @@ def test_a_notebook_gets_one_line_of_text_that_changes(capsys, monkeypatch):
         IPython.display, "display", lambda data, **options: shown.append(("made", data["text/plain"])) or handle
     )
     with tqdm(total=2, desc="models", mininterval=0, leave=False) as bar:
+        bar.set_description("models")
+    assert shown == []  # in the first second
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    with tqdm(total=2, desc="models", mininterval=0, leave=False) as bar:
         bar.update(2)
     assert [how for how, _ in shown] == ["made"] + ["changed"] * (len(shown) - 1)
     assert shown[-1][1] == "models: 00:00"

@@ -9,7 +9,6 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from ..records import read_run
 from ..text import capitalise, interval_text, name_in_words, percent
 from .links import LINKS
 from .page.story import find_story
@@ -43,7 +42,7 @@ def answer(trace: "Trace") -> dict[str, Any]:
 def brief_answer(trace: "Trace") -> RenderableType:
     """Draw the answer: the conclusion, and for each link a line and a sentence below it."""
     said = [Text(f"{trace.sentences[0]}\n", style="bold")]
-    if find_story(read_run(trace.folder)).sink_rate is None:
+    if find_story(trace.run).sink_rate is None:
         said.append(Text(f"{capitalise(too_short_sentence(trace.config.threshold))}.\n"))
     return Group(*said, *_link_lines(trace.tables, sink_position=trace.location.sink_position))
 

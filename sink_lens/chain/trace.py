@@ -33,7 +33,7 @@ from ..models.memory import collect_garbage, free_bytes, store_parameters_on_dis
 from ..models.running import exclusive_use
 from ..models.sites import site_of
 from ..progress import tqdm
-from ..records import Result, RunWriter, create_run, default_run_folder, read_run
+from ..records import Result, RunWriter, create_run, default_run_folder, place_of_run, read_run
 from ..signatures import takes
 from ..text import size_text
 from . import summary, tables
@@ -90,9 +90,9 @@ _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Trace(Result):
-    """A finished trace; everything in it also lies in its run folder."""
+    """A finished trace."""
 
     main = "links"
     config: TraceConfig
@@ -121,7 +121,7 @@ class Trace(Result):
         """
         from .page.circuit import chain_circuit
 
-        return chain_circuit(read_run(self.folder)).draw(style, width=width)
+        return chain_circuit(self.run).draw(style, width=width)
 
     def notebook_parts(self) -> tuple[object, ...]:
         """Return the picture of the chain and the verdict on every link, which a notebook shows below the headline."""
@@ -142,19 +142,19 @@ def trace(
     links: Sequence[Link] = LINKS,
     **fields: Any,
 ) -> Trace:
-    """Trace the chain on a model and write a run folder.
+    """Trace the chain on a model.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
         tokens: sequences to use instead of those that the configuration describes; no other BOS condition is read then.
             Token ids, a row per sequence, are a batch. A text is the configuration's field: "random".
         config: what to ask; the default one if None. Beside a model in memory, its device and type are only recorded.
-        out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
-            what is finished of the other condition and the baseline is not measured again. If only the page is missing,
-            it is drawn.
+        out: the run folder; nothing is written if None. An interrupted run of the same question is continued: what is
+            finished of the other condition and the baseline is not measured again. If only the page is missing, it is
+            drawn.
         overwrite: replace the run that the folder holds.
         progress: show bars.
-        report: draw the report at the end.
+        report: draw the page in ``out`` at the end.
         links: the chain.
         **fields: fields of ``TraceConfig``, such as ``sequences=8``; they win over those of ``config``.
 
@@ -189,50 +189,55 @@ def trace(
     if lens.offloaded and config.random_init:
         raise InputError(
             f"{lens.name} does not fit into memory, and neither does its random-init baseline; trace without the "
-            "baseline: random_init=False, or --no-random-init"
+            "baseline: random_init=False"
         )
     if lens.device.type == "cpu" and not lens.offloaded:
         check_trace_fits_memory(lens, config)
     why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:
         warnings.warn(f"no intervention is made: {why_not}; links are judged by what is measured alone", stacklevel=2)
-    folder = Path(out) if out is not None else default_run_folder(lens.name)
-    try:
-        writer = create_run(
-            folder,
-            kind="trace",
-            config=dataclasses.asdict(config),
-            provenance=trace_provenance(lens, batch, config=config, kernel=kernel)
-            | {"links": [link.name for link in links]}
-            | ({} if there is None else {"at": {"ids": list(there.ids), "token": there.text, "found": there.found}}),
-            expects=FILES
-            + (("experts",) if lens.d_expert is not None else ())
-            + (("random_init_heads", "random_init_links") if config.random_init else ())
-            + (TABLES if config.interventions else ()),
-            overwrite=overwrite,
-            recomputes=True,
-        )
-    except UndrawnError:
-        location = parse_location((folder / _LOCATION_FILE).read_text("utf-8"))
-        frames = dict(read_run(folder).tables)
-    else:
-        asked = _Inputs(lens=lens, batch=batch, other=other, there=there, config=config, links=links, progress=progress)
-        with writer, _StageBar(config, progress=progress) as stages:
-            frames, location = _measure_and_judge(asked, writer=writer, stages=stages)
-            writer.write_text(_LOCATION_FILE, location.as_json())
-    from .page.story import find_story, headline, title
+    with place_of_run(out, name=lens.name) as place:
+        try:
+            writer = create_run(
+                place.folder,
+                kind="trace",
+                config=dataclasses.asdict(config),
+                provenance=trace_provenance(lens, batch, config=config, kernel=kernel)
+                | {"links": [link.name for link in links]}
+                | (
+                    {} if there is None else {"at": {"ids": list(there.ids), "token": there.text, "found": there.found}}
+                ),
+                expects=FILES
+                + (("experts",) if lens.d_expert is not None else ())
+                + (("random_init_heads", "random_init_links") if config.random_init else ())
+                + (TABLES if config.interventions else ()),
+                overwrite=overwrite,
+                recomputes=True,
+            )
+        except UndrawnError:
+            location = parse_location((place.folder / _LOCATION_FILE).read_text("utf-8"))
+            frames = dict(read_run(place.folder).tables)
+        else:
+            asked = _Inputs(
+                lens=lens, batch=batch, other=other, there=there, config=config, links=links, progress=progress
+            )
+            with writer, _StageBar(config, progress=progress) as stages:
+                frames, location = _measure_and_judge(asked, writer=writer, stages=stages)
+                writer.write_text(_LOCATION_FILE, location.as_json())
+        from .page.story import find_story, headline, title
 
-    run = read_run(folder)
-    said = "\n".join([f"{title(run)}.", *headline(find_story(run))])
-    result = Trace(folder=folder, headline=said, config=config, location=location, tables=frames)
-    if report:
-        result.report()
-    return result
+        run = read_run(place.folder)
+        said = "\n".join([f"{title(run)}.", *headline(find_story(run))])
+        result = Trace(folder=place.named, place=place, headline=said, config=config, location=location, tables=frames)
+        if report and out is not None:
+            result.report()
+        return result
 
 
 def run(config: TraceConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Trace:
     """Run the command ``trace``, which draws the page itself."""
-    return trace(config.model, config=config, out=out, overwrite=overwrite, progress=progress, report=False)
+    folder = default_run_folder(config.model) if out is None else out
+    return trace(config.model, config=config, out=folder, overwrite=overwrite, progress=progress, report=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

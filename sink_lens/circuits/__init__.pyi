@@ -112,7 +112,7 @@ def run(
     shard: str | None = None,
     overwrite: bool = False,
     report: bool = True,
-    progress: bool = False,
+    progress: bool = True,
     task: Literal["ioi", "greater-than", "agreement", "capitals", "induction", "text", "file"] = "ioi",
     pairs_file: str | Path | None = None,
     answers_as: Literal["text", "ids"] | None = None,

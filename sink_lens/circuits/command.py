@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..records import default_run_folder
 from ..report.html import page_title
 from ..text import as_text, edge_label
 from .config import CircuitConfig, View
@@ -23,14 +24,15 @@ def run(
     """
     if config.against is not None:
         return compare(config.model, config.against)
-    how: dict[str, Any] = {"out": out, "shard": shard, "overwrite": overwrite, "progress": progress}
+    folder = default_run_folder(config.model) if out is None else out
+    how: dict[str, Any] = {"out": folder, "shard": shard, "overwrite": overwrite, "progress": progress}
     return run_circuit(config.model, config=config, report=False, **how)
 
 
 def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFrame]:
     """Yield what the terminal shows of ``found``: conclusion, sentences, and the ``view.top`` largest edges."""
     if isinstance(found, CircuitRun):
-        yield f"{page_title(found.folder)}."
+        yield f"{page_title(found.run.folder)}."
     yield from found.sentences
     edges, lines = found.frame.head(view.top), []
     core = found.tables.get("core") if isinstance(found, CircuitRun) else None

@@ -24,7 +24,7 @@ from ..models.inputs import describe_provenance, load_model
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..patching.pair_file import read_pairs
-from ..records import Result, RunWriter, create_run, default_run_folder, display, read_run
+from ..records import Result, RunWriter, create_run, place_of_run, read_run
 from ..records.recomputed import MOST, keep_or_compare, sample_parts
 from ..records.shards import check_shard, compute_run, process_name
 from ..signatures import takes
@@ -55,9 +55,9 @@ _CORE: tuple[Ablation, ...] = ("resample", "mean_ordinary", "mean_aligned", "mea
 see how long the stream is, so that to first order the embedding's edges into layer 0 are worth nothing against zero."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CircuitRun(Result):
-    """The result of ``circuits.run``: the circuit and its tables, which its run folder has too."""
+    """The result of ``circuits.run``: the circuit and its tables."""
 
     main = "circuit"
     found: Circuit | None = None
@@ -84,10 +84,10 @@ def run(
     shard: str | None = None,
     overwrite: bool = False,
     report: bool = True,
-    progress: bool = False,
+    progress: bool = True,
     **fields: Any,
 ) -> CircuitRun:
-    """Find the circuit of a task, measure how faithful it is, and write a run folder.
+    """Find the circuit of a task, and measure how faithful it is.
 
     With ``shard`` each of several processes or machines scores a part of the pairs, all in one folder. Parts of 32
     pairs go to shards in turns, under every ablation that the core is taken over. A shard that was killed goes on where
@@ -98,11 +98,11 @@ def run(
     Args:
         model: what ``load`` takes, or a ``LensModel``.
         config: the configuration; the default one if None.
-        out: the run folder; a new one in ``runs`` if None. An unfinished run of the same question is continued. All
+        out: the run folder; nothing is written if None. An unfinished run of the same question is continued. All
             shards need the same one.
         shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
         overwrite: replace the run that the folder holds.
-        report: draw the page.
+        report: draw the page in ``out`` at the end.
         progress: show progress bars.
         **fields: fields of ``CircuitConfig``, such as ``task="ioi"``; they win over those of the configuration.
 
@@ -114,25 +114,27 @@ def run(
     """
     check_shard(shard, out=out, overwrite=overwrite)
     asked = _make_request(model, config=config, fields=fields)
-    folder = default_run_folder(asked.lens.name) if out is None else Path(out)
-    found = compute_run(
-        folder,
-        shard=shard,
-        overwrite=overwrite,
-        open_run=partial(asked.open_run, reopen=shard is not None),
-        begin=asked.begin,
-        check=asked.check_scores,
-        compute=partial(asked.score_pair_groups, progress=progress),
-        finish=partial(_finish_run, asked, progress=progress),
-    )
-    if found is None:
-        return CircuitRun.unfinished(folder, shard=str(shard))
-    circuit, sentences = found
-    if report:
-        display.draw_page(folder)
-    held = read_run(folder)
-    tables = {name: held.tables[name] for name in (*FILES, "check", "check_nodes", "core") if name in held.tables}
-    return CircuitRun(folder=folder, found=circuit, tables=tables, headline="\n".join(sentences))
+    with place_of_run(out, name=asked.lens.name) as place:
+        found = compute_run(
+            place.folder,
+            shard=shard,
+            overwrite=overwrite,
+            open_run=partial(asked.open_run, reopen=shard is not None),
+            begin=asked.begin,
+            check=asked.check_scores,
+            compute=partial(asked.score_pair_groups, progress=progress),
+            finish=partial(_finish_run, asked, progress=progress),
+        )
+        if found is None:
+            return CircuitRun.unfinished(place.folder, shard=str(shard))
+        circuit, sentences = found
+        held = read_run(place.folder)
+        tables = {name: held.tables[name] for name in (*FILES, "check", "check_nodes", "core") if name in held.tables}
+        said = "\n".join(sentences)
+        result = CircuitRun(folder=place.named, place=place, found=circuit, tables=tables, headline=said)
+        if report and out is not None:
+            result.report()
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from ..configuration import make_config
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
-from ..records import Finding, check_folder_free, create_run, default_run_folder, package_versions
+from ..records import Result, check_folder_free, create_run, default_run_folder, package_versions, place_of_run
 from ..schema import column_names
 from ..signatures import takes
 from .config import TWO, FingerprintConfig
@@ -26,8 +26,8 @@ from .seedprint import compare_states
 from .untrained_models import read_untrained
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fingerprint(Finding):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Fingerprint(Result):
     """Result of ``fingerprint``, with the tables ``models``, ``pairs`` and ``nulls``.
 
     ``models`` has one row per model (model, seed, step, d_model, ids, dtype, weights_sha256); ``pairs`` one per
@@ -37,8 +37,6 @@ class Fingerprint(Finding):
 
     main = "pairs"
     config: FingerprintConfig
-    folder: Path | None = None
-    """Folder of the run, if it was written."""
 
     def notebook_parts(self) -> tuple[object, ...]:
         """Return what a notebook shows below the headline: the figure of all pairs."""
@@ -66,7 +64,7 @@ def fingerprint(
         models: names, folders (of ``sink-lens train``: its first and last checkpoint) or open models, besides those
             that the configuration names.
         config: how the models are compared.
-        out: folder of the run; None writes nothing.
+        out: the run folder; nothing is written if None.
         overwrite: replace the run that the folder holds.
         progress: show bars.
         **fields: fields of ``FingerprintConfig``, as ``sequences=500``; they win over ``config``.
@@ -119,12 +117,13 @@ def fingerprint(
     from .pages.fingerprint import pair_sentences
 
     made = Fingerprint(
+        folder=None,
         config=config,
         tables={"models": models_table, "pairs": pairs, "nulls": nulls},
         headline="\n".join(pair_sentences(pairs, inputs=config.inputs, decides=config.decides)),
         notes=tuple(_make_notes(pairs, known=known, config=config)),
     )
-    return made if out is None else _write_run(made, inputs, out=Path(out), overwrite=overwrite)
+    return _write_run(made, inputs, out=out, overwrite=overwrite)
 
 
 def models_to_compare(models: Sequence[ModelLike], config: FingerprintConfig) -> list[ModelToMeasure]:
@@ -177,8 +176,10 @@ def _make_notes(pairs: pd.DataFrame, *, known: dict[str, ModelFacts], config: Fi
     return said
 
 
-def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) -> Fingerprint:
-    """Write a finished comparison (``found``) into the run folder ``out``; return it with ``folder`` set."""
+def _write_run(
+    found: Fingerprint, inputs: Inputs, *, out: str | os.PathLike[str] | None, overwrite: bool
+) -> Fingerprint:
+    """Write a finished comparison (``found``) into the run folder ``out``; return it with its folder."""
     provenance: dict[str, Any] = {
         "models": found.tables["models"]["model"].tolist(),
         "weights_sha256": found.tables["models"]["weights_sha256"].tolist(),
@@ -188,14 +189,15 @@ def _write_run(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool
         "dtype": sorted(set(found.tables["models"]["dtype"])),
         "versions": package_versions(),
     }
-    record = {"config": asdict(found.config), "provenance": provenance, "overwrite": overwrite}
-    with create_run(out, kind="fingerprint", expects=("models", "pairs", "nulls", "findings"), **record) as writer:
+    record: dict[str, Any] = {"config": asdict(found.config), "provenance": provenance, "overwrite": overwrite}
+    record |= {"kind": "fingerprint", "expects": ("models", "pairs", "nulls", "findings")}
+    with place_of_run(out, name="fingerprint") as place, create_run(place.folder, **record) as writer:
         writer.write_csv("models", found.tables["models"])
         writer.write_table("pairs", found.frame)
         writer.write_table("nulls", found.tables["nulls"])
         said = [*found.sentences, *(f"note: {note}" for note in found.notes)]
         writer.write_text("findings.txt", "\n".join(said) + "\n")
-    return replace(found, folder=out)
+    return replace(found, folder=place.named, place=place)
 
 
 def run_command(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Fingerprint:

@@ -12,6 +12,7 @@ run, its gradient there says nothing.
 Reference: Nanda 2023, "Attribution patching"; Syed et al., arXiv 2310.10348; Hanna et al., arXiv 2403.17806 (steps).
 """
 
+from functools import partial
 from typing import Any
 
 from ..errors import InputError
@@ -21,6 +22,7 @@ from .config import PatchConfig
 from .first_order import first_order_effects
 from .pairs import Sequences
 from .results import AttributionResult, fields_of_patches, part_table
+from .run_folder import open_run
 from .run_pair import merge_patch_config, prepare_runs
 
 
@@ -60,5 +62,10 @@ def attribution_patch(
     frame["changed"] = [runs.has_difference(part) for part in grid]
     frame["n"] = n.numpy()
     return AttributionResult(
-        frame=frame, runs=runs, grid=tuple(grid), values_then=values_then, **fields_of_patches(runs, pair, settings)
+        frame=frame,
+        runs=runs,
+        grid=tuple(grid),
+        values_then=values_then,
+        opens=partial(open_run, lens=lens, pair=pair, config=settings, metric=runs.metric),
+        **fields_of_patches(runs, pair, settings),
     )

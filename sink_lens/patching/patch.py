@@ -37,7 +37,7 @@ from .first_order import first_order_effects
 from .pairs import PromptPair, Sequences
 from .parts import check_put_edit, configs_by_site, draw_random_parts, indices_by_axis, part_identity
 from .results import PatchResult, fields_of_patches, join_sites, part_table, write_result
-from .run_folder import KeptBlocks, MeasuredPatch, open_run
+from .run_folder import BlocksInMemory, Kept, KeptBlocks, MeasuredPatch, open_run
 from .run_pair import RunPair, merge_patch_config, prepare_runs
 
 
@@ -64,8 +64,8 @@ def patch(
         clean: text, texts, token ids or a token batch; the configuration's texts if None.
         corrupted: the same number of sequences of the same lengths.
         config: what is patched; the default one if None.
-        out: the run folder; None writes none. The same call on a folder that holds a part of it computes the rest.
-            All shards need the same one.
+        out: the run folder; nothing is written if None. The same call on a folder that holds a part of it computes the
+            rest. All shards need the same one.
         shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
         overwrite: replace the run that the folder holds.
         progress: show a bar.
@@ -112,10 +112,17 @@ def _patch_site(
 
     ``overwrite`` replaces the run that the folder holds; ``reopen`` continues it.
     """
-    if out is None:
-        return request.make_result(None, progress=progress)
     code, runs = request.hash_functions(), request.runs
     about: dict[str, Any] = {"pair": request.pair, "config": request.config, "metric": runs.metric, "code": code}
+    opens = partial(open_run, lens=runs.lens, **about)
+    if out is None:
+        held = BlocksInMemory()
+        try:
+            result = request.make_result(held, progress=progress)
+        except BaseException as error:  # Ctrl-C too
+            held.write_after(error, opens, name=runs.lens.name, baseline=runs.baseline, source=runs.source)
+            raise
+        return replace(result, opens=opens)
     plans: list[Plan | None] = []
 
     def plan_patches(writer: RunWriter) -> dict[str, int]:
@@ -139,7 +146,7 @@ def _patch_site(
         Path(out),
         shard=shard,
         overwrite=overwrite,
-        open_run=partial(open_run, lens=runs.lens, reopen=reopen, **about),
+        open_run=partial(opens, reopen=reopen),
         begin=plan_patches,
         check=check_parts,
         compute=measure_parts,
@@ -175,14 +182,14 @@ class _Request:
         """Return part identity -> part, for patches and controls."""
         return {part_identity(part): part for some in (self.grid, *self.controls) for part in some}
 
-    def measure_patches(self, kept: KeptBlocks | None, *, progress: bool) -> dict[str, MeasuredPatch]:
+    def measure_patches(self, kept: Kept | None, *, progress: bool) -> dict[str, MeasuredPatch]:
         """Return part identity -> metric, for patches and controls; ``kept`` has the patches that are in the folder."""
         make = self.runs.edit_maker(self.config)
         return self.runs.measure_all(
             self.parts_by_name(), make=make, kept=kept, batch_size=self.config.batch_size, progress=progress
         )
 
-    def make_result(self, kept: KeptBlocks | None, *, progress: bool) -> PatchResult:
+    def make_result(self, kept: Kept | None, *, progress: bool) -> PatchResult:
         """Measure the patches that the folder (``kept``) lacks, and return the result with its table of effects."""
         runs, found = self.runs, self.measure_patches(kept, progress=progress)
         measured = [found[part_identity(part)] for part in self.grid]

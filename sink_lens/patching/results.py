@@ -1,10 +1,11 @@
 """Results of patches and of their approximation: tables, figures, and what their run folder holds."""
 
 import math
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from ..errors import InputError, RunError
 from ..models.family import ADDED
 from ..models.sites import SITES
 from ..models.unchanged import TensorValues
-from ..records import RunWriter, display
+from ..records import RunWriter, display, read_run
 from ..stats import sort_by_magnitude
 from .config import EVERY, PatchConfig
 from .pairs import Direction, PromptPair, label_table
@@ -59,6 +60,8 @@ class MeasuredPatches:
     """Position -> the label of its token; * marks positions where the tokens differ."""
     folder: Path | None = None
     """The run folder, if one was written."""
+    opens: Callable[..., RunWriter] | None = field(default=None, repr=False)
+    """Opens a run folder for a result without one."""
     finished: bool = True
     """False from a shard if others are still to be computed: the frame has no rows."""
 
@@ -88,17 +91,36 @@ class MeasuredPatches:
         where = ", ".join(f"{name} {top[name]}" for name in self.by)
         return f"{said} The largest effect is {top['effect']:.4g}, at {where}."
 
-    def report(self) -> Path:
-        """Draw the page of the run folder, over an earlier one, and return the path of the HTML file.
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a run folder of the result, for ``read_run`` and ``sink-lens report``; return its path.
 
         Raises:
-            RunError: no folder was written, or one for each site.
+            RunError: the folder cannot be used; or the result is of several sites or already in a folder.
         """
-        if len(self.folders) != 1:
-            raise RunError(
-                f"the result has {len(self.folders) or 'no'} run folders; need one. Patch one site with out=FOLDER."
-            )
-        return display.draw_page(self.folders[0])
+        if self.opens is None:
+            raise RunError("only the result of one site that was patched without out can be saved; give out=FOLDER")
+        with self.opens(folder, overwrite=overwrite) as writer:
+            write_result(writer, cast("PatchResult", self))
+        return Path(folder)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Draw the page of the result, one HTML file, and return its path; None draws it in the run folder.
+
+        Raises:
+            InputError: no path was given and the result has no run folder.
+            RunError: it has one for each site.
+        """
+        if len(self.folders) > 1:
+            raise RunError(f"the result has {len(self.folders)} run folders; need one. Patch one site with out=FOLDER.")
+        if self.folders or path is None:
+            run = read_run(self.folders[0]) if self.folders else None
+            return display.draw_result_page(run, path)
+        with tempfile.TemporaryDirectory() as scratch:
+            return display.draw_result_page(read_run(self.save(Path(scratch, "run"))), path)
+
+    def draw(self) -> "Figure":
+        """Draw the heat map of the patches."""
+        return self.heatmap()
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """Return the ``n`` rows of ``frame`` with the largest absolute effects."""
@@ -307,7 +329,7 @@ def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
     values = torch.cat([one.values for one in results.values()])[torch.from_numpy(order)]
     finished = all(one.finished for one in results.values())
     folder = None if first.folder is None else first.folder.parent
-    return replace(first, frame=frame, site=EVERY, by=by, values=values, folder=folder, finished=finished)
+    return replace(first, frame=frame, site=EVERY, by=by, values=values, folder=folder, opens=None, finished=finished)
 
 
 def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> None:

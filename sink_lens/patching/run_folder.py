@@ -1,6 +1,6 @@
 """The run folder of a patch: what was asked, every block of patches as soon as it is measured, and the tables."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -15,9 +15,10 @@ from ..engine.engine import Block
 from ..engine.plan import Plan, read_plan
 from ..models.inputs import describe_provenance
 from ..models.lens import LensModel
-from ..records import RunWriter, create_run
+from ..records import RunWriter, create_run, default_run_folder
 from ..records.recomputed import keep_or_compare
 from ..records.shards import process_name
+from ..records.writing import goes_on_note
 from .config import PatchConfig
 from .pairs import PromptPair
 
@@ -82,6 +83,50 @@ class KeptBlocks:
     def write_block(self, number: int, rows: Sequence[Row]) -> None:
         """Write the rows of the block with this number."""
         self._writer.write_table(block_name(number), pd.DataFrame(rows, columns=list(ROW)))
+
+
+class BlocksInMemory:
+    """The measured patches of a call without a run folder; an error or Ctrl-C writes them into one."""
+
+    plan = None
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+        self._blocks: dict[int, Sequence[Row]] = {}
+
+    def blocks_to_measure(self, blocks: Sequence[Block]) -> list[Block]:
+        """Return all ``blocks``."""
+        return list(blocks)
+
+    def keep_plan(self, plan: Plan) -> None:
+        """Keep the plan of forward passes."""
+        self._plan = plan
+
+    def read_block(self, number: int) -> None:
+        """Return None: no block was measured before."""
+
+    def write_block(self, number: int, rows: Sequence[Row]) -> None:
+        """Keep the rows of the block with this number."""
+        self._blocks[number] = rows
+
+    def write_after(
+        self, error: BaseException, opens: Callable[[Path], RunWriter], *, name: str, **baseline: Tensor
+    ) -> None:
+        """Write what is measured into a folder in ``runs``, and say so in a note of the error that ended the call."""
+        if self._plan is None or not self._blocks:
+            return
+        folder = default_run_folder(name)
+        with opens(folder) as writer:
+            kept = KeptBlocks(writer)
+            kept.keep_plan(self._plan)
+            kept.compare_baseline(**baseline)
+            for number, rows in self._blocks.items():
+                kept.write_block(number, rows)
+            writer.leave_unfinished()
+        error.add_note(goes_on_note(folder))
+
+
+Kept = KeptBlocks | BlocksInMemory
 
 
 def open_run(

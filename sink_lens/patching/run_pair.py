@@ -37,7 +37,7 @@ from .config import PatchConfig, refuse_equal_tokens
 from .pair_file import read_pairs
 from .pairs import PromptPair, Sequences, batch_of_prompts, pair_prompts
 from .parts import make_put_spec, part_identity, parts_to_patch
-from .run_folder import ROW, KeptBlocks, MeasuredPatch, Row, block_name
+from .run_folder import ROW, Kept, MeasuredPatch, Row, block_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class RunPair:
         parts: Mapping[str, Part],
         *,
         make: MakesEdit | None = None,
-        kept: KeptBlocks | None = None,
+        kept: Kept | None = None,
         batch_size: int | None = None,
         progress: bool = False,
     ) -> dict[str, MeasuredPatch]:

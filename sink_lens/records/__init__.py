@@ -8,6 +8,7 @@ device. Nothing in this package loads torch.
 """
 
 from sink_lens.records.log import LOG_FILE, RunLog, read_log, read_log_lines
+from sink_lens.records.place import Place, place_of_run
 from sink_lens.records.provenance import CIRCUMSTANCE, package_versions
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run, run_state
 from sink_lens.records.result import Finding, Result
@@ -27,6 +28,7 @@ __all__ = [
     "PAGE_FILE",
     "RUN_FILE",
     "Finding",
+    "Place",
     "Result",
     "Run",
     "RunLog",
@@ -37,6 +39,7 @@ __all__ = [
     "create_run",
     "default_run_folder",
     "package_versions",
+    "place_of_run",
     "read_log",
     "read_log_lines",
     "read_run",

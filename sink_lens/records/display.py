@@ -7,6 +7,10 @@ package depends on it.
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .reading import Run
 
 
 def result_html(
@@ -18,6 +22,18 @@ def result_html(
     """
     notebook = import_module("sink_lens.report.notebook")
     return notebook.notebook_html(sentences, *parts, notes=notes, folder=folder)
+
+
+def draw_result_page(run: Run | None, path: str | Path | None) -> Path:
+    """Draw the page of a run at a path, by default in the run's folder unless that is temporary; return the path."""
+    if run is None or (path is None and run.place is not None):
+        raise InputError("the run has no folder of its own; need a name for the page: report('page.html')")
+    return import_module("sink_lens.report.html").render(run.folder, out=None if path is None else Path(path))
+
+
+def draw_first_figure(run: Run) -> Any:
+    """Draw the first figure of a run's page."""
+    return import_module("sink_lens.report.pages").first_figure(run)
 
 
 def draw_page(folder: Path) -> Path:

@@ -132,6 +132,8 @@ class Run:
     """Name of a table (.parquet or .csv) -> data frame."""
     missing: list[str]
     """Files that a finished run of this kind has and this run lacks or has lost."""
+    place: Any = None
+    """Holds the folder if it is temporary."""
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows: kind, status, model, folder, tables, and missing files."""

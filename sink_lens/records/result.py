@@ -1,7 +1,8 @@
 """``Finding``: tables and what they say. ``Result``: those of a run, in whose folder everything in it also lies."""
 
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -9,8 +10,10 @@ import pandas as pd
 
 from ..errors import RunError
 from . import display
-from .reading import PAGE_FILE
+from .place import Place
+from .reading import LOCK_FILE, RUN_FILE, Run, read_run
 from .shards import Shard
+from .writing import check_folder_free, remove_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +56,12 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Finding):
-    """The result of a run, with its run folder, which holds the same tables and sentences."""
+    """The result of a run: its tables and sentences, in memory and in the run's folder."""
 
-    folder: Path
+    folder: Path | None
+    """The run's folder; None without ``out``: its files are then in a temporary folder, which goes with the result."""
+    place: Place | None = field(default=None, repr=False, compare=False)
+    """The folder if it is temporary."""
     decision: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The decision and its numbers, as ``--json`` prints them; empty if the run decides nothing."""
 
@@ -65,13 +71,66 @@ class Result(Finding):
         return cls(folder=folder, tables=Unfinished(folder), headline=Shard.parse(shard).done_sentence(folder))
 
     @property
-    def report_path(self) -> Path:
-        """Path of the run's page, one HTML file; call ``report`` to draw it if the file is not there."""
-        return self.folder / PAGE_FILE
+    def run(self) -> Run:
+        """The run, as ``read_run`` reads it from its folder."""
+        return read_result_run(self.folder, self.place)
 
-    def report(self) -> Path:
-        """Draw the page of the run, over an earlier one, and return the path of the HTML file."""
-        return display.draw_page(self.folder)
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Copy the run into a folder, for ``read_run`` and ``sink-lens report``; return the folder's path.
+
+        Raises:
+            RunError: the folder cannot be used, or holds a finished run and ``overwrite`` is False.
+        """
+        return copy_run(self.run.folder, folder, overwrite=overwrite)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Draw the page of the run, one HTML file, and return its path; None draws it in the run's folder.
+
+        Raises:
+            InputError: no path was given and the run has no folder.
+        """
+        return display.draw_result_page(self.run, path)
+
+    def draw(self) -> Any:
+        """Draw the first figure of the run's page, as a matplotlib figure.
+
+        Raises:
+            RunError: the run has no figure.
+        """
+        return display.draw_first_figure(self.run)
+
+    def __repr__(self) -> str:
+        """Return at most three lines: the first sentences, and the folder."""
+        return short_result_text(self.headline, self.folder)
+
+
+def short_result_text(headline: str, folder: Path | None) -> str:
+    """Return the first line of a headline, and the folder, if any, as a result is printed."""
+    return (headline.splitlines() or [""])[0] + ("" if folder is None else f"\nin {folder}")
+
+
+def read_result_run(folder: Path | None, place: Place | None) -> Run:
+    """Read the run of a result from its folder, or from its temporary place, which stays as long as the run does."""
+    if folder is not None:
+        return read_run(folder)
+    if place is None:
+        raise RunError("the result has no run folder; need one that was given out=FOLDER")
+    return replace(read_run(place.folder), place=place)
+
+
+def copy_run(run: Path, folder: str | Path, *, overwrite: bool) -> Path:
+    """Copy a run into another folder, under the rules of ``create_run``; return the folder's path."""
+    folder = Path(folder)
+    check_folder_free(folder, overwrite=overwrite)
+    if folder.exists() and folder.resolve() == run.resolve():
+        return folder
+    if (folder / RUN_FILE).is_file():
+        remove_run(folder)
+    try:
+        shutil.copytree(run, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(LOCK_FILE))
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written ({error}). Choose another folder.") from error
+    return folder
 
 
 class Unfinished(dict[str, pd.DataFrame]):

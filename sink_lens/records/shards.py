@@ -58,7 +58,7 @@ class Shard:
         if last - first + 1 != n_tasks:
             raise InputError(
                 f"the array job has {n_tasks} tasks between {first} and {last}; need all of them "
-                f"(--array={first}-{last}), or shard I/N, such as 3/8, for those that are to run again"
+                f"(sbatch --array={first}-{last}), or shard I/N, such as 3/8, for those that are to run again"
             )
         return cls(task - first + 1, n_tasks)
 
@@ -77,7 +77,7 @@ class Shard:
 def check_shard(shard: str | None, *, out: str | Path | None, overwrite: bool) -> None:
     """Refuse a shard without the folder ``out``, or with ``overwrite``, which would remove what other shards wrote."""
     if shard is not None and out is None:
-        raise InputError("a shard was asked for without a folder; need the one that all shards share: out (--out)")
+        raise InputError("a shard was asked for without a folder; need the one that all shards share: out=...")
     if shard is not None and overwrite:
         raise InputError(
             "shard and overwrite were given; each shard would remove what the others wrote. Remove the folder yourself"

@@ -42,6 +42,11 @@ _GOES_ON = "goes on from "
 _TABLE_ENDINGS = ("", ".parquet", ".csv", ".safetensors")
 
 
+def goes_on_note(folder: Path) -> str:
+    """Return the note of an error that what a run had finished is in a folder, and how to go on with it."""
+    return f"what is finished is in {folder}; the same call with out={str(folder)!r} goes on"
+
+
 def default_run_folder(name: str) -> Path:
     """Return the folder of a run if the user names none: ``runs/NAME-DATE-TIME`` in the working folder, one not there.
 
@@ -203,7 +208,7 @@ class RunWriter:
                 _remove_empty_folders(self._made)
             if isinstance(error, KeyboardInterrupt) and (self._wrote or self._record["files"]):
                 where = self.folder
-                error.add_note(f"what is finished is in {where}; the same command with --out {where} goes on")
+                error.add_note(goes_on_note(where))
 
     def _begin_record(self, *, overwrite: bool, reopen: bool) -> None:
         """Begin run.json, or continue that of an earlier run in the folder.
@@ -516,7 +521,7 @@ def _finished_run_message(folder: Path, earlier: Mapping[str, Any]) -> str:
     """Return the error message for a folder that holds a finished run, whose run.json is ``earlier``."""
     return (
         f"{folder} holds a finished run ({earlier['kind']}, {earlier['ended']}); need another folder, or "
-        "overwrite=True (--overwrite) to replace it."
+        "overwrite=True to replace it."
     )
 
 
@@ -622,7 +627,7 @@ def refuse_other_run(
         listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)
         raise RunError(
             f"{folder} holds a run that differs in {listed}. Repeat that one, choose another "
-            "folder, or overwrite=True (--overwrite) to replace it."
+            "folder, or overwrite=True to replace it."
         )
 
 

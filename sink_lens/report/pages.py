@@ -2,14 +2,18 @@
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sink_lens.errors import RunError
 from sink_lens.kinds import all_kinds
 from sink_lens.lazy import import_object
-from sink_lens.records import Run, read_run
+from sink_lens.records import Result, Run, read_run
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, page_table, run_label, try_make
 from sink_lens.text import plural, safe_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def page_of_kind(kind: str) -> Page | None:
@@ -37,16 +41,32 @@ def _whole_table(name: str, run: Run) -> tuple[str, PageTable]:
     return f"{plural(len(frame), 'row')}.", page_table(frame, {str(column): str(column) for column in frame})
 
 
-def circuit_of(source: Run | str | Path) -> Drawable:
+def first_figure(run: Run) -> "Figure":
+    """Draw the first figure of a run's page that can be drawn.
+
+    Raises:
+        RunError: there is none.
+    """
+    why = ""
+    for drawn in page_of_run(run).figures:
+        if is_on_page(run, drawn):
+            made, missing = try_make(run, lambda drawn=drawn: drawn.make(run))
+            if made is not None:
+                return made[1]
+            why = why or missing
+    raise RunError(f"{run_label(run)}, which has no figure" + (f": {why}" if why else ""))
+
+
+def circuit_of(source: Run | Result | str | Path) -> Drawable:
     """Return the circuit of a run of ``trace`` or ``circuit``.
 
     Args:
-        source: a run, or its folder.
+        source: a result, a run, or its folder.
 
     Raises:
         RunError: the run is of another kind, or lacks what a circuit needs.
     """
-    run = source if isinstance(source, Run) else read_run(source)
+    run = source if isinstance(source, Run) else source.run if isinstance(source, Result) else read_run(source)
     circuit = page_of_run(run).circuit
     if circuit is None:
         raise RunError(

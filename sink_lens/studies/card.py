@@ -79,7 +79,7 @@ def card(
         other: a second model, which is compared with the first on the same tokens.
         config: the card's configuration; the default one if None.
         tokens: the sequences, instead of those of the configuration.
-        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
+        out: the run folder; nothing is written if None.
         overwrite: replace the run that the folder holds.
         progress: show bars.
         **fields: fields of ``CardConfig``, such as ``length=128``; they win over those of ``config``.

@@ -13,7 +13,7 @@ from ..data.tokens import Tokens
 from ..errors import InputError, RunError
 from ..files import parse_json
 from ..models.load import ModelLike, as_lens
-from ..records import Run, read_run
+from ..records import Run, default_run_folder, read_run
 from ..signatures import takes
 from ..text import as_text, interval_text, safe_line
 from .card import card, card_text_rows
@@ -53,7 +53,7 @@ def cards(
         columns: such as ``("model", "sink_rate", "loss")``; the main ones if empty.
         config: the configuration of the cards that are made; the default one if None.
         tokens: the sequences, instead of those of the configuration.
-        out: folder of the cards that are made, one folder each; ``runs/MODEL-DATE-TIME`` if None.
+        out: folder of the cards that are made, one folder each; nothing is written if None.
         overwrite: replace the cards that it holds.
         progress: show bars.
         **fields: fields of ``CardConfig``, such as ``length=128``; they win over those of ``config``.
@@ -78,8 +78,12 @@ def make_table_rows(
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    write: bool = False,
 ) -> list[Row]:
-    """Return a row for each model, whose card is made first, or run folder; arguments and errors as in ``cards``."""
+    """Return a row for each model, whose card is made first, or run folder; arguments and errors as in ``cards``.
+
+    With ``write``, cards are written into folders in ``runs`` if ``out`` is None.
+    """
     if not models:
         raise InputError("no model was given; need models, or folders of cards or traces")
     if out is not None and all(map(is_run_folder, models)):
@@ -91,9 +95,10 @@ def make_table_rows(
             rows.append(read_table_row(read_run(str(model))))
             continue
         name = str(model) if isinstance(model, str | Path) else as_lens(model).name
-        folder = None if out is None else Path(out) / f"{place}-{PurePath(name).name}"
+        folder = default_run_folder(name) if write else None
+        folder = folder if out is None else Path(out) / f"{place}-{PurePath(name).name}"
         made = card(model, config=one, tokens=tokens, out=folder, overwrite=overwrite, progress=progress)
-        rows.append(read_table_row(read_run(made.folder)))
+        rows.append(read_table_row(made.run))
     return rows
 
 
@@ -186,7 +191,7 @@ def choose_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
     """
     there = list(dict.fromkeys(name for row in rows for name in row))
     if asked:
-        refuse_unknown_names(asked, there, where="--columns")
+        refuse_unknown_names(asked, there, where="columns")
         return list(asked)
     return [name for name in DEFAULT_COLUMNS if name in there]
 
@@ -211,8 +216,10 @@ class CardTable:
 def run_command(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Study | CardTable:
     """Make the card, the comparison or the table that the models in ``config`` ask for, in the folder ``out``."""
     if not config.makes_table():
-        return card(config.model, config=config, out=out, overwrite=overwrite, progress=progress)
-    rows = make_table_rows((config.model, *config.others), config, out=out, overwrite=overwrite, progress=progress)
+        folder = default_run_folder(config.model) if out is None else out
+        return card(config.model, config=config, out=folder, overwrite=overwrite, progress=progress)
+    how = {"out": out, "overwrite": overwrite, "progress": progress, "write": True}
+    rows = make_table_rows((config.model, *config.others), config, **how)
     return CardTable(rows=rows, columns=choose_columns(rows, config.columns))
 
 
@@ -242,7 +249,7 @@ def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
     for name, text in card_text_rows(found.decision):
         table.add_row(name, text)
     yield table
-    yield f"block for a model card: {found.folder / 'card.md'}"
+    yield f"block for a model card: {found.run.folder / 'card.md'}"
 
 
 def _value_with_interval(row: Row, name: str) -> str:

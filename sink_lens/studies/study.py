@@ -18,7 +18,7 @@ from ..models.inputs import check_sequences, describe_provenance, load_model, ma
 from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
-from ..records import check_folder_free, create_run, default_run_folder
+from ..records import check_folder_free, create_run, default_run_folder, place_of_run
 from ..schema import table_of
 from ..signatures import takes
 
@@ -112,7 +112,7 @@ class StudyFunction(Protocol[C_contra]):
         progress: bool = True,
         **fields: Any,
     ) -> Study:
-        """Run the study, write its run folder and return it."""
+        """Run the study."""
         ...
 
 
@@ -121,7 +121,7 @@ Args:
     model: what ``load`` takes, or a ``LensModel``.
     tokens: the sequences, instead of those of the configuration; token ids, a row per sequence, are a batch.
     config: the study's configuration; the default one if None.
-    out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
+    out: the run folder; nothing is written if None.
     overwrite: replace the run that the folder holds.
     progress: show bars.
     **fields: fields of ``{config}``, such as ``sequences=8``; they win over those of ``config``.
@@ -175,7 +175,8 @@ def command_of(function: StudyFunction[Any]) -> Callable[..., Study]:
     """Return the function of a study's command, ``run(config, *, out, overwrite, progress)``."""
 
     def run(config: ReadConfig, **how: Any) -> Study:
-        return function(config.model, config=config, **how)
+        folder = default_run_folder(config.model) if how["out"] is None else how.pop("out")
+        return function(config.model, config=config, **how | {"out": folder})
 
     return run
 
@@ -191,18 +192,20 @@ def write_study(
     overwrite: bool,
     result: type[Study] = Study,
 ) -> Study:
-    """Write what a study ``found`` on ``batch`` into the run folder ``out``, and return it as a ``result``."""
+    """Return what a study ``found`` on ``batch`` as a ``result``; write it into the run folder ``out``, if given."""
     frames = {"tokens": decode_tokens(batch, lens.tokenizer)} | dict(found.frames)
-    folder = Path(out) if out is not None else default_run_folder(lens.name)
     seeds = {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed}
-    with create_run(
-        folder,
-        kind=kind,
-        config=dataclasses.asdict(config) | {f"{kind}_{name}": value for name, value in found.asked.items()},
-        provenance=describe_provenance(lens, batch, kernel=found.kernel) | {"seeds": seeds},
-        expects=(*frames, *dict.fromkeys(name.partition(".")[0] for name in found.files)),
-        overwrite=overwrite,
-    ) as writer:
+    with (
+        place_of_run(out, name=lens.name) as place,
+        create_run(
+            place.folder,
+            kind=kind,
+            config=dataclasses.asdict(config) | {f"{kind}_{name}": value for name, value in found.asked.items()},
+            provenance=describe_provenance(lens, batch, kernel=found.kernel) | {"seeds": seeds},
+            expects=(*frames, *dict.fromkeys(name.partition(".")[0] for name in found.files)),
+            overwrite=overwrite,
+        ) as writer,
+    ):
         for name, frame in frames.items():
             described = table_of(kind, name)
             is_csv = described is not None and described.file == "csv"
@@ -210,4 +213,4 @@ def write_study(
         for name, content in found.files.items():
             text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             writer.write_text(name, text)
-    return result(folder=folder, tables=frames, headline=found.headline, decision=found.decision)
+    return result(folder=place.named, place=place, tables=frames, headline=found.headline, decision=found.decision)

@@ -28,7 +28,7 @@ _SHOWN = 8
 """Cells of each metric that the command prints."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SweepResult(Result):
     """The result of a sweep: its tables, which its run folder has too, and methods that draw them.
 

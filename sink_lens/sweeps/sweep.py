@@ -33,7 +33,7 @@ from ..models.inputs import check_sequences, describe_provenance, load_model, ma
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
-from ..records import RunWriter, create_run, default_run_folder
+from ..records import RunWriter, create_run, default_run_folder, place_of_run
 from ..records.reading import damaged_file_error, read_columns
 from ..records.recomputed import FEW, MOST, compute_until_equal, refuse_other_numbers, sample_parts
 from ..records.shards import check_shard, compute_run, process_name
@@ -85,7 +85,7 @@ def sweep(
         metrics: the metrics to read from each cell; the configuration's if there are none, which by default is the
             attention to position 0.
         config: a whole sweep, as ``read_sweep(path)`` reads one.
-        out: the run folder; ``runs/MODEL-DATE-TIME`` if None. All shards need the same one.
+        out: the run folder; nothing is written if None. All shards need the same one.
         shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.
         overwrite: replace the run in the folder.
         progress: show a progress bar.
@@ -100,7 +100,6 @@ def sweep(
     asked = _collect_request(model, what, tokens=tokens, metrics=metrics, config=config, fields=fields)
     how = asked.how
     check_engine(how.engine, workers=how.workers)
-    folder = Path(out) if out is not None else default_run_folder(asked.lens.name)
     made: list[tuple[Job, Engine]] = []
 
     def begin(writer: RunWriter) -> dict[str, int]:
@@ -121,13 +120,16 @@ def sweep(
         return asked.finish(writer, made[0][1])
 
     steps = {"begin": begin, "check": check, "compute": compute, "finish": finish}
-    found = compute_run(folder, shard=shard, overwrite=overwrite, open_run=asked.open, **steps)
-    return SweepResult.unfinished(folder, shard=str(shard)) if found is None else found
+    with place_of_run(out, name=asked.lens.name) as place:
+        found = compute_run(place.folder, shard=shard, overwrite=overwrite, open_run=asked.open, **steps)
+        if found is None:
+            return SweepResult.unfinished(place.folder, shard=str(shard))
+    return replace(found, folder=place.named, place=place)
 
 
-def run(config: SweepConfig, **how: Any) -> SweepResult:
+def run(config: SweepConfig, *, out: Path | None, **how: Any) -> SweepResult:
     """Run the command ``sweep``."""
-    return sweep(config.model, config=config, **how)
+    return sweep(config.model, config=config, out=default_run_folder(config.model) if out is None else out, **how)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..configuration import make_config
 from ..errors import InputError, RunError
-from ..records import Finding, check_folder_free, create_run, default_run_folder, package_versions
+from ..records import Result, check_folder_free, create_run, default_run_folder, package_versions, place_of_run
 from ..schema import MIN_SINK_RATE
 from ..signatures import takes
 from ..stats import ROUNDING, Difference, summarise_differences, t_intervals
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ..report.page import PageTable
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison(Finding):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Comparison(Result):
     """Result of a comparison of training runs.
 
     Its tables are ``curves`` (every run's losses), ``bands`` (their means over seeds with intervals), ``finals`` (where
@@ -47,8 +47,6 @@ class Comparison(Finding):
     main = "differences"
     config: CompareConfig
     variants: Variants
-    folder: Path | None = None
-    """The run folder, if one was written."""
 
     def notebook_parts(self) -> tuple[object, ...]:
         """Return what a notebook shows below the headline: the figure and the table ``differences``."""
@@ -77,7 +75,7 @@ def compare(
         runs: folders of the training runs, which win over the configuration's; or of your own Trainer's runs (folders
             with a ``trainer_state.json``, or runs of the monitor), of which the logs are put beside each other.
         config: how the runs are compared; the default configuration if None.
-        out: folder that the comparison is written to; None writes nothing.
+        out: the run folder; nothing is written if None.
         overwrite: replace the run that ``out`` holds.
         generator: random generator of the bootstrap; None makes one from the configuration's seed.
         **fields: fields of ``CompareConfig``, as ``by="lr", threshold=0.1``; they win over the configuration.
@@ -90,7 +88,9 @@ def compare(
     check_folder_free(out, overwrite=overwrite)
     if are_logged(config.runs):
         logged = compare_logged(config)
-        return logged if out is None else logged.write(os.fspath(out), overwrite=overwrite)
+        with place_of_run(out, name="compare") as place:
+            logged.write(place.folder, overwrite=overwrite)
+        return replace(logged, folder=place.named, place=place)
     generator = np.random.default_rng(config.seed) if generator is None else generator
     variants = group_runs(config.runs, by=config.by, baseline=config.baseline)
     curves, finals = curve_table(variants), final_table(variants)
@@ -129,8 +129,11 @@ def compare(
         sentences += [_sink_sentences(variant, one) for variant, one in born.items()]
         sentences += _dominance_and_rank_sentences(variants, tables["measures"])
     told_all = "\n".join([*sentences, *of_training])  # the training loss says the same as the evaluation, less well
-    found = Comparison(config=config, variants=variants, tables=tables, headline=told_all, notes=tuple(notes))
-    return found if out is None else replace(found, folder=write_comparison(found, os.fspath(out), overwrite=overwrite))
+    of = {"config": config, "variants": variants, "tables": tables}
+    with place_of_run(out, name="compare") as place:
+        found = Comparison(folder=place.named, place=place, headline=told_all, notes=tuple(notes), **of)
+        write_comparison(found, place.folder, overwrite=overwrite)
+    return found
 
 
 def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:

@@ -7,15 +7,15 @@ in the folder.
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from ..errors import InputError, RunError
 from ..files import parse_json
-from ..records import RUN_FILE, Finding, create_run, package_versions, read_run
+from ..records import RUN_FILE, Result, create_run, package_versions, read_run
 from ..schema import MIN_SINK_RATE
 from ..text import join_and, percent
 from .config import CompareConfig
@@ -33,14 +33,12 @@ QUANTITIES = {
 _STEP = "sinks/step"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogComparison(Finding):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LogComparison(Result):
     """What Trainers logged, side by side; the table ``logged`` has a row per run, step and quantity."""
 
     main = "logged"
     config: CompareConfig
-    folder: Path | None = None
-    """The run folder, if one was written."""
 
     def notebook_parts(self) -> tuple[object, ...]:
         """Return what a notebook shows below the headline: the figure."""
@@ -52,7 +50,7 @@ class LogComparison(Finding):
 
         return draw_logged(self.tables["logged"])
 
-    def write(self, folder: str | Path, *, overwrite: bool) -> Self:
+    def write(self, folder: Path, *, overwrite: bool) -> None:
         """Write the comparison into a run folder; ``overwrite`` replaces the run that it holds."""
         provenance = {"versions": package_versions()}
         how: dict[str, Any] = {"kind": "compare", "config": asdict(self.config), "provenance": provenance}
@@ -61,7 +59,6 @@ class LogComparison(Finding):
             writer.write_text(
                 "findings.txt", "\n".join([*self.sentences, *(f"note: {one}" for one in self.notes)]) + "\n"
             )
-        return replace(self, folder=Path(folder))
 
 
 def are_logged(runs: Sequence[str | os.PathLike[str]]) -> bool:
@@ -112,7 +109,9 @@ def compare_logged(config: CompareConfig) -> LogComparison:
         for row in table.loc[table["quantity"] == quantity].to_dict("records"):
             values.setdefault(str(row["run"]), {})[int(row["step"])] = float(row["value"])
         told += [_sentence(quantity, values)] if values else []
-    return LogComparison(config=config, tables={"logged": table}, headline="\n".join(told), notes=tuple(notes))
+    return LogComparison(
+        folder=None, config=config, tables={"logged": table}, headline="\n".join(told), notes=tuple(notes)
+    )
 
 
 def _sentence(quantity: str, values: dict[str, dict[int, float]]) -> str:

@@ -43,11 +43,12 @@ _TOKENIZER_FILES = "tokenizer_files.json"
 """File of a run that lists those which it has written into its folder ``tokenizer``."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TrainResult(Result):
     """A training that has ended; its table is the log."""
 
     main = "log"
+    folder: Path
     config: TrainConfig
     checkpoints: dict[int, Path]
     """Step -> folder that ``load`` opens."""

@@ -191,6 +191,24 @@ def test_a_run_is_kept_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
         patched(**two)
 
 
+def test_without_out_nothing_is_written_until_a_result_is_saved_or_a_call_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = patched(out=None, batch_size=1)
+    assert list(tmp_path.iterdir()) == []
+    assert len(str(whole).splitlines()) <= 3
+    with pytest.raises(InputError, match="report"):
+        whole.report()
+    assert whole.report("page.html").is_file()
+    assert read_run(whole.save("saved")).tables["patches"]["effect"].tolist() == whole.frame["effect"].tolist()
+    stop_at_the_second_block(monkeypatch)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        patched(out=None, batch_size=1)
+    (kept,) = (tmp_path / "runs").iterdir()
+    assert f"out='runs/{kept.name}'" in stopped.value.__notes__[-1]
+    again = patched(out=kept, batch_size=1).values
+    assert again.flatten().tolist() == pytest.approx(whole.values.flatten().tolist(), abs=1e-5)
+
+
 def test_a_run_with_a_metric_of_ones_own_is_captioned_with_its_name(tmp_path):
     def score(logits):
         return logits[:, -1, 7]

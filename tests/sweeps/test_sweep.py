@@ -1,12 +1,14 @@
 """``sweep``: its numbers against loops, what a folder keeps, how a stopped sweep goes on, and what is refused."""
 
 import functools
+import gc
 import hashlib
 import json
 import re
 import shutil
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,7 +28,7 @@ from sink_lens.engine.passes import Passes
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
-from sink_lens.records.writing import RunWriter
+from sink_lens.records.writing import RunWriter, goes_on_note
 from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of
 from sink_lens.sweeps.cells import grid_cells
@@ -316,6 +318,31 @@ def test_a_keyboard_interrupt_leaves_a_folder_to_go_on_with_as_it_was_cut(tmp_pa
     assert {name: stamp for name, stamp in stamps(blocks(tmp_path)).items() if name in kept} == kept
     assert (tmp_path / "plan.json").read_bytes() == plan
     assert_same(in_small_blocks, result)
+
+
+def test_without_out_nothing_is_written_until_a_result_is_saved_or_a_call_is_stopped(
+    tmp_path, monkeypatch, in_small_blocks
+):
+    monkeypatch.chdir(tmp_path)
+    make_blocks_small(monkeypatch)
+    result = swept(None)
+    assert (list(tmp_path.iterdir()), result.folder) == ([], None)
+    assert len(str(result).splitlines()) <= 3
+    assert result.report("page.html").is_file()
+    assert result.draw() is not None
+    assert read_run(result.save("saved")).tables["cells"].equals(read_run(in_small_blocks.folder).tables["cells"])
+    temporary, run = result.run.folder, result.run
+    del result
+    assert len(run.tables["cells"])  # the run holds its folder too
+    del run
+    gc.collect()
+    assert not temporary.exists()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt) as stopped:
+        watch_blocks(patched, stop=4)
+        swept(None)
+    (kept,) = (tmp_path / "runs").iterdir()
+    assert [note for note in stopped.value.__notes__ if "finished" in note] == [goes_on_note(Path("runs", kept.name))]
+    assert_same(in_small_blocks, swept(kept))
 
 
 def test_blocks_whose_plan_is_gone_are_not_taken_for_those_of_another(tmp_path, monkeypatch, in_small_blocks):
