@@ -102,7 +102,7 @@ def refuse_other_models(folder: Path, found: Sequence[ModelToMeasure]) -> None:
     if other := [one.name for one in found if one.name in measured - set(same)]:
         raise RunError(
             f"{folder} holds a finished survey, and {other[0]} is another model than was measured then; need the same. "
-            "Choose another folder, or overwrite=True (--overwrite) to replace it."
+            "Choose another folder, or overwrite=True to replace it."
         )
 
 

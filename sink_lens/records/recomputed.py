@@ -44,7 +44,7 @@ def refuse_other_numbers(
         raise RunError(
             f"{folder} holds numbers of something else: {what} {how}. A model, its configuration, a function, or what "
             "one reads has changed; need what the run was begun with. Repeat that, choose another folder, or "
-            "overwrite=True (--overwrite) to replace the run."
+            "overwrite=True to replace the run."
         )
 
 
