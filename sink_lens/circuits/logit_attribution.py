@@ -35,6 +35,7 @@ from ..errors import InputError, ModelError
 from ..models.family import ADDED
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..models.packed import MOST_ROUNDING, packed_kinds
 from ..models.sites import site_of
 from ..models.unembedding import uncapped_logits, unembedding_vectors
 from ..models.weights import final_norm, mlp_weights, norm_weights, output_weights
@@ -178,13 +179,16 @@ def _part_contributions(
     for layer in range(lens.n_layers):
         own: list[tuple[Label, Tensor]] = []
         for site in lens.added_sites(layer):
+            whole, parts = contribution(read[site, layer] * by_layer[layer]), None
             if by == "head" and site == "attn_out":
-                own += _head_contributions(lens, read["z", layer], through * by_layer[layer], layer=layer)
+                parts = _head_contributions(lens, read["z", layer], through * by_layer[layer], layer=layer)
             elif by == "neuron" and site == "mlp_out":
-                own += _neuron_contributions(lens, read, through * by_layer[layer], layer=layer)
-            else:
-                label = (_PARTS[site], layer, None, None)
-                own.append((label, contribution(read[site, layer] * by_layer[layer])))
+                parts = _neuron_contributions(lens, read, through * by_layer[layer], layer=layer)
+            if parts is not None:
+                each, whole = parts[0], _rest_of(*parts, whole=whole, exact=_adds_exactly(lens, layer=layer, site=site))
+                own += [((by, layer, *((n, None) if by == "head" else (None, n))), x) for n, x in enumerate(each)]
+            if parts is None or bool(whole.any()):
+                own.append(((_PARTS[site], layer, None, None), whole))
         after = read["resid_post", layer] * by_layer[layer + 1]
         if layer in edited:
             written = contribution(after - before)
@@ -194,32 +198,48 @@ def _part_contributions(
     return [*found, (("bias", None, None, None), wanted @ norm.bias.double().cpu() + constant)]
 
 
-def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> list[tuple[Label, Tensor]]:
-    """Return (label, contribution by sequence) of each head and the bias; ``through``: the logit's direction."""
+def _adds_exactly(lens: LensModel, *, layer: int, site: str) -> bool | None:
+    """Check that a layer's heads or neurons and a bias sum to ``site``; None if its kernel rounds (packed weights).
+
+    False if the bias is not the same at all tokens: in gpt_oss the router weights it.
+    """
+    family = lens.family
+    module = lens.layer(layer).get_submodule((family.attention if site == "attn_out" else family.mlp) or "")
+    if packed_kinds(module):
+        return None
+    experts = site == "mlp_out" and family.experts and not family.dense and module.get_submodule(family.experts)
+    return not (experts and hasattr(experts, "down_proj_bias"))
+
+
+def _rest_of(
+    each: Float[Tensor, "part batch"], bias: Float[Tensor, " batch"], *, whole: Tensor, exact: bool | None
+) -> Float[Tensor, " batch"]:
+    """Return what a sublayer adds beside the contributions of ``each`` part: its ``bias``, or what ``whole`` leaves.
+
+    The rounding of a kernel for packed weights counts to it, if it is small.
+    """
+    left = whole - each.sum(0)
+    small = ((left - bias).abs() <= MOST_ROUNDING * (each.abs().sum(0) + bias.abs())).all()
+    return left if exact is False or (exact is None and bool(small)) else bias
+
+
+def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> tuple[Tensor, Tensor]:
+    """Return the contributions (by sequence) of the heads and of the bias; ``through``: the logit's direction."""
     after = norm_weights(lens, layer=layer, which="attn_post_norm")
     w_o, b_o = (one.double().cpu() for one in output_weights(lens, layer=layer))
     total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
     through = through * post_norm_factor(total[:, None], after)[:, 0].double().cpu()
-    each = torch.einsum("bhd,hdm,bm->hb", z, w_o, through)
-    found: list[tuple[Label, Tensor]] = [(("head", layer, head, None), value) for head, value in enumerate(each)]
-    return [*found, (("attention", layer, None, None), through @ b_o)] if bool(b_o.any()) else found
+    return torch.einsum("bhd,hdm,bm->hb", z, w_o, through), through @ b_o
 
 
 def _neuron_contributions(
     lens: LensModel, read: Mapping[tuple[str, int], Tensor], through: Tensor, *, layer: int
-) -> list[tuple[Label, Tensor]]:
-    """Return (label, contribution by sequence) of each neuron and the bias; ``through``: the logit's direction."""
+) -> tuple[Tensor, Tensor]:
+    """Return the contributions (by sequence) of the neurons and of the bias; ``through``: the logit's direction."""
     weights, after = mlp_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="mlp_post_norm")
     behind = through * post_norm_factor(read["down_out", layer][:, None], after)[:, 0].double().cpu()
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
-    each = (read["neurons", layer] * (behind @ w_down)).T
-    rest = behind @ b_down
-    family = lens.family
-    experts = family.experts and not family.dense and lens.layer(layer).get_submodule(f"{family.mlp}.{family.experts}")
-    if experts and hasattr(experts, "down_proj_bias"):  # of gpt_oss, weighted by the router
-        rest = (read["mlp_out", layer] * through).sum(-1) - each.sum(0)
-    found: list[tuple[Label, Tensor]] = [(("neuron", layer, None, one), value) for one, value in enumerate(each)]
-    return [*found, (("mlp", layer, None, None), rest)] if bool(rest.any()) else found
+    return (read["neurons", layer] * (behind @ w_down)).T, behind @ b_down
 
 
 def _signed_sum(of_ids: Callable[[Tensor], Tensor], signed: Sequence[tuple[int, Tensor]]) -> Tensor:

@@ -16,7 +16,7 @@ from .private_apis import offload_device
 
 _ROWS = 1024
 """Rows of the identity in one product."""
-_LINEAR = 2e-2
+MOST_ROUNDING = 2e-2
 """How far a module's output may be from its matrix times the input, as a share; kernels of packed weights round."""
 
 
@@ -67,7 +67,7 @@ def weight_and_bias(module: Any, *, dtype: torch.dtype, transposed: bool = False
             off = (module.forward(probe)[0] - weight @ probe[0] - bias).abs().max()
         except Exception as error:
             raise _not_linear_error(module, first_line_of_error(error)) from error
-        if not bool(off <= _LINEAR * (weight.abs() @ probe[0].abs()).max().clamp(min=1e-6)):
+        if not bool(off <= MOST_ROUNDING * (weight.abs() @ probe[0].abs()).max().clamp(min=1e-6)):
             raise _not_linear_error(module, f"it is off by {float(off):.1e}")
         return weight, bias.to(dtype)
 

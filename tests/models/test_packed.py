@@ -5,6 +5,7 @@ import torch
 from lenses import tokens
 from torch import nn
 
+from sink_lens import direct_logit_attribution
 from sink_lens.activations.record import capture
 from sink_lens.activations.sink_mask import sink_mask
 from sink_lens.edits.constructors import scalar, zero
@@ -39,16 +40,40 @@ class Packed(nn.Module):
         return nn.functional.linear(x, self.unpacked(), self.bias)
 
 
-def both(family: str, **fields):
+def both(family: str, *, kind: type[Packed] = Packed, **fields):
     """A tiny model whose layers are packed, and the same with the numbers that these multiply by."""
     packed, plain = tiny(family, **fields), tiny(family, **fields)
     with torch.no_grad():
         for name, module in list(packed.named_modules()):
             if isinstance(module, nn.Linear) and "lm_head" not in name:
                 path, _, leaf = name.rpartition(".")
-                setattr(packed.get_submodule(path), leaf, own := Packed(module))
+                setattr(packed.get_submodule(path), leaf, own := kind(module))
                 plain.get_submodule(name).weight.copy_(own.unpacked())
     return wrap(packed), wrap(plain)
+
+
+class Rounding(Packed):
+    """Packed weights whose kernel computes in 16 bit, as bitsandbytes does on a CPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.bfloat16()
+        return nn.functional.linear(x.bfloat16(), self.unpacked().bfloat16(), bias).to(x.dtype)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2"])
+@pytest.mark.parametrize("by", ["head", "neuron"])
+def test_what_the_kernel_of_packed_weights_rounds_is_in_a_row_of_its_own(family, by):
+    lens, _ = both(family, kind=Rounding)
+    found, whole = (direct_logit_attribution(lens, tokens(), 5, by=one) for one in (by, "layer"))
+    assert torch.allclose(found.values.sum(0), found.logits, atol=1e-4)
+    part = {"head": "attention", "neuron": "mlp"}[by]
+    for layer in range(3):
+        own, wanted = (one.frame["layer"].eq(layer).fillna(False).to_numpy(dtype=bool) for one in (found, whole))
+        rounding = own & found.frame["part"].eq(part).to_numpy()
+        wanted &= whole.frame["part"].eq(part).to_numpy()
+        parts = found.values[own & found.frame["part"].isin([by, part]).to_numpy()]
+        assert torch.allclose(parts.sum(0), whole.values[wanted][0], atol=1e-4)
+        assert 0 < found.values[rounding].abs().max() < 0.02 * parts.abs().sum(0).max()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
