@@ -4,6 +4,7 @@ Each link says in its file what makes or breaks it, with matched controls. Here 
 order of the chain: how much of the sink comes or goes, and what the loss does.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -198,7 +199,7 @@ def _loss_with_sink_masked(setting: Setting) -> Float[Tensor, " batch"]:
 
     at = {"positions": range(first, length), "keys": [position], "label": "sink masked"}
     masked = edit("scores", lambda x, _: torch.full_like(x, torch.finfo(x.dtype).min), **at)
-    loss = setting.run([masked], loss=True, quiet=True).loss
+    loss = setting.run([dataclasses.replace(masked, hides=True)], loss=True, quiet=True).loss
     assert loss is not None  # it was asked for
     return loss
 

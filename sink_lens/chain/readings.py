@@ -118,7 +118,8 @@ def attention_readings(
         return lambda view: attention.mean_over_rows(function(view["rows"]), row_valid=view.valid[:, view.rows])
 
     def to_no_key(rows: Tensor) -> Tensor:
-        return torch.full_like(rows[..., 0], math.nan) if sigmoid else attention.null_mass(rows)
+        found = attention.null_mass(rows)  # a row that sums to more than 1 is of no softmax, and neither are the others
+        return found.masked_fill(found.isnan().any(-1, keepdim=True) | sigmoid, math.nan)
 
     return [
         Reading(name="sink_score", sites=("mass",), function=score),

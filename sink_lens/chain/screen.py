@@ -27,6 +27,7 @@ from ..engine.layout import Attending, Layout
 from ..engine.partial_pass import Pass, Visit, partial_pass
 from ..measures.attention import row_shares, sink_mass
 from ..models.attention import repeat_kv_heads, weights_from_scores
+from ..models.delegation import masks_of_own_function
 from ..models.running import prepare_passes
 from ..models.sites import SITES, sites_of
 from ..models.weights import attention_weights, mlp_weights, output_weights
@@ -188,7 +189,8 @@ class _LayerRuns:
         self.queries: dict[int, Tensor] = {}
         lens = setting.lens
         with prepare_passes(lens):
-            kept = {"keep": self.held, "queries": self.queries, "attention_only": True}
+            self.own = {} if lens.own_attention is None else masks_of_own_function(lens, self.tokens.shape[1])
+            kept = {"keep": self.held, "queries": self.queries, "own_masks": self.own, "attention_only": True}
             partial_pass(lens, self.tokens, Pass(layout=self._layout((0,)), first=0, last=lens.n_layers, **kept))
 
     def gradients(
@@ -289,6 +291,7 @@ class _LayerRuns:
         if layer in lens.attention_layers:
             visits |= {("pattern", layer): Visit(readers=[(cell, patterns.append) for cell in cells])}
         held: dict[str, Any] = {"held": self.held, "queries": self.queries} if layout.alone else {}
+        held["own_masks"] = self.own
         handed = [
             later
             for later in setting.sink_layers  # in Gemma 4, some use the keys of an earlier layer

@@ -195,7 +195,7 @@ class Setting:
         """Compute the attention to the sink position, by layer, if every query spread its row sum evenly."""
         lens, valid, position = self.lens, self.tokens.valid, self.sink_position
         sums = None
-        if lens.family.sink_logit:
+        if lens.family.sink_logit or lens.own_attention is not None:
             read = Reading(name="row_sum", sites=("rows",), function=lambda view: view["rows"].sum(-1).mean(1))
             sums = stream(lens, self.tokens, [read], rows=torch.arange(self.tokens.n_positions)).stacked("row_sum")
         found = [
@@ -426,8 +426,11 @@ def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
     """Return the reason why this model cannot be changed on these sequences; None if it can."""
     if lens.why_measured_only is not None:
         return lens.why_measured_only
-    if "scores" in lens.uneditable:
-        return str(lens.uneditable_error("scores")).partition(";")[0]
+    own, needed = lens.own_attention is not None, ("pattern", "mask") if lens.own_attention else ("scores",)
+    for site in lens.uneditable.intersection(needed):
+        return str(lens.uneditable_error(site)).partition(";")[0]
+    if own and lens.family.shared_keys:
+        return f"layers of {lens.name} share keys, and its attention is computed by {lens.own_attention}"
     shortest = int(tokens.lengths.min())
     if shortest < _SHORTEST:
         return f"the shortest sequence has {shortest} tokens, and interventions need {_SHORTEST}"

@@ -27,6 +27,9 @@ from .measure import Panel
 from .page.words import ANY_TOKEN, FEWEST, binding_sentence, makers_comparison
 from .placement import Kind, binding_kind
 
+_LEAST_MISSING = 0.01
+"""Attention to no key, in the mean, from which rows count as summing to less than 1."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
@@ -58,10 +61,12 @@ def summary_table(
     config: TraceConfig,
     rounded: Rounding | None,
     marked: MarkedTokens | None = None,
+    own_attention: bool = False,
 ) -> pd.DataFrame:
     """Make the table ``summary`` of headline quantities from ``located``, other tables and, if given, the others.
 
     ``marked`` are the tokens that are sinks at other positions, ``rounded`` the error of the model's number type.
+    ``own_attention``: the attention function is the user's own, whose rows may sum to less than 1.
     """
     panel, there, elsewhere = located.panel, located.there, located.elsewhere
     location, rng = panel.location, np.random.default_rng(config.seed)
@@ -117,6 +122,10 @@ def summary_table(
     add("sink_rate", rate, "share of layers and heads", f"sink score above {config.threshold:g}, mean over sequences")
     masses = panel.at_sink("sink_mass", location.sink_position).nanmean(dim=(0, 2))
     add("sink_mass", interval(masses.numpy(), generator=rng), "mass")
+    missing = panel["null_mass"]
+    if own_attention and not bool(missing.isnan().any()) and float(missing.mean()) > _LEAST_MISSING:
+        note = "rows of the pattern sum to less than 1: a head can attend to nothing without a sink"
+        add("attention_to_no_key", interval(missing.mean(dim=(0, 2)).numpy(), generator=rng), "mass", note)
     mass = torch.tensor(layers["sink_score"].to_numpy(dtype=float), dtype=torch.float32)
     note = "first layer whose mean sink score is above the threshold"
     add("onset_layer", onset_layer(mass, threshold=config.threshold), "layer", note)

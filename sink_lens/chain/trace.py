@@ -292,7 +292,7 @@ def _measure_and_judge(
     nulls = {"random_init": kept.frames.get("random_init_links"), "effects": kept.frames.get("effects")}
     kept.write("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
     marked = find_marked_tokens(lens, batch, studied=panel.location.sink_positions)
-    beside = {"rounded": rounded, "marked": marked}
+    beside = {"rounded": rounded, "marked": marked, "own_attention": lens.own_attention is not None}
     kept.frames["summary"] = summary.summary_table(located, kept.frames, config=config, **beside)
     writer.write_csv("summary", kept.frames["summary"])
     return kept.frames, panel.location

@@ -70,6 +70,9 @@ class Edit:
     """Name of the edit in tables and messages."""
     whole_batch: bool = False
     """True if the new values of a sequence hang on other sequences, so that a pass must have all of them."""
+    hides: bool = False
+    """True if it is of the scores, and only hides keys from queries: an attention function of the user's own has no
+    scores, and is given a mask that hides them."""
 
     @property
     def part(self) -> Part:

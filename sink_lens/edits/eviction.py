@@ -5,6 +5,8 @@ and value are computed once, from what it saw itself, a mask in every layer give
 cache gives, one token after the other.
 """
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Bool
 from torch import Tensor
@@ -57,4 +59,4 @@ def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: 
         hidden = ~visible_keys(kept, size=size)[:, at.positions].to(scores.device)
         return scores.masked_fill(hidden[:, None], torch.finfo(scores.dtype).min)
 
-    return edit("scores", change, label=label or f"window of {size}")
+    return replace(edit("scores", change, label=label or f"window of {size}"), hides=True)

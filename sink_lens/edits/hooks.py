@@ -22,6 +22,7 @@ from ..data.tokens import TokenBatch, positions_in_all
 from ..errors import InputError, ModelError, SiteError, note_whose_function_failed
 from ..models.lens import LensModel, check_layers_have_site
 from ..models.load import ModelLike, as_lens
+from ..models.own_attention import MASK_HOOK
 from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook_name, site_of, site_of_hook
 from .constructors import ORDER, At, Edit, EditError, edit
@@ -128,7 +129,12 @@ class Applied:
         If ``valid`` is None, every token counts as real, and a hook takes the number of sequences from its tensor.
         """
         steps = self.steps(sequences=sequences, valid=valid, layers=layers)
-        names = [bridge_hook_name(SITES[step.site], family=self.lens.family, layer=step.layer) for step in steps]
+        names = [
+            MASK_HOOK.format(step.layer)
+            if step.site == "scores" and self.lens.own_attention is not None
+            else bridge_hook_name(SITES[step.site], family=self.lens.family, layer=step.layer)
+            for step in steps
+        ]
         return [(name, lambda x, hook, act=step.act: act(x)) for name, step in zip(names, steps, strict=True)]
 
     def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range) -> list["Step"]:
@@ -258,8 +264,9 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
         site = site_of(one.site, family=lens.family)
         if one.reads is not None:
             site_of(one.reads, family=lens.family)
-        if one.site in lens.uneditable:
-            raise lens.uneditable_error(one.site)
+        changed = "mask" if one.hides and lens.own_attention is not None else one.site
+        if changed in lens.uneditable:
+            raise lens.uneditable_error(changed)
         for layer in one.layers or ():
             check_index("layer", layer, lens.n_layers if site.per_layer else 1, of=one.label)
         if site.per_layer:

@@ -4,6 +4,7 @@ In arXiv 2605.06611 this is an additive mask whose row p sees only column p; lat
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -38,4 +39,4 @@ def isolate(positions: Sequence[int], *, layers: Sequence[int] | None = None, la
         earlier = torch.arange(scores.shape[-1], device=scores.device) < at.positions.to(scores.device)[:, None]
         return scores.masked_fill(earlier, torch.finfo(scores.dtype).min)
 
-    return edit("scores", change, positions=chosen, layers=layers, label=label)
+    return replace(edit("scores", change, positions=chosen, layers=layers, label=label), hides=True)

@@ -25,8 +25,9 @@ from transformers import AttentionInterface
 
 from ..errors import ModelError
 from ..models.attention import add_alibi, repeat_kv_heads, softcap_scores, weights_from_scores
-from ..models.delegation import attention_component, inner_model
+from ..models.delegation import Masks, attention_component, inner_model
 from ..models.lens import LensModel
+from ..models.own_attention import no_pattern_error, own_pattern, weighted_values
 from ..models.private_apis import use_kernel
 
 _NAME = "sink_lens_cells"
@@ -140,6 +141,8 @@ class Attending:
     """Takes the keys and values of every layer; None does not keep them."""
     queries: dict[int, Tensor] | None = None
     """Layer -> queries of the baseline run: read where a position is computed alone, else kept like the keys."""
+    own_masks: Masks = field(default_factory=dict)
+    """Layer -> the mask that an attention function of the user's own is given of whole sequences."""
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, layer: int, *, like: Tensor) -> Float[Tensor, "1 1 query key"]:
@@ -164,7 +167,7 @@ def attend_by_cell(how: Attending) -> Iterator[None]:
     Raises:
         ModelError: the model's attention function is the user's own, which needs whole sequences.
     """
-    if how.lens.own_attention is not None:
+    if how.lens.own_attention is not None and not how.own_masks:
         raise ModelError(
             f"attention of {how.lens.name} is computed by {how.lens.own_attention}, and this runs passes over parts of "
             "sequences; need run_with, capture, stream, patch or sweep, which run whole ones"
@@ -215,6 +218,9 @@ def _cell_attention(
             how.queries[layer] = query
     if by_query:
         query, s_aux = query[..., :-1], query[..., -1]
+    if how.lens.own_attention is not None:
+        pattern = component.hook_pattern(_own_pattern(how, module, query, key, value, given | {"scaling": scaling}))
+        return layout.to_rows(weighted_values(pattern, value).transpose(1, 2)), pattern
     key, value = (repeat_kv_heads(one, n_heads=query.shape[1]) for one in (key, value))
     scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
     scores = add_alibi(softcap_scores(scores, given.get("softcap")), given.get("alibi"))
@@ -222,3 +228,22 @@ def _cell_attention(
     pattern = weights_from_scores(scores, sink=s_aux, sigmoid=given.get("weighting") == "sigmoid")
     pattern = component.hook_pattern(pattern.to(query.dtype))
     return layout.to_rows(torch.matmul(pattern, value)), pattern
+
+
+def _own_pattern(
+    how: Attending, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]
+) -> Float[Tensor, "sequence head query key"]:
+    """Return the pattern of the user's own attention function, which is given whole sequences of every cell.
+
+    ``query`` begins at the layout's first position; queries before it are the baseline run's.
+    """
+    own, layer, first = how.lens.own_attention, int(module.layer_idx), how.layout.first_position  # type: ignore[arg-type]
+    assert own is not None
+    if first:
+        assert how.queries is not None
+        query = torch.cat([how.queries[layer][:, :, :first].repeat(len(how.layout.begins), 1, 1, 1), query], dim=2)
+    attend = own.of_values(module, query, key, how.own_masks[layer], **given)
+    pattern = own_pattern(attend, value, attend(value))
+    if pattern is None:
+        raise no_pattern_error(own)
+    return pattern[:, :, first:]

@@ -358,7 +358,7 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel, own: 
     scores and the pattern, and only warns. So both are edited here in passes on eight tokens, and a site counts as
     uneditable if no logit changes, with the model's values and with others that differ from key to key: where all
     values are 0 or alike, the attention is not seen in the logits. The user's ``own`` attention function has no scores,
-    and a pattern if it is linear.
+    and a pattern if it is linear; "mask" is among the names if no key can be hidden from it.
     """
 
     def attend_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
@@ -377,15 +377,18 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel, own: 
 
     ids = probe_tokens(plain)
     if own:
-        hooks: list[Any] = [
-            (name, lambda x, hook: None) for name in bridge.hook_dict if name.endswith(".attn.hook_pattern")
-        ]
-        try:
-            with switch_to_eval_mode(bridge), torch.no_grad():
-                bridge.run_with_hooks(probe_tokens(plain, _COMPARED), fwd_hooks=hooks, use_cache=False)
-        except SiteError:
-            return frozenset({"scores", "pattern"})
-        return frozenset({"scores"})
+        lacking = {"scores"}
+        for name, hook, edit in (
+            ("pattern", "hook_pattern", lambda pattern, hook: None),
+            ("mask", "hook_own_mask", block_first_key),
+        ):
+            every: list[Any] = [(one, edit) for one in bridge.hook_dict if one.endswith(f".attn.{hook}")]
+            try:
+                with switch_to_eval_mode(bridge), torch.no_grad():
+                    bridge.run_with_hooks(probe_tokens(plain, _COMPARED), fwd_hooks=every, use_cache=False)
+            except SiteError:
+                lacking.add(name)
+        return frozenset(lacking)
     with switch_to_eval_mode(bridge), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
         having = [layer for layer, block in enumerate(bridge.blocks) if "attn" in block._modules]

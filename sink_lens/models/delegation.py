@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
@@ -30,12 +31,23 @@ from .families import head_sizes
 from .family import Family
 from .interfaced import replace_forward, watch_attention_inputs
 from .lens import LensModel
-from .own_attention import AttentionFunction, no_pattern_error, own_pattern, weighted_values
-from .private_apis import use_kernel
+from .own_attention import (
+    MASK_HOOK,
+    AttentionFunction,
+    ignored_mask_error,
+    no_pattern_error,
+    own_pattern,
+    weighted_values,
+    with_hidden_keys,
+)
+from .private_apis import register_hook_point, use_kernel
 from .sites import Address, read_site
 
 _OWN = "sink_lens_own"
 _RUNNING: ContextVar[tuple[Any, AttentionFunction]] = ContextVar("sink_lens_own")
+Masks = dict[int, Tensor | None]
+"""Layer -> the mask that an attention function of the user's own is given."""
+_MASKS: ContextVar[Masks | None] = ContextVar("sink_lens_masks", default=None)
 
 
 def attention_component(lens: LensModel, layer: int) -> Any:
@@ -85,17 +97,34 @@ def delegate_attention(lens: LensModel, *, layers: range | None = None) -> Itera
 def hook_own_attention(bridge: TransformerBridge, *, family: Family, own: AttentionFunction) -> None:
     """Make a bridge's attention components call Hugging Face's attention with the model's ``own`` function.
 
-    They fire the hooks of the pattern, whose edits take effect, in whatever pass runs them; there are no scores.
+    They fire the hooks of the pattern, whose edits take effect, in whatever pass runs them. There are no scores;
+    ``hook_own_mask`` is the hook point of edits that hide keys.
     """
     AttentionInterface.register(_OWN, _attend_by_own_function)
     config: Any = bridge.original_model.config  # type: ignore[union-attr]  # of transformers
     sizes = head_sizes(config, family=family, layer=0)
-    for block in bridge.blocks:
+    for layer, block in enumerate(bridge.blocks):
         component = block._modules.get("attn")
         if component is not None:
+            component.add_module("hook_own_mask", point := HookPoint())
+            point.name = MASK_HOOK.format(layer)
+            register_hook_point(bridge, point)
             for module, forward in _hooked_forwards(component, family=family, sizes=sizes):
                 object.__setattr__(module, "forward", forward)
             object.__setattr__(component, "forward", partial(_run_own_attention, component, own))
+
+
+def masks_of_own_function(lens: LensModel, n_positions: int) -> Masks:
+    """Return the masks that the user's attention function is given of whole sequences; for ``prepare_passes``."""
+    found: Masks = {}
+    token = _MASKS.set(found)
+    try:
+        with torch.no_grad():
+            tokens = torch.zeros(1, n_positions, dtype=torch.long, device=lens.device)
+            inner_model(lens).base_model(tokens, use_cache=False)
+    finally:
+        _MASKS.reset(token)
+    return found
 
 
 def _run_own_attention(component: Any, own: AttentionFunction, *args: Any, **kwargs: Any) -> Any:
@@ -109,17 +138,28 @@ def _run_own_attention(component: Any, own: AttentionFunction, *args: Any, **kwa
 
 
 def _attend_by_own_function(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **given: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention by the function that runs; if a hook is at the pattern, from the pattern as it leaves it."""
+    """Compute attention by the function that runs; if a hook is at the pattern, from the pattern as it leaves it.
+
+    A hook at ``hook_own_mask`` gets what the mask adds to scores, and hides keys.
+    """
     component, own = _RUNNING.get()
-    attend = own.of_values(module, query, key, *args, **given)
+    if (found := _MASKS.get()) is not None:
+        found[int(module.layer_idx)] = attention_mask  # type: ignore[arg-type]  # every attention of transformers
+    hidden = None
+    if component.hook_own_mask.has_hooks():
+        like = query.new_empty(()).expand(*query.shape[:3], key.shape[2])
+        attention_mask, hidden = with_hidden_keys(attention_mask, component.hook_own_mask, like=like)
+    attend = own.of_values(module, query, key, attention_mask, **given)
     output = attend(value)
-    if not component.hook_pattern.has_hooks():
+    if hidden is None and not component.hook_pattern.has_hooks():
         return output, None
     pattern = own_pattern(attend, value, output)
     if pattern is None:
         raise no_pattern_error(own)
+    if hidden is not None and bool(pattern[hidden].any()):
+        raise ignored_mask_error(own)
     version = pattern._version
     found = component.hook_pattern(pattern)
     unchanged = found is pattern and pattern._version == version

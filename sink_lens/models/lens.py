@@ -18,7 +18,7 @@ from .families import head_sizes, layer_of_keys, sliding_window_of
 from .family import ADDED, OF_ATTENTION, Family
 from .header import axis_sizes
 from .offload import NoBridge, bytes_on_disk, compute_device
-from .own_attention import AttentionFunction, no_pattern_error
+from .own_attention import AttentionFunction, ignored_mask_error, no_pattern_error
 from .packed import input_width
 from .private_apis import kernel_of
 from .unchanged import LensState
@@ -256,6 +256,8 @@ class LensModel:
             )
         if site == "pattern":
             return no_pattern_error(self.own_attention)
+        if site == "mask":
+            return ignored_mask_error(self.own_attention)
         return SiteError(
             f"the attention function {self.own_attention} shows no {site!r}; need another site, as 'pattern' or 'z'"
         )

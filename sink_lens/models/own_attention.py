@@ -7,6 +7,9 @@ file of transformers. A mask is made for it only if ``AttentionMaskInterface`` h
 **The pattern of such a function** is what it gives for one-hot values: value ``j`` is 1 in one dimension, so that this
 dimension of the output is the weight of key ``j``. ``ceil(keys / d_value)`` calls give all weights. They are a pattern
 only if the function is linear in the values, and mixes no dimensions: if the pattern times the values is its output.
+
+It has no scores. What hides keys from queries, as an isolated token does, changes the mask that the function is given
+(``with_hidden_keys``); its weights of the hidden keys must then be 0.
 """
 
 import functools
@@ -18,7 +21,7 @@ from typing import Any
 
 import torch
 import transformers
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -27,6 +30,8 @@ from .attention import repeat_kv_heads
 from .family import Family
 from .private_apis import kernel_of
 
+MASK_HOOK = "blocks.{}.attn.hook_own_mask"
+"""Name of a layer's hook point for edits that hide keys from an attention function of the user's own."""
 _FILES = str(Path(transformers.__file__).parent)
 
 
@@ -92,6 +97,31 @@ def own_pattern(
     off = (weighted_values(pattern, value) - output).detach().abs().max()
     room = 1e-4 if value.dtype in (torch.float32, torch.float64) else 8 * torch.finfo(value.dtype).eps
     return pattern if bool(off <= room * output.detach().abs().max().clamp(min=1e-6)) else None
+
+
+def with_hidden_keys(
+    mask: Tensor | None, hide: Callable[[Tensor], Tensor], *, like: Float[Tensor, "batch head query key"]
+) -> tuple[Tensor, Bool[Tensor, "batch head query key"]]:
+    """Return an attention function's mask as ``hide`` changes it, and True where a key was hidden from a query.
+
+    ``hide`` gets scores of 0 in the shape and type of ``like``, and the least number where the mask hides a key; it is
+    shown what the mask adds as well. A function without a mask sees no later token, or is refused
+    (``checks.check_own_attention``).
+    """
+    least = torch.finfo(like.dtype).min
+    seen = torch.ones_like(like, dtype=torch.bool).tril(like.shape[-1] - like.shape[-2]) if mask is None else mask
+    before = torch.zeros_like(like).masked_fill(~seen, least) if seen.dtype == torch.bool else seen.expand_as(like)
+    after = hide(before)
+    hidden = (after <= least / 2) & (before > least / 2)
+    return after if mask is None or mask.dtype != torch.bool else after > least / 2, hidden
+
+
+def ignored_mask_error(own: AttentionFunction) -> SiteError:
+    """Return the error for keys that cannot be hidden from a function's queries."""
+    return SiteError(
+        f"the attention function {own} gives weight to keys that its mask hides, so that none can be hidden from a "
+        "query; need a function that reads attention_mask"
+    )
 
 
 def no_pattern_error(own: AttentionFunction) -> SiteError:

@@ -1,5 +1,7 @@
 """A model runs one attention function: the user's own is hooked as it is, or refused; changes of it are noticed."""
 
+import dataclasses
+
 import pytest
 import torch
 from own_attention import FUNCTIONS, PATTERNS, batch, scores_of, use
@@ -10,8 +12,13 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from sink_lens import Reading, capture, run_with, stream, sweep, trace, wrap
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.locate import Location
+from sink_lens.chain.screen import screen_parts
+from sink_lens.chain.setting import make_setting
 from sink_lens.circuits import find
-from sink_lens.edits import edit, freeze, zero
+from sink_lens.edits import edit, freeze, isolate, zero
+from sink_lens.edits.eviction import window
 from sink_lens.edits.metrics import loss, sink_mass
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.patching import patch
@@ -213,21 +220,108 @@ def test_patches_sweeps_and_the_monitor_run_the_users_own_function(name, tmp_pat
     assert row["sinks/mass_first/layer_2"] == pytest.approx(pattern[:, :, 1:, 0].mean().item(), abs=1e-5)
 
 
+class Hidden:
+    """The model in eager code: keys of ``hidden`` (query, key) get no attention in any layer."""
+
+    def __init__(self, name, hidden):
+        self.name, self.hidden, self.patterns = name, hidden, []
+
+    def __call__(self, module, query, key, value, mask, scaling=None, **given):
+        scores = scores_of(query, key, mask, scaling).masked_fill(self.hidden, -1e9)
+        pattern = PATTERNS[self.name](scores, query)
+        self.patterns.append(pattern)
+        return (pattern @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)).transpose(1, 2), None
+
+    def run(self, model, tokens):
+        """Loss of each sequence, and patterns by layer."""
+        with use(model, "raw", function=self), torch.no_grad():
+            logits = model(tokens, use_cache=False).logits
+        loss = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
+        return loss.mean(), torch.stack(self.patterns)
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=() if one == "softmax1" else pytest.mark.exhaustive) for one in PATTERNS]
+    ("name", "family"),
+    [
+        pytest.param(name, family, marks=() if (name, family) == ("softmax1", "llama") else pytest.mark.exhaustive)
+        for name in PATTERNS
+        for family in ("llama", "gpt2", "gpt_neox")
+    ],
 )
-def test_a_trace_measures_the_users_own_function(name, tmp_path):
-    model, tokens = tiny("llama"), batch(n=4, length=40)
+@pytest.mark.filterwarnings("ignore:the edit")
+def test_a_trace_measures_and_intervenes_under_the_users_own_function(name, family, tmp_path):
+    model, tokens, n = tiny(family), batch(n=4, length=24), 24
+    low = {"threshold": 0.01, "min_sink_rate": 0.01, "controls": 1, "intervention_sequences": 4}
     with use(model, name):
         lens = wrap(model)
-        with pytest.warns(UserWarning, match="'softmax1'|attention function"):
-            result = trace(lens, tokens, random_init=False, report=False, out=tmp_path / "run", progress=False)
-        pattern = capture(lens, tokens, sites=["pattern"])["pattern", 1]
+        result = trace(lens, tokens, random_init=False, report=False, out=tmp_path / "run", progress=False, **low)
+        position, target = result.location.sink_positions[0], n // 3
         heads = result.tables["heads"].query("layer == 1").sort_values("head")
-        (position,) = result.location.sink_positions
-        assert heads["sink_mass"].to_numpy() == pytest.approx(
-            pattern[:, :, position + 1 :, position].mean((0, 2)).numpy(), abs=1e-5
+        effects = result.tables["effects"].set_index(["link", "edit"])
+        isolated = effects.loc["aggregation_variance", "isolation"]
+        query, key = torch.arange(n)[:, None], torch.arange(n)
+        _, patterns = Hidden(name, torch.zeros(n, n, dtype=torch.bool)).run(model, tokens.tokens)
+        loss, of_isolated = Hidden(name, (query == target) & (key < target)).run(model, tokens.tokens)
+        without, _ = Hidden(name, (query >= max(position + 1, n // 4)) & (key == position)).run(model, tokens.tokens)
+    assert heads["sink_mass"].to_numpy() == pytest.approx(
+        patterns[1, :, :, position + 1 :, position].mean((0, 2)).numpy(), abs=1e-5
+    )
+    reads = [int(layer) for layer in isolated["read_layers"].replace("-", " ").replace(",", " ").split()]
+    reads = range(reads[0], reads[-1] + 1)
+    assert isolated["target_mass"] == pytest.approx(
+        of_isolated[list(reads), :, :, target + 1 :, target].mean().item(), abs=1e-5
+    )
+    assert isolated["loss_nats"] == pytest.approx(loss.item(), abs=1e-5)
+    assert isolated["masked_loss_nats"] == pytest.approx(without.item(), abs=1e-5)
+    sums = patterns.sum(-1)
+    may_be_nothing = bool(sums.max() <= 1.01 and sums.mean() < 0.98)
+    assert may_be_nothing or name not in ("softmax1", "gated")
+    assert ("no sink is needed" in result.headline) == may_be_nothing
+
+
+def test_the_screen_of_makers_has_the_gradients_of_the_users_own_function():
+    """The last layer's attention to the sink, by z of the layer before: raw autograd, times each head's change."""
+    model, tokens = tiny("llama"), batch(n=3, length=20)
+    with use(model, "softmax1"):
+        lens = wrap(model)
+        config, location = (
+            TraceConfig(intervention_sequences=3),
+            Location(sink_positions=(0,), sink_found=True, steps=(), outliers={}),
         )
+        setting = make_setting(lens, tokens, location=location, config=config)
+        setting = dataclasses.replace(setting, read_layers=(2,))
+        found = screen_parts(setting, target="sink").query("kind == 'head' and layer == 1")["gradient"].to_numpy()
+        change = setting.baseline_tensors("z", layers=[1])[1]
+        change = (change[:, 0] - setting.mean_ordinary(change)[:, 0]).float()
+        shape, patterns = change.shape, {}
+
+        def raw(module, query, key, value, mask, scaling=None, **given):
+            pattern = patterns[module.layer_idx] = PATTERNS["softmax1"](scores_of(query, key, mask, scaling), query)
+            z = (pattern @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)).transpose(1, 2)
+            if module.layer_idx == 1:
+                z = torch.cat([z[:, :1] + more[:, None], z[:, 1:]], dim=1)
+            return z.contiguous(), None
+
+        more = torch.zeros(shape, requires_grad=True)
+        with use(model, "raw", function=raw):
+            model(tokens.tokens, use_cache=False)
+        patterns[2][:, :, 1:, 0].mean((1, 2)).sum().backward()
+    wanted = (more.grad * change).sum(-1).mean(0).numpy()
+    assert found / found[0] == pytest.approx(wanted / wanted[0], rel=1e-4)
+
+
+def test_keys_are_hidden_by_the_mask_and_a_function_that_ignores_it_is_refused(tmp_path):
+    def causal(module, query, key, value, mask, scaling=None, **given):
+        return FUNCTIONS["softmax1"](module, query, key, value, None, scaling)
+
+    model = tiny("llama")
+    with use(model, "own", function=causal):
+        lens = wrap(model)
+        for hiding in (isolate([5]), window(4)):
+            with pytest.raises(SiteError, match=r"'own' .* attention_mask"):
+                run_with(lens, batch(), hiding)
+        with pytest.warns(UserWarning, match="mask hides"):
+            trace(lens, batch(n=4, length=24), random_init=False, report=False, progress=False, out=tmp_path / "run")
 
 
 def _of_values(change):

@@ -54,6 +54,8 @@ class Story:
     """Growth steps: first and last layer, and by how much the norm ratio grew."""
     super_neurons: list[str] | None
     """As L11.N1229, the strongest first."""
+    to_no_key: float | None = None
+    """Share of attention that goes to no key, under an attention function whose rows sum to less than 1."""
 
     @property
     def is_sink(self) -> bool | None:
@@ -100,6 +102,8 @@ def has_interventions(run: Run) -> bool:
 def headline(story: Story) -> list[str]:
     """Return a sentence per finding of ``story``: other sinks, outlier dimensions, growth steps, super neurons."""
     sentences, at = [], "the sink token" if story.position is None else f"position {story.position}"
+    if story.to_no_key is not None:
+        sentences.append(f"{percent(story.to_no_key)} of attention goes to no key, for which no sink is needed.")
     if story.others:
         are = "Another sink is at position" if len(story.others) == 1 else "Other sinks are at positions"
         sentences.append(f"{are} {join_and(story.others)}.")
@@ -286,10 +290,11 @@ def find_story(run: Run) -> Story:
     rate = None if position is None else rates[position]
     others = tuple(place for place in rates if place != position and rates[place] >= minimum)
     summary = run.optional("summary", columns=["quantity", "value", "ci_low", "ci_high"])
-    bounds = having = None
+    bounds = having = to_no_key = None
     if summary is not None:
         values = dict(zip(summary["quantity"], summary["value"], strict=True))
         others = () if "aligned_position" in values else others  # there they are positions of cut sequences
+        to_no_key = float(values["attention_to_no_key"]) if "attention_to_no_key" in values else None
         if "sequences_with_sink" in values:
             having = (int(float(values["sequences_with_sink"])), int(float(values["sequences_asked"])))
     if summary is not None and rate is not None:
@@ -318,6 +323,7 @@ def find_story(run: Run) -> Story:
         else outlier_dimensions(dimensions, position, layers=2) or outlier_dimensions(dimensions, position),
         steps=found,
         super_neurons=None if neurons is None else _super_neuron_names(neurons, position),
+        to_no_key=to_no_key,
     )
 
 

@@ -102,7 +102,6 @@ def test_an_edit_before_the_norm_goes_through_it(family, tokens):
     torch.testing.assert_close(changed(z), plain * 3)
 
 
-@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # TransformerLens names it
 def test_generation_on_the_bridge_is_the_models(variant, lens_of, tokens):
     lens = lens_of(variant)
     model = lens.plain
