@@ -28,6 +28,7 @@ from ..engine.partial_pass import Pass, Visit, partial_pass
 from ..measures.attention import row_shares, sink_mass
 from ..models.attention import repeat_kv_heads, weights_from_scores
 from ..models.delegation import masks_of_own_function
+from ..models.packed import check_gradients_pass
 from ..models.running import prepare_passes
 from ..models.sites import SITES, sites_of
 from ..models.weights import attention_weights, mlp_weights, output_weights
@@ -73,6 +74,7 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
             table[name] = values / values.max() if len(values) and name == "integrated" else 0.0
         return table
     lens = setting.lens
+    check_gradients_pass(lens.plain)
     stream = setting.baseline_tensors("resid_pre", layers=range(lens.n_layers))
     change: dict[str, dict[int, Tensor]] = {}  # at the sink position, from the mean over ordinary tokens
     for site in _SITES.values():

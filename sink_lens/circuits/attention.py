@@ -25,6 +25,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from ..engine.gradients import add_zero, keep_tensor
+from ..models.packed import check_gradients_pass
 from ..models.running import exclusive_use
 from .circuit import Circuit
 from .stream import gradient_before_norm, hook_name_of
@@ -63,6 +64,7 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
             hooks.append((hook_name_of(runs.lens, site, layer), partial(keep_tensor, into=seen, key=(site, layer))))
     rows: list[dict[str, object]] = []
     patterns: dict[str, np.ndarray] = {}
+    check_gradients_pass(runs.lens.plain)
     with exclusive_use(runs.lens), torch.enable_grad():
         runs.run_hooked(runs.pair_tokens(slice(0, 1)), slice(0, 1), hooks)
         for layer, head in heads:

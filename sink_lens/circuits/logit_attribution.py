@@ -71,6 +71,8 @@ class LogitAttribution:
     """The logit, or the difference of two, of each sequence, before a cap; the sum of its column of ``values``."""
     what: str
     """The answers, in words."""
+    notes: tuple[str, ...] = ()
+    """What is to be said of the model, such as that its weights are quantised."""
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """Return the ``n`` rows of ``frame`` with the largest absolute contributions."""
@@ -79,7 +81,7 @@ class LogitAttribution:
     def _repr_html_(self) -> str:
         """Return what a notebook shows as HTML: the mean logit and the 10 largest contributions."""
         said = f"{self.what}: {float(self.logits.mean()):.4g}, the sum of {len(self.frame)} contributions."
-        return display.result_html(said, self.strongest().dropna(axis=1, how="all"))
+        return display.result_html(said, self.strongest().dropna(axis=1, how="all"), notes=self.notes)
 
 
 def direct_logit_attribution(
@@ -256,14 +258,15 @@ def _make_checked_result(
     if not bool((off <= allowed).all()):
         raise ModelError(
             f"the parts of {lens.name} sum to logits that are off by {float(off.max()):.3g}; need a stream that is the "
-            "sum of what attention and MLP write. Please report the model's architecture"
+            "sum of what attention and MLP write, and projections that read heads and neurons as they are. Take off "
+            "what was put in between, such as a hook; if there is nothing, please report the model's architecture"
         )
     frame = pd.DataFrame(labels, columns=["part", "layer", "head", "neuron"])
     frame = frame.astype({"layer": "Int64", "head": "Int64", "neuron": "Int64"})
     found = t_intervals(values.numpy())
     for name, part in (("contribution", "estimate"), ("ci_low", "low"), ("ci_high", "high"), ("n", "n")):
         frame[name] = [getattr(one, part) for one in found]
-    return LogitAttribution(frame=frame, values=values, logits=logits, what=what)
+    return LogitAttribution(frame=frame, values=values, logits=logits, what=what, notes=lens.notes)
 
 
 def _answer_ids(lens: LensModel, batch: TokenBatch, answer: str | int | Sequence[str | int], *, at: Tensor) -> Tensor:

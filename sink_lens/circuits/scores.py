@@ -35,6 +35,7 @@ from torch import Tensor
 
 from ..engine.gradients import add_zero
 from ..errors import InputError, ModelError
+from ..models.packed import check_gradients_pass
 from ..models.running import exclusive_use, freeze_parameters
 from .config import TOLERANCE
 from .graph import Graph
@@ -226,6 +227,7 @@ class Gradients:
                 own = partial(add_zero, into=zeros, key=(site, layer))
                 at.append((hook_name_of(lens, site, 0 if site == "final" else layer), own))
         rows = slice(0, runs.n_pairs)
+        check_gradients_pass(lens.plain)
         with exclusive_use(lens), torch.enable_grad(), freeze_parameters(lens.plain):
             values = runs.metric_values(runs.run_hooked(runs.pair_tokens(rows), rows, at))
             if not values.requires_grad:

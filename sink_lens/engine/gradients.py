@@ -15,6 +15,7 @@ from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..measures.attention import row_shares, sink_mass
 from ..models.lens import LensModel
+from ..models.packed import check_gradients_pass
 from ..models.running import exclusive_use, prepare_pass
 from ..models.sites import SITES, bridge_hook_name
 from ..models.unembedding import next_token_losses
@@ -41,6 +42,7 @@ def metric_gradients(
         at: the sites and layers at which to differentiate, each with any tensor of the site's shape.
         embedding: the residual stream before layer 0; None takes the embedding of the sequences.
     """
+    check_gradients_pass(lens.plain)
     with exclusive_use(lens), torch.enable_grad():
         zeros = {key: torch.zeros_like(tensor, device=lens.device, requires_grad=True) for key, tensor in at.items()}
         given = None if embedding is None else embedding.to(lens.device)

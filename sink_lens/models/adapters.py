@@ -25,6 +25,7 @@ from ..errors import ModelError, first_line_of_error
 from ..text import size_text
 from .checks import logit_tolerance, probe_tokens, relative_error
 from .memory import copy_sharing_tensors
+from .packed import packed_kinds
 from .private_apis import forget_adapter
 from .running import switch_to_eval_mode, without_compiled_forwards
 
@@ -69,11 +70,14 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
 def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
     """Return a copy of the model (``name`` in errors) with its adapters merged into its weights; None without adapters.
 
+    Adapters of packed weights (QLoRA) are left where they are, since to merge them is to round the weights again: both
+    paths run the same modules, and weights are read as the matrix that base and adapter compute together (``packed``).
+
     Raises:
         ModelError: memory has no room for the copy, the adapter cannot be merged, or the copy gives other logits.
     """
     layers = list(_adapted_layers(model))
-    if not layers:
+    if not layers or any(packed_kinds(_base_layer(layer)) for _, layer in layers):
         return None
     bases = [one for _, layer in layers for one in _base_layer(layer).parameters()]
     needed, free = sum(one.numel() * one.element_size() for one in bases), psutil.virtual_memory().available

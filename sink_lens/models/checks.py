@@ -304,8 +304,10 @@ def check_own_attention(plain: PreTrainedModel, own: AttentionFunction, *, famil
         )
 
 
-def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel, family: Family) -> None:
+def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel, family: Family) -> tuple[str, ...]:
     """Raise ModelError if the bridge's logits differ from the plain model's, under its own kernel, on 64 tokens.
+
+    Returns a note if its own kernel rounds otherwise than eager attention and the model enlarges that; else nothing.
 
     Logits that differ by more than ``logit_tolerance`` mean that an adapter skips a part. A model that does not run, or
     whose logits are not finite or all 0, is refused too. A kernel that is exact for the family may round otherwise,
@@ -337,6 +339,7 @@ def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel, fa
             "trained or random weights. Fetch or save them again"
         )
     error, tolerance = relative_error(found, expected), logit_tolerance(plain.dtype)
+    own = error
     if not error <= tolerance and kernel == family.plain_kernel != "eager":
         set_attention(plain, "eager")
         try:
@@ -349,6 +352,12 @@ def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel, fa
             f"need at most {tolerance:.0e}. Either the adapter skips a part of this model, such as a change of its "
             "attention, or the bridge's weights or hooks were changed: boot a fresh bridge"
         )
+    if own <= tolerance:
+        return ()
+    return (
+        f"{kernel!r} rounds otherwise than eager attention, under which the model is edited, and the model enlarges "
+        f"that to {own:.0e} of the logits' norm",
+    )
 
 
 def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel, own: bool = False) -> frozenset[str]:

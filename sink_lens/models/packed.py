@@ -4,6 +4,7 @@ bitsandbytes, torchao, GPTQ, AWQ and 8-bit floats each store a weight in a layou
 here: a layer's product with the identity is the matrix that it multiplies by, whoever packed it.
 """
 
+import warnings
 from typing import Any
 
 import torch
@@ -22,9 +23,12 @@ MOST_ROUNDING = 2e-2
 
 def is_packed(module: nn.Module, name: str = "weight") -> bool:
     """Check whether a module's parameter ``name`` is anything but plain floating-point numbers of 16 bits or more."""
-    weight: Any = getattr(module, name, None)
-    plain = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.itemsize > 1
-    return not plain
+    return is_packed_tensor(getattr(module, name, None))
+
+
+def is_packed_tensor(weight: Any) -> bool:
+    """Check whether a parameter is anything but plain floating-point numbers of 16 bits or more."""
+    return not (type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.itemsize > 1)
 
 
 def packed_kinds(model: nn.Module) -> list[str]:
@@ -70,6 +74,36 @@ def weight_and_bias(module: Any, *, dtype: torch.dtype, transposed: bool = False
         if not bool(off <= MOST_ROUNDING * (weight.abs() @ probe[0].abs()).max().clamp(min=1e-6)):
             raise _not_linear_error(module, f"it is off by {float(off):.1e}")
         return weight, bias.to(dtype)
+
+
+def check_gradients_pass(model: nn.Module) -> None:
+    """Raise ModelError if a layer with packed weights passes no gradient, or another one than that of its matrix.
+
+    The kernel of bitsandbytes for 4 bit on a CPU passes none, so that what comes through the layer would be missing.
+    """
+    packed = [one for one in model.modules() if any(is_packed(one, key) for key in one._parameters)]
+    for module in {type(one): one for one in packed if not isinstance(one, nn.Embedding)}.values():
+        part: Any = module
+        bias: Any = getattr(part, "bias", None)
+        dtype = next((one.dtype for one in model.parameters() if not is_packed_tensor(one)), torch.float32)
+        device = next(iter([*part.parameters(), *part.buffers()])).device
+        probe = torch.linspace(-1, 1, input_width(part), dtype=dtype, device=device)[None]
+        with in_memory(part), torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            leaf = probe.clone().requires_grad_(True)
+            out = part.forward(leaf)
+            size = (out.detach() if bias is None else out.detach() - bias.detach().to(out.dtype)).float()
+            found = None
+            if out.requires_grad:
+                (found,) = torch.autograd.grad((out.float() * size).sum(), [leaf], allow_unused=True)
+        wanted = float(size.square().sum())
+        slope = 0.0 if found is None else float((found.float() * probe.float()).sum())
+        if not abs(slope - wanted) <= 3 * MOST_ROUNDING * max(wanted, 1e-12):
+            raise ModelError(
+                f"gradients do not pass through {type(part).__name__}, whose kernel for packed weights has no backward "
+                f"here (a slope of {slope:.3g} for {wanted:.3g}); need real patches (patch; find with method='exact'), "
+                "or weights in 16 or 32 bit (model.dequantize() of transformers)"
+            )
 
 
 def input_width(module: Any) -> int:

@@ -136,7 +136,7 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     if fused_by_head and not isinstance(model.adapter, bridge_adapters.SHARED):
         notes += (_BRIDGE_COPIES,)
         copied = [(name, one) for name, one in plain.named_parameters() if f".{family.q}." in name]
-    checks.check_bridge_logits(model, plain=plain, family=family)
+    notes += checks.check_bridge_logits(model, plain=plain, family=family)
     return LensModel(
         bridge=model,
         plain=plain,
@@ -189,7 +189,7 @@ def assemble_lens(
     else:
         with keep_random_state():
             bridge = _build_bridge(copy_sharing_tensors(plain), family=family, own=own, tokenizer=tokenizer, name=name)
-        checks.check_bridge_logits(bridge, plain=plain, family=family)
+        notes += checks.check_bridge_logits(bridge, plain=plain, family=family)
         checks.check_hooks_fire(bridge, plain=plain, family=family, name=name)
         state = _record_state(plain, family=family, bridge=bridge, merged=merged)
         uneditable = checks.uneditable_sites(bridge, plain=plain, own=own is not None)

@@ -62,6 +62,8 @@ class MeasuredPatches:
     """The run folder, if one was written."""
     opens: Callable[..., RunWriter] | None = field(default=None, repr=False)
     """Opens a run folder for a result without one."""
+    notes: tuple[str, ...] = ()
+    """What is to be said of the model, such as that its weights are quantised."""
     finished: bool = True
     """False from a shard if others are still to be computed: the frame has no rows."""
 
@@ -167,6 +169,7 @@ def fields_of_patches(runs: RunPair, pair: PromptPair, config: PatchConfig) -> d
         "source": float(runs.source.double().nanmean()),
         "differences": pair.differences,
         "labels": pair.labels,
+        "notes": runs.lens.notes,
     }
 
 
@@ -225,7 +228,7 @@ class PatchResult(MeasuredPatches):
     def _repr_html_(self) -> str:
         """Return what a notebook shows as HTML: the metric of both runs and the strongest patches."""
         drawn = [self.heatmap()] if self.by and self.finished else []
-        return display.result_html(self.headline, *drawn, self.strongest().dropna(axis=1, how="all"))
+        return display.result_html(self.headline, *drawn, self.strongest().dropna(axis=1, how="all"), notes=self.notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +280,8 @@ class AttributionResult(MeasuredPatches):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows as HTML: the baseline metric and the largest approximated effects."""
-        return display.result_html(self.headline, *([self.heatmap()] if self.by else []), self.strongest())
+        drawn = [self.heatmap()] if self.by else []
+        return display.result_html(self.headline, *drawn, self.strongest(), notes=self.notes)
 
     def sample(self, n: int = 30, *, generator: torch.Generator, progress: bool = False) -> Check:
         """Draw ``n`` of the patches that can change something, make them for real, and compare.

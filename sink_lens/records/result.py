@@ -51,7 +51,8 @@ class Finding:
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows: the sentences, then figures and tables."""
         shown, folder = self.notebook_parts() if self.finished else (), getattr(self, "folder", None)
-        return display.result_html(self.sentences, *shown, notes=self.notes, folder=folder)
+        notes = () if folder is None else read_run(folder).provenance.get("notes") or ()  # of the model
+        return display.result_html(self.sentences, *shown, notes=(*self.notes, *notes), folder=folder)
 
 
 @dataclass(frozen=True, kw_only=True)
