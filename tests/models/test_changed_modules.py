@@ -6,6 +6,7 @@ import peft
 import pytest
 import torch
 from own_attention import batch
+from safetensors.torch import save_file
 from torch import nn
 
 from sink_lens import capture, direct_logit_attribution, run_with, sweep, wrap
@@ -172,6 +173,40 @@ def test_weights_that_are_trained_during_a_sweep_are_noticed(tmp_path):
         sweep(lens, grid, tokens=batch(), metrics=[on_outcome(training)], out=tmp_path / "run", progress=False)
 
 
+def test_another_thread_that_trains_the_model_during_a_sweep_is_noticed(tmp_path):
+    model, steps, ended = tiny("llama"), threading.Semaphore(0), threading.Event()
+    lens = wrap(model)
+    grid = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0, 1, 2), heads=(0,)),), controls=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def train():
+        while not ended.is_set():
+            model(input_ids=batch().tokens, labels=batch().tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.release()
+
+    def loss_after_a_step(run):
+        steps.acquire()
+        return run.loss
+
+    other = threading.Thread(target=train)
+    other.start()
+    try:
+        with pytest.raises(ModelError, match="were changed while cells were run"):
+            sweep(
+                lens,
+                grid,
+                tokens=batch(),
+                metrics=[on_outcome(loss_after_a_step)],
+                out=tmp_path / "run",
+                progress=False,
+            )
+    finally:
+        ended.set()
+        other.join()
+
+
 def keeps_output(model):
     layer = model.model.layers[1].mlp
     layer.register_forward_hook(lambda module, args, out: setattr(module, "kept", out))
@@ -223,6 +258,15 @@ def test_wrapped_layers_and_bound_forwards_are_refused_by_name():
 def test_a_compiled_model_is_the_model():
     model = tiny("llama")
     assert wrap(torch.compile(model, backend="eager")).plain is model
+
+
+def test_weights_of_a_compiled_model_say_how_to_save_them(tmp_path):
+    model = tiny("llama")
+    model.save_pretrained(tmp_path)
+    weights = {f"_orig_mod.{name}": one.contiguous() for name, one in model.state_dict().items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="compiled model: save its _orig_mod"):
+        load(tmp_path, device="cpu")
 
 
 def test_folders_of_a_trainer_and_of_a_mac_are_told(tmp_path):

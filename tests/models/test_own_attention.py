@@ -1,6 +1,8 @@
 """A model runs one attention function: the user's own is hooked as it is, or refused; changes of it are noticed."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -361,6 +363,18 @@ def test_a_function_that_is_not_linear_in_the_values_has_no_pattern(change):
         ):
             with pytest.raises(SiteError, match=r"'own' .* has no 'pattern'"):
                 door()
+
+
+def test_the_code_of_the_page_on_families_runs():
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    (block,) = (one for one in re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S) if "softmax1" in one)
+    code, _, _ = block.replace("sink_lens.load().plain", "tiny('llama')").rpartition("result =")
+    names = {"tiny": tiny}
+    with use(tiny("llama"), "softmax1"):  # what the page registers is taken away again
+        exec(compile(code, "families.md", "exec"), names)
+        wanted = run_with(names["lens"], batch(), logits=True).logits
+        with use(names["model"], "softmax1"):
+            assert torch.allclose(names["model"](batch().tokens, use_cache=False).logits, wanted, atol=1e-5)
 
 
 def test_scores_of_ones_own_function_are_refused_by_name():
