@@ -214,7 +214,7 @@ def _adds_exactly(lens: LensModel, *, layer: int, site: str) -> bool | None:
 
 
 def _rest_of(
-    each: Float[Tensor, "part batch"], bias: Float[Tensor, " batch"], *, whole: Tensor, exact: bool | None
+    each: Float[Tensor, "sample batch"], bias: Float[Tensor, " batch"], *, whole: Tensor, exact: bool | None
 ) -> Float[Tensor, " batch"]:
     """Return what a sublayer adds beside the contributions of ``each`` part: its ``bias``, or what ``whole`` leaves.
 

@@ -81,8 +81,9 @@ def check_gradients_pass(model: nn.Module) -> None:
 
     The kernel of bitsandbytes for 4 bit on a CPU passes none, so that what comes through the layer would be missing.
     """
-    packed = [one for one in model.modules() if any(is_packed(one, key) for key in one._parameters)]
-    for module in {type(one): one for one in packed if not isinstance(one, nn.Embedding)}.values():
+    own = ((one, weight) for one in model.modules() for weight in one._parameters.values() if weight is not None)
+    packed = {(type(one), type(weight)): one for one, weight in own if is_packed_tensor(weight)}
+    for module in (one for one in packed.values() if not isinstance(one, nn.Embedding)):
         part: Any = module
         bias: Any = getattr(part, "bias", None)
         dtype = next((one.dtype for one in model.parameters() if not is_packed_tensor(one)), torch.float32)
