@@ -15,6 +15,7 @@ from sink_lens.records import read_run
 from sink_lens.report import circuit_of, diagram, sketches
 from sink_lens.report.diagram import Arrow, Box, Diagram
 from sink_lens.report.style import figure_svg
+from sink_lens.schema import DIRECTION, DISTANCE, SIZE
 from sink_lens.text import percent
 
 from .circuits import tables, traced, write_run
@@ -100,6 +101,21 @@ def test_a_link_of_the_picture_has_the_share_of_its_intervention_and_the_interva
             assert said.count(f"{does} {percent(link['value'])}") == 1, link["link"]
             assert f"[{percent(link['ci_low'])}, {percent(link['ci_high'])}]" in said
         assert len(figure.axes[0].patches) == len(lines_of(figure)) + len(circuit.nodes)
+
+
+def test_the_first_link_says_by_what_the_average_makes_the_sink(tmp_path):
+    circuit = chain(tmp_path)
+    assert circuit.about["value_average"] == {}
+    frames = tables()
+    row = frames["effects"].iloc[[0]].assign(is_primary=False)
+    shares = {SIZE: 0.015, DIRECTION: 0.945, DISTANCE: 0.61}
+    more = [row.assign(edit=edit, share=share) for edit, share in shares.items()]
+    frames["effects"] = pd.concat([frames["effects"], *more], ignore_index=True)
+    figure = circuit_of(traced(tmp_path / "more", frames=frames, without=("paths",))).draw()
+    said = [text.get_text() for text in figure.axes[0].texts]
+    at = said.index("size 2%")
+    assert said[at : at + 3] == ["size 2%", "direction 94%", "distance 61%"]
+    assert faults(figure) == []
 
 
 def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_path):

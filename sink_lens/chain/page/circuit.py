@@ -27,7 +27,7 @@ from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.patterns import studied_position
-from sink_lens.schema import ALL_STEPS
+from sink_lens.schema import ALL_STEPS, DIRECTION, DISTANCE, SIZE
 from sink_lens.text import safe_line
 
 NODE_COLUMNS = ("id", "kind", "step", "layers", "label", "detail", "quantity", "value")
@@ -55,7 +55,8 @@ class ChainCircuit(Drawable):
     """The nodes and arrows of a trace's chain, as tables that a figure draws."""
 
     about: dict[str, Any]
-    """Model, hashes of weights and tokens, the studied position, and whether it is a sink."""
+    """Model, hashes of weights and tokens, the studied position, whether it is a sink, and by what the value average
+    makes it (``value_average``: size, direction, distance -> the share that the ordinary one removes)."""
     nodes: pd.DataFrame = field(repr=False)
     """One row per node (``NODE_COLUMNS``)."""
     edges: pd.DataFrame = field(repr=False)
@@ -126,10 +127,20 @@ def chain_circuit(run: Run) -> ChainCircuit:
             **{name: run.provenance.get(name) for name in ("weights_sha256", "tokens_sha256", "n_layers", "n_heads")},
             "sink_position": position,
             "is_sink": story.is_sink is not False,
+            "value_average": _value_average_shares(effects),
         },
         nodes=_frame_of_rows(nodes, NODE_COLUMNS),
         edges=_frame_of_rows(edges, EDGE_COLUMNS),
     )
+
+
+def _value_average_shares(effects: pd.DataFrame | None) -> dict[str, float]:
+    """Return what the ordinary size, direction and distance of the sink's value average remove, as far as measured."""
+    if effects is None or "edit" not in effects:
+        return {}
+    shares = dict(zip(effects["edit"], effects["share"].astype(float), strict=True))
+    parts = {"size": SIZE, "direction": DIRECTION, "distance": DISTANCE}
+    return {word: shares[edit] for word, edit in parts.items() if not math.isnan(shares.get(edit, math.nan))}
 
 
 def _node_kind(node: str) -> str:

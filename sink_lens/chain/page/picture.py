@@ -120,6 +120,8 @@ def _words_around(circuit: Any) -> tuple[str, str]:
         return title, says
     says = "Number: the share of the sink that the link's intervention removes, or makes elsewhere; its 95% interval."
     steps = len(set(circuit.nodes["step"].dropna()))
+    if circuit.about.get("value_average"):
+        says += " Size, direction and distance: what the sink loses if its average of values has the ordinary one."
     if steps > 1:
         says += f" The {steps} growth steps stand side by side; a number is of all of them together."
     if steps > _MOST_STEPS:
@@ -151,6 +153,8 @@ def _boxes_and_bonds(circuit: Any) -> tuple[dict[str, _Box], list[_Bond]]:
         if not math.isnan(share):
             does = WORDS.get(str(link), PLAIN).does
             texts += [f"{does}s {percent(share)}", interval_text(first["ci_low"], first["ci_high"], shown=percent)]
+        if first["source"] == "position":
+            texts += [f"{word} {percent(one)}" for word, one in circuit.about.get("value_average", {}).items()]
         ends = tuple(zip(rows["source"], rows["target"], strict=True))
         bonds.append(_Bond(ends=ends, verdict=verdict, share=share, texts=tuple(filter(None, texts))))
     return boxes, bonds
