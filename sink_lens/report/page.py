@@ -64,7 +64,7 @@ MADE: Mapping[str, str] = {
     "sink_rate": "Share of layers and heads whose sink score at position 0 passes the threshold.",
     "uniform_mass": "Attention to position 0 if every query attended evenly to all its keys.",
     "rate_first": "Share of sequences and heads whose sink score at position 0 passes the threshold.",
-    "rate_strongest": "The same at the strongest position, above what uniform attention gives there.",
+    "rate_strongest": "The same at the strongest position, and above twice what uniform attention gives there.",
     "mass_first": "Mean attention to position 0 of the later queries that see it.",
     "mass_strongest": "The same attention, to the strongest position.",
     "strongest_sequences": "Sequences that the numbers of the strongest position are of.",

@@ -26,6 +26,8 @@ SAMPLED = 64
 """The most query rows of a sequence, and the most of its ordinary tokens, that are looked at one by one."""
 COUNTED_SEQUENCES = 16
 """The strongest position is taken among those that count in this many sequences, if any does."""
+UNIFORM_FACTOR = 2.0
+"""A score at the strongest position must be above this many times that under uniform attention, as in short texts."""
 COVERAGE_FACTOR = 20.0
 """A dimension is an outlier on a token where it exceeds this many times the token's median magnitude."""
 _NOTHING = torch.full((2,), math.nan, dtype=torch.float64)
@@ -53,8 +55,8 @@ KEYS: Mapping[str, Key] = MappingProxyType(
         "rate_strongest": Key(
             "share",
             "mean",
-            "share of (sequence, head) whose sink score at the strongest position passes the threshold, as a share of "
-            "what it could be above uniform attention at that length",
+            "share of (sequence, head) whose sink score at the strongest position passes the threshold and twice what "
+            "uniform attention gives there",
         ),
         "mass_strongest": Key("attention", "mean", "as mass_first, at the strongest position"),
         "strongest_position": Key(
@@ -172,9 +174,9 @@ class KeySums:
         by_key, mass = total / seen, later / seen_later
         by_key[..., 0] = attention.sink_score(column, valid=valid, key=0, min_queries=1, reach=reach)
         mass[..., 0] = self._values["mass_first", layer]
-        above = (by_key - uniform) / (1 - uniform)
-        self._store_by_key("score_by_key", above, where=counted, layer=layer)
-        self._store_by_key("rate_by_key", (above > self.threshold).float(), where=counted, layer=layer)
+        is_sink = by_key > (UNIFORM_FACTOR * uniform).clamp(min=self.threshold)
+        self._store_by_key("score_by_key", by_key - uniform, where=counted, layer=layer)
+        self._store_by_key("rate_by_key", is_sink.float(), where=counted, layer=layer)
         self._store_by_key("mass_by_key", mass, where=counted, layer=layer)
         self.added["sequences_by_key", layer] = counted.sum(0).float()
 

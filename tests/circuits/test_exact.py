@@ -11,7 +11,7 @@ from sink_lens.circuits.exact import exact_node_scores, exact_scores
 from sink_lens.models.load import wrap
 from tests.zoo.mechanisms import wire
 
-from .tiny_runs import exact_lens, pair, runs_of
+from .tiny_runs import circuit, exact_lens, pair, runs_of
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite", "gpt_neox", "headnorm"])
@@ -37,6 +37,15 @@ def test_a_real_patch_of_a_node_shows_what_cancels_before_a_threshold():
         assert len(cancels) == (2 if name == "hidden" else 0)
         assert set(nodes["node"][nodes["unseen"]]) == cancels
         assert (nodes["magnitude"] >= nodes["score"].abs() - 1e-6).all()
+
+
+def test_a_patch_of_the_other_sign_is_missed_however_large_the_scores_are(monkeypatch):
+    found = circuit()
+    node = found.check_nodes()["score"]
+    other = np.where(node.abs() == node.abs().max(), -1.0, 1.0) * node
+    monkeypatch.setattr("sink_lens.circuits.checks.exact_node_scores", lambda runs, advance: other.to_numpy()[None])
+    nodes = found.check_nodes()
+    assert nodes["unseen"].tolist() == (node.abs() == node.abs().max()).tolist()
 
 
 def test_an_exact_edge_equals_path_patching_by_hand():

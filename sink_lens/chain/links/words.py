@@ -136,9 +136,10 @@ def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
 
 
 def _direction_phrase(tables: Tables) -> Phrase | None:
-    """Say that a direction, and no single dimension, carries the sink; None if the run does not show it.
+    """Say what ablating the directions that makers write removes, and the norm alone; None if the run does not show it.
 
-    Ablating the directions that the makers write must remove more than random directions and than a smaller norm alone.
+    They must remove more than random directions and than the smaller norm alone. Only outlier dimensions were tried one
+    by one, so nothing is said of a single dimension.
     """
     made = interventions_by_name(tables)
     if not {SPAN, RESCALED} <= set(made) or not _dimensions_text(tables):
@@ -150,7 +151,9 @@ def _direction_phrase(tables: Tables) -> Phrase | None:
         f"effects: {SPAN}, its controls, and {RESCALED}",
         "dimensions: is_outlier; links: dimension_key, necessary_or_sufficient or carries is no",
     )
-    return Phrase(key="direction", text="It lies along a direction, in no single dimension", rows=rows)
+    span, norm = (percent(float(made[name]["share"])) for name in (SPAN, RESCALED))
+    text = f"Without the directions that its makers write, {span} of it is gone; without their norm alone, {norm}"
+    return Phrase(key="direction", text=text, rows=rows)
 
 
 def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
