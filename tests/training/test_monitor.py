@@ -17,11 +17,12 @@ from tiers import first
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from benchmarks import monitor_births, nothing_happens
 from sink_lens import TokenBatch, load
 from sink_lens.chain.chain_measures import chain_measures
 from sink_lens.models.tiny import planted
 from sink_lens.training import SinkMonitor, SinkMonitorCallback
-from sink_lens.training.monitor_alarms import Alarms
+from sink_lens.training.monitor_alarms import RULES, Alarms
 from sink_lens.training.monitor_keys import KEYS
 from tests.tiny_families import tiny
 
@@ -445,6 +446,18 @@ def test_layers_of_an_alarm_are_those_that_changed():
         reading |= {("strongest_position", None): 0, ("strongest_sequences", None): 16}
         found = alarms.add_reading(reading, step=step)
     assert [one.layers for one in found] == [(1,)]
+
+
+def test_committed_births_are_found_within_two_readings():
+    frame = pd.read_parquet(monitor_births.READINGS)
+    rule = next(rule for rule in RULES if rule.name == "sink_born")
+    for every in (10, 50):
+        found = monitor_births.score(frame, rule, every=every)
+        assert (found.births, found.found, found.false) == (3, 3, 0)
+
+
+def test_the_table_of_where_nothing_happens_is_that_of_its_rows():
+    assert nothing_happens.TABLE.read_text(encoding="utf-8") == nothing_happens.table()
 
 
 def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog):
