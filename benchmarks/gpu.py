@@ -801,7 +801,7 @@ def _training(setting: Setting, *, compiled: bool) -> dict[str, Any]:
     sizes: dict[str, Any] = {"size": "toy", "batch": 2, **tiny} if setting.dry else {"size": "paper", "batch": 8}
     dtype = torch.float32 if setting.dry else torch.bfloat16
     case = steps.Case(
-        config=TrainConfig(**sizes, accumulation=1, compile=compiled, bos=False),
+        config=TrainConfig(**sizes, accumulation=1, compile=compiled, bos="without"),
         device=setting.device,
         dtype=dtype,
         peak=steps._peak(setting.device, dtype),

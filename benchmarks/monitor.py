@@ -44,7 +44,7 @@ def main() -> None:
 
 def case(batch: int, *, rounds: int) -> dict[str, float]:
     """The ratios at one batch size."""
-    config = TrainConfig(batch=batch, accumulation=1, bos=False)
+    config = TrainConfig(batch=batch, accumulation=1, bos="without")
     model = model_of(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     generator = torch.Generator().manual_seed(0)

@@ -113,7 +113,7 @@ def cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
     for size in sizes:
         for is_compiled in compiled:
             batch = options.batch or batches.get(size, 1)
-            config = TrainConfig(size=size, batch=batch, accumulation=1, compile=is_compiled, bos=False)
+            config = TrainConfig(size=size, batch=batch, accumulation=1, compile=is_compiled, bos="without")
             peak = options.peak or _peak(device, dtype)
             seconds = 12.0 if options.quick else 60.0
             made.append(Case(config=config, device=device, dtype=dtype, peak=peak, seconds=seconds))

@@ -36,7 +36,7 @@ def find(
     metric: Metric | Callable[[Outcome], Any] | None = None,
     templates: Sequence[str] | None = None,
     config: CircuitConfig | None = None,
-    progress: bool = False,
+    progress: bool = True,
     task: Literal["ioi", "greater-than", "agreement", "capitals", "induction", "text", "file"] = "ioi",
     pairs_file: str | Path | None = None,
     answers_as: Literal["text", "ids"] | None = None,

@@ -234,7 +234,7 @@ class Circuit:
         return found if found.any() else mark_largest(most)
 
     def evaluate(
-        self, sizes: Sequence[float] = SIZES, *, random: int = 3, nodes: bool = True, progress: bool = False
+        self, sizes: Sequence[float] = SIZES, *, random: int = 3, nodes: bool = True, progress: bool = True
     ) -> Curve:
         """Compute the faithfulness of circuits of several ``sizes`` (shares of all edges).
 
@@ -247,7 +247,7 @@ class Circuit:
                 self.faithfulness_judge, self.scores.values[self.halves[0]].mean(0), asked=asked, advance=bar.update
             )
 
-    def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = False) -> Check:
+    def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = True) -> Check:
         """Compare the scores of ``edges`` sampled edges with their effects when each edge is really patched.
 
         Half of the edges are drawn from the circuit, half from the edges outside it (fewer where there are not so
@@ -258,7 +258,7 @@ class Circuit:
         how: dict[str, Any] = {"seed": self.seed, "edges": edges, "pairs": pairs, "progress": progress}
         return checks.check_edges(self.runs, self.scores, self.chosen, **how)
 
-    def check_nodes(self, *, pairs: int = 4, progress: bool = False) -> pd.DataFrame:
+    def check_nodes(self, *, pairs: int = 4, progress: bool = True) -> pd.DataFrame:
         """Compare a real patch of each node with its edges' scores, to find nodes whose effect the scores miss.
 
         Two parts that cancel before a threshold change together along the integral, and their edges get no score. A
@@ -404,7 +404,7 @@ def find(
     metric: Metric | Callable[[Outcome], Any] | None = None,
     templates: Sequence[str] | None = None,
     config: CircuitConfig | None = None,
-    progress: bool = False,
+    progress: bool = True,
     **fields: Any,
 ) -> Circuit:
     """Score all edges of a model, and choose a circuit.

@@ -283,7 +283,7 @@ class AttributionResult(MeasuredPatches):
         drawn = [self.heatmap()] if self.by else []
         return display.result_html(self.headline, *drawn, self.strongest(), notes=self.notes)
 
-    def sample(self, n: int = 30, *, generator: torch.Generator, progress: bool = False) -> Check:
+    def sample(self, n: int = 30, *, generator: torch.Generator, progress: bool = True) -> Check:
         """Draw ``n`` of the patches that can change something, make them for real, and compare.
 
         Cost: one pass per drawn patch.

@@ -76,7 +76,7 @@ def train(
     norm: Literal["rms", "single_scale"] = "rms",
     value_norm: Literal["none", "shared", "per_head", "position"] = "none",
     value_norm_init: Literal["first_token", "dummy_pass", "ones", "matched"] = "matched",
-    bos: bool = True,
+    bos: Literal["with", "without"] = "with",
     eval_frac: float = 0.02,
     eval_sequences: int = 64,
     length: int | None = None,

@@ -52,13 +52,13 @@ def load_training_rows(config: TrainConfig, *, progress: bool) -> TrainingRows:
     source = text_hash(open_texts(config.data))
     tokenizer = load_tokenizer(config, source=source)
     check_vocabulary(tokenizer, vocab_size=config.vocab_size)
-    asked = f"{source} {tokenizer_hash(tokenizer)} {config.length} {config.bos} {config.eval_frac}"
+    asked = f"{source} {tokenizer_hash(tokenizer)} {config.length} {config.bos == 'with'} {config.eval_frac}"
     train, evaluation = pack(
         open_texts(config.data),
         tokenizer,
         length=config.length,
         folder=cache_folder() / "packed" / hashlib.sha256(asked.encode()).hexdigest()[:24],
-        bos=config.bos,
+        bos=config.bos == "with",
         eval_frac=config.eval_frac,
         progress=progress,
     )

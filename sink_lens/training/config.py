@@ -97,8 +97,8 @@ class TrainConfig:
     set of the model hub (OWNER/NAME; streamed: OWNER/NAME[:1000])."""
     tokenizer: str = "bpe"
     """bpe (a byte-level one of vocab_size ids, trained on the data), a saved tokenizer's folder or a model's name."""
-    bos: bool = True
-    """Put BOS in front of every sequence."""
+    bos: Literal["with", "without"] = "with"
+    """BOS in front of every sequence, or none."""
     eval_frac: float = 0.02
     """Share of the sequences held out for evaluation."""
     eval_sequences: int = 64

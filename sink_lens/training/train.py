@@ -173,7 +173,7 @@ def _open_run_folder(
         "tokenizer_sha256": tokenizer_hash(corpus.tokenizer),
         "tokens_sha256": corpus.sha256,
         "token_source": corpus.source,
-        "bos_condition": "with" if config.bos else "without",
+        "bos_condition": config.bos,
         "dtype": config.dtype,
         "device": args.device.type,
         "processes": args.world_size,

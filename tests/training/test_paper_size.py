@@ -32,7 +32,7 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
     Path("paper.toml").write_text(file)
     asked = read_train_config("paper.toml")
     given = {"data": asked.data, "tokenizer": asked.tokenizer, "compile": True, "watch": True}
-    assert asked == replace(TrainConfig(size="paper", value_norm_init="dummy_pass", bos=False), **given)
+    assert asked == replace(TrainConfig(size="paper", value_norm_init="dummy_pass", bos="without"), **given)
     (block,) = re.findall(r"^```\n(sink-lens.*?)^```", PAGE, flags=re.M | re.S)
     *trainings, comparison = block.strip().splitlines()
     assert len(trainings) == 4
@@ -52,7 +52,7 @@ def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_
 
 def test_random_crops_of_the_page_are_trained_on_once_each(tmp_path):
     (block,) = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.M | re.S)
-    config = TrainConfig(**SMALL | {"device": "cpu", "bos": False})
+    config = TrainConfig(**SMALL | {"device": "cpu", "bos": "without"})
     names = {
         "torch": torch,
         "config": config,

@@ -55,7 +55,7 @@ class Shape:
             lr=rate,
             min_lr=rate / 10,
             seed=seed,
-            bos=False,
+            bos="without",
             device="cpu",
             **{name: getattr(self, name) for name in names},
             **fields,
@@ -143,7 +143,9 @@ def train_on_crops(
 def corpus_of(shape: Shape) -> tuple[TrainingRows, Tensor, Tensor]:
     """The rows of a data set, its training tokens as one stream, and its held-out tokens; read once a process."""
     names = {"data": shape.data, "vocab_size": shape.vocab_size}
-    rows = load_training_rows(TrainConfig(length=shape.block, bos=False, eval_sequences=10**6, **names), progress=False)
+    rows = load_training_rows(
+        TrainConfig(length=shape.block, bos="without", eval_sequences=10**6, **names), progress=False
+    )
     train, apart = (
         torch.cat([split[at]["input_ids"] for at in range(len(split))]) for split in (rows.train, rows.evaluation)
     )
