@@ -121,7 +121,7 @@ def calibration():
 def test_the_table_of_the_zoo_is_that_of_its_rows(calibration):
     folder, functions, rows = calibration
     assert (folder / "table.md").read_text(encoding="utf-8") == functions["markdown"](rows)
-    assert set(zip(rows["model"], rows["family"], strict=True)) == set(functions["combinations"]())
+    assert set(zip(rows["model"], rows["family"], strict=True)) <= set(functions["combinations"]())
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +189,14 @@ def test_the_error_rate_of_a_fingerprint_is_that_of_its_analysis():
         ("present", "no", "undecided", "undecided"),
         ("carries", "not applicable", "not applicable", "right"),
         ("verdict", "intact", "fails", "wrong"),
+        ("verdict", "intact", "in part", "wrong"),
+        ("verdict", "broken", "in part", "wrong"),
+        ("verdict", "in part", "in part", "right"),
+        ("verdict", "in part", "holds", "wrong"),
+        ("verdict", "in part", "undecided", "undecided"),
+        ("verdict", "not applicable", "in part", "wrong"),
+        ("carries", "in part", "yes", "wrong"),
+        ("necessary_or_sufficient", "in part", "yes", "right"),
         ("verdict", "broken", "not applicable", "undecided"),
         ("position", "yes", "none", "wrong"),
         ("position", "no", "misplaced", "wrong"),
