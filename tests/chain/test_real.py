@@ -98,7 +98,8 @@ def test_cutting_shows_the_same_chain(cut):
     assert binding_kind(frames["placement"]) == "positional"
     links = cut.links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in ("aggregation_variance", "variance_neurons", "key_sink"):
-        assert links.loc[name].tolist() == ["present", "holds", "holds"], name
+        assert links.loc[name, ["measured", "intervened"]].tolist() == ["present", "holds"], name
+        assert links.loc[name, "verdict"] in ("holds", "undecided"), name  # two sequences
     assert links.loc["variance_preserved"].tolist() == ["present", "undecided", "undecided"]  # two sequences
     # other dimensions of the same neurons' columns carry the sink where the strongest is taken away; two sequences do
     # not decide that
