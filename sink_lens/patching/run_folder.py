@@ -107,7 +107,7 @@ class BlocksInMemory:
 
     def write_block(self, number: int, rows: Sequence[Row]) -> None:
         """Keep the rows of the block with this number."""
-        self._blocks[number] = rows
+        self._blocks[number] = list(rows)  # the caller empties its list
 
     def write_after(
         self, error: BaseException, opens: Callable[[Path], RunWriter], *, name: str, **baseline: Tensor
