@@ -51,8 +51,11 @@ class Finding:
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows: the sentences, then figures and tables."""
         shown, folder = self.notebook_parts() if self.finished else (), getattr(self, "folder", None)
-        notes = () if folder is None else read_run(folder).provenance.get("notes") or ()  # of the model
-        return display.result_html(self.sentences, *shown, notes=(*self.notes, *notes), folder=folder)
+        return display.result_html(self.sentences, *shown, notes=(*self.notes, *self._model_notes()), folder=folder)
+
+    def _model_notes(self) -> tuple[str, ...]:
+        """Return what the run says of its model, such as quantised weights."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,12 @@ class Result(Finding):
             RunError: the run has no figure.
         """
         return display.draw_first_figure(self.run)
+
+    def _model_notes(self) -> tuple[str, ...]:
+        try:
+            return tuple(self.run.provenance.get("notes") or ())
+        except RunError:  # the folder is gone
+            return ()
 
     def __repr__(self) -> str:
         """Return at most three lines: the first sentences, and the folder."""

@@ -354,7 +354,6 @@ def test_a_model_without_a_sink_is_not_given_one(tmp_path):
         "No outlier dimension at position 0.",
         "has no growth step",
         "No super neuron was found",
-        "there is no onset",
     ):
         assert said in page.text
 
