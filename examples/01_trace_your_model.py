@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     links = result.links.query("is_primary").drop_duplicates("link")
     print(links[["link", "statistic", "value", "ci_low", "ci_high", "verdict"]].round(3).to_string(index=False))
     print(result.super_neurons[["layer", "neuron", "contribution_share"]].head(4).round(2).to_string(index=False))
-    print(f"the report: {result.report_path}")
+    print(f"the report: {result.report()}")
 
     # A reading of your own is a function of one layer's tensors; nothing is kept but what it returns.
     deviation = Reading(

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Show the bar as it is now, in a terminal or a notebook; tqdm gives ``msg`` and ``pos``."""
-        if msg is None and self._time() < getattr(self, "start_t", 0.0) + DELAY:
+        if msg is None and time.time() < getattr(self, "start_t", 0.0) + DELAY:
             return
         if self._watched:
             super().display(msg, pos)

@@ -188,7 +188,7 @@ def _part_contributions(
                 parts = _neuron_contributions(lens, read, through * by_layer[layer], layer=layer)
             if parts is not None:
                 each, whole = parts[0], _rest_of(*parts, whole=whole, exact=_adds_exactly(lens, layer=layer, site=site))
-                own += [((by, layer, *((n, None) if by == "head" else (None, n))), x) for n, x in enumerate(each)]
+                own += [((by, layer, n, None) if by == "head" else (by, layer, None, n), x) for n, x in enumerate(each)]
             if parts is None or bool(whole.any()):
                 own.append(((_PARTS[site], layer, None, None), whole))
         after = read["resid_post", layer] * by_layer[layer + 1]

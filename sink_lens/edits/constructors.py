@@ -10,7 +10,7 @@ The arguments ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` choos
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Int
@@ -131,7 +131,7 @@ def edit(
         ) from error
     except ValueError:  # a function in C that has no signature
         pass
-    chosen: dict[str, Indices] = {}
+    chosen: dict[str, Any] = {}
     for name, given in where.items():
         indices = indices_of_argument(name, given)
         if indices is not None and not indices:

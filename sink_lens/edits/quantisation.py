@@ -135,7 +135,7 @@ def quantisation(
     *,
     layers: Sequence[int] | None = None,
     tokens: Bool[Tensor, "batch position"] | None = None,
-    channels: Mapping[int | str, Sequence[int]] | None = None,
+    channels: Mapping[int, Sequence[int]] | Mapping[str, Sequence[int]] | None = None,
     label: str = "",
 ) -> Edit:
     """Make an edit that rounds a site's values to a format, except kept tokens and channels.

@@ -401,7 +401,8 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel, own: 
     with switch_to_eval_mode(bridge), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
         having = [layer for layer, block in enumerate(bridge.blocks) if "attn" in block._modules]
-        own_values, other_values = [], [(f"blocks.{layer}.attn.hook_v", with_other_values) for layer in having]
+        own_values: list[Any] = []
+        other_values: list[Any] = [(f"blocks.{layer}.attn.hook_v", with_other_values) for layer in having]
         other_values = [one for one in other_values if one[0] in bridge.hook_dict]
         found = {"pattern": attend_first_key, "scores": block_first_key}
         for values in (own_values, other_values):

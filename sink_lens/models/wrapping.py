@@ -281,10 +281,11 @@ def _build_bridge(
                 f"TransformerLens makes no bridge of {name} ({first_line_of_error(error)}); need modules in the layout "
                 "of transformers. Take off what stands in their place"
             ) from error
-    norms = [one for one in bridge.modules() if isinstance(getattr(one, "original_component", None), nn.LayerNorm)]
-    if len({one.original_component.eps for one in norms}) == 1:
-        for one in norms:  # TransformerLens does not read it from every name that configurations give it
-            one.config.eps = one.original_component.eps
+    owns = [(one, getattr(one, "original_component", None)) for one in bridge.modules()]
+    norms: list[tuple[Any, nn.LayerNorm]] = [(one, own) for one, own in owns if isinstance(own, nn.LayerNorm)]
+    if len({norm.eps for _, norm in norms}) == 1:
+        for one, norm in norms:  # TransformerLens does not read it from every name that configurations give it
+            one.config.eps = norm.eps
     if own is None:
         interfaced.hook_delegated_attention(bridge)
     else:

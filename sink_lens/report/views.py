@@ -233,13 +233,13 @@ def neuron_activations(
     """
     captured, texts = _run_model(model, tokens, site="neurons", sequence=sequence, layers=[layer])
     (values,) = (_float_array(one[0]) for one in captured.tensors.values())
-    if neurons is None:
-        neurons = np.argsort(-np.abs(values).max(0), kind="stable")[:_MOST_NEURONS].tolist()
-    if outside := [one for one in neurons if not 0 <= one < values.shape[1]]:
+    largest = np.argsort(-np.abs(values).max(0), kind="stable")[:_MOST_NEURONS].tolist()
+    shown: list[int] = largest if neurons is None else list(neurons)
+    if outside := [one for one in shown if not 0 <= one < values.shape[1]]:
         raise InputError(f"neuron {outside[0]} does not exist; need 0 to {values.shape[1] - 1}")
     ((_, at),) = captured.tensors
-    names = [_harmless_text(neuron_name(at, one)) for one in neurons]
-    props = {"tokens": [_harmless_text(text) for text in texts], "activations": values[:, None, list(neurons)]}
+    names = [_harmless_text(neuron_name(at, one)) for one in shown]
+    props = {"tokens": [_harmless_text(text) for text in texts], "activations": values[:, None, shown]}
     props |= {"firstDimensionName": "Layer", "firstDimensionLabels": [str(at)]}
     props |= {"secondDimensionName": "Neuron", "secondDimensionLabels": names}
     height = 260 + _LINE * (sum(map(len, texts)) // _CHARACTERS)

@@ -72,7 +72,7 @@ def passes_over_sequences(config: ReadConfig, sizes: Sizes, *, forwards: float) 
 def _count_forwards(config: StudyConfig) -> float:
     """Count the forward passes of a study over all its sequences."""
     match config:
-        case QuantiseConfig():  # sinks, clean, weights, all rounded; the channels, on half
-            return 4 + 1 + 2 * len(config.channels) + 0.5 + config.controls / 2
+        case QuantiseConfig():  # sinks, clean, weights; on three inputs all and each set; on half channels and controls
+            return 3 + 3 * (2 + 2 * len(config.channels)) + 0.5 + config.controls / 2
         case CardConfig():  # each of two: read; one: read, BOS, two edits, and one more if its sink is not at 0
             return 2 * (1 + _LAYERS_OF_STEPS) if config.is_comparison else 4 + _LAYERS_OF_STEPS

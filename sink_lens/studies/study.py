@@ -175,8 +175,8 @@ def command_of(function: StudyFunction[Any]) -> Callable[..., Study]:
     """Return the function of a study's command, ``run(config, *, out, overwrite, progress)``."""
 
     def run(config: ReadConfig, **how: Any) -> Study:
-        folder = default_run_folder(config.model) if how["out"] is None else how.pop("out")
-        return function(config.model, config=config, **how | {"out": folder})
+        how["out"] = how["out"] or default_run_folder(config.model)
+        return function(config.model, config=config, **how)
 
     return run
 

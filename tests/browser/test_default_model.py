@@ -12,7 +12,7 @@ import pytest
 from sink_lens.report.html import render
 
 RUN = Path(__file__).parent / "default_model"
-FIGURES = (*("scores", "circuit", "mass", "norms", "variance", "dims", "neurons", "qk", "mediation"), "amplification")
+FIGURES = ("circuit", "scores", "norms", "variance", "neurons", "qk", "mediation", "amplification")
 
 
 @pytest.fixture(scope="module")

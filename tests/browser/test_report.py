@@ -24,13 +24,13 @@ def report(tmp_path_factory):
     return render(synthetic_run(folder, frames=tables(**SMALL), drawn=patterns(**SIZE)))
 
 
-def test_the_first_screen_has_the_heads_a_pattern_and_the_circuit(opened, report):
+def test_the_first_screen_has_the_chain_the_heads_and_a_pattern(opened, report):
     page = opened(report, viewport={"width": 1280, "height": 900}).page
     heads, pattern = page.locator("[data-map] svg").bounding_box(), page.locator(".viewer canvas").bounding_box()
     assert pattern["x"] > heads["x"] + heads["width"]
-    assert max(one["y"] + one["height"] for one in (heads, pattern)) < 700
-    assert page.locator("#circuit-figure svg").bounding_box()["y"] < 800
-    assert page.locator("nav").bounding_box()["y"] > 900
+    picture = page.locator("#circuit-figure svg").bounding_box()
+    assert picture["y"] + picture["height"] < min(900, heads["y"], pattern["y"])
+    assert max(heads["y"], pattern["y"]) < 900 < page.locator("nav").bounding_box()["y"]
 
 
 def test_a_click_on_a_head_shows_its_pattern(opened, report):
@@ -83,7 +83,7 @@ def test_numbers_are_copied_as_csv(opened, report):
     frame = tables(**SMALL)["heads"]
     assert float(copied[7]["sink_score"]) == pytest.approx(frame["sink_score"][7], rel=1e-4)
     buttons = page.locator("[data-copy]").all()
-    assert len(buttons) > 10
+    assert len(buttons) > 6
     for button in buttons:
         button.click()
     assert found.quiet

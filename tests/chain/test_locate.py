@@ -59,7 +59,7 @@ def options(**changes):
 
 @pytest.mark.parametrize(
     ("changes", "found"),
-    [({}, (1, 4)), ({"energy_frac": 0.5}, (1,)), ({"dominance_threshold": 3.7}, ()), ({"max_outliers": 1}, ())],
+    [({}, (1, 4)), ({"energy_frac": 0.5}, (1,)), ({"dominance_threshold": 3.7}, (1, 4)), ({"max_outliers": 1}, ())],
     ids=str,
 )
 def test_outlier_dimensions_hold_the_share_of_the_energy_and_are_few(changes, found):

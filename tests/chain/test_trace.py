@@ -91,7 +91,7 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
     lens = speaking(family)
     result = run(lens, tmp_path / "run")
     found = check_folder(tmp_path / "run")
-    assert not result.report_path.exists()
+    assert not (tmp_path / "run" / "report.html").exists()
     assert len(found.tables["heads"]) == 3 * 4 * len(result.location.sink_positions)
     summary = found.tables["summary"].set_index("quantity")["value"]  # sequences without the sink there are left out
     studied = summary.get("sequences_with_sink", 5 - int(summary.get("sequences_elsewhere", 0)))
@@ -106,9 +106,10 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
 
 def test_without_growth_and_without_neurons_the_report_is_drawn_and_their_table_is_typed(tmp_path):
     result = run(speaking("gpt_oss"), tmp_path / "run", sequences=1, random_init=False)
-    assert not result.report_path.exists()
-    assert result.report() == result.report_path
-    assert result.report_path.stat().st_size > 10_000
+    page = tmp_path / "run" / "report.html"
+    assert not page.exists()
+    assert result.report() == page
+    assert page.stat().st_size > 10_000
     assert check_folder(tmp_path / "run").tables["neurons"].empty
 
 

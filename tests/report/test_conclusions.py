@@ -73,9 +73,12 @@ def test_patches_that_are_as_good_as_the_strongest_are_counted(tmp_path):
 
 def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_path):
     readings = {"step": [0, 8], "key": "rate_first", "layer": pd.array([pd.NA] * 2, dtype="Int64"), "value": 0.02}
-    alarms = pd.DataFrame({"step": [0], "rule": "", "sentence": ""}).head(0)
+    alarms = pd.DataFrame({"step": [0], "rule": "", "position": 0, "sentence": ""}).head(0)
     part = page_content(a_run(tmp_path / "run", "monitor", monitor=readings | {"unit": "1"}, alarms=alarms))
-    assert part.title == "Training watched: no sink is born (2.0% of heads at the end)"
+    assert (
+        part.title
+        == "Training watched: no sink is born (2.0% of heads have it at position 0 at first, 2.0% at the end)"
+    )
     assert "No alarm." in part.headline
     assert [table.title for table in part.tables] == ["Readings"]
 
@@ -116,6 +119,7 @@ def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path)
         "2 more edits change loss by less than 0.2 standard deviations of the baseline over sequences.",
         "A change counts if its 95% interval over 2 sequences excludes 0, and the change is 0.2 standard deviations of "
         "the baseline over sequences or more.",
+        "No edit has random edits to compare with.",
         "Intervals marked † are of fewer than 5 sequences (2).",
     ]
     (table,) = [one for one in shown.tables if one.key == "cell-table"]

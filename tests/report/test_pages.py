@@ -33,7 +33,11 @@ def frames_of(kind):
         share, changed = at["position"] / 3, at["position"] > 0
         patches = at.assign(value=1.0, effect=at["position"] * 0.1, normalised_effect=share, changed=changed)
         differences = pd.DataFrame({"sequence": [0], "position": [3], "clean": [" <b>"], "corrupted": [" Spain"]})
-        return {"patches": patches, "differences": differences}
+        return {
+            "patches": patches,
+            "differences": differences,
+            "tokens": pd.DataFrame({"position": [3], "text": [" <b>/ Spain"]}),
+        }
     if kind == "sweep":
         cells = pd.DataFrame({"cell": range(6), "kind": "zero", "site": "z", "layer": [0, 0, 0, 1, 1, 1]})
         cells = cells.assign(
@@ -57,7 +61,9 @@ def frames_of(kind):
         kept = [("clean", False, 0), ("all", False, 0), ("tokens", True, 0), ("channels", False, 2), ("both", True, 2)]
         rows = pd.DataFrame([*kept, ("random", True, 2)], columns=["kept", "sink_tokens", "channels"])
         rows = rows.assign(loss_nats=[3.0, 4.0, 3.5, 3.4, 3.1, 3.9], closed_share=0.9, draw=pd.NA)
-        rows = rows.assign(closed_low=0.8, closed_high=1.0, perplexity=20.0, change_nats=0.1)
+        rows = rows.assign(
+            chosen=rows["kept"] == "tokens", closed_low=0.8, closed_high=1.0, perplexity=20.0, change_nats=0.1
+        )
         summary = {"verdict": "keep", "sentence": "Keep <b> the sink tokens.", "format": "int8_tensor"}
         return {
             "conditions": pd.concat([rows.assign(part=part) for part in ("choose", "judge")], ignore_index=True),
@@ -66,7 +72,7 @@ def frames_of(kind):
     if kind == "monitor":
         keys = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
         readings = grid(step=[0, 50], key=keys, layer=[pd.NA, 0, 1]).astype({"layer": "Int64"})
-        alarm = {"step": 50, "rule": "sink_born", "sentence": "sink born by step 50 in layer 1"}
+        alarm = {"step": 50, "rule": "sink_born", "position": 0, "sentence": "sink born by step 50 in layer 1"}
         return {"monitor": readings.assign(value=0.4, unit="1"), "alarms": pd.DataFrame([alarm])}
     bands = grid(variant=list("ab"), curve=["evaluation"], quantity=["loss", "difference"], tokens=[0, 100])
     bands = bands.assign(mean=4.0 - bands["tokens"] / 100, low=3.0, high=5.0)
@@ -87,7 +93,10 @@ CONFIGS = {
 }
 SAYS = {
     "quantise": ("int8 tensor: keep", "Keep <b> the sink tokens."),
-    "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
+    "monitor": (
+        "Training watched: a sink is born at position 0 by step 50",
+        "At step 50, the last of 2 readings: 40.0% of layers",
+    ),
     "patch": (
         "The metric is carried at position 2 up to layer 2 (67%), at position 3 ·<b>/·Spain from layer 0 (100%)",
         "Largest effect at layer 0, position 3: 0.3, 100% of the way.",

@@ -29,8 +29,8 @@ def most_passes(config, folder):
     ("config", "count"),
     [
         (TokensConfig(sequences=8), 1),
-        # 1 set of the sinks, 2 of one channel; 4 before them, half a pass for the channels, half of 19 draws
-        (QuantiseConfig(channels=(1,)), 4 + 3 + 0.5 + 9.5),
+        # on three inputs all, 1 set of the sinks, 2 of one channel; 3 before, half a pass for channels and of 19 draws
+        (QuantiseConfig(channels=(1,)), 3 + 3 * 4 + 0.5 + 9.5),
     ],
     ids=lambda one: type(one).__name__ if not isinstance(one, int | float) else "",
 )

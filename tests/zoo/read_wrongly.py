@@ -89,7 +89,8 @@ def _written(*, seed: int, family: str, name: str, n: int, size: float) -> ZooMo
             for block in made.model.model.layers:
                 block.self_attn.o_proj.weight[dimension] = 0.0
                 block.mlp.down_proj.weight[dimension] = 0.0
-    writes = dict.fromkeys(dims, made.sign * size / n**0.5)
+    each: float = made.sign * size / n**0.5
+    writes = dict.fromkeys(dims, each)
     fire(made, layer=layer, index=index, reads=made.trigger, writes=writes, token=BOS_ID)
     lock(made, layers=last_layers(made, after=layer), reads=dict.fromkeys(dims, made.sign))
     maker = Maker(kind="neuron", layer=layer, index=index)

@@ -306,7 +306,7 @@ def _damage_sentence(tables: Tables, link: str, row: Mapping[str, Any]) -> str:
     return f"{said}; the path {ends[0]} → {ends[1]} could decide ({join_and(shares)} of the sink)" if shares else said
 
 
-def is_off_distribution(row: Mapping[Hashable, Any]) -> bool:
+def is_off_distribution(row: Mapping[Any, Any]) -> bool:
     """Check whether an intervention, a row of ``effects``, raises the loss clearly more than masking the sink does.
 
     Masking is the comparison because a model may need its sink, so that a high loss alone says nothing. The result is

@@ -54,7 +54,7 @@ def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, t
         alarms: step and rule of each alarm; None draws no alarms.
         threshold: threshold of the sink score, which an axis label names.
     """
-    panels = [one for one in _PANELS if one[0] != "loss" or (readings["key"] == "loss").any()]
+    panels = [one for one in _PANELS if one[0] != "loss" or bool((readings["key"] == "loss").any())]
     lines = 1 + len(panels) // 2
     figure = new_figure(width=9.4, height=2.4 * lines)
     rate = panel(figure, place=(lines, 2, 1), ylabel=f"share of heads above {threshold:g}")
