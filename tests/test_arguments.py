@@ -139,7 +139,7 @@ def test_an_argument_that_is_missing_is_a_type_error():
     for error in (TypeError, InputError):
         with pytest.raises(error, match=r"missing .*; need sink_rate\(score, \*, threshold"):
             sink_lens.measures.sink_rate()
-        with pytest.raises(error, match=r"missing .*'tokens'; need mean_ordinary\(lens, tokens, site, \*\*where\)"):
+        with pytest.raises(error, match=r"missing .*'tokens'; need mean_ordinary\(model, tokens, site, \*\*where\)"):
             sink_lens.edits.mean_ordinary("z", layers=[1])
 
 

@@ -76,13 +76,13 @@ class Asked:
 
 
 COST = r"passes +\S+.*time +(under|about) .*, from the model's size and the speed of.*memory +about"
-ENDS = r".*report: \S.*report.html\nrun: "
+ENDS = r".*report: \S.*report.html\n"
 METRICS = ("kl", "norm --sink-position 1 --metric-layers 2", "logit_difference --correct a --incorrect b")
 COMMANDS = {
     "trace": Asked(
         "RANDOM --no-interventions --no-random-init",
         r"Position 0 is the attention sink \(40% of heads\)\. What makes it was not tested\.\n"
-        r".*variance → neurons +. present, not tested.*report: trace/",
+        r".*present, not tested +variance → neurons.*report: trace/",
         "run report sentence links summary",
         ("key_sink", "default-src 'none'; script-src 'sha256-"),
     ),
@@ -92,7 +92,7 @@ COMMANDS = {
     ),
     "isolate": Asked(
         "RANDOM --target-position 5 --layers 0 --controls 0",
-        f"sink mass at position 5.*isolated?.*sink mass at position 0{ENDS}",
+        f"sink mass at position 5.*isolate.*sink mass at position 0{ENDS}",
         "run report sentence failed cells strongest",
     ),
     "amplify": Asked(
@@ -129,7 +129,7 @@ COMMANDS = {
     "patch --dry-run": Asked("PAIR --layers 0 --metric loss", COST),
     "circuit": Asked(
         "PROSE --sizes 0.1,1 --random 0 --check 0",
-        f"The circuit.*edge +score +95% interval{ENDS}",
+        f"bootstraps.*edge +score +95% interval{ENDS}",
         "run report sentences summary strongest",
     ),
     "circuit --dry-run": Asked("PROSE", "MODEL: 2 pairs.*scores .eap.*curve.*edges +541.*memory"),
@@ -442,11 +442,11 @@ REFUSED = {
     "quantise RANDOM --channels 1,two": "--channels is '1,two'",
     "tokens MODEL --tokens random --length 5000 --device cpu": "takes at most 256",
     "tokens RANDOM --gap 1": "gap is 1.0; need a number above 1",
-    "patch MODEL": "give --clean TEXT and --corrupted TEXT",
+    "patch MODEL": "give --clean and --corrupted",
     "patch MODEL --clean 'a cat' --corrupted 'an elephant' --metric loss": "need the same number",
     "patch PAIR --metric logit_difference": "need correct (--correct)",
     "patch PAIR --metric logit_difference --correct giraffe --incorrect a": "tokens behind 'a b c'; need one",
-    "patch PAIR --metric norm": "give it with --metric-layers N",
+    "patch PAIR --metric norm": "give it with --metric-layers",
     "patch PAIR --layers 2-0": "--layers is '2-0'; need numbers and ranges such as 0-3,7",
     "patch PAIR --metric sink_mass --sink-position 99": "reads position 99",
     "patch PAIR --metric loss --sink-position 1": "it is for metric sink_mass and norm and dominance",
@@ -629,7 +629,7 @@ def test_an_interrupt_says_what_is_kept_and_an_error_is_one_message(line, tmp_pa
     raised = [KeyboardInterrupt(), KeyboardInterrupt(), RunError("runs/a holds a run that differs in mode")]
     raised[1].add_note(f"what is finished is in {folder}; the same command with --out {folder} goes on")  # the writer's
 
-    def stopped(config, **options):
+    def stopped(*given, **options):
         raise raised.pop(0)
 
     opened_by(monkeypatch, line, stopped)
@@ -694,8 +694,10 @@ def test_a_shard_that_is_not_the_last_says_that_others_are_missing(name, worksho
 def test_options_that_no_configuration_has_reach_what_runs(monkeypatch):
     calls = []
 
-    def called(config, **options):
-        calls.append((config, {name: str(value) if name == "out" else value for name, value in options.items()}))
+    def called(*given, config=None, **options):
+        calls.append(
+            (config or given[0], {name: str(value) if name == "out" else value for name, value in options.items()})
+        )
         raise RunError("called")
 
     for line in DOORS:

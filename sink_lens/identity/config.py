@@ -61,7 +61,7 @@ class SurveyConfig(ModelsConfig):
         if self.switches and not self.untrained:
             raise InputError("switches were given and no untrained model; need one to switch: untrained='gpt2'")
         if self.seeds != (0,) and not self.untrained:
-            raise InputError("seeds were given and no untrained model; need one that they draw: untrained='gpt2'")
+            raise InputError("seeds=... was given and no untrained model; need one that they draw: untrained='gpt2'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ class CardConfig(ReadConfig):
         if not self.most_loss > 0:
             raise InputError(f"most_loss is {self.most_loss}; need nats above 0")
         if self.trace is not None and self.others:
-            raise InputError("trace goes with the card of one model; need it without other models")
+            raise InputError("trace=... goes with the card of one model; need it without other models")
 
     @property
     def is_comparison(self) -> bool:
@@ -60,7 +60,7 @@ class CardConfig(ReadConfig):
         for name in ("most_loss", "trace") if table else ("columns",):
             if getattr(self, name) != getattr(default, name):
                 needs = "one model, or two that are compared" if table else "more than two models, or folders of runs"
-                raise InputError(f"{name} was given; need {needs} for it")
+                raise InputError(f"{name}=... was given; need {needs} for it")
         return table
 
 

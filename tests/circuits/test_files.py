@@ -19,7 +19,7 @@ def test_what_is_saved_is_read_again(tmp_path):
         found = circuit(family)
         saved = [circuits.read(found.save(tmp_path / family / name)) for name in ("c.json", "ioi_tiny")]
         tensors = save_as_tensors(found, tmp_path / family / "c.pt")
-        for held in (*saved, circuits.read(tensors, lens=lens_of(family))):
+        for held in (*saved, circuits.read(tensors, model=lens_of(family))):
             assert held.graph.names.tolist() == found.graph.names.tolist()
             assert held.scores == pytest.approx(found.scores.mean, abs=1e-6)
             assert (held.chosen == found.chosen).all()

@@ -172,7 +172,7 @@ def test_an_answer_is_the_token_behind_the_prompt_and_the_metric_names_it():
     ):
         ids = tokenizer(prompt, add_special_tokens=False).input_ids
         for found in (of(*answers, prompt=prompt), of(*answers).on([from_tensor(torch.tensor([ids, ids]))], None)):
-            assert found.name == f"logit difference ({read[0]} − {read[1]})"
+            assert found.name == f"logit difference ({' − '.join(one.strip('▁') for one in read)})"
     with pytest.raises(InputError, match=r"'Mary' changes the tokens of the prompt .*\('gave to'\)"):
         of("Mary", "John", prompt="gave to")
     with pytest.raises(InputError, match="'17' is 2 tokens behind 'year '; need one"):

@@ -20,7 +20,7 @@ PART = {"layers": [1], "positions": [1, 2], "controls": 0}
 
 @pytest.mark.parametrize("patched", [patch, attribution_patch])
 def test_patching_has_no_metric_of_its_own(patched):
-    with pytest.raises(InputError, match="correct and incorrect"):
+    with pytest.raises(InputError, match=r"correct=.* and incorrect="):
         patched(speaking(), CLEAN, CORRUPTED, layers=[1])
     with pytest.raises(InputError, match="need incorrect"):
         patched(speaking(), CLEAN, CORRUPTED, layers=[1], correct="!")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sink_lens.edits import metrics
-from sink_lens.errors import RunError
+from sink_lens.errors import InputError
 from sink_lens.patching import attribution_patch, patch, path_patch
 from sink_lens.records import read_run
 from tests.tiny_families import tiny
@@ -28,7 +28,7 @@ def test_a_result_is_printed_in_at_most_three_lines_with_its_largest_effect(tmp_
 
 def test_a_result_without_a_folder_has_no_report():
     result = patch(tiny("llama"), *map(torch.tensor, PAIR), metric="loss", controls=0, progress=False)
-    with pytest.raises(RunError, match="out="):
+    with pytest.raises(InputError, match="folder"):
         result.report()
 
 

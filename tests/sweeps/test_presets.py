@@ -24,7 +24,7 @@ def test_the_grid_has_each_position_alone_and_the_layers_together():
 
 
 def test_prompts_need_a_position():
-    with pytest.raises(InputError, match="--target-position"):
+    with pytest.raises(InputError, match="target_positions="):
         isolation_sweep({"prompts": ("a b c",)}, "")
 
 

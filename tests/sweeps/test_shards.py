@@ -32,7 +32,7 @@ def test_a_shard_is_named_or_is_the_task_of_an_array_job():
     with pytest.raises(InputError, match="outside of an array job"):
         Shard.parse("slurm", {})
     some = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "2"}
-    with pytest.raises(InputError, match=r"2 tasks between 3 and 5; need all of them \(--array=3-5\)"):
+    with pytest.raises(InputError, match=r"2 tasks between 3 and 5; need all of them \(sbatch --array=3-5\)"):
         Shard.parse("slurm", some | {"SLURM_ARRAY_TASK_MAX": "5"})
 
 
