@@ -50,10 +50,10 @@ def test_a_model_whose_headers_do_not_say_it_all_is_loaded_and_a_pass_is_timed(t
     asked = {"model": str(tmp_path / "model"), "tokens": "random", "device": "cpu", "length": 16, "sequences": 8}
     monkeypatch.setattr(estimating, "time_call", lambda piece, *, device, warm_up: piece() and 0.5)
     cost = estimate_cost(QuantiseConfig(controls=1, **asked), of_study)
-    assert cost.seconds == pytest.approx(16 * 0.5)  # sixteen passes over all sequences, each as long as the timed one
+    assert cost.seconds == pytest.approx(40 * 0.5)  # forty passes over all sequences, each as long as the timed one
     assert cost.bytes_weights == 4 * lens.plain.num_parameters()
     assert cost.bytes_peak > cost.bytes_weights
-    assert "passes at most 16 over all 8 sequences, 2,048 tokens time about 8 s, from one timed pass" in shown(cost)
+    assert "passes at most 40 over all 8 sequences, 5,120 tokens time about 20 s, from one timed pass" in shown(cost)
     text = shown(estimate_cost(TraceConfig(**asked, random_init=False), of_trace))
     for part in ("8 sequences of up to 16 tokens, on cpu", "scout", "measure", "interventions", "kernel fused", "disk"):
         assert part in text
