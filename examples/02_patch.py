@@ -32,7 +32,7 @@ Prints on the default model:
         23     1   1.313
 
     of 20 heads patched for real: mean error 0.0045, mean effect 0.0915
-    the strongest head on its direct path to the logits: 0.36 of it
+    the strongest head's direct path to the logits moves the metric by 5.06
     picture: runs/patch/patch.png
 """
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     layer, head = screen.strongest(1)[["layer", "head"]].iloc[0]
     to_logits = {"sender": ("z", int(layer), int(head)), "receiver": ("resid_post", lens.n_layers - 1)}
     path = path_patch(lens, CLEAN, CORRUPTED, metric=metric, progress=False, **to_logits)
-    print(f"the strongest head on its direct path to the logits: {path.frame['normalised_effect'].iloc[0]:.2f} of it")
+    print(f"the strongest head's direct path to the logits moves the metric by {path.frame['effect'].iloc[0]:.2f}")
     print(f"picture: {out / 'patch.png'}")
 
 
