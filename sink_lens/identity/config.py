@@ -59,7 +59,7 @@ class SurveyConfig(ModelsConfig):
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.switches and not self.untrained:
-            raise InputError("switches were given and no untrained model; need one to switch: untrained='gpt2'")
+            raise InputError("switches=... was given and no untrained model; need one to switch: untrained='gpt2'")
         if self.seeds != (0,) and not self.untrained:
             raise InputError("seeds=... was given and no untrained model; need one that they draw: untrained='gpt2'")
 

@@ -38,7 +38,9 @@ def run(
     ``shard``, such as 3/8, measures a part of the patches; ``overwrite`` replaces the run in the folder.
     """
     if shard is not None and config.approximate:
-        raise InputError("shard and approximate were given; an approximation is one pass, which is not divided")
+        raise InputError(
+            "shard=... and approximate=True were given; an approximation is one pass, which is not divided"
+        )
     check_before_loading(config)
     lens = load(config.model, device=config.device, dtype=config.dtype, announce=log.info)
     folder = default_run_folder(config.model) if out is None else Path(out)

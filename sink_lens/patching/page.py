@@ -130,14 +130,15 @@ def _title(run: Run) -> str:
     if moved := _carrying_positions_text(table, run):
         return capitalise(f"{_metric_text(run)} {moved}")
     table = sort_by_magnitude(table, "effect")
+    if {"ci_low", "ci_high"} <= set(table.columns) and bool(table["ci_low"].notna().any()):
+        shown = table.loc[table["ci_low"].gt(0) | table["ci_high"].lt(0)]
+        if not len(shown):
+            largest = f"the largest effect is at {_strongest_text(table)}"
+            return f"{title}: no patch is shown to move {_metric_text(run)}; {largest}"
+        table = shown
     strongest = table["effect"].to_numpy(float)
     alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1
     also = f"; {alike} more within {1 - _ALIKE:.0%} of it" if alike > 0 else ""
-    best = table.to_dict("records")[0]
-    if best.get("ci_low", 1.0) <= 0 <= best.get("ci_high", -1.0):
-        return (
-            f"{title}: no patch is shown to move {_metric_text(run)}; the largest effect is at {_strongest_text(table)}"
-        )
     return f"{title}: {_metric_text(run)} is moved most at {_strongest_text(table)}{also}"
 
 

@@ -130,8 +130,8 @@ def _answer_of_row(row: Mapping[str, Any], name: str, *, answers_as: AnswersAs |
     if name in row and answers_as is None:
         raise InputError(
             f"the pairs have {name} ({safe_line(repr(row[name]), limit=40)}) and {name}_idx "
-            f"({safe_line(repr(ids), limit=40)}); need one of them. Choose with answers_as='text' or 'ids' "
-            "(answers_as=...), or leave one out"
+            f"({safe_line(repr(ids), limit=40)}); need one of them. Choose with answers_as='text' or answers_as='ids', "
+            "or leave one out"
         )
     if not isinstance(ids, str):
         return ids

@@ -71,6 +71,14 @@ def test_patches_that_are_as_good_as_the_strongest_are_counted(tmp_path):
     assert page_content(run).title.endswith("loss is moved most at layer 0: −10; 1 more within 5% of it")
 
 
+def test_the_title_of_a_patch_names_an_effect_whose_interval_excludes_zero(tmp_path):
+    noisy = {"layer": [0, 1], "effect": [10.0, 5.0], "ci_low": [-1.0, 4.0], "ci_high": [21.0, 6.0], "changed": True}
+    for at, low, said in ((0, 4.0, "loss is moved most at layer 1: 5"), (1, -4.0, "no patch is shown to move")):
+        patches = noisy | {"ci_low": [-1.0, low]}
+        run = a_run(tmp_path / str(at), "patch", config={"metric": "loss"}, patches=patches)
+        assert said in page_content(run).title
+
+
 def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_path):
     readings = {"step": [0, 8], "key": "rate_first", "layer": pd.array([pd.NA] * 2, dtype="Int64"), "value": 0.02}
     alarms = pd.DataFrame({"step": [0], "rule": "", "position": 0, "sentence": ""}).head(0)

@@ -1,4 +1,4 @@
-"""What would be uploaded is refused unless it holds what git tracks, and says its version."""
+"""A distribution is refused unless it holds what git tracks, and says its version."""
 
 import io
 import tarfile

@@ -69,15 +69,15 @@ def part_of_key(*, seed: int, family: str) -> ZooModel:
 
 def small_dimension(*, seed: int, family: str) -> ZooModel:
     """(ap) Model (b) with a dimension of about 22 times the mean of the token, which holds nearly all of its norm."""
-    return _written(seed=seed, family=family, name="small_dimension", n=1, size=_SMALL)
+    return _write_dimensions(seed=seed, family=family, name="small_dimension", n=1, size=_SMALL)
 
 
 def four_dimensions(*, seed: int, family: str) -> ZooModel:
     """(aq) Model (b) with four equal dimensions, which together hold 99.9% of the token's squared norm."""
-    return _written(seed=seed, family=family, name="four_dimensions", n=4, size=HUGE)
+    return _write_dimensions(seed=seed, family=family, name="four_dimensions", n=4, size=HUGE)
 
 
-def _written(*, seed: int, family: str, name: str, n: int, size: float) -> ZooModel:
+def _write_dimensions(*, seed: int, family: str, name: str, n: int, size: float) -> ZooModel:
     """A neuron that BOS triggers writes ``n`` dimensions of one size, together of ``size``, which the keys read."""
     made = draft(family=family, seed=seed)
     layer, index = 1 + made.pick(2), made.pick(D_MLP)

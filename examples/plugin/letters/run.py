@@ -15,7 +15,7 @@ class Config:
     """Each field is an option of the command; its docstring is the option's help."""
 
     text: str = field(default="", metadata={"positional": True})
-    """What is counted."""
+    """The text whose letters are counted."""
 
 
 def letters(config: Config, *, out: Path | None = None, overwrite: bool = False, progress: bool = True) -> Result:

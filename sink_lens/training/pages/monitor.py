@@ -101,9 +101,11 @@ def _alarm_table(run: Run) -> pd.DataFrame | None:
 def _title(run: Run) -> str:
     """Return the page's title: where and by which step a sink is born, and the share of heads from begin to end."""
     alarms, readings = _alarm_table(run), run.optional("monitor", columns=_COLUMNS)
-    born = None if alarms is None else alarms.loc[alarms["rule"] == "sink_born"].sort_values("step")
+    if alarms is None:  # or of a run that does not say at which position
+        return "Training watched"
+    born = alarms.loc[alarms["rule"] == "sink_born"].sort_values("step")
     said, key, place = "no sink is born", "rate_first", "position 0"
-    if born is not None and len(born):
+    if len(born):
         step, position = born[["step", "position"]].iloc[0]
         said = f"a sink is born at position {position} by step {step:,}"
         if position:

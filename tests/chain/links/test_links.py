@@ -88,7 +88,7 @@ def test_neurons_that_are_silent_elsewhere_give_a_large_finite_ratio(family):
     panel = replace(panel, streamed=replace(panel.streamed, values=values))
     table = link_table(gather_evidence(lens, panel, config=CONFIG), random_init=None, length=24).set_index("statistic")
     row = table.loc[["spike_ratio"]].iloc[0]
-    assert 1e4 < row["value"] < np.inf
+    assert 1e4 < row["value"] <= 1e6 * (1 + 1e-6)  # a geometric mean, whose strongest neuron has the largest ratio
     assert np.isfinite(row["null_value"])
 
 
