@@ -20,8 +20,8 @@ about.entry_points = lambda **of: () if of.get("group") == "transformer_lens.arc
 @pytest.mark.exhaustive
 def test_each_block_of_python_prints_what_stands_below_it_without_this_library(tmp_path):
     page = PAGE.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
-    said = re.findall(r"^```\n(.*?)^```", page, flags=re.M | re.S)
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", page, flags=re.M | re.S)
+    blocks, said = ([text for of, text in fences if of == language] for language in ("python", ""))
     code = "\n".join([_ALONE, *blocks, "import sys", 'assert "sink_lens" not in sys.modules'])
     (tmp_path / "upstream.py").write_text(code, encoding="utf-8")
     asked = [sys.executable, "-I", "-W", "ignore", "upstream.py"]

@@ -421,12 +421,13 @@ def _key_cosine(zoo, ran, at):
 
 @torch.no_grad()
 def shares_of_value_average(zoo, tokens):
-    """The share of the sink that goes if the value average of all heads has an ordinary size, direction or distance."""
+    """The share of the sink that goes if what W_O reads of the value average has ordinary size, direction, distance."""
     truth, at = zoo.truth, studied(zoo, tokens)
     clean, others = run(zoo.model, tokens), elsewhere(at)
     edits = {"size": [], "direction": [], "distance": []}
     for layer in truth.feeding:
-        z = clean.sites["z", layer].flatten(2)
+        is_read = zoo.model.model.layers[layer].self_attn.o_proj.weight.any(dim=0)
+        z = clean.sites["z", layer].flatten(2) * is_read
         mean = mean_of(z, at)
         sizes = [x.norm(dim=-1, keepdim=True) for x in (z, z - mean)]
         size, distance = (x[others].mean() for x in sizes)

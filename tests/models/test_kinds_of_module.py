@@ -221,7 +221,7 @@ class Raw:
         return found
 
     def edges_to_logits(self):
-        """Return what each layer's MLP gives, clean less corrupted, times the gradient of the loss by the last stream."""
+        """Return each layer's MLP output, clean less corrupted, times the gradient of the loss by the last stream."""
         tokens, given, ends = (CLEAN.tokens, CORRUPTED.tokens), {}, []
         for number, one in enumerate(tokens):
             handles = [
