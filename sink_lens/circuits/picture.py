@@ -15,7 +15,7 @@ from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.explorer import Explorer
-from sink_lens.report.style import FONT, INK, PAPER, new_figure, without_formulas
+from sink_lens.report.style import FONT, INK, PAPER, legend, new_figure, without_formulas
 from sink_lens.text import node_label
 
 _COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
@@ -211,7 +211,7 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
         ends = ends[np.isfinite(ends)].clip(-1, 2)  # wider bands are cut, so that the lines stay apart
         values = np.concatenate([values, ends])
         axes.set_ylim(min(-0.15, float(values.min()) - 0.1), max(1.15, float(values.max()) + 0.1))
-    axes.legend(frameon=False, fontsize=FONT * 0.85, loc="upper left")
+    legend(axes, columns=4)
     return without_formulas(figure)
 
 
