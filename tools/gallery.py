@@ -15,6 +15,8 @@ from pathlib import Path
 
 from PIL import Image
 
+import sink_lens
+from sink_lens import views
 from sink_lens.report import html
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +55,8 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Picture -> the commands of its runs, whose folders {0}, {1} are. The last run is shown; of ``report``, both."""
+VIEW = "attention"
+"""The picture of a view in a notebook, which needs no run."""
 SWEPT = """\
 controls = 3
 [[metrics]]
@@ -71,11 +75,17 @@ site = "mlp_out"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the runs that are not there, and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("only", nargs="*", help=f"some of {', '.join(RUNS)}; all if none is named")
+    parser.add_argument("only", nargs="*", help=f"some of {', '.join((*RUNS, VIEW))}; all if none is named")
     parser.add_argument("--runs", default=str(ROOT / "runs" / "gallery"), help="folder of the runs")
     asked = parser.parse_args(arguments)
     html.MOST_BYTES = PATTERNS
-    for name in asked.only or RUNS:
+    for name in asked.only or (*RUNS, VIEW):
+        if name == VIEW:
+            page = ROOT / "build" / "gallery-attention.html"
+            view = views.attention_patterns(sink_lens.load(), "The cat sat on the mat, and then it slept.")
+            page.write_text(str(view), encoding="utf-8")
+            photograph(page, IMAGES / "attention.png", width=1020)
+            continue
         folders = made(name, Path(asked.runs))
         shown = {"by": ("dtype",)} if name == "report" else {}
         page = html.render(*(folders if shown else folders[-1:]), out=ROOT / "build" / f"gallery-{name}.html", **shown)
@@ -102,13 +112,13 @@ def words_of(command: str, folders: Sequence[Path], *, file: Path) -> list[str]:
     return [word.format(*folders, file=file) for word in shlex.split(command)]
 
 
-def photograph(page: Path, picture: Path) -> None:
+def photograph(page: Path, picture: Path, *, width: int = 1280) -> None:
     """The first screen of a page, as small as the gallery shows it."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     assert browser is not None, "no browser was found; need chromium or google-chrome"
     whole = page.with_suffix(".png")
-    shown = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,900"]
-    shown += ["--virtual-time-budget=5000", f"--screenshot={whole}"]
+    shown = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    shown += [f"--window-size={width},{width * 900 // 1280}", "--virtual-time-budget=5000", f"--screenshot={whole}"]
     subprocess.run([browser, *shown, page.resolve().as_uri()], check=True, capture_output=True, timeout=300)
     with Image.open(whole) as image:
         small = image.convert("RGB").resize(SIZE, Image.Resampling.LANCZOS)
