@@ -1,10 +1,18 @@
 """Run a model with only a circuit's edges: every reader gets its chosen writers as they are, the others replaced.
 
-A reader r reads x_r = sum of c_w over the chosen edges into r + sum of a_w over all others + the biases of output
-projections, where c_w is what w adds in this very run and a_w what replaces it (``runs``). The readers of one layer
-therefore read different streams. The bridge runs as usual; at each reader's hook point (q, k, v, the MLP's input, the
-last norm) its value is replaced by what its own stream gives. Writers are taken at z and at the MLP's output. With
-every edge chosen this is the clean run, with none the replaced one.
+    x_r = sum of c_w over the chosen edges into r + sum of a_w over all others + biases of the output projections
+
+Here c_w is what writer w adds in this very run, and a_w what replaces it (``runs``). The readers of a layer read
+different streams, so that no run of the plain model has them all:
+
+1. Sum a_w over all writers before each place (attention, MLP or logits of a layer): the stream without any edge.
+2. Run the bridge from the embedding on; keep the input's c - a.
+3. At each q, k, v and MLP input, compute every reader's own stream: that of 1, and c_w - a_w of its chosen writers.
+4. Put the reader's norm and projection of it in the place of the value at its hook point.
+5. At z and at the MLP's output, keep this layer's writers' c - a for the readers behind.
+6. Do 3 and 4 for the last norm; read the metric.
+
+With every edge chosen this is the clean run, with none the replaced one. (Conmy et al., arXiv 2304.14997.)
 """
 
 from collections.abc import Callable

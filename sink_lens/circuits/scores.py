@@ -1,24 +1,19 @@
-"""Scores of all edges by gradients: EAP, and EAP-IG on inputs.
+"""Scores of all edges by gradients: EAP (arXiv 2310.10348), and EAP-IG on inputs (2403.17806).
 
-The score of an edge from writer w to reader r is what w's clean writing is worth to the metric through this reader:
+What writer w's clean output is worth to the metric m through reader r, where x_r is the stream as r alone reads it:
 
     score(w -> r) = sum over positions (c_w - a_w) . mean over points of dm/dx_r
 
-where x_r is the stream as r alone reads it (``stream``), c_w what w adds in the clean run and a_w what replaces it
-(``runs``). Positive means that the clean value raises the metric. The points at which the gradient is taken name the
-method:
-
-- ``eap``: the clean run; ``eap-corrupted``: the corrupted one, as TransformerLens has it;
-- ``gim``: the clean run, with rules for the backward pass (``rules``) instead of the plain gradient;
-- ``eap-ig``: the middles of n equal steps of the embedding from its replacement to its clean value, or with
-  ``eap-ig-left`` their beginnings, as EAP-IG has it.
-
-Gradients of several points are averaged first and contracted with the differences once. The edges out of ``input`` sum
-to the difference of the metric between the two ends, up to the error of the sum over steps; with ``eap-ig`` the steps
-of a pair are doubled until that holds within ``tolerance``. The gradient of the embedding itself must equal the sum
-over all readers: that identity, which needs every reader to be known, is checked in every pass.
-
-Reference: Syed et al., arXiv 2310.10348 (EAP); Hanna et al., arXiv 2403.17806 (EAP-IG); Mueller et al., MIB.
+1. Take each writer's clean output c_w, and what replaces it, a_w (``runs``).
+2. Place points on the line from the replaced embedding to the clean one: its clean end (``eap``, and ``gim`` with the
+   backward rules of ``rules``), its other end (``eap-corrupted``, as TransformerLens has it), or the middles of n equal
+   steps (``eap-ig``; with ``eap-ig-left`` their beginnings, as EAP-IG has it).
+3. At each point run the model on this embedding, and take the gradient of m at every reader's input.
+4. Carry it back through the reader's norm to the stream (``stream``). Check in every pass: the sum over all readers is
+   the gradient at the embedding, which needs every reader to be known.
+5. Average the gradients over the points, and multiply them with c_w - a_w, once.
+6. With ``eap-ig``, the edges out of ``input`` sum to the difference of m between clean and corrupted run, but for the
+   error of the sum over steps: double n for the pairs where that is above ``tolerance``, and go to 2.
 """
 
 from collections.abc import Callable, Sequence

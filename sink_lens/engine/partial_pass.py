@@ -1,14 +1,15 @@
 """A pass of the bridge's blocks under edits, over some layers and positions: what many cells repeat thousands of times.
 
-Edits and readings are hooks at the hook points of the sites. What they are shown are rows of several cells
-(``layout``), so that each is handed its own cell's ``[batch, position, ...]``. The attention is Hugging Face's
-(``models.delegation``), with the function of ``layout``, which fires the hook points of scores and pattern. The numbers
-are those of the bridge within rounding, which ``trust`` checks before the others run.
+1. Lay the rows of several cells side by side, each from its own first position on (``layout``).
+2. Begin at the first layer, with the baseline's stream there; or, if it is layer 0, with the tokens.
+3. Of this layer, take from the baseline what no edit of a cell changes: pattern, attention, neurons (``Known``).
+4. At each site's hook point, hand every cell its own ``[batch, position, ...]``: its edits, then its readers.
+5. Attend cell by cell, with Hugging Face's own attention (``models.delegation``); keys and values before a cell's first
+   position are the baseline's. A mixer (``mixers``) runs over whole sequences.
+6. End behind the last attention where nothing else is read, else behind the last layer, or unembed the rows that are
+   asked for.
 
-A mixer (``mixers``) runs over whole sequences: before a cell's first position its inputs are the baseline run's.
-
-Four things are skipped: the layers before the first; the positions before each cell's first; what of the first layer no
-edit changes (``Known``); and what lies behind the last attention where nothing else is read.
+The numbers are those of the bridge within rounding, which ``trust`` checks before the other cells run.
 """
 
 import contextlib

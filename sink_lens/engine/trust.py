@@ -1,4 +1,14 @@
-"""Compare some cells with the bridge on the user's machine before the others run, and say by how much they differ."""
+"""Compare some cells with the bridge on the user's machine before the others run, and say by how much they differ.
+
+1. Take a plan: forwards side by side (lanes), cells that share a forward (pack), later beginnings (cut).
+2. Run the baseline and two cells that begin at different layers by it, and by one forward of the bridge each. If a cell
+   fails on its own, try others, eight at most.
+3. If all metrics are within ``TOLERANCE``, take the plan.
+4. Else give up, in turn: lanes, later beginnings, shared forwards, ``partial_pass``; after each, go to 2. What is left
+   at last is one forward of the bridge per cell. In half precision every finite deviation is allowed.
+
+The deviation that was found is kept in the plan, and stands in the run's record.
+"""
 
 import logging
 import math
