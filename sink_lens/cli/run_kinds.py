@@ -48,10 +48,10 @@ def add_command(kind: RunKind) -> None:
         if not result.finished:
             from ..records.shards import Shard
 
-            own = Shard.parse(str(shard))  # of an array job, which one it was
             if not quiet:
-                echo(own.done_sentence(result.folder))
-            return Answer(found=lambda: {"run": result.folder, "shard": str(own), "finished": False})
+                echo(result.headline)
+            own = str(Shard.parse(str(shard)))  # of an array job, which one it was
+            return Answer(found=lambda: {"run": result.folder, "shard": own, "finished": False})
         return _print_result(kind, result, *(() if view is None else (view,)), quiet=quiet)
 
     annotated = {"file": File, "out": Out, "shard": InShard, "overwrite": Overwrite, "quiet": Quiet, "dry_run": DryRun}

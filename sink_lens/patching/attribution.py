@@ -62,7 +62,7 @@ def attribution_patch(
     frame["changed"] = [runs.has_difference(part) for part in grid]
     frame["n"] = n.numpy()
     return AttributionResult(
-        frame=frame,
+        rows=frame,
         runs=runs,
         grid=tuple(grid),
         values_then=values_then,

@@ -30,7 +30,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import RunWriter
-from ..records.shards import check_shard, compute_run
+from ..records.shards import Shard, check_shard, compute_run
 from ..signatures import takes
 from .config import EVERY, PatchConfig
 from .first_order import first_order_effects
@@ -155,7 +155,8 @@ def _patch_site(
     if found is not None:
         return found
     nothing = replace(request, grid=[], controls=[], approximations=None)  # other shards are still running
-    return replace(nothing.make_result(None, progress=False), folder=Path(out), finished=False)
+    waits = Shard.parse(str(shard)).done_sentence(Path(out))
+    return replace(nothing.make_result(None, progress=False), folder=Path(out), waits=waits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +212,7 @@ class _Request:
             effects["approximation"] = self.approximations
         every = torch.cat([runs.baseline[None], runs.source[None], values]).double()
         return PatchResult(
-            frame=part_table(self.grid, self.config.by).join(effects),
+            rows=part_table(self.grid, self.config.by).join(effects),
             values=values.double(),
             baselines=every[:2],
             **fields_of_patches(runs, self.pair, self.config),

@@ -43,7 +43,7 @@ _THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_in
 class MeasuredPatches:
     """The fields and methods that the results of real and of approximated patches share."""
 
-    frame: pd.DataFrame
+    rows: pd.DataFrame = field(repr=False)
     site: str
     metric: str
     unit: str
@@ -64,8 +64,24 @@ class MeasuredPatches:
     """Opens a run folder for a result without one."""
     notes: tuple[str, ...] = ()
     """What is to be said of the model, such as that its weights are quantised."""
-    finished: bool = True
-    """False from a shard if others are still to be computed: the frame has no rows."""
+    waits: str = field(default="", repr=False)
+    """From a shard, if others are still to be computed: the sentence that says so. The tables then wait."""
+
+    @property
+    def finished(self) -> bool:
+        """False if other shards of the run are still to be computed."""
+        return not self.waits
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per patch, with the columns that ``rows`` lists.
+
+        Raises:
+            RunError: other shards of the run are still to be computed.
+        """
+        if self.waits:
+            raise RunError(f"{self.folder} has no table of patches yet; need all shards of the run: {self.waits}")
+        return self.rows
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -81,7 +97,9 @@ class MeasuredPatches:
 
     @property
     def headline(self) -> str:
-        """The metric of both runs and the largest effect, as sentences."""
+        """The metric of both runs and the largest effect, as sentences; of a shard, that others are not done."""
+        if self.waits:
+            return self.waits
         how = ", to first order" if isinstance(self, AttributionResult) else ""
         said = (
             f"{self.site}, {self.direction}{how}: {self.metric} is {self.baseline:.4g} in the baseline run and "
@@ -177,7 +195,7 @@ def fields_of_patches(runs: RunPair, pair: PromptPair, config: PatchConfig) -> d
 class PatchResult(MeasuredPatches):
     """The result of ``patch``: the effect of each patch on the metric."""
 
-    frame: pd.DataFrame
+    rows: pd.DataFrame = field(repr=False)
     """One row per patch: the swept columns, ``baseline`` and ``value`` (means of the metric over sequences), ``effect``
     (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd`` (mean and
     standard deviation over random parts of the same size), ``over_control`` (effect - control_effect) with its
@@ -227,7 +245,9 @@ class PatchResult(MeasuredPatches):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows as HTML: the metric of both runs and the strongest patches."""
-        drawn = [self.heatmap()] if self.by and self.finished else []
+        if self.waits:
+            return display.result_html(self.headline, notes=self.notes)
+        drawn = [self.heatmap()] if self.by else []
         return display.result_html(self.headline, *drawn, self.strongest().dropna(axis=1, how="all"), notes=self.notes)
 
 
@@ -263,7 +283,7 @@ class Check:
 class AttributionResult(MeasuredPatches):
     """The first-order approximation of every patch's effect on the metric."""
 
-    frame: pd.DataFrame
+    rows: pd.DataFrame = field(repr=False)
     """One row per patch: the swept columns, ``effect`` (approximates that of ``patch``), ``method`` (gradient, or
     integrated gradients), ``changed``, ``n``."""
     runs: RunPair = field(repr=False)
@@ -323,17 +343,18 @@ class AttributionResult(MeasuredPatches):
 def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
     """Join the results of several sites, site -> result, into one whose ``frame`` also has the column ``site``."""
     first = results["resid_pre"]  # which every layer has
+    by, folder = (*first.by, "site"), None if first.folder is None else first.folder.parent
+    of_every: dict[str, Any] = {"site": EVERY, "by": by, "folder": folder, "opens": None}
+    if waits := next((one.waits for one in results.values() if one.waits), ""):
+        return replace(first, **of_every, waits=waits)
     keys = [list(one.frame[list(first.by)].itertuples(index=False, name=None)) for one in results.values()]
     rows = {key: number for number, key in enumerate(keys[0])}
     order = np.argsort([rows[key] for some in keys for key in some], kind="stable")  # the sites vary fastest
     frames = [one.frame.assign(site=name) for name, one in results.items()]
-    by = (*first.by, "site")
     frame = pd.concat(frames, ignore_index=True).iloc[order].reset_index(drop=True)
     frame = frame[[*by, *(name for name in frame if name not in by)]]
     values = torch.cat([one.values for one in results.values()])[torch.from_numpy(order)]
-    finished = all(one.finished for one in results.values())
-    folder = None if first.folder is None else first.folder.parent
-    return replace(first, frame=frame, site=EVERY, by=by, values=values, folder=folder, opens=None, finished=finished)
+    return replace(first, **of_every, rows=frame, values=values)
 
 
 def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> None:

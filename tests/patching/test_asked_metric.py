@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from sink_lens.cli import app
 from sink_lens.data.tokens import as_batch
 from sink_lens.edits import metrics
-from sink_lens.errors import InputError
+from sink_lens.errors import InputError, RunError
 from sink_lens.patching import PatchConfig, patch
 from sink_lens.patching.attribution import attribution_patch
 
@@ -68,3 +68,42 @@ def test_a_file_of_pairs_has_prompts_and_answers_of_each_pair(tmp_path, monkeypa
 def test_answers_beside_a_metric_that_reads_none_are_refused():
     with pytest.raises(InputError, match="correct"):
         patch(speaking(), CLEAN, CORRUPTED, metric="loss", correct=5, incorrect=6)
+
+
+@pytest.mark.parametrize("site", ["z", "every"])
+def test_a_shard_that_is_not_the_last_ends_well_and_its_tables_say_that_they_wait(tmp_path, monkeypatch, site):
+    monkeypatch.chdir(tmp_path)
+    lens = speaking()
+    how = {"correct": "!", "incorrect": "?", "site": site, "by": ("layer",), "controls": 0, "progress": False}
+    first = patch(lens, CLEAN, CORRUPTED, **how, out="run", shard="1/2")
+    assert not first.finished
+    assert str(first) == first.headline + "\nin run"
+    assert "shard 1/2 is done" in first._repr_html_()
+    for read in (lambda: first.frame, lambda: first.tables, first.strongest, first.draw, first.to_transformer_lens):
+        with pytest.raises(RunError, match=r"sink-lens report run.* --status"):
+            read()
+    last = patch(lens, CLEAN, CORRUPTED, **how, out="run", shard="2/2")
+    assert last.finished
+    assert last.frame.equals(patch(lens, CLEAN, CORRUPTED, **how).frame)
+
+
+def test_a_command_that_computes_a_shard_ends_with_code_0(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lens = speaking()
+    lens.plain.save_pretrained("model")
+    lens.tokenizer.save_pretrained("model")
+    (tmp_path / "sweep.toml").write_text(
+        'model = "model"\nprompts = ["x y z"]\n[[edits]]\nsite = "z"\nheads = "each"\n'
+    )
+    texts = ["--clean", "x y z", "--corrupted", "x x z", "--correct", "!", "--incorrect", "?"]
+    asked = {
+        "patch": ["patch", "model", *texts, "--site", "z"],
+        "sweep": ["sweep", "sweep.toml"],
+        "circuit": ["circuit", "model", "--task", "text", "--pairs", "40", "--length", "6", "--random", "1"],
+    }
+    for name, words in asked.items():
+        for shard, finished in (("1/2", False), ("2/2", True)):
+            said = CliRunner().invoke(app, [*words, "--out", name, "--shard", shard, "--json"])
+            assert said.exit_code == 0, said.output
+            assert json.loads(said.stdout).get("finished", True) is finished
+            assert finished or f"sink-lens report {name} --status" in said.stderr
