@@ -355,13 +355,20 @@ def test_the_configuration_of_another_function_is_refused():
 
 
 def test_an_error_names_arguments_in_python_and_options_on_the_command_line():
-    context = types.SimpleNamespace(command=typer.main.get_command(cli.app).commands["trace"])
+    given = types.SimpleNamespace(name="COMMANDLINE")
+    context = types.SimpleNamespace(
+        command=typer.main.get_command(cli.app).commands["trace"],
+        get_parameter_source={"growth_factor": given, "model": given}.get,
+    )
     for text, shown in (
         ("need dtype='auto', or less", "need --dtype auto, or less"),
         ("give out='runs/a b'", "give --out runs/a b"),
         ("without it (random_init=False)", "without it (--no-random-init)"),
         ("ask for fewer: sequences=...", "ask for fewer: --sequences"),
         ("load(model, colour='red') and n=3", "load(model, colour='red') and n=3"),
+        ("growth_factor is 0.5; need a factor above 1", "--growth-factor is 0.5; need a factor above 1"),
+        ("threshold is 7; need less", "threshold is 7; need less"),  # a file has it
+        ("model is missing", "model is missing"),  # no option
     ):
         assert say_with_options(text, context) == shown
 

@@ -157,11 +157,17 @@ def run_and_answer(ctx: typer.Context, command: Callable[[], Answer | None], *, 
 
 
 _PYTHON = re.compile(r"\b([a-z_]+)=(\.\.\.|True\b|False\b|'([^']*)'|\(([^()]*)\))")
+_SUBJECT = re.compile(r"(?:^|(?<= and ))([a-z_]+)(?= (?:is|are|has|was)\b| [-\d.([{'])")
+"""A field as the subject of a sentence, such as ``most_loss is 0.0; need`` or ``and n_heads 3``."""
 
 
 def say_with_options(text: str, ctx: typer.Context) -> str:
-    """Rewrite the arguments in an error's text, such as ``dtype='auto'``, as options of the command (--dtype auto)."""
+    """Rewrite the arguments in an error's text, such as ``dtype='auto'``, as options of the command (--dtype auto).
+
+    The subject of a sentence (``most_loss is 0``) is rewritten if its option was given: else a file has the field.
+    """
     options = {one.name: one for one in ctx.command.params}
+    given = {name for name in options if (source := ctx.get_parameter_source(name)) and source.name == "COMMANDLINE"}
 
     def option(found: re.Match[str]) -> str:
         if (known := options.get(found[1])) is None or not known.opts[-1].startswith("-"):
@@ -173,7 +179,11 @@ def say_with_options(text: str, ctx: typer.Context) -> str:
             return known.opts[0]
         return f"{known.opts[0]} {found[3] or (found[4] or '').replace(' ', '')}"
 
-    return _PYTHON.sub(option, text)
+    def subject(found: re.Match[str]) -> str:
+        known = options[found[1]].opts[0] if found[1] in given else ""
+        return known if known.startswith("-") else found[0]
+
+    return _SUBJECT.sub(subject, _PYTHON.sub(option, text))
 
 
 def json_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
