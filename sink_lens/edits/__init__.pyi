@@ -1,6 +1,7 @@
 """The public names, each from the module that defines it: `__init__.py` reads this file."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -104,32 +105,32 @@ def scale(
     site: str,
     factor: float,
     *,
-    layers: Sequence[int] | None = None,
-    positions: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    units: Sequence[int] | None = None,
-    keys: Sequence[int] | None = None,
+    layers: Sequence[int] | Literal["each"] | None = None,
+    positions: Sequence[int] | Literal["each"] | None = None,
+    heads: Sequence[int] | Literal["each"] | None = None,
+    units: Sequence[int] | Literal["each"] | None = None,
+    keys: Sequence[int] | Literal["each"] | None = None,
     label: str = "",
 ) -> Edit: ...
 def set_to(
     site: str,
     value: float,
     *,
-    layers: Sequence[int] | None = None,
-    positions: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    units: Sequence[int] | None = None,
-    keys: Sequence[int] | None = None,
+    layers: Sequence[int] | Literal["each"] | None = None,
+    positions: Sequence[int] | Literal["each"] | None = None,
+    heads: Sequence[int] | Literal["each"] | None = None,
+    units: Sequence[int] | Literal["each"] | None = None,
+    keys: Sequence[int] | Literal["each"] | None = None,
     label: str = "",
 ) -> Edit: ...
 def zero(
     site: str,
     *,
-    layers: Sequence[int] | None = None,
-    positions: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    units: Sequence[int] | None = None,
-    keys: Sequence[int] | None = None,
+    layers: Sequence[int] | Literal["each"] | None = None,
+    positions: Sequence[int] | Literal["each"] | None = None,
+    heads: Sequence[int] | Literal["each"] | None = None,
+    units: Sequence[int] | Literal["each"] | None = None,
+    keys: Sequence[int] | Literal["each"] | None = None,
     label: str = "",
 ) -> Edit: ...
 def mean_aligned(

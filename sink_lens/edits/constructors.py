@@ -22,7 +22,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_to_device
 from ..models.sites import SITES, unknown_site_error
 from ..models.weights import mlp_weights
-from .part import Indices, Part, Where, check_index, indices_of_argument
+from .part import AXES, Indices, Part, SweptWhere, Where, check_index, indices_of_argument
 
 ORDER = {name: place for place, name in enumerate(SITES)}
 """The order in which a layer computes its sites."""
@@ -73,6 +73,12 @@ class Edit:
     hides: bool = False
     """True if it is of the scores, and only hides keys from queries: an attention function of the user's own has no
     scores, and is given a mask that hides them."""
+    kind: str = ""
+    """The name by which a grid has this edit, a key of ``named_edits.KINDS``; empty if it has none."""
+    factor: float | None = None
+    """The factor, or the number, that a grid gives such an edit."""
+    each: tuple[str, ...] = ()
+    """The axes, such as ``heads``, of which ``sweep`` edits one index after another; no other call takes the edit."""
 
     @property
     def part(self) -> Part:
@@ -142,19 +148,30 @@ def edit(
     return Edit(site=site, change=change, reads=reads, label=label, whole_batch=whole_batch, **chosen)
 
 
-def zero(site: str, **where: Unpack[Where]) -> Edit:
+def zero(site: str, **where: Unpack[SweptWhere]) -> Edit:
     """Make an edit that sets the chosen values of a site to 0.
 
     ``where`` chooses layers, positions, heads, units and keys. A zeroed neuron loses its whole down-projection column.
+    For ``sweep``, ``heads="each"`` is one head after another, in one layer after another unless ``layers`` are given.
     """
     where.setdefault("label", f"zero {site}")
-    return edit(site, lambda x, at: torch.zeros_like(x), **where)
+    return _named_edit("zero", site, lambda x, at: torch.zeros_like(x), **where)
 
 
-def set_value(site: str, value: float, **where: Unpack[Where]) -> Edit:
-    """Make an edit that sets the values of a site that ``where`` chooses to the number ``value``."""
+def set_value(site: str, value: float, **where: Unpack[SweptWhere]) -> Edit:
+    """Make an edit that sets the values of a site that ``where`` chooses, as for ``zero``, to the number ``value``."""
     where.setdefault("label", f"{site} = {value:g}")
-    return edit(site, lambda x, at: torch.full_like(x, value), **where)
+    return _named_edit("set", site, lambda x, at: torch.full_like(x, value), factor=value, **where)
+
+
+def _named_edit(
+    kind: str, site: str, change: Change, *, factor: float | None = None, **where: Unpack[SweptWhere]
+) -> Edit:
+    """Make the edit that a grid names ``kind``; axes that are ``each`` are left whole and listed in the edit."""
+    given: dict[str, Any] = dict(where)
+    each = tuple(name for axis in AXES if isinstance(own := given.get(name := f"{axis}s"), str) and own == "each")
+    chosen: Any = {name: own for name, own in given.items() if name not in each}
+    return replace(edit(site, change, **chosen), kind=kind, factor=factor, each=each)
 
 
 def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpack[Where]) -> Edit:
@@ -185,10 +202,10 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
     return edit(site, change, **where)
 
 
-def scale(site: str, factor: float, **where: Unpack[Where]) -> Edit:
-    """Make an edit that multiplies the values of a site that ``where`` chooses by ``factor``."""
+def scale(site: str, factor: float, **where: Unpack[SweptWhere]) -> Edit:
+    """Make an edit that multiplies the values of a site that ``where`` chooses, as for ``zero``, by ``factor``."""
     where.setdefault("label", f"{site} x {factor:g}")
-    return edit(site, lambda x, at: x * factor, **where)
+    return _named_edit("scale", site, lambda x, at: x * factor, factor=factor, **where)
 
 
 def clamp(site: str, *, low: float | None = None, high: float | None = None, **where: Unpack[Where]) -> Edit:

@@ -261,6 +261,10 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
     """Return edits with layers counted from 0; refuse sites and indices that a run over ``n_positions`` lacks."""
     given = [one.with_layers_from_start(lens.n_layers) for one in ((edits,) if isinstance(edits, Edit) else edits)]
     for one in given:
+        if one.each:
+            raise InputError(
+                f"the edit {one.label!r} has {one.each[0]}='each', which is for sweep; need a list of numbers"
+            )
         site = site_of(one.site, family=lens.family)
         if one.reads is not None:
             site_of(one.reads, family=lens.family)

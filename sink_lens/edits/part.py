@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from zlib import crc32
 
 from ..errors import InputError
@@ -40,6 +40,17 @@ class Where(TypedDict, total=False):
     label: str
 
 
+class SweptWhere(TypedDict, total=False):
+    """The same for the edits that a grid names: ``each`` is for ``sweep``, which edits one index after another."""
+
+    layers: Sequence[int] | Literal["each"] | None
+    positions: Sequence[int] | Literal["each"] | None
+    heads: Sequence[int] | Literal["each"] | None
+    units: Sequence[int] | Literal["each"] | None
+    keys: Sequence[int] | Literal["each"] | None
+    label: str
+
+
 def indices_of_argument(name: str, given: Any) -> tuple[int, ...] | None:
     """Return the indices ``given`` as an edit's argument ``name``, as a tuple; None is all. Refuse other things."""
     if given is None:
@@ -47,6 +58,8 @@ def indices_of_argument(name: str, given: Any) -> tuple[int, ...] | None:
     if not isinstance(given, Iterable):
         how = f". Write {name}=[{given!r}]" if isinstance(given, int) else ""
         raise InputError(f"{name} is {given!r}; need a list of numbers{how}")
+    if isinstance(given, str):
+        raise InputError(f"{name} is {given!r}; need a list of numbers: each is for the edits zero, scale and set_to")
     items = list(given)
     if any(isinstance(one, bool) or "bool" in str(getattr(one, "dtype", "")) for one in items):
         raise InputError(f"{name} is a mask of True and False; need indices. Write {name}=mask.nonzero() as a list")

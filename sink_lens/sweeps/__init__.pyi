@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from sink_lens.data.tokens import Tokens
+from sink_lens.data.tokens import Prompts
 from sink_lens.engine.measured import Measured
 from sink_lens.models.load import ModelLike
-from sink_lens.sweeps.cells import What
+from sink_lens.sweeps.cells import Swept
 from sink_lens.sweeps.results import SweepResult
 
 from ..edits.named_metrics import MetricSpec as MetricSpec
@@ -41,9 +41,9 @@ def read_sweep(
 ) -> SweepConfig: ...
 def sweep(
     model: ModelLike,
-    what: What | None = None,
+    what: Swept | None = None,
     *,
-    tokens: Tokens | None = None,
+    tokens: Prompts | None = None,
     metrics: Sequence[Measured] | Measured = (),
     config: SweepConfig | None = None,
     out: str | Path | None = None,

@@ -12,7 +12,7 @@ from ..data.tokens import TokenBatch, positions_in_all, refuse_integer_positions
 from ..edits.constructors import Edit
 from ..edits.hooks import edits_in_texts
 from ..edits.named_edits import EditSpec
-from ..edits.part import SPARE_DRAWS, draw_index_sets
+from ..edits.part import AXES, SPARE_DRAWS, draw_index_sets
 from ..engine.cells import Cell
 from ..engine.cells import cell_of as engine_cell
 from ..errors import InputError
@@ -21,7 +21,7 @@ from ..models.sites import SITES
 from ..models.sized import Sized
 from ..schema import table_of
 from ..text import parse_ranges
-from .grid import Grid, control_axis, control_group
+from .grid import EditGrid, Grid, control_axis, control_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,10 @@ class OwnCell:
     """The name, and more columns of the cell's row."""
     identity: str
     """The name, columns and places as text, for ``run.json``."""
+
+
+_UNNAMED = ("change", "kind", "factor", "each")
+"""Fields of an edit that do not name a cell."""
 
 
 def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> OwnCell:
@@ -52,11 +56,17 @@ def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> OwnCe
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     if not given or not name:
         raise InputError("a cell needs at least one edit, and a name")
+    if swept := [one.label for one in given if one.each]:
+        raise InputError(
+            f"the edit {swept[0]!r} goes over each index of an axis; give it to sweep, which makes the cells"
+        )
     table = table_of("sweep", "cells")
     assert table is not None  # it is in the schema
     if taken := sorted(columns.keys() & {one.name for one in table.columns if not one.optional}):
         raise InputError(f"columns of a cell are called {', '.join(taken)}, as those of numbers are; need other names")
-    places = [{part.name: getattr(one, part.name) for part in fields(one) if part.name != "change"} for one in given]
+    places = [
+        {part.name: getattr(one, part.name) for part in fields(one) if part.name not in _UNNAMED} for one in given
+    ]
     identity = json.dumps({"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str)
     return OwnCell(edits=given, columns={"name": name} | columns, identity=identity)
 
@@ -78,6 +88,38 @@ class Cells:
 
 
 What = Grid | Sequence[OwnCell]
+Swept = Grid | Edit | Sequence[OwnCell | Edit]
+"""What a sweep is given: edits that go over an axis are a grid, and any other edit is a cell."""
+
+
+def grid_or_cells(given: Swept, *, seed: int) -> What:
+    """Return the grid, or the cells, that a sweep is given; ``seed`` draws the controls of a grid of edits.
+
+    Raises:
+        InputError: some edits go over an axis, and others or cells do not.
+    """
+    if isinstance(given, Grid):
+        return given
+    some = [given] if isinstance(given, Edit) else list(given)
+    grids = [_grid_of_edit(one) for one in some if isinstance(one, Edit) and one.each]
+    if not grids:
+        return [cell_of(one, name=one.label) if isinstance(one, Edit) else one for one in some]
+    if len(grids) < len(some):
+        raise InputError(
+            f"{len(grids)} of {len(some)} edits go over each index of an axis, and the others do not; need two sweeps"
+        )
+    return Grid.of(*grids, seed=seed)
+
+
+def _grid_of_edit(one: Edit) -> EditGrid:
+    """Return the grid of an edit that goes over an axis: indices that it names are edited together."""
+    axes = {f"{axis}s": "each" if f"{axis}s" in one.each else one.part.indices_on(axis) for axis in AXES}
+    axes["layers"] = axes["layers"] or ("each" if SITES[one.site].per_layer else "all")
+    chosen: dict[str, Any] = {
+        name: "all" if given is None else given if given in ("each", "all") else [list(given)]
+        for name, given in axes.items()
+    }
+    return EditGrid(kind=one.kind, site=one.site, factors=[] if one.factor is None else [one.factor], **chosen)
 
 
 def in_texts(what: What, tokens: TokenBatch) -> What:

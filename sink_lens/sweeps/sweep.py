@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..activations.forward import check_tokens
 from ..configuration import make_config, refuse_unknown_names
-from ..data.tokens import TokenBatch, Tokens, as_batch
+from ..data.tokens import Prompts, TokenBatch, as_batch
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.named_metrics import import_metric
 from ..engine.engine import VALUES, Block, Engine
@@ -40,7 +40,7 @@ from ..records.shards import check_shard, compute_run, process_name
 from ..schema import MEANS
 from ..signatures import takes
 from . import words
-from .cells import Cells, What, cells_of, in_texts
+from .cells import Cells, Swept, What, cells_of, grid_or_cells, in_texts
 from .cluster import Job, check_engine, run_on_ray
 from .config import SweepConfig
 from .grid import EditGrid, Grid
@@ -56,9 +56,9 @@ FILES = ("plan", "baseline", "cells", "controls", "values")
 @takes(SweepConfig, leave_out=("grid",))
 def sweep(
     model: ModelLike,
-    what: What | None = None,
+    what: Swept | None = None,
     *,
-    tokens: Tokens | None = None,
+    tokens: Prompts | None = None,
     metrics: Sequence[Measured] | Measured = (),
     config: SweepConfig | None = None,
     out: str | Path | None = None,
@@ -80,8 +80,9 @@ def sweep(
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
-        what: a grid, or cells of your own (``cell_of``); the configuration's grid if None.
-        tokens: the sequences, instead of those that the configuration describes.
+        what: edits, of which one such as ``edits.zero("z", heads="each")`` is a cell for each head; a grid, or cells of
+            your own (``cell_of``); the configuration's grid if None.
+        tokens: the sequences, or texts, instead of those that the configuration describes.
         metrics: the metrics to read from each cell; the configuration's if there are none, which by default is the
             attention to position 0.
         config: a whole sweep, as ``read_sweep(path)`` reads one.
@@ -275,22 +276,25 @@ def _run_blocks(
 
 def _collect_request(
     model: ModelLike,
-    what: What | None,
+    what: Swept | None,
     *,
-    tokens: Tokens | None,
+    tokens: Prompts | None,
     metrics: Sequence[Measured] | Measured,
     config: SweepConfig | None,
     fields: Mapping[str, Any],
 ) -> _Request:
     """Check the arguments of a call of ``sweep``, load the model and make the tokens that they name; return all."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
-    tokens = None if tokens is None else as_batch(tokens)
+    texts = [tokens] if isinstance(tokens, str) else tokens if isinstance(tokens, Sequence) else None
+    batch = None if tokens is None or texts is not None else as_batch(tokens)
     if what is None and config is None:
         raise InputError("a sweep needs a grid, or cells, or a configuration with a grid")
     if what is not None and config is not None:
         raise InputError("a configuration and a grid were given; the configuration has its own: leave one out")
     if tokens is not None:
-        refuse_unknown_names(fields, _OF_CALL, where="a sweep of given tokens")
+        known = _OF_CALL if texts is None else (*_OF_CALL, "bos")
+        refuse_unknown_names(fields, known, where="a sweep of given tokens")
+    what = None if what is None else grid_or_cells(what, seed=fields.get("seed", 0))
     if config is not None:
         of = replace(config.grid, seed=fields["seed"]) if "seed" in fields else config.grid  # it draws the controls
     else:
@@ -301,13 +305,16 @@ def _collect_request(
     what = how.grid if what is None or isinstance(what, Grid) else what
     header = None if not named else check_sequences(how) if tokens is None else find_header(how.model)
     if header is not None and isinstance(what, Grid):  # before the weights are read
-        longest = max_n_tokens(how.prompts) if how.prompts else how.length
-        what.n_cells(header, n_positions=longest if tokens is None else tokens.n_positions)
+        longest = max_n_tokens(some) if (some := texts or how.prompts) else how.length
+        what.n_cells(header, n_positions=longest if batch is None else batch.n_positions)
         for metric in () if given else how.metrics:
             metric.last_layer(header)
     lens = load_model(how) if named else as_lens(model)
     given = given or [import_metric(one.name) if ":" in one.name else one for one in how.metrics]
-    batch = make_tokens(lens, config=how, bos=how.bos) if tokens is None else tokens
+    if texts is not None:
+        batch = as_batch(texts, lens.tokenizer, bos=how.bos)
+    elif batch is None:
+        batch = make_tokens(lens, config=how, bos=how.bos)
     check_tokens(lens, batch)
     what = in_texts(what, batch)
     return _Request(lens=lens, what=what, batch=batch, metrics=given, how=how)

@@ -4,13 +4,14 @@ import json
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from lenses import speaking, tokens
 
 from sink_lens import run_with, sweep
-from sink_lens.data.tokens import from_tensor
-from sink_lens.edits import metrics, scale, zero
+from sink_lens.data.tokens import TokenBatch, from_tensor
+from sink_lens.edits import clamp, metrics, scale, set_to, zero
 from sink_lens.errors import InputError
 from sink_lens.sweeps import EditGrid, Grid, cell_of, read_sweep
 from sink_lens.sweeps.words import changed_rows
@@ -70,6 +71,46 @@ def test_a_cell_of_ones_own_is_compared_with_the_same_edits_elsewhere(tmp_path):
         speaking(), [cell_of(edits, name="mine")], tokens=BATCH, controls=0, out=tmp_path / "b", progress=False
     )
     assert len(none.controls) == 0
+
+
+def test_an_edit_with_each_is_the_grid_of_it_and_texts_are_tokens(tmp_path):
+    lens, texts = speaking(), ["x y z x", "y x z", "z z x y"]
+    how = {"metrics": metrics.loss(), "progress": False, "seed": 3}
+    tokens = TokenBatch.from_prompts(texts, lens.tokenizer)
+    for made, same in (
+        (zero("z", heads="each"), EditGrid(kind="zero", site="z", heads="each")),
+        (
+            scale("q", 2.0, layers=[1, 2], heads="each"),
+            EditGrid(kind="scale", site="q", layers=[[1, 2]], heads="each", factors=[2]),
+        ),
+        (set_to("mlp_out", 0.5, layers="each", positions=[1, 2]), None),
+        ([zero("k", heads="each"), zero("v", heads="each")], None),
+    ):
+        found = sweep(lens, made, tokens=texts, out=tmp_path / "run", overwrite=True, **how)
+        if same is not None:
+            wanted = sweep(lens, Grid.of(same, seed=3), tokens=tokens, **how)
+            pd.testing.assert_frame_equal(found.frame, wanted.frame)
+        assert sweep(lens, made, tokens=texts, out=tmp_path / "run", **how).frame.equals(found.frame)
+    by_head = sweep(lens, zero("z", heads="each"), tokens=texts, controls=0, **how).frame
+    assert by_head[["layer", "head"]].drop_duplicates().shape == (lens.n_layers * lens.n_heads, 2)
+    one = zero("z", layers=[1], heads=[2])
+    alone = sweep(lens, [one, scale("z", 0.0)], tokens=texts[0], controls=0, **how).frame
+    row = by_head.loc[by_head["layer"].eq(1) & by_head["head"].eq(2)].iloc[0]
+    assert alone["name"].tolist() == [one.label, "z x 0"]
+    assert sweep(lens, one, tokens=texts, controls=0, **how).frame["effect"].item() == pytest.approx(row["effect"])
+
+
+def test_an_edit_with_each_is_for_a_sweep_alone():
+    each = zero("z", heads="each")
+    for call in (
+        lambda: run_with(speaking(), BATCH, each),
+        lambda: cell_of(each, name="mine"),
+        lambda: sweep(speaking(), [each, zero("z")], tokens=BATCH),
+        lambda: clamp("z", low=0.0, heads="each"),
+        lambda: sweep(speaking(), zero("mlp_out", heads="each"), tokens=BATCH),
+    ):
+        with pytest.raises(InputError, match=r"each|no heads"):
+            call()
 
 
 def test_a_file_takes_prompts_and_a_metric_that_may_be_imported(tmp_path, monkeypatch):
