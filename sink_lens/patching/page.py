@@ -11,7 +11,17 @@ from matplotlib.figure import Figure
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.diagram import Style
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, ci_texts, page_table, rest_note, table_reader
+from sink_lens.report.page import (
+    INTERVALS,
+    Drawn,
+    Listed,
+    Page,
+    PageTable,
+    ci_texts,
+    page_table,
+    rest_note,
+    table_reader,
+)
 from sink_lens.report.style import (
     FONT,
     INK,
@@ -274,7 +284,13 @@ PATCH = Page(
     headline=_headline,
     figures=(Drawn(key="map", title="Where it is decided", make=_heatmap_figure, data=table_reader("patches")),),
     tables=(
-        Listed(key="patch-table", title="Strongest patches", make=_patch_table),
+        Listed(
+            key="patch-table",
+            title="Strongest patches",
+            make=_patch_table,
+            meanings=INTERVALS
+            | {"95% above controls": "95% interval of the effect minus the mean effect of the controls."},
+        ),
         Listed(key="difference-table", title="The prompts", make=_difference_table),
     ),
 )

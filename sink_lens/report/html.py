@@ -24,9 +24,9 @@ from sink_lens.records import PAGE_FILE, Run, read_run, refuse_file_of_run
 from sink_lens.records.writing import is_own_page, write_part
 from sink_lens.report import explorer
 from sink_lens.report.offline import script_hashes, template_environment
-from sink_lens.report.page import MADE, Content, Drawn, Listed, Shown, csv_text, try_make
+from sink_lens.report.page import Content, Drawn, Listed, Shown, csv_text, try_make
 from sink_lens.report.pages import is_on_page, page_of_run
-from sink_lens.report.patterns import MOST_BYTES, embed_patterns, tokens_for_page
+from sink_lens.report.patterns import MOST_BYTES, tokens_for_page
 from sink_lens.report.side_by_side import Comparison, check_comparable, compare_contents
 from sink_lens.report.style import UNWRITABLE, figure_svg, thin_lines
 from sink_lens.schema import column_meanings
@@ -129,7 +129,7 @@ def _table_for_page(run: Run, listed: Listed, *, prefix: str) -> Shown:
         return Shown(key=key, title=listed.title, missing=missing)
     see, table = made
     known = column_meanings(run.kind, table.columns)
-    named = [known.get(name) or MADE.get(name, "") for name in table.columns]
+    named = [known.get(name) or listed.meanings.get(name, "") for name in table.columns]
     meanings = tuple(_STORED_NAME.sub(lambda found: edge_label(found[0]), text) for text in named)
     explained = dataclasses.replace(table, meanings=meanings)
     return Shown(key=key, title=listed.title, see=see, table=explained, csv=csv_text(table.numbers))
@@ -217,8 +217,8 @@ def page_html(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     embedded, room = [], MOST_BYTES // len(parts)
     for part in parts:
         found, why = None, ""
-        if part.first is not None:
-            found, why = try_make(part.run, lambda run=part.run: embed_patterns(run, most_bytes=room))
+        if (embed := page_of_run(part.run).patterns) is not None and part.first is not None:
+            found, why = try_make(part.run, partial(embed, part.run, most_bytes=room))
         embedded.append(found or {"data": None, "said": why})
     explore = page_of_run(parts[0].run).explore
     made = [try_make(part.run, partial(explore, part.run)) for part in parts[:2]] if explore else []

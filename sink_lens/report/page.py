@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
@@ -44,35 +44,8 @@ class PageTable:
 
 
 _BOUNDS = "95% interval; if it contains 0, the number beside it cannot be told from chance."
-MADE: Mapping[str, str] = {
-    "95%": _BOUNDS,
-    "interval": _BOUNDS,
-    "cost_interval": _BOUNDS,
-    "closed_interval": _BOUNDS,
-    "95% above controls": "95% interval of the effect minus the mean effect of the controls.",
-    "over": "Effect minus the mean effect of the cell's random controls, with its 95% interval.",
-    "closed": "Share of the cost that is recovered.",
-    "cost": "Loss without and with the intervention.",
-    "what": "Tokens and channels that stay in 16 bit.",
-    "verdict": "In order, changed or wrong.",
-    "layers": "Layers in which the dimension holds most of the sink token's energy.",
-    "first layer": "The first of these layers.",
-    "last layer": "The last of these layers.",
-    "largest value": "The dimension's value after the layer where its magnitude is largest.",
-    "at layer": "That layer.",
-    "÷ mean |value|": "The magnitude there relative to the mean magnitude of all dimensions of the token.",
-    "sink_rate": "Share of layers and heads whose sink score at position 0 passes the threshold.",
-    "uniform_mass": "Attention to position 0 if every query attended evenly to all its keys.",
-    "rate_first": "Share of sequences and heads whose sink score at position 0 passes the threshold.",
-    "rate_strongest": "The same at the strongest position, and above twice what uniform attention gives there.",
-    "mass_first": "Mean attention to position 0 of the later queries that see it.",
-    "mass_strongest": "The same attention, to the strongest position.",
-    "strongest_sequences": "Sequences that the numbers of the strongest position are of.",
-    "loss": "Mean loss of a token in the training batch, in nats.",
-    "norm_ratio": "Norm of the stream at position 0 relative to the median of ordinary tokens.",
-    "entropy": "Mean entropy of an attention row over its keys, in nats.",
-}
-"""Column that a page's table makes itself -> its meaning; those of stored tables are in the schema."""
+INTERVALS: Mapping[str, str] = {"95%": _BOUNDS, "interval": _BOUNDS}
+"""Column that pages of several kinds make -> its meaning."""
 
 
 Headings = Mapping[str, str] | Iterable[str]
@@ -132,14 +105,6 @@ def csv_text(frame: pd.DataFrame) -> str:
     return text if step <= 1 else f"{text}# every {step}th of {len(frame)} rows; all are in the run's folder\n"
 
 
-MAKES = {
-    "trace": "Make one with sink-lens trace MODEL --out FOLDER",
-    "circuit": "Make one with sink-lens circuit MODEL --out FOLDER",
-    "patch": "Make one with sink-lens patch MODEL --clean TEXT --corrupted TEXT --metric loss --out FOLDER",
-}
-"""Kind of run -> what a user does to get one."""
-
-
 def run_label(run: Run) -> str:
     """Return the words that name a run in an error: its folder and its kind."""
     return f"{run.folder} is a run of {safe_line(run.kind)}"
@@ -181,6 +146,8 @@ class Listed:
     title: str
     make: Callable[[Run], tuple[str, PageTable]]
     """Make its caption and the table (``page_table``); RunError if the run lacks what it needs."""
+    meanings: Mapping[str, str] = field(default_factory=lambda: INTERVALS)
+    """Column that the page makes itself -> its meaning; those of stored tables are in the schema."""
     when: Callable[[Run], bool] = lambda _: True
     """True if it belongs on this run's page."""
 
@@ -226,6 +193,8 @@ class Page:
     tables: tuple[Listed, ...]
     first_screen: Callable[[Run], "FirstScreen"] | None = None
     """Makes what stands above the figures: numbers, leading figures, verdicts. If None: sentences alone."""
+    patterns: Callable[..., dict[str, Any]] | None = None
+    """Encodes attention patterns beside the first screen (``report.patterns.embed_patterns``)."""
     circuit: Callable[[Run], "Drawable"] | None = None
     """Makes the circuit to draw; RunError if the run lacks what it needs."""
     explore: Callable[[Run], dict[str, Any]] | None = None

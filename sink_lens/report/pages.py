@@ -9,7 +9,7 @@ from sink_lens.kinds import all_kinds
 from sink_lens.lazy import import_object
 from sink_lens.records import Result, Run, read_run
 from sink_lens.report.drawable import Drawable
-from sink_lens.report.page import MAKES, Drawn, Listed, Page, PageTable, page_table, run_label, try_make
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, run_label, try_make
 from sink_lens.text import plural, safe_line
 
 if TYPE_CHECKING:
@@ -69,8 +69,5 @@ def circuit_of(source: Run | Result | str | Path) -> Drawable:
     run = source if isinstance(source, Run) else source.run if isinstance(source, Result) else read_run(source)
     circuit = page_of_run(run).circuit
     if circuit is None:
-        raise RunError(
-            f"{run_label(run)}, which has no circuit; need a run of trace or circuit. {MAKES['circuit']}, or with "
-            "sink-lens trace"
-        )
+        raise RunError(f"{run_label(run)}, which has no circuit; need one of sink-lens circuit or sink-lens trace")
     return circuit(run)

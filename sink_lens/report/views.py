@@ -24,7 +24,7 @@ from sink_lens.lazy import import_object
 from sink_lens.records import Run
 from sink_lens.records.provenance import plain_json
 from sink_lens.report.offline import frame_html, script_hashes, unpacking_script, write_page
-from sink_lens.report.page import MAKES, run_label
+from sink_lens.report.page import run_label
 from sink_lens.report.patterns import first_token_texts, read_patterns, strongest_and_weakest_heads
 from sink_lens.text import as_text, head_name, neuron_name, plural, token_text
 
@@ -372,7 +372,7 @@ def _patterns_of(
 def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
     """Return a run's patterns and names of the given heads; for None, of the strongest and the weakest heads."""
     if run.kind != "trace" and not (run.folder / "patterns.safetensors").is_file():
-        raise RunError(f"{run_label(run)}, which keeps no attention patterns; need a run of trace. {MAKES['trace']}")
+        raise RunError(f"{run_label(run)}, which keeps no attention patterns; need one of sink-lens trace")
     kept = read_patterns(run)
     if heads is None:
         ranked = strongest_and_weakest_heads(run, strongest=_STRONGEST, weakest=_WEAKEST)

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, ci_texts, page_table
+from sink_lens.report.page import INTERVALS, Drawn, Listed, Page, PageTable, ci_texts, page_table
 from sink_lens.report.style import (
     BLUE,
     FONT,
@@ -341,7 +341,13 @@ SWEEP = Page(
         ),
     ),
     tables=(
-        Listed(key="cell-table", title="Strongest cells", make=_strongest_cells_table),
+        Listed(
+            key="cell-table",
+            title="Strongest cells",
+            make=_strongest_cells_table,
+            meanings=INTERVALS
+            | {"over": "Effect minus the mean effect of the cell's random controls, with its 95% interval."},
+        ),
         Listed(
             key="failed-table",
             title="Failed cells",

@@ -152,7 +152,7 @@ def test_what_cannot_be_shown_is_refused(run, tmp_path):
 
 def test_views_of_a_run_of_another_kind_name_the_command_that_makes_one(tmp_path):
     folder = write_run(tmp_path / "run", "patch", heads={"layer": [0]})
-    with pytest.raises(RunError, match=r"is a run of patch, which keeps no .*sink-lens trace MODEL --out FOLDER"):
+    with pytest.raises(RunError, match=r"is a run of patch, which keeps no .*sink-lens trace"):
         views.attention_heads(read_run(folder))
 
 

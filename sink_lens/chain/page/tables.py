@@ -15,7 +15,7 @@ from sink_lens.chain.page.story import (
 )
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Listed, PageTable, ci_texts, page_table, rest_note, table_maker
+from sink_lens.report.page import INTERVALS, Listed, PageTable, ci_texts, page_table, rest_note, table_maker
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
 from sink_lens.stats import sort_by_magnitude
@@ -218,7 +218,13 @@ TABLES = (
         make=_maker_table,
         when=lambda run: "maker_sets" in run.tables and len(run.tables["maker_sets"]) > 0,
     ),
-    Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=has_interventions),
+    Listed(
+        key="effect-table",
+        title="Interventions on the links",
+        make=_effect_table,
+        meanings=INTERVALS | {"cost": "Loss with the intervention minus the loss without."},
+        when=has_interventions,
+    ),
     Listed(
         key="path-table",
         title="Paths of the sink",

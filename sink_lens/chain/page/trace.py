@@ -13,7 +13,7 @@ from sink_lens.chain.page.tables import TABLES, read_intervention_table
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Page, has_table, paper_figure, table_reader
-from sink_lens.report.patterns import studied_position
+from sink_lens.report.patterns import embed_patterns, studied_position
 from sink_lens.schema import ANOTHER_PATH
 from sink_lens.stats import sort_by_magnitude
 from sink_lens.text import as_text, head_name, interval_text, plural
@@ -319,5 +319,6 @@ TRACE = Page(
     figures=(*_FIGURES, *_CAUSAL_FIGURES),
     tables=TABLES,
     first_screen=first_screen,
+    patterns=embed_patterns,
     circuit=circuit.chain_circuit,
 )

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Listed, Page, PageTable, ci_texts, page_table, rest_note, summary_lines
+from sink_lens.report.page import INTERVALS, Listed, Page, PageTable, ci_texts, page_table, rest_note, summary_lines
 from sink_lens.text import name_in_words, percent, plural, safe_line
 
 _COLUMNS = [
@@ -67,11 +67,15 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
     return see + rest_note(len(shown), "conditions", most=40), table
 
 
+_MADE = INTERVALS | {
+    "what": "Tokens and channels that stay in 16 bit.",
+    "closed": "Share of the cost that is recovered.",
+}
 QUANTISE = Page(
     title=_title,
     headline=lambda run: summary_lines(run, limit=900),
     figures=(),
-    tables=(Listed(key="condition-table", title="Conditions", make=_condition_table),),
+    tables=(Listed(key="condition-table", title="Conditions", make=_condition_table, meanings=_MADE),),
 )
 
 

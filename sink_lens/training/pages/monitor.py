@@ -177,6 +177,16 @@ def _reading_table(run: Run) -> tuple[str, PageTable]:
     return see + rest_note(len(wide), "monitor"), page_table(wide.iloc[::-1], wide.columns)
 
 
+_MEANINGS = {
+    "rate_first": "Share of sequences and heads whose sink score at position 0 passes the threshold.",
+    "rate_strongest": "The same at the strongest position, and above twice what uniform attention gives there.",
+    "mass_first": "Mean attention to position 0 of the later queries that see it.",
+    "mass_strongest": "The same attention, to the strongest position.",
+    "strongest_sequences": "Sequences that the numbers of the strongest position are of.",
+    "loss": "Mean loss of a token in the training batch, in nats.",
+    "norm_ratio": "Norm of the stream at position 0 relative to the median of ordinary tokens.",
+    "entropy": "Mean entropy of an attention row over its keys, in nats.",
+}
 MONITOR = Page(
     title=_title,
     headline=_sentences,
@@ -193,6 +203,6 @@ MONITOR = Page(
             # where the table is missing, it says why
             when=lambda run: "alarms" not in run.tables or len(run.tables["alarms"]) > 0,
         ),
-        Listed(key="reading-table", title="Readings", make=_reading_table),
+        Listed(key="reading-table", title="Readings", make=_reading_table, meanings=_MEANINGS),
     ),
 )

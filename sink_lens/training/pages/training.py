@@ -446,7 +446,16 @@ _COURSE = Drawn(
     make=_course_figure,
     data=lambda run: _whole_model_measures(run.tables["watch"]),
 )
-_CHECKPOINTS = Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table)
+_CHECKPOINTS = Listed(
+    key="checkpoint-table",
+    title="Checkpoints",
+    make=_checkpoint_table,
+    meanings={
+        "sink_rate": "Share of layers and heads whose sink score at position 0 passes the threshold.",
+        "uniform_mass": "Attention to position 0 if every query attended evenly to all its keys.",
+        "norm_ratio": "Norm of the stream at position 0 relative to the median of ordinary tokens.",
+    },
+)
 TRAIN = Page(
     title=_training_title,
     headline=_training_sentences,
