@@ -120,6 +120,13 @@ def test_every_path_that_a_page_names_exists():
         assert [path for path in named if not (ROOT / path).exists()] == [], page.name
 
 
+def test_every_name_that_the_code_of_a_page_imports_exists():
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S):
+            for line in re.findall(r"^ *from (?:sink_lens|analyses|tests)\b.* import .*$", block, flags=re.M):
+                exec(line.strip(), {})
+
+
 def test_every_link_leads_to_a_file_of_the_repository():
     """Pages that exist only in the built site are named there, and not linked from files that people read here."""
     for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "analyses/README.md", ROOT / "benchmarks/README.md"]:
