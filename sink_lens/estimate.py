@@ -10,6 +10,7 @@ import time
 import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,7 +251,8 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
     )
     seconds = 0.0
     for one in models:
-        seconds += time_call(lambda: run_with(one, batch, layers=[0], quiet=True), device=one.device, warm_up=1)  # noqa: B023
+        call = partial(run_with, one, batch, layers=[0], quiet=True, progress=False)
+        seconds += time_call(call, device=one.device, warm_up=1)
     weights = sum(weight_bytes(one.plain) for one in models)
     libraries = 0 if lens.device.type == "cuda" else LIBRARIES
     return Cost(

@@ -3,8 +3,10 @@
 import IPython
 import IPython.display
 import pytest
+from lenses import lens_of, tokens
 
-from sink_lens import progress
+from sink_lens import circuits, patching, progress, run_with, sweep, trace
+from sink_lens.edits import metrics, zero
 from sink_lens.progress import tqdm
 
 
@@ -42,3 +44,23 @@ def test_a_notebook_gets_one_line_of_text_that_changes(capsys, monkeypatch):
     assert [how for how, _ in shown] == ["made"] + ["changed"] * (len(shown) - 1)
     assert shown[-1][1] == "models: 00:00"
     assert capsys.readouterr().err == ""
+
+
+def test_a_call_without_progress_shows_no_bar_of_a_call_within(monkeypatch):
+    shown, init, lens, ids = [], tqdm.__init__, lens_of(), tokens(4, 12)
+
+    def noted(self, *args, **options):
+        shown.append(options.get("desc", "") if not options.get("disable") else None)
+        init(self, *args, **options)
+
+    monkeypatch.setattr(tqdm, "__init__", noted)
+    pair, loss = (ids[:2], ids[2:]), metrics.loss()
+    patching.patch(lens, *pair, site="z", metric=loss, controls=0, progress=False)
+    patching.path_patch(lens, *pair, sender=("z", 0, 0), receiver=("q", 2, 1), metric=loss, progress=False)
+    patching.attribution_patch(lens, *pair, site="z", metric=loss)
+    sweep(lens, zero("mlp_out", layers="each"), tokens=ids, metrics=loss, controls=0, progress=False)
+    circuits.find(lens, *pair, metric=loss, edges=300, progress=False)
+    trace(lens, ids, quick=True, random_init=False, report=False, progress=False)
+    assert set(shown) == {None}
+    run_with(lens, ids)
+    assert shown[-1] == "edited run"

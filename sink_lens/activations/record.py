@@ -50,7 +50,7 @@ def stream(
     rows: Int[Tensor, " row"] | None = None,
     kernel: KernelChoice = "auto",
     batch_size: int | None = None,
-    progress: bool = False,
+    progress: bool = True,
     label: str = "reading",
 ) -> Streamed:
     """Compute readings of every layer, over any number of sequences, in bounded memory.
@@ -136,7 +136,7 @@ def capture(
     positions: Sequence[int] | None = None,
     path: Literal["auto", "plain", "bridge"] = "auto",
     batch_size: int | None = None,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Captured:
     """Keep the tensors of sites for all sequences, on the CPU, in the model's type.
 

@@ -179,7 +179,9 @@ def sink_rates(
     It is nan at tokens that too few queries see. For ``kernel`` and ``batch_size`` see ``stream``.
     """
     reading, rows = sink_rate_reading(threshold, shares=lens.family.sigmoid), sampled_queries(tokens.n_positions)
-    return stream(lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size).stacked("rate_by_key")
+    return stream(lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size, progress=False).stacked(
+        "rate_by_key"
+    )
 
 
 def sink_positions(

@@ -158,7 +158,11 @@ def find_marked_tokens(lens: LensModel, batch: TokenBatch, *, studied: Sequence[
         return mean_where(both, where=later[..., None], dim=1)
 
     reading = Reading(name="behind", sites=("rows",), function=behind)
-    found = stream(lens, batch, [reading], rows=sampled_queries(batch.n_positions)).stacked("behind").nanmean((0, 1))
+    found = (
+        stream(lens, batch, [reading], rows=sampled_queries(batch.n_positions), progress=False)
+        .stacked("behind")
+        .nanmean((0, 1))
+    )
     ids, counts = batch.tokens[marked].unique(return_counts=True)
     names = tuple(token_label((int(ids[at]),), lens.tokenizer) for at in counts.argsort(descending=True)[:2])
     n = {"n_sequences": int(having.sum()), "n_asked": batch.n_sequences}

@@ -165,7 +165,7 @@ def scout(
         r.norm_reading("resid_post", positions=sites),
     ]
     typical = r.typical_token_readings(sinks, positions=sites)
-    streamed = stream(lens, few, [*norms, *r.state_readings(sinks, positions=sites)[:2], *typical])
+    streamed = stream(lens, few, [*norms, *r.state_readings(sinks, positions=sites)[:2], *typical], progress=False)
     nothing = Location(sink_positions=sinks, sink_found=bool(found), steps=(), outliers={})
     at = {"positions": sites, "shortest": shortest, "lasting": lens.remaining_scales}
     panel = Panel(streamed=streamed, sink_positions=sinks, location=nothing, s1={}, **at)

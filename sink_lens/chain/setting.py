@@ -163,7 +163,7 @@ class Setting:
         """Attention that goes to no key, mean over queries and sequences."""
         read = Reading(name="null", sites=("rows",), function=lambda view: 1 - view["rows"].sum(-1).mean(-1))
         rows = torch.arange(1, self.tokens.n_positions)
-        return stream(self.lens, self.tokens, [read], rows=rows).stacked("null").mean(1)
+        return stream(self.lens, self.tokens, [read], rows=rows, progress=False).stacked("null").mean(1)
 
     @property
     def feeding_layers(self) -> tuple[int, ...]:
@@ -197,7 +197,9 @@ class Setting:
         sums = None
         if lens.family.sink_logit or lens.own_attention is not None:
             read = Reading(name="row_sum", sites=("rows",), function=lambda view: view["rows"].sum(-1).mean(1))
-            sums = stream(lens, self.tokens, [read], rows=torch.arange(self.tokens.n_positions)).stacked("row_sum")
+            sums = stream(
+                lens, self.tokens, [read], rows=torch.arange(self.tokens.n_positions), progress=False
+            ).stacked("row_sum")
         found = [
             uniform_mass(valid, key=position, reach=lens.reach(layer), row_sum=None if sums is None else sums[layer])
             for layer in range(lens.n_layers)

@@ -456,7 +456,9 @@ def _first_patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
 
     It is 0 in layers without attention.
     """
-    found = capture(lens, batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0]))), sites=["pattern"])
+    found = capture(
+        lens, batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0]))), sites=["pattern"], progress=False
+    )
     nothing = torch.zeros_like(found["pattern", lens.attention_layers[0]])
     stacked = torch.cat([found.tensors.get(("pattern", layer), nothing) for layer in range(lens.n_layers)])
     return (stacked * 255).round().clamp(0, 255).to(torch.uint8).numpy()

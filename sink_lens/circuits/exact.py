@@ -93,7 +93,7 @@ def exact_node_scores(
 
 def _clean_tensors(runs: Runs, sites: Sequence[str], *, begin: int) -> dict[tuple[str, int], Tensor]:
     """Return (site, layer) -> the site's tensor in the clean runs, from the position ``begin`` on."""
-    clean = run_with(runs.lens, runs.clean, sites=list(sites), loss=False, logits=False).tensors
+    clean = run_with(runs.lens, runs.clean, sites=list(sites), loss=False, logits=False, progress=False).tensors
     return {key: tensor[:, begin:].to(runs.weights.dtype) for key, tensor in clean.items()}
 
 

@@ -143,7 +143,7 @@ def task_of(
     whole, right = _task_of_pairs(name, kept, lens=lens, bos=config.bos), list[int]()
     for start in range(0, len(kept), step := config.batch_size or _A_PASS):
         rows = slice(start, min(start + step, len(kept)))
-        outcome = run_with(lens, whole.clean[rows], layers=(0,), loss=False, logits=True)
+        outcome = run_with(lens, whole.clean[rows], layers=(0,), loss=False, logits=True, progress=False)
         values = evaluate(whole.metric, replace(outcome, sequences=rows))
         right += (start + (values > 0).nonzero()[:, 0]).tolist()
     if len(right) < max(1, least * len(kept)):

@@ -85,7 +85,7 @@ def pack(
             exist, and else its files are checked.
         bos: whether BOS is in front of every sequence.
         eval_frac: share of the sequences held out for evaluation, above 0 and at most 0.5; at least one sequence.
-        progress: show a progress bar if packing takes more than 5 seconds.
+        progress: show a progress bar.
 
     Raises:
         InputError: an argument is out of range, the tokenizer lacks BOS or EOS, there is too little text, or the
@@ -177,7 +177,7 @@ def _write_pack(
     n_documents = n_ids = 0
     stream = folder / "stream"
     backend = _tokenizer_for_packing(tokenizer)
-    bar = tqdm(unit="B", unit_scale=True, desc="packing", delay=5.0, disable=not progress)  # seconds
+    bar = tqdm(unit="B", unit_scale=True, desc="packing", disable=not progress)
     with stream.open("wb") as file, bar:
         for batch in batches:
             for encoding, text in zip(backend.encode_batch_fast(batch, add_special_tokens=False), batch, strict=True):

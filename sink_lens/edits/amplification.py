@@ -55,7 +55,7 @@ def usable_centres(lens: LensModel) -> tuple[Centre, ...]:
     return tuple(centre for centre in CENTRES if centre != "values" or lens.family.aggregated_site == "z_raw")
 
 
-def centring_means(model: ModelLike, *, n_tokens: int = 4096, seed: int = 0, progress: bool = False) -> CentringMeans:
+def centring_means(model: ModelLike, *, n_tokens: int = 4096, seed: int = 0, progress: bool = True) -> CentringMeans:
     """Compute each head's mean value and mean aggregated value over random tokens, in sequences of 64 without BOS.
 
     This takes one pass of the plain model over ``n_tokens`` tokens, at least 64, which are drawn with ``seed``.

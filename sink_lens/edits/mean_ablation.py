@@ -126,7 +126,7 @@ def _mean_ablation(model: ModelLike, tokens: Tokens, site: str, *, mean: Mean, w
     chosen = indices_of_argument("layers", where.get("layers"))
     layers = list(having if chosen is None else layers_from_zero(chosen, lens.n_layers))
     where["layers"] = layers
-    found = capture(lens, batch, sites=[site], layers=layers, path="bridge")
+    found = capture(lens, batch, sites=[site], layers=layers, path="bridge", progress=False)
     where.setdefault("label", f"{site}, {over.words}")
     part = Part.of_site(site, where)
     return freeze(site, {layer: part.select(over.mean_of(found[site, layer])) for layer in layers}, **where)

@@ -119,7 +119,7 @@ def natural_rms(
     *,
     layers: Sequence[int] | None = None,
     first_position: int = FIRST_POSITION,
-    progress: bool = False,
+    progress: bool = True,
 ) -> dict[int, Float[Tensor, " head"]]:
     """Measure layer -> mean root mean square of each head's aggregated values over real tokens, a target for the norm.
 

@@ -25,7 +25,9 @@ class References:
         self.lens, self.tokens, stored = lens, tokens, known or {}
         self.values: Callable[[str, int], Tensor] = lru_cache(maxsize=2)(
             lambda site, layer: (
-                stored if (site, layer) in stored else capture(lens, tokens, sites=[site], layers=[layer])
+                stored
+                if (site, layer) in stored
+                else capture(lens, tokens, sites=[site], layers=[layer], progress=False)
             )[site, layer]
         )
         """The tensor of a site at a layer of the baseline run."""

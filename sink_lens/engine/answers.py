@@ -64,7 +64,7 @@ def answers(
     whole = from_tensor(padded, lengths=torch.tensor([len(row) for row in rows]))
     if torch.equal(whole.tokens, batch.tokens.cpu()):
         whole = batch  # which says where its tokens come from
-    states = run_with(lens, whole, edits, sites=("final",)).tensors["final", 0]
+    states = run_with(lens, whole, edits, sites=("final",), progress=False).tensors["final", 0]
     found = []
     for sequence, (ids, own) in enumerate(zip(prompts, wanted, strict=True)):
         for step in range(max(1, len(own))):

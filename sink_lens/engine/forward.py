@@ -45,7 +45,7 @@ def run_with(
     logits: bool = False,
     batch_size: int | None = None,
     quiet: bool = False,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Outcome:
     """Run the bridge with edits and return the quantities that are read; without edits this is the baseline run.
 
@@ -102,7 +102,7 @@ def run_with(
 
 def baseline_logits(model: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batch position vocab"]:
     """Run the model on ``tokens`` without edits and return the logits of every token, where it was given."""
-    logits = run_with(model, tokens, layers=(0,), loss=False, logits=True).logits
+    logits = run_with(model, tokens, layers=(0,), loss=False, logits=True, progress=False).logits
     assert logits is not None  # they were asked for
     return as_given(logits, tokens.given)
 

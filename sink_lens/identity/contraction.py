@@ -95,7 +95,7 @@ def contraction(
     readings = [*sums.readings(), last]
     with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
         for chunk in draws.chunks(lens):
-            stream(lens, chunk, readings)
+            stream(lens, chunk, readings, progress=False)
             bar.update(chunk.n_sequences)
     return make_contraction(sums, ends=ends, lens=lens, sinks=_measure_sinks(lens, draws) if sinks else {})
 

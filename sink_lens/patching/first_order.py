@@ -45,7 +45,7 @@ def _mean_gradients(runs: RunPair, *, steps: int) -> dict[tuple[str, int], Tenso
     run = {"lens": runs.lens, "batch": runs.run, "metric": runs.metric, "at": runs.held}
     if steps == 1:
         return metric_gradients(**run)
-    first = {"layers": (0,), "sites": ("resid_pre",), "loss": False}
+    first = {"layers": (0,), "sites": ("resid_pre",), "loss": False, "progress": False}
     one, other = (run_with(runs.lens, tokens, **first).tensors["resid_pre", 0] for tokens in (runs.run, runs.other))
     total = {key: torch.zeros_like(tensor) for key, tensor in runs.held.items()}
     for step in range(steps):

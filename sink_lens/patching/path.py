@@ -160,8 +160,8 @@ def path_patch(
                 f"of layer {_only_layer(end)}; need an earlier sender"
             )
     sites = {*(name for name in ADDED if lens.layers_with(name)), end.site, *(start.site for start in senders)}
-    own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
-    other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
+    own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites, progress=False).tensors
+    other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites, progress=False).tensors
     every = [*senders, end]
     edits_for_model(lens, [_part_edit(part, own[_tensor_key(part)]) for part in every], n_positions=run.n_positions)
     edits = [

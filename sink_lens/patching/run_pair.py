@@ -80,7 +80,8 @@ class RunPair:
         values there and ``is_source`` says that patches put in the source run's values: then no patch changes anything.
         """
         layers = sorted({layer for part in grid for layer in part.layers or ()})
-        options: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
+        options: dict[str, Any] = {"layers": layers, "loss": False, "progress": False}
+        options["logits"] = not SITES[site].per_layer
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
         if one_run:
             options |= {"positions": metric.positions, "loss": metric.loss, "logits": metric.logits}
@@ -259,6 +260,7 @@ def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits
         sites=metric.sites,
         loss=metric.loss,
         logits=metric.logits or (metric.reads_past_layers and not metric.loss),
+        progress=False,
     )
 
 

@@ -290,7 +290,7 @@ def _run_model(
         raise InputError(f"sequence {sequence} does not exist; need 0 to {batch.n_sequences - 1}")
     own = batch[sequence : sequence + 1].cut(int(batch.lengths[sequence]))
     texts = [str(text) for text in decode_tokens(own, lens.tokenizer)["text"]]
-    return capture(lens, own, sites=[site], layers=layers), texts
+    return capture(lens, own, sites=[site], layers=layers, progress=False), texts
 
 
 def _heads_of_model(captured: Any, *, heads: Sequence[Any] | None, every: bool) -> tuple[np.ndarray, list[str]]:

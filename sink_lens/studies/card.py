@@ -247,7 +247,7 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
 
 def _measure_token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
     """Return the loss of each token after the first, in nats, from one forward pass."""
-    return stream(lens, batch, [r.token_loss_reading(lens)]).stacked("token_loss")[0]
+    return stream(lens, batch, [r.token_loss_reading(lens)], progress=False).stacked("token_loss")[0]
 
 
 def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:

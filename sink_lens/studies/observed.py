@@ -98,7 +98,7 @@ class ObservedModel:
         self._received.clear()
         self._norms.clear()
         return stream(
-            lens, self.tokens, readings, keys=(0,), rows=sampled_queries(n), batch_size=self.batch_size, label="reading"
+            lens, self.tokens, readings, keys=(0,), rows=sampled_queries(n), batch_size=self.batch_size, progress=False
         )
 
     def _read_attention(self, view: LayerView) -> Tensor:
@@ -172,7 +172,7 @@ class ObservedModel:
         """Return the residual stream at a position: before layer 0, then after each layer."""
         if position == 0:
             return torch.cat([self.main_pass.stacked("state_pre"), self.main_pass.stacked("state")])[:, :, 0]
-        kept = capture(self.lens, self.tokens, sites=["resid_pre", "resid_post"], positions=[position])
+        kept = capture(self.lens, self.tokens, sites=["resid_pre", "resid_post"], positions=[position], progress=False)
         layers = [kept["resid_pre", 0], *(kept["resid_post", layer] for layer in range(self.lens.n_layers))]
         return torch.stack(layers)[:, :, 0].float()
 
@@ -197,7 +197,9 @@ class ObservedModel:
 
     def loss_with_edits(self, edits: Sequence[Edit]) -> Float[Tensor, " batch"]:
         """Return the mean loss of each sequence, in nats, in a run with edits."""
-        run = run_with(self.lens, self.tokens, edits, layers=[0], quiet=True, batch_size=self.batch_size, loss=True)
+        run = run_with(
+            self.lens, self.tokens, edits, layers=[0], quiet=True, batch_size=self.batch_size, progress=False
+        )
         assert run.loss is not None  # it was asked for
         return run.loss
 
@@ -233,7 +235,7 @@ class ObservedModel:
                 sites = lens.added_sites(layer)
                 neurons = lens.family_of_layer(layer).mlp_post_norm is None and "neurons" in sites_of(lens.family)
                 read = [*sites, *(["neurons"] if neurons else [])]
-                kept = capture(lens, self.tokens, sites=read, layers=[layer], positions=[position])
+                kept = capture(lens, self.tokens, sites=read, layers=[layer], positions=[position], progress=False)
                 for site in sites:
                     value = float(kept[site, layer][:, 0, step.dimension].float().mean())
                     row[site] = by * value / change if change else math.nan

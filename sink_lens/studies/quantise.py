@@ -201,7 +201,7 @@ def _losses_when_rounded(
         edits += [quantisation(one, form, **at, channels=kept.channels.get(one, {})) for one, form in targets.items()]
     form = config.weights if weights else None
     with contextlib.nullcontext() if form is None else quantised_weights(lens, form):
-        found = run_with(lens, part, edits, layers=[0], quiet=True, batch_size=config.batch_size).loss
+        found = run_with(lens, part, edits, layers=[0], quiet=True, batch_size=config.batch_size, progress=False).loss
     assert found is not None  # it was asked for
     return found
 
@@ -219,7 +219,7 @@ def _largest_magnitudes(
         chosen = slice(start, start + size)
         read = partial(_channel_magnitudes, sinks=sinks[chosen])
         readings = [Reading(name=site, sites=(site,), function=partial(read, site=site)) for site in sites]
-        streamed = stream(lens, part[chosen], readings, batch_size=size)
+        streamed = stream(lens, part[chosen], readings, batch_size=size, progress=False)
         for site in sites:
             for layer in range(lens.n_layers):
                 found.setdefault((site, layer), []).append(streamed[site, layer])

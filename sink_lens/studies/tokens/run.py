@@ -195,7 +195,7 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
         for where, part in pieces_by_length(batch, batch_size=config.batch_size):
             one = _PassReadings(config=config, where=where, received=Received.empty(lens, part), norms=Norms())
             at: dict[str, Any] = {"rows": one.received.rows, "batch_size": part.n_sequences}
-            streamed = stream(lens, part, one.readings(), kernel=config.kernel, **at)
+            streamed = stream(lens, part, one.readings(), kernel=config.kernel, **at, progress=False)
             width = part.n_positions
             taken = {"received": ("attention", 0), "shares": ("attention", 1), "ratios": ("state", 0)}
             for name, (reading, place) in taken.items():
