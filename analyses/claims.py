@@ -212,7 +212,7 @@ class Work:
         config = read_train_config(
             self.folder / "train.toml", seed=seed, **(fields | (_TINY_TRAINING if self.tiny else {}))
         )
-        train(config, out=folder, progress=self.progress)
+        train(config=config, out=folder, progress=self.progress)
         return folder
 
     def trace(self, tokens: TokenBatch, **fields: Any) -> Mapping[str, pd.DataFrame]:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     models, runs = {asked.model: asked.model}, []
     for variant, value_norm in VARIANTS.items():
         config = TrainConfig(**SIZE, steps=asked.steps, warmup=asked.steps // 10, value_norm=value_norm, device="cpu")
-        done = train(config, out=Path(asked.out) / variant, progress=False)
+        done = train(config=config, out=Path(asked.out) / variant, progress=False)
         print(textwrap.fill(done.headline, 110))
         runs.append(done.folder)
         models[variant] = done.checkpoints[asked.steps]

@@ -160,7 +160,7 @@ def test_a_toy_training_in_bf16(norm, compiled, tmp_path):
         data="bundled", steps=6, batch=4, length=64, value_norm=norm, dtype="bfloat16", device=DEVICE, compile=compiled,
         d_model=64, d_mlp=128, n_heads=2, n_layers=2, vocab_size=512, warmup=1,
     )  # fmt: skip
-    train(config, out=tmp_path / "run")
+    train(config=config, out=tmp_path / "run")
     assert (tmp_path / "run").is_dir()
 
 

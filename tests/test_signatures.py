@@ -43,12 +43,35 @@ def test_a_stub_is_what_the_tool_writes(path: Path):
     assert stub_text(path) == path.read_text(encoding="utf-8")
 
 
+def test_a_model_is_called_model_by_functions_and_methods():
+    classes = {one for room in ROOMS for name in room.__all__ if inspect.isclass(one := getattr(room, name))}
+    methods = {
+        f"{one.__name__}.{name}": function
+        for one in classes
+        for name, function in inspect.getmembers(one, callable)
+        if not name.startswith("_") and (inspect.isfunction(function) or inspect.ismethod(function))
+    }
+    assert len(methods) > 50
+    assert [name for name, one in (PUBLIC | methods).items() if "lens" in inspect.signature(one).parameters] == []
+
+
+def test_a_training_has_no_model_to_take_so_that_its_configuration_is_named():
+    with pytest.raises(InputError, match="positional"):
+        training.train(training.TrainConfig(), out="nowhere")
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_no_public_function_hides_its_options(name):
     parameters = inspect.signature(PUBLIC[name]).parameters.values()
     hidden = [one.name for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD]
     own = {"sink_lens.sweeps.cell_of": ["columns"], "sink_lens.edits.metrics.on_logits": ["by_sequence"]}
     assert hidden == own.get(name, [])  # names of the user's: columns of a table, parameters of a function
+
+
+def test_every_bar_is_asked_for_unless_somebody_says_no():
+    bars = {name: found for name, one in PUBLIC.items() if (found := inspect.signature(one).parameters.get("progress"))}
+    assert {"sink_lens.run_with", "sink_lens.stream", "sink_lens.capture", "sink_lens.trace"} <= set(bars)
+    assert [name for name, one in bars.items() if one.default is not True] == []
 
 
 def test_options_are_keyword_only_with_type_and_default_and_their_own_docstring():

@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from ..models.lens import LensModel
+    from ..models.load import ModelLike
     from ..models.sized import Sized
 
 _STACK_BYTES = 192 * 2**20
@@ -75,7 +75,7 @@ class Graph:
     @classmethod
     def of(
         cls,
-        lens: "LensModel",
+        model: "ModelLike",
         *,
         neurons: Mapping[int, Sequence[int]] | None = None,
         spans: Sequence[str] = ("",),
@@ -87,7 +87,9 @@ class Graph:
             InputError: a layer or a neuron that does not exist.
         """
         from ..models.lens import check_plain_layers, is_parallel
+        from ..models.load import as_lens
 
+        lens = as_lens(model)
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)
         check_plain_layers(lens)

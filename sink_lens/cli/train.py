@@ -61,7 +61,7 @@ def train(
 
     folder = Path("runs") / f"{'train' if file is None else file.stem}-{config.seed}" if out is None else out
     try:
-        result = run(config, out=folder, overwrite=overwrite, progress=not quiet)
+        result = run(config=config, out=folder, overwrite=overwrite, progress=not quiet)
     except KeyboardInterrupt:
         step = max(list_checkpoints(folder / "checkpoints"), default=0)
         kept = f"the last whole step that was saved is {step}: the same command goes on from there, in {folder}"

@@ -134,7 +134,7 @@ def on_batch(function: Callable[..., Any] | Metric) -> Metric:
     return replace(function if isinstance(function, Metric) else on_logits(function), whole_batch=True)
 
 
-def as_metric(metric: Any, lens: LensModel, *batches: TokenBatch) -> Metric:
+def as_metric(metric: Any, model: LensModel, *batches: TokenBatch) -> Metric:
     """Check a metric for the sequences of a run, or of a clean and a corrupted one, and return it.
 
     A plain function becomes a metric of the logits, and texts of answers the tokens that they are in these sequences.
@@ -151,7 +151,7 @@ def as_metric(metric: Any, lens: LensModel, *batches: TokenBatch) -> Metric:
             )
         metric = on_logits(metric)
     if metric.on is not None:
-        metric = metric.on(batches, lens.tokenizer)
+        metric = metric.on(batches, model.tokenizer)
     for batch in batches:
         if metric.scored is not None:
             refuse_integer_positions(batch, [metric.scored], of=metric.name)
@@ -160,15 +160,15 @@ def as_metric(metric: Any, lens: LensModel, *batches: TokenBatch) -> Metric:
     n_sequences, n_positions = batches[0].tokens.shape
     _check_n_sequences(metric, n_sequences, whole=True)
     for layer in metric.layers or ():
-        if not 0 <= layer < lens.n_layers:
-            raise InputError(f"{metric.name} reads layer {layer}; need 0 to {lens.n_layers - 1}")
+        if not 0 <= layer < model.n_layers:
+            raise InputError(f"{metric.name} reads layer {layer}; need 0 to {model.n_layers - 1}")
     for position in metric.positions:
         if not 0 <= position < n_positions:
             raise InputError(f"{metric.name} reads position {position}; need 0 to {n_positions - 1}")
     if not metric.positions:
         raise InputError(f"{metric.name} names no position; need at least one, such as positions=(0,)")
     for site in metric.sites:
-        site_of(site, family=lens.family)
+        site_of(site, family=model.family)
     if metric.layers == () and not metric.reads_past_layers:
         raise InputError(
             f"{metric.name} reads no layers, no loss and no logits; need something that a patch can change"

@@ -39,12 +39,12 @@ class MetricSpec:
                 f"a metric is {self.name!r:.100} with the options {self.options!r:.100}; need a name and a mapping"
             )
 
-    def make_metric(self, lens: "LensModel", predictions: "Predictions | None" = None) -> "Metric":
+    def make_metric(self, model: "LensModel", predictions: "Predictions | None" = None) -> "Metric":
         """Make the metric for a model; ``predictions`` gives the baseline logits, with which ``kl`` compares."""
         from . import metrics
 
         self._known_options()
-        given = {name: _READ[name](lens, name, value) for name, value in self.options.items()}
+        given = {name: _READ[name](model, name, value) for name, value in self.options.items()}
         if self.name == "kl":
             if predictions is None:
                 raise InputError("kl compares with the predictions of a baseline run; need what computes them")

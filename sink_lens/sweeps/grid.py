@@ -53,7 +53,7 @@ class EditGrid(OptionLists):
                     raise InputError(f"a {name} of {self.kind} is {one!r}; need {option.needs}")
         object.__setattr__(self, "factors", [float(one) for one in self.factors])
 
-    def specs(self, lens: Sized, *, n_positions: int) -> Iterator[EditSpec]:
+    def specs(self, model: Sized, *, n_positions: int) -> Iterator[EditSpec]:
         """Yield an edit for each combination of the values on the axes, in sequences of ``n_positions`` tokens.
 
         Raises:
@@ -61,33 +61,36 @@ class EditGrid(OptionLists):
                 kind does not take or lacks.
             SiteError: the family lacks the site.
         """
-        axes, _ = self.values_and_sizes(lens, n_positions=n_positions)
+        axes, _ = self.values_and_sizes(model, n_positions=n_positions)
         for values in product(*axes):
             chosen = dict(zip([*AXES, *OPTIONS], values, strict=True))
             part = Part(site=self._edited_site(), **{f"{axis}s": chosen[axis] for axis in AXES})
             yield EditSpec(kind=self.kind, part=part, options={name: chosen[name] for name in OPTIONS})
 
-    def n_edits(self, lens: Sized, *, n_positions: int) -> int:
+    def n_edits(self, model: Sized, *, n_positions: int) -> int:
         """Return the number of edits on ``n_positions``: the product of the numbers of values on the axes."""
-        return prod(len(values) for values in self.values_and_sizes(lens, n_positions=n_positions)[0])
+        return prod(len(values) for values in self.values_and_sizes(model, n_positions=n_positions)[0])
 
     def _edited_site(self) -> str:
         """Return the site to edit: the chosen one, else the one that this kind of edit always has, else neurons."""
         return self.site or (KINDS[self.kind].site if self.kind in KINDS else None) or "neurons"
 
-    def values_and_sizes(self, lens: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
+    def values_and_sizes(self, model: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
         """Return the values on each axis and of each option, and axis -> its size, such as {"layer": 24}."""
-        kind, site = look_up_kind(self.kind, site=self._edited_site()), site_of(self._edited_site(), family=lens.family)
-        sizes = dict(zip(site.axis_names, axis_sizes(lens, site.axes, n_positions=n_positions), strict=True))
+        kind, site = (
+            look_up_kind(self.kind, site=self._edited_site()),
+            site_of(self._edited_site(), family=model.family),
+        )
+        sizes = dict(zip(site.axis_names, axis_sizes(model, site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
-            sizes["layer"] = lens.n_layers
+            sizes["layer"] = model.n_layers
         elif self.layers not in ("each", "all"):
             raise InputError(f"{site.name!r} is computed once, after the last layer; leave layers out")
         axes: list[list[Any]] = []
         words = dict(zip(site.axis_names, site.axes.split()[1:], strict=True))
         for name in AXES:
             given = getattr(self, f"{name}s")
-            if given == "each" and name in words and lens.has_differing_sizes(f"batch {words[name]}"):
+            if given == "each" and name in words and model.has_differing_sizes(f"batch {words[name]}"):
                 raise differing_sizes_error(site.name, axis=name)
             if name not in sizes:
                 if name != "layer" and given != "all":
@@ -100,7 +103,7 @@ class EditGrid(OptionLists):
                 label = f"{name}s of {self.kind} {site.name}"
                 if name == "layer":
                     each = given == "each"
-                    given = list(lens.layers_with(site.name)) if each else _layers_from_start(given, lens.n_layers)
+                    given = list(model.layers_with(site.name)) if each else _layers_from_start(given, model.n_layers)
                 axes.append(axis_values(given, name=label, size=sizes[name], first=first or 0))
         return [*axes, *self._option_values()], sizes
 
@@ -161,24 +164,24 @@ class Grid:
         found = {"edits": edits, "controls": self.controls, "seed": self.seed}
         return found | ({"vector_hashes": hashes} if hashes else {})
 
-    def n_cells(self, lens: Sized, *, n_positions: int) -> int:
+    def n_cells(self, model: Sized, *, n_positions: int) -> int:
         """Return the number of cells in the grid for sequences of ``n_positions``, without the controls."""
-        return sum(one.n_edits(lens, n_positions=n_positions) for one in self.edits)
+        return sum(one.n_edits(model, n_positions=n_positions) for one in self.edits)
 
     def specs(
-        self, lens: Sized, *, n_positions: int, shortest: int | None = None
+        self, model: Sized, *, n_positions: int, shortest: int | None = None
     ) -> tuple[list[EditSpec], list[EditSpec]]:
         """Return the cells' edits and all controls, in two lists; the arguments are those of ``specs_and_controls``."""
-        specs, controls = self.specs_and_controls(lens, n_positions=n_positions, shortest=shortest)
+        specs, controls = self.specs_and_controls(model, n_positions=n_positions, shortest=shortest)
         return specs, [spec for drawn in controls.values() for spec in drawn]
 
     def specs_and_controls(
-        self, lens: Sized, *, n_positions: int, shortest: int | None = None
+        self, model: Sized, *, n_positions: int, shortest: int | None = None
     ) -> tuple[list[EditSpec], dict[Group, list[EditSpec]]]:
         """Return the cells' edits, and group -> random controls. A group is the cells that share controls.
 
         Args:
-            lens: the model, or its sizes.
+            model: the model, or its sizes.
             n_positions: tokens of the longest sequence.
             shortest: tokens of the shortest one, beyond which no control is drawn; None if all are as long.
 
@@ -187,14 +190,14 @@ class Grid:
         """
         if not self.edits:
             raise InputError("the grid has no edits; need at least one")
-        n_cells = self.n_cells(lens, n_positions=n_positions)
+        n_cells = self.n_cells(model, n_positions=n_positions)
         if n_cells > _MOST_CELLS:
             raise InputError(f"the grid has {n_cells:,} cells; need at most {_MOST_CELLS:,}: split it")
         specs: dict[tuple[Any, ...], EditSpec] = {}
         controls: dict[Group, list[EditSpec]] = {}
         for grid in self.edits:
-            _, sizes = grid.values_and_sizes(lens, n_positions=n_positions)
-            for spec in grid.specs(lens, n_positions=n_positions):
+            _, sizes = grid.values_and_sizes(model, n_positions=n_positions)
+            for spec in grid.specs(model, n_positions=n_positions):
                 if spec.identity in specs:
                     raise InputError(f"the grid has the cell {spec.label!r} twice; need each once")
                 specs[spec.identity] = spec

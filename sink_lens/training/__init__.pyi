@@ -52,9 +52,9 @@ def get_prefix_model(
     seed: int = 0,
 ) -> PrefixModel: ...
 def train(
-    config: TrainConfig | str | Path | None = None,
     *,
     out: str | Path,
+    config: TrainConfig | str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
     data: tuple[Rows, Rows] | str | Path | None = None,

@@ -62,9 +62,9 @@ class TrainResult(Result):
 
 @takes(TrainConfig, loads=True)
 def train(
-    config: TrainConfig | str | Path | None = None,
     *,
     out: str | Path,
+    config: TrainConfig | str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
     data: tuple[Rows, Rows] | str | Path | None = None,
@@ -79,8 +79,8 @@ def train(
     Under ``torchrun`` or ``accelerate launch`` every process calls this; the first one writes.
 
     Args:
-        config: everything that decides the numbers, or a file of it; the defaults if None.
         out: the run folder.
+        config: everything that decides the numbers, or a file of it; the defaults if None.
         overwrite: replace the run that the folder holds.
         progress: show a bar.
         data: (rows to train on, rows held out) instead of text; or a value of the configuration's field ``data``.

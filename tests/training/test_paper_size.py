@@ -65,7 +65,7 @@ def test_random_crops_of_the_page_are_trained_on_once_each(tmp_path):
     firsts = {int(row["input_ids"][0]) for row in rows}
     assert len(firsts) > len(rows) // 2  # they begin anywhere
     assert all(torch.equal(row["input_ids"], torch.arange(16) + row["input_ids"][0]) for row in rows)
-    trained = train(config, out=tmp_path / "run", data=(rows, rows[:2]), progress=False)
+    trained = train(config=config, out=tmp_path / "run", data=(rows, rows[:2]), progress=False)
     assert trained.frame["step"].max() == config.steps
 
 

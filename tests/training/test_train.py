@@ -167,22 +167,22 @@ def test_matched_gains_are_measured_at_the_trainings_length_and_said(tmp_path):
 
 def test_data_that_cannot_be_trained_on_is_refused(tmp_path):
     with pytest.raises(InputError, match="no/such/tokenizer"):
-        train(config_of(), out=tmp_path / "run", tokenizer="no/such/tokenizer")
+        train(config=config_of(), out=tmp_path / "run", tokenizer="no/such/tokenizer")
     with pytest.raises(InputError, match=r"there is no file .*text\.txt"):
-        train(config_of(), out=tmp_path / "run", data=tmp_path / "text.txt")
+        train(config=config_of(), out=tmp_path / "run", data=tmp_path / "text.txt")
     with pytest.raises(InputError, match="no rows were given"):
-        train(config_of(), out=tmp_path / "run", tokenizer=tiny_tokenizer())
+        train(config=config_of(), out=tmp_path / "run", tokenizer=tiny_tokenizer())
     with pytest.raises(InputError, match=r"the tokenizer has 300 ids and the model 40; .*vocab_size = 300"):
         model_of(config_of(), tokenizer=tiny_tokenizer())
     bad = rows(4, seed=0)
     bad[2]["input_ids"] = bad[2]["input_ids"].clone()
     bad[2]["input_ids"][3] = VOCAB_SIZE
     with pytest.raises(InputError, match="the train data has the id 40 and the model 40 ids"):
-        train(config_of(), out=tmp_path / "run", data=(bad, bad))
+        train(config=config_of(), out=tmp_path / "run", data=(bad, bad))
     with pytest.raises(InputError, match="the evaluation data has no sequence"):
-        train(config_of(), out=tmp_path / "run", data=(rows(4, seed=0), []))
+        train(config=config_of(), out=tmp_path / "run", data=(rows(4, seed=0), []))
     with pytest.raises(InputError, match="a sequence of the train data has 12 tokens; need length = 11"):
-        train(config_of(length=11), out=tmp_path / "run", data=data())
+        train(config=config_of(length=11), out=tmp_path / "run", data=data())
     assert not (tmp_path / "run").exists()
 
 
@@ -349,7 +349,7 @@ def test_a_finished_run_is_read_and_another_configuration_or_other_data_is_refus
     with pytest.raises(RunError, match=r"holds a run that differs in lr: 0\.01 there, 0\.02 here"):
         trained(out, config=config_of(lr=2e-2))
     with pytest.raises(RunError, match="differs in tokens_sha256"):
-        train(config_of(), out=out, data=(rows(50, seed=9), rows(6, seed=2)), progress=False)
+        train(config=config_of(), out=out, data=(rows(50, seed=9), rows(6, seed=2)), progress=False)
     same_run(whole.folder, out)
     fresh = trained(out, config=config_of(steps=2, warmup=0), overwrite=True)
     assert list(fresh.checkpoints) == [0, 1, 2]
@@ -559,7 +559,7 @@ def test_text_is_packed_once_and_the_tokenizer_lies_beside_the_run(tmp_path, mon
     text = tmp_path / "text.txt"
     text.write_text("It was the best of times, it was the worst of times, and nobody knew which. " * 60)
     config = config_of(data=str(text), vocab_size=280, steps=2, warmup=0, eval_every=2)
-    made = train(config, out=tmp_path / "run", progress=False)
+    made = train(config=config, out=tmp_path / "run", progress=False)
     corpus = load_training_rows(config, progress=False)
     hashes = {"data_sha256": corpus.sha256, "tokenizer_sha256": tokenizer_hash(corpus.tokenizer)}
     assert hashes.items() <= read_run(made.folder).provenance.items()
@@ -568,13 +568,13 @@ def test_text_is_packed_once_and_the_tokenizer_lies_beside_the_run(tmp_path, mon
     for folder in (made.folder / "tokenizer", made.checkpoints[2]):
         assert (folder / "tokenizer.json").is_file()
     other = train(
-        config_of(**{**asdict(config), "seed": 5, "value_norm": "shared"}), out=tmp_path / "b", progress=False
+        config=config_of(**{**asdict(config), "seed": 5, "value_norm": "shared"}), out=tmp_path / "b", progress=False
     )
     assert read_run(other.folder).provenance["data_sha256"] == corpus.sha256
     with pytest.raises(InputError, match="vocab_size"):
-        train(config_of(data=str(text), tokenizer=str(made.folder / "tokenizer")), out=tmp_path / "c")
+        train(config=config_of(data=str(text), tokenizer=str(made.folder / "tokenizer")), out=tmp_path / "c")
     with pytest.raises(InputError, match="the tokenizer nowhere cannot be read"):
-        train(config_of(data=str(text), tokenizer="nowhere"), out=tmp_path / "c")
+        train(config=config_of(data=str(text), tokenizer="nowhere"), out=tmp_path / "c")
 
 
 def test_two_processes_are_one_process_with_the_doubled_batch(whole, tmp_path):

@@ -41,7 +41,7 @@ def data():
 
 
 def trained(out, *, config=None, **options):
-    return train(config_of() if config is None else config, out=out, data=data(), progress=False, **options)
+    return train(config=config_of() if config is None else config, out=out, data=data(), progress=False, **options)
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ def trained(work: Work) -> pd.DataFrame:
         for seed in SEEDS:
             folder = work.shared / f"{arm}-{seed}"
             asked = read_train_config(work.folder / "train.toml", seed=seed, value_norm=norm)
-            train(asked, out=folder, progress=work.progress)
+            train(config=asked, out=folder, progress=work.progress)
             for step in STEPS[arm]:
                 lens = load(folder / "checkpoints" / f"checkpoint-{step}")
                 inputs = shared_inputs({lens.name: read_facts(lens)}, seed=work.seed, **INPUTS)
