@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..models.lens import LensModel
+from ..schema import OWN_RATIO
 from ..stats import Interval, interval, studentised_interval
 from .config import TraceConfig
 from .locate import GrowthStep
@@ -106,6 +107,27 @@ def undefined_statistic(name: str, note: str, *, absent: bool = False, no_source
 def not_asked_statistic(name: str) -> Statistic:
     """Make the statistic ``name`` of a question that no layer can answer: the token grows before any attention."""
     return replace(undefined_statistic(name, "no layer with attention comes before the growth"), asked=False)
+
+
+def own_direction_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Measure how far the sink token stands out in directions of its own; [] in sequences too short to tell.
+
+    They are the fewest principal directions of its stream, where keys read it, that hold ``energy_frac`` of its energy
+    (at most ``max_outliers``). The statistic is its length in them over the typical norm of other tokens.
+    """
+    panel, config = evidence.panel, evidence.config
+    layers = panel.sink_layers()
+    ratio = panel.norm_ratio()[layers]
+    if ratio.isnan().all():
+        return []
+    own = []
+    for state in panel.sink_states()[layers].double():
+        along = torch.linalg.svd(state, full_matrices=False).Vh @ state.T
+        held = along.square().cumsum(0) / state.square().sum(1)
+        n = int((held.mean(1) < config.energy_frac).sum()) + 1
+        own.append(held[min(n, len(held)) - 1].sqrt() * (n <= config.max_outliers))
+    found = evidence.interval((torch.stack(own) * ratio).nanmean(0), generator=rng)
+    return [Statistic(name=OWN_RATIO, interval=found, layers=tuple(layers))]
 
 
 def why_too_short(panel: Panel) -> str:

@@ -11,6 +11,10 @@ applicable, and what was measured is still there. Where no interventions were ma
 verdict is *present, not tested* or *absent*: a link holds only where an intervention says so. ``DERIVED`` is the table
 from answers to a verdict; no link is failed because another one is absent. Each answer is decided by an interval that
 lies wholly on one side of its bars, so that more sequences decide what was undecided, and turn no verdict over.
+
+A link about single dimensions hangs on the basis of the stream, which a rotation changes without changing the function.
+If no dimension dominates, so that it fails or has no source, the same questions are asked of the directions that the
+token has and that are written (``Link.own_direction``). If they hold, or hold in part, it is *not in this basis*.
 """
 
 import math
@@ -27,6 +31,8 @@ from ..schema import (
     INTERVENTION_FLOOR,
     LEAST_SHARE,
     LEAST_SINK,
+    NOT_IN_BASIS,
+    OWN_RATIO,
     QUESTIONS,
     UNTESTED,
     column_names,
@@ -38,7 +44,7 @@ from .links import LINKS
 from .links.link import Link
 from .page.words import is_off_distribution
 
-Verdict = Literal["holds", "in part", "fails", "undecided", "not applicable", "not asked"]
+Verdict = Literal["holds", "in part", "fails", "not in this basis", "undecided", "not applicable", "not asked"]
 Answer = Literal["yes", "in part", "no", "undecided", "not applicable", "not tested", "not asked"]
 _MEASURED = {"holds": "present", "fails": "absent"}
 """Verdict on a statistic -> what it shows of its link."""
@@ -190,6 +196,7 @@ def link_table(
     made: list[dict[Hashable, Any]] = [] if effects is None else effects.to_dict("records")
     necessary = {row["link"]: row for row in made if row["is_primary"]}
     carrying = {row["link"]: row for row in made if row.get("carries", False)}
+    by_edit = {row["edit"]: row for row in made}
     of_baseline = {} if random_init is None else random_init.set_index(["link", "statistic"])["value"].to_dict()
     config = evidence.config
     own = config.floors_by_link
@@ -216,6 +223,18 @@ def link_table(
         starts = answers.present == "yes"
         asked = made or not has_sink or answers.present == "not applicable"
         decided = derive_verdict(answers) if asked else UNTESTED.get(answers.present, answers.present)
+        turned = next((one for one in found if one.name == OWN_RATIO), None)
+        if made and has_sink and turned is not None and decided in ("fails", "not applicable"):
+            necessary_edit, carrying_edit = (by_edit.get(name) for name in link.own_direction)
+            by_direction = link_answers(
+                turned,
+                floor=config.growth_factor,
+                effects=(necessary_edit, carrying_edit),
+                has_sink=True,
+                can_tell_sinks=told,
+                effect_floor=effect_floor,
+            )
+            decided = NOT_IN_BASIS if derive_verdict(by_direction) in ("holds", "in part") else decided
         effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
         criterion = f"{'present' if effect is None else 'holds'} if the interval of {primary.name} is above {floor:.3g}"
         criterion += f" and above {', '.join(primary.nulls)}" if primary.nulls else ""

@@ -19,10 +19,13 @@ from ..kinds import all_kinds
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """Name of the bundled model; no model on the hub has this name."""
+NOT_IN_BASIS = "not in this basis"
+"""Verdict on a link about single dimensions where none dominates, and what is written holds in its own direction."""
 VERDICTS = {
     "holds": "✓",
     "in part": "◐",
     "fails": "✗",
+    NOT_IN_BASIS: "∠",
     "present, not tested": "○",
     "absent": "◌",
     "undecided": "?",
@@ -62,6 +65,12 @@ DISTANCE = "value averages at the ordinary distance from the text's mean"
 distance from the mean over ordinary tokens."""
 PATH = "what super neurons write into the outlier dimensions, taken from the key"
 """The intervention that the key alone sees."""
+OWN_RATIO = "own_direction_ratio"
+"""The statistic of the links about dimensions where no dimension dominates: the sink token's length in its own few
+principal directions, over the norm of other tokens."""
+WRITTEN = "what super neurons write, taken from the key"
+WRITTEN_IN_KEY = "span of what the makers write, mean ablated in the key"
+"""The interventions of the links about dimensions where no dimension dominates."""
 SPAN, RESCALED = "span of what the makers write, mean ablated", "rescaled to the norm without that span"
 """The intervention on a direction, and its control that takes the norm away and not the direction."""
 ALL_BUT = "all but the outlier dimensions in the key, mean ablated"

@@ -28,7 +28,7 @@ from sink_lens.chain.page.words import headline_phrases
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import Run, write_atomically
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
-from sink_lens.schema import QUESTIONS
+from sink_lens.schema import NOT_IN_BASIS, QUESTIONS
 from sink_lens.stats import Interval
 from tests.zoo import LINKS, ZOO, Answers, build
 from tests.zoo.headlines import untrue
@@ -41,9 +41,14 @@ COUNTED = ["model", "family", "subject", "question", "truth", "said"]
 """What a count is of: a link's three answers and verdict, the sink's position, or the makers, where what is said is F1
 to two digits."""
 TOLD = ("yes", "in part", "no")
-TRUTHS = ("holds", "in part", "fails")
-VERDICTS = {"intact": TRUTHS, "in part": ("in part", "holds", "fails"), "broken": ("fails", "holds", "in part")}
+TRUTHS = ("holds", "in part", "fails", NOT_IN_BASIS)
+VERDICTS = {
+    truth: (right, *(one for one in TRUTHS if one != right))
+    for truth, right in zip(("intact", "in part", "broken", "turned"), TRUTHS, strict=True)
+}
 """Truth about a link -> the right verdict on it, and the wrong ones."""
+OF_BASIS = ("neurons_dimension", "dimension_key")
+"""Links about dimensions. They are *turned* where a direction of many dimensions stands for one."""
 UNASKED = ("not applicable", "not asked")
 COLOURS = {"right": BLUE, "wrong": ORANGE, "undecided": OCHRE}
 
@@ -108,7 +113,8 @@ def traced(name: str, family: str, seed: int, *, quick: bool = False) -> pd.Data
     for link in LINKS:
         truth = zoo.truth.links[link]
         rows += [(link, question, getattr(truth, question), said.loc[link, question]) for question in QUESTIONS]
-        of = truth_of(truth)
+        direction = zoo.truth.direction is not None and not zoo.truth.outliers
+        of = "turned" if direction and link in OF_BASIS else truth_of(truth)
         rows.append((link, "verdict", of, said.loc[link, "verdict"]))
     table = pd.DataFrame(rows, columns=["subject", "question", "truth", "said"])
     return table.assign(model=name, family=zoo.family, seed=seed)

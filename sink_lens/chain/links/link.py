@@ -101,5 +101,8 @@ class Link:
     interventions: Callable[[Trial], list[Intervention]] = lambda _: []
     """Interventions that make or break the link, with matched controls; empty if the model lacks the parts to edit."""
     freeze: Freeze | None = None
+    own_direction: tuple[str, str] = ("", "")
+    """Names of the interventions that answer if it is necessary, and if it carries the sink, where the sink token has a
+    direction of its own in place of the dimensions that the link is about (``own_direction_statistics``)."""
     can_start: bool = False
     """In a model without a sink, it is asked whether or not the links before it are present."""

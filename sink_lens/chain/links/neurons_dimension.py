@@ -10,11 +10,12 @@ from torch import Tensor
 from ...edits.constructors import At, Edit, edit, scalar
 from ...measures.dimensions import dominance_ratio
 from ...models.weights import mlp_weights, norm_weights
-from ...schema import PATH, RESCALED, SPAN
+from ...schema import PATH, RESCALED, SPAN, WRITTEN
 from ..evidence import (
     Evidence,
     Statistic,
     largest_control,
+    own_direction_statistics,
     ratio_of_means,
     steps_of_neurons,
     undefined_statistic,
@@ -40,8 +41,11 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     """
     panel, location, name = evidence.panel, evidence.panel.location, "contribution_share"
     nothing = undefined_without_growth_step(evidence, name)
+    own = [] if any(layer >= 0 for layer in location.outliers) else own_direction_statistics(evidence, rng)
     if nothing is not None and nothing.absent:
-        nothing = replace(nothing, no_source=not location.outliers)  # neither neurons nor a dimension
+        stands_out = any(one.interval.low > evidence.config.growth_factor for one in own)
+        no_source = not location.outliers and not stands_out  # there is nothing that neurons could write
+        nothing = replace(nothing, no_source=no_source)
     elif nothing is None and not any(layer >= location.growth_layers[0] for layer in location.outliers):
         nothing = undefined_statistic(name, "no dimension dominates after a growth step", absent=True)
     dominance = torch.stack([dominance_ratio(state) for state in panel.sink_states()[1:]])
@@ -52,7 +56,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
         interval=evidence.interval(dominance[layer], generator=rng),
         references={"other_positions": float(panel["dominance_elsewhere"][layer].nanmean())},
     )
-    return [*statistics, after]
+    return [*statistics, *own, after]
 
 
 def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
@@ -96,7 +100,8 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     The key alone reads the stream without what they write into the outlier dimensions there, so that nothing else in
     the model is damaged. The weights to the outlier dimensions are zeroed at every position, since a neuron may make
     the sink by what it takes from other tokens. The outlier dimensions of the stream are mean ablated, and so is the
-    span of all directions that makers of the sink write.
+    span of all directions that makers of the sink write. Without outlier dimensions all that super neurons write is
+    taken from the key.
     """
     setting, generator = trial.setting, trial.generator
     at_sink, found = {"position": setting.sink_position, "reads": setting.sink_layers}, list[Intervention]()
@@ -123,6 +128,8 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         removed = make_mean_ablation(kept, setting=setting, name="outlier dimensions, mean ablated", is_primary=False)
         later = tuple(layer for layer in setting.sink_layers if layer > min(by_layer))
         found.append(replace(removed, reads=later or setting.sink_layers))
+    else:
+        found += _make_path_of_all(setting)
     return [*found, *span_interventions(setting, generator=generator)]
 
 
@@ -156,6 +163,35 @@ def _make_path_to_key(
     ]
 
 
+def _make_path_of_all(setting: Setting) -> list[Intervention]:
+    """Make the intervention that takes all that super neurons write from the sink's key alone; controls: other neurons.
+
+    The list is empty without super neurons before a layer with the sink.
+    """
+    masks = {layer: mask.nonzero().flatten().tolist() for layer, mask in setting.super_neurons.items()}
+    units = {layer: some for layer, some in masks.items() if some}
+    keys = tuple(layer for layer in setting.lens.key_layers(setting.sink_layers) if layer > min(units, default=layer))
+    if not keys:
+        return []
+
+    def cut(units: Units) -> Edits:
+        source, target = End(name=SUPER, units=units), End(name=KEY, layers=keys)
+        path = Path(source=source, target=target, position=setting.sink_position)
+        return Writings(setting=setting, units=units).cut_edits(path)
+
+    controls = setting.draw_other_units("neurons", units, generator=setting.make_generator())
+    return [
+        Intervention(
+            name=WRITTEN,
+            edits=cut(units),
+            controls=tuple(map(cut, controls)),
+            position=setting.sink_position,
+            reads=tuple(layer for layer in setting.sink_layers if setting.lens.key_layers([layer])[0] in keys),
+            is_primary=False,
+        )
+    ]
+
+
 def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, list[int]]:
     """Select the super neurons and makers that write any of ``dimensions``: layer -> their neurons.
 
@@ -180,7 +216,7 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
     intervention only rescales the token to the norm that it has without the span. The list is empty if no later layer
     reads the sink.
     """
-    written = {layer: columns for layer, columns in _written_directions(setting).items() if columns.numel()}
+    written = {layer: columns for layer, columns in written_directions(setting).items() if columns.numel()}
     if not written:
         return []
     layers = range(max(0, min(written)), setting.lens.n_layers)
@@ -215,7 +251,7 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
     ]
 
 
-def _written_directions(setting: Setting) -> dict[int, Tensor]:
+def written_directions(setting: Setting) -> dict[int, Tensor]:
     """Collect the directions that makers write at the sink: layer (-1: the embedding) -> tensor of maker x d_model."""
     found: dict[int, list[Tensor]] = {}
     for part in setting.makers[:_MOST_DIRECTIONS]:
@@ -252,5 +288,6 @@ NEURONS_DIMENSION = Link(
     statistics=_compute_statistics,
     floor=lambda config, length: 0.5,
     interventions=_make_interventions,
+    own_direction=(WRITTEN, SPAN),
     freeze=Freeze(name="dimensions", make=_freeze_dimensions),
 )

@@ -9,8 +9,21 @@ from typing import Any
 
 import pandas as pd
 
-from ...schema import ALL_BUT, DIRECTION, DISTANCE, INTERVENTION_FLOOR, LEAST_SHARE, RESCALED, SIZE, SPAN
-from ...text import percent
+from ...schema import (
+    ALL_BUT,
+    DIRECTION,
+    DISTANCE,
+    INTERVENTION_FLOOR,
+    LEAST_SHARE,
+    NOT_IN_BASIS,
+    OWN_RATIO,
+    RESCALED,
+    SIZE,
+    SPAN,
+    WRITTEN,
+    WRITTEN_IN_KEY,
+)
+from ...text import join_and, percent
 
 CANCELS = 0.5
 """A bias of the keys is cancelled if the cosine with minus the bias is above this, and the sink's key shorter than this
@@ -156,13 +169,28 @@ def _direction_phrase(tables: Tables) -> Phrase | None:
     return Phrase(key="direction", text=text, rows=rows)
 
 
+def _own_direction_sentences(tables: Tables, link: str) -> list[str]:
+    """Return a sentence on what ablating the token's own direction removes; [] unless ``link`` is not in this basis."""
+    rows = statistics_by_name(tables, link)
+    if not rows or next(iter(rows.values()))["verdict"] != NOT_IN_BASIS:
+        return []
+    made = interventions_by_name(tables)
+    edits = (WRITTEN, SPAN) if link == "neurons_dimension" else (WRITTEN_IN_KEY,)
+    removed = join_and(f"{percent(float(made[edit]['share']))} ({edit})" for edit in edits)
+    ratio = float(rows[OWN_RATIO]["value"])
+    return [
+        f"no single dimension dominates, but the token has directions of its own, {ratio:.0f} times as long as other "
+        f"tokens are, that carry the sink: it loses {removed}"
+    ]
+
+
 def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
     """Return sentences on the rest of the key, and on dimensions that cancel the keys' bias; [] if neither matters.
 
     ``own`` is the row of the link's primary intervention: the rest of the key is mentioned if it makes more of the
     sink.
     """
-    said, effects = [], interventions_by_name(tables)
+    said, effects = _own_direction_sentences(tables, "dimension_key"), interventions_by_name(tables)
     if own and ALL_BUT in effects and effects[ALL_BUT]["ci_low"] > own["ci_high"]:
         said.append(
             f"the dimensions' part of the key makes {percent(own['share'])} of the sink, everything else in it "
@@ -178,7 +206,9 @@ def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
 
 
 def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
-    """Return a sentence that random spans remove as much of the sink as the makers' span; [] if they do not."""
+    """Return a sentence that random spans remove as much of the sink as the makers' span, or on its own direction."""
+    if own := _own_direction_sentences(tables, "neurons_dimension"):
+        return own
     span = interventions_by_name(tables).get(SPAN)
     if span is None or not span["ci_low"] > INTERVENTION_FLOOR or span["ci_low"] > span["control_largest"]:
         return []

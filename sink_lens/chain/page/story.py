@@ -12,7 +12,7 @@ import pandas as pd
 from sink_lens.chain.page import words as findings
 from sink_lens.records import Run
 from sink_lens.report.patterns import sink_rate_by_position
-from sink_lens.schema import QUESTIONS, VERDICTS
+from sink_lens.schema import NOT_IN_BASIS, QUESTIONS, VERDICTS
 from sink_lens.text import (
     as_text,
     capitalise,
@@ -196,6 +196,7 @@ _COUNTED = {
     "holds": ("holds", "hold"),
     "in part": ("holds in part", "hold in part"),
     "fails": ("fails", "fail"),
+    NOT_IN_BASIS: ("is not in this basis", "are not in this basis"),
     "present, not tested": ("is present", "are present"),
     "absent": ("is absent", "are absent"),
     "undecided": ("is undecided", "are undecided"),
