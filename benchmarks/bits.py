@@ -16,7 +16,7 @@ from torch import Tensor
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import Edit, edit, zero
 from sink_lens.edits.metrics import loss
-from sink_lens.engine.cells import cell_of
+from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
@@ -65,7 +65,7 @@ def gaps(lens: LensModel) -> Iterator[tuple[str, float]]:
     alone = [run_with(lens, tokens, one).loss for one in edits]
     for name, options in PLANS.items():
         plan = Plan(path="blocks", prompts=3, **options)
-        engine = Engine(lens, tokens, [cell_of(one) for one in edits], [loss()], plan=plan)
+        engine = Engine(lens, tokens, [cell_of_edits(one) for one in edits], [loss()], plan=plan)
         frames = [engine.run(block) for block in engine.blocks]
         found = {cell: rows["value"].to_numpy() for frame in frames for cell, rows in frame.groupby("cell")}
         yield name, max(gap(torch.tensor(found[n])[:, None], one.double()[:, None]) for n, one in enumerate(alone))

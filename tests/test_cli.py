@@ -41,7 +41,7 @@ def failing(monkeypatch):
         def trace(config, **options):
             raise error
 
-        monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", types.SimpleNamespace(run=trace))
+        monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", types.SimpleNamespace(run_trace=trace))
 
     return put
 
@@ -127,7 +127,7 @@ def test_a_real_interrupt_ends_with_code_130(tmp_path):
         "import sys, threading, types\n"
         "from sink_lens.cli import main\n"
         "def trace(config, **options):\n    print('ready', flush=True)\n    threading.Event().wait()\n"
-        "fake = types.SimpleNamespace(run=trace)\n"
+        "fake = types.SimpleNamespace(run_trace=trace)\n"
         "sys.modules['sink_lens.chain.trace'] = fake\n"
         "sys.argv = ['sink-lens', 'trace']\nmain()\n"
     )
@@ -149,7 +149,7 @@ def test_warnings_of_ours_are_one_line_and_those_of_others_are_not_shown(monkeyp
         warnings.warn_explicit("theirs", FutureWarning, "/somewhere/transformers/loading.py", 1)
         raise RunError("end")
 
-    monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", types.SimpleNamespace(run=trace))
+    monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", types.SimpleNamespace(run_trace=trace))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert run("trace").stderr == "warning: ours\nerror: end\n"

@@ -11,14 +11,14 @@ from rich.console import Console
 
 from sink_lens import estimate as estimating
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.passes import passes as of_trace
+from sink_lens.chain.passes import count_trace_passes as of_trace
 from sink_lens.errors import InputError
 from sink_lens.estimate import PassCount, PassCounts, cost_table, estimate_cost
 from sink_lens.models.bundled import read_header
 from sink_lens.models.header import axis_sizes
 from sink_lens.models.load import load
 from sink_lens.studies.config import CardConfig, QuantiseConfig
-from sink_lens.studies.passes import count_passes as of_study
+from sink_lens.studies.passes import count_study_passes as of_study
 
 
 def shown(cost):

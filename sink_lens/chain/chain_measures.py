@@ -16,7 +16,7 @@ from ..schema import SINK_THRESHOLD
 from .config import TraceConfig
 from .locate import MeasuringPlan
 from .measure import Panel, measure
-from .neurons import split_growth_layers, super_neurons
+from .neurons import split_growth_layers, super_neurons_of_layer
 
 THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
 """Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
@@ -65,7 +65,7 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
     for layer in range(lens.n_layers):
         rows.add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
     splits = split_growth_layers(lens, panel, super_share=config.super_share)
-    counts = {layer: int(super_neurons(splits, layer=layer).sum()) for layer in growing}
+    counts = {layer: int(super_neurons_of_layer(splits, layer=layer).sum()) for layer in growing}
     for layer, count in counts.items():
         rows.add("super_neurons", count, layer=layer, unit="neurons")
     rows.add("super_neurons", sum(counts.values()), unit="neurons")

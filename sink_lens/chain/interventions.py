@@ -44,7 +44,7 @@ TABLES = ("makers", "maker_sets", "amplification", "effects", "mediation", "path
 """The tables of a run, in their order. Where nothing can be changed, they are empty."""
 
 
-def effect_table(
+def intervention_table(
     setting: Setting,
     *,
     means: CentringMeans,
@@ -182,7 +182,7 @@ def write_causal_tables(
         return mediate.mediation_table(setting(), amplified=amplified, links=links, progress=progress)
 
     curve = once("amplification", curve_table)
-    once("effects", lambda: effect_table(setting(), means=means(), curve=curve, links=links, progress=progress))
+    once("effects", lambda: intervention_table(setting(), means=means(), curve=curve, links=links, progress=progress))
     once("mediation", mediation)
     once("paths", lambda: paths.path_table(setting(), progress=progress))
     once("placement", lambda: placement.placement_table(setting(), progress=progress))

@@ -7,12 +7,12 @@ TRACE = RunKind(
     heading="Where the sink comes from",
     help="Find the sinks of a model and where they come from; write a run folder with tables and a report.",
     config="sink_lens.chain.config:TraceConfig",
-    passes="sink_lens.chain.passes:passes",
-    run="sink_lens.chain.trace:run",
+    passes="sink_lens.chain.passes:count_trace_passes",
+    run="sink_lens.chain.trace:run_trace",
     tables="sink_lens.schema:trace.toml",
     page="sink_lens.chain.page.trace:TRACE",
-    show="sink_lens.chain.terminal:show",
-    answer="sink_lens.chain.terminal:answer",
+    show="sink_lens.chain.terminal:show_trace",
+    answer="sink_lens.chain.terminal:answer_of_trace",
     examples="""\
 sink-lens trace --quick  [dim]the default model, 4 to 8 minutes on two cores; without --quick some 2.4 times that[/dim]
 

@@ -120,7 +120,7 @@ def neurons_of_same_experts(lens: LensModel, units: Sequence[int], *, layer: int
     return [] if bool(same.all()) else same.nonzero().flatten().tolist()
 
 
-def super_neurons(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neuron"]:
+def super_neurons_of_layer(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neuron"]:
     """Mark the neurons of a layer that are super neurons at one or more of the sink positions."""
     return torch.stack([split.is_super for split in splits if split.layer == layer]).any(0)
 
@@ -155,7 +155,7 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
                     "up_norm_rank": up_rank,
                     "column_kurtosis": measures.column_kurtosis(weights.w_down).cpu().numpy(),
                     "top_dimension": weights.w_down.abs().argmax(0).cpu().numpy(),
-                    "is_super": super_neurons(splits, layer=layer).numpy(),
+                    "is_super": super_neurons_of_layer(splits, layer=layer).numpy(),
                 }
             )
         )
@@ -200,7 +200,7 @@ def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -
     for layer in sorted({split.layer for split in splits}):
         weights = mlp_weights(lens, layer=layer)
         x, activations = panel.at_layer("mlp_in_by_position", layer), panel.at_layer("neurons_by_position", layer)
-        for neuron in super_neurons(splits, layer=layer).nonzero().flatten().tolist():
+        for neuron in super_neurons_of_layer(splits, layer=layer).nonzero().flatten().tolist():
             up_row = weights.w_up[neuron].float().cpu()
             gate_row = up_row if weights.w_gate is None else weights.w_gate[neuron].float().cpu()
             found = measures.selectivity(x, gate_row=gate_row, up_row=up_row)

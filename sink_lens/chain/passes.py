@@ -32,7 +32,7 @@ _NOT_INCLUDED = (
 _LESS = "need fewer sequences, a smaller type (dtype='bfloat16') or no interventions (interventions=False)"
 
 
-def passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
+def count_trace_passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
     """Count the forward passes of a trace on a model of ``sizes`` by stage, and the tokens that each stage reads.
 
     Raises:

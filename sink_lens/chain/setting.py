@@ -26,7 +26,7 @@ from ..edits.metrics import loss as loss_of
 from ..edits.metrics import sink_mass
 from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
-from ..engine.cells import cell_of
+from ..engine.cells import cell_of_edits
 from ..engine.engine import outcomes_under_edits
 from ..engine.needs import Needs
 from ..engine.trust import make_checked_run
@@ -367,7 +367,7 @@ def make_setting(
     keys = target, location.sink_position
     reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
     needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
-    metrics, cells = [*map(sink_mass, keys), loss_of()], [cell_of(isolate([target]))]
+    metrics, cells = [*map(sink_mass, keys), loss_of()], [cell_of_edits(isolate([target]))]
     sinks = sink_mask(lens, few, by="either")
     sinks[:, location.sink_position] |= location.sink_found
     return Setting(

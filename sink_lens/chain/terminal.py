@@ -25,12 +25,12 @@ _MARKS = {"holds": "+", "in part": "~", "fails": "x", "undecided": "?", "present
 """Verdict -> its mark; every other has a dash."""
 
 
-def show(trace: "Trace") -> Iterator[RenderableType]:
+def show_trace(trace: "Trace") -> Iterator[RenderableType]:
     """Show a trace in the terminal: its answer in brief."""
     yield brief_answer(trace)
 
 
-def answer(trace: "Trace") -> dict[str, Any]:
+def answer_of_trace(trace: "Trace") -> dict[str, Any]:
     """Return the answer of ``--json``: conclusion, links with their answers, summary, and sets that make the sink."""
     tables = {"links": trace.links.query("is_primary"), "summary": trace.tables["summary"]}
     makers = trace.tables.get("maker_sets")

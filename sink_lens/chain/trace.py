@@ -55,7 +55,7 @@ from .links import LINKS
 from .links.link import Link
 from .locate import Location, parse_location
 from .measure import CONDITION_READINGS, Panel, measure, scout, scout_and_measure
-from .neurons import expert_table, neuron_table, selectivity_table, super_neurons
+from .neurons import expert_table, neuron_table, selectivity_table, super_neurons_of_layer
 from .passes import bytes_beside_model, check_trace_fits_memory
 from .setting import check_interior_position, why_no_interventions
 
@@ -234,7 +234,7 @@ def trace(
         return result
 
 
-def run(config: TraceConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Trace:
+def run_trace(config: TraceConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Trace:
     """Run the command ``trace``, which draws the page itself."""
     folder = default_run_folder(config.model) if out is None else out
     return trace(config.model, config=config, out=folder, overwrite=overwrite, progress=progress, report=False)
@@ -285,7 +285,9 @@ def _measure_and_judge(
             baseline.cache_clear()  # a second model, and its panel
             collect_garbage()
     if config.interventions:
-        supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
+        supers = {
+            layer: super_neurons_of_layer(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")
+        }
         about = {"location": panel.location, "lacks_sink": panel.lacks_sink}
         studied = Studied(lens=lens, batch=batch, supers=supers, too_few_sequences=located.too_few_sequences, **about)
         write_causal_tables(studied, kept, config=config, links=links, progress=asked.progress)

@@ -37,7 +37,7 @@ edges that are patched."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class ScoreCheck:
     """A comparison of edges' scores with real patches of the same edges."""
 
     frame: pd.DataFrame
@@ -76,7 +76,7 @@ class Check:
 
 def check_edges(
     runs: Runs, scores: Scores, chosen: Bool[np.ndarray, " edge"], *, seed: int, edges: int, pairs: int, progress: bool
-) -> Check:
+) -> ScoreCheck:
     """Draw edges at random, patch each on random pairs, and compare the effects with the edges' scores.
 
     ``edges`` edges are drawn by ``seed``, half of them from the ``chosen`` ones, and patched on ``pairs`` pairs.
@@ -94,11 +94,11 @@ def check_edges(
     return make_check(scores, chosen, frame)
 
 
-def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame) -> Check:
-    """Make the ``Check`` of the circuit ``chosen`` from all edges' scores and ``frame``, its table of real patches."""
+def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame) -> ScoreCheck:
+    """Make the check of the circuit ``chosen`` from all edges' scores and ``frame``, its table of real patches."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
-    return Check(frame=frame, weakest=weakest, n_outside=int(patchable_edges(scores.graph.names[~chosen]).sum()))
+    return ScoreCheck(frame=frame, weakest=weakest, n_outside=int(patchable_edges(scores.graph.names[~chosen]).sum()))
 
 
 def check_nodes(

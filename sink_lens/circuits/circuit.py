@@ -36,7 +36,7 @@ from ..signatures import takes
 from ..text import name_in_words
 from . import checks, stability
 from .ablated import compute_circuit_metrics
-from .checks import Check
+from .checks import ScoreCheck
 from .choice import choose_edges, connected_edges, node_scores, output_readers
 from .config import EDGES, MOST_DRAWN, SIZES, Choice, CircuitConfig, check_save_path
 from .curve import Curve, FaithfulnessJudge, compute_curve
@@ -247,11 +247,11 @@ class Circuit:
                 self.faithfulness_judge, self.scores.values[self.halves[0]].mean(0), asked=asked, advance=bar.update
             )
 
-    def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = True) -> Check:
+    def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = True) -> ScoreCheck:
         """Compare the scores of ``edges`` sampled edges with their effects when each edge is really patched.
 
         Half of the edges are drawn from the circuit, half from the edges outside it (fewer where there are not so
-        many). The second half bounds how many edges the circuit lacks (``Check.most_outside``).
+        many). The second half bounds how many edges the circuit lacks (``ScoreCheck.most_outside``).
 
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
         """

@@ -9,15 +9,15 @@ import pandas as pd
 from ..records import default_run_folder
 from ..report.html import page_title
 from ..text import as_text, edge_label
-from .config import CircuitConfig, View
-from .given import Comparison, compare
+from .config import CircuitConfig, CircuitView
+from .given import CircuitComparison, compare
 from .run import CircuitRun
 from .run import run as run_circuit
 
 
-def run(
+def find_or_compare(
     config: CircuitConfig, *, out: Path | None, overwrite: bool, progress: bool, shard: str | None
-) -> CircuitRun | Comparison:
+) -> CircuitRun | CircuitComparison:
     """Run the command ``circuit``: find a circuit, or compare two circuits if ``against`` is given.
 
     The run folder is ``out``; ``overwrite`` replaces the run in it. ``shard``, such as 3/8, scores a part of the pairs.
@@ -29,7 +29,7 @@ def run(
     return run_circuit(config.model, config=config, report=False, **how)
 
 
-def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFrame]:
+def show_circuit(found: CircuitRun | CircuitComparison, view: CircuitView) -> Iterator[str | pd.DataFrame]:
     """Yield what the terminal shows of ``found``: conclusion, sentences, and the ``view.top`` largest edges."""
     if isinstance(found, CircuitRun):
         yield f"{page_title(found.run.folder)}."
@@ -39,7 +39,7 @@ def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFr
     decided = {} if core is None else core.set_index("edge").to_dict("index")
     for row in edges.to_dict("records"):
         line = {"edge": edge_label(str(row["edge"]))}
-        if isinstance(found, Comparison):
+        if isinstance(found, CircuitComparison):
             for name, words in (("one", "the first"), ("other", "the second")):
                 line[f"in {words}"], line[f"score in {words}"] = "yes" * row[name], as_text(row[f"score_{name}"])
         else:
@@ -50,10 +50,10 @@ def show(found: CircuitRun | Comparison, view: View) -> Iterator[str | pd.DataFr
     yield pd.DataFrame(lines)
 
 
-def answer(found: CircuitRun | Comparison, view: View) -> dict[str, Any]:
+def answer_of_circuit(found: CircuitRun | CircuitComparison, view: CircuitView) -> dict[str, Any]:
     """Return what ``--json`` prints of ``found``: sentences, ``view.top`` largest edges, summary or comparison."""
     edges = found.frame.head(view.top)
-    if isinstance(found, Comparison):
+    if isinstance(found, CircuitComparison):
         about = {"jaccard": found.jaccard, "rank_correlation": found.rank_correlation, "edges": edges}
     else:
         about = {"summary": found.tables["summary"].to_dict("records")[0], "strongest": edges}

@@ -244,7 +244,7 @@ def check_save_path(path: str | Path) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class CircuitView:
     """The options of the command that change only what it prints."""
 
     top: int = 12

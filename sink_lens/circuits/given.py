@@ -123,7 +123,7 @@ def as_saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCirc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class CircuitComparison:
     """The result of comparing two circuits of one model edge by edge."""
 
     frame: pd.DataFrame
@@ -157,7 +157,7 @@ class Comparison:
         return tuple(told)
 
 
-def compare(one: Given, other: Given, *, model: ModelLike | None = None) -> Comparison:
+def compare(one: Given, other: Given, *, model: ModelLike | None = None) -> CircuitComparison:
     """Compare two circuits of one model edge by edge.
 
     Args:
@@ -186,7 +186,7 @@ def compare(one: Given, other: Given, *, model: ModelLike | None = None) -> Comp
     )
     ranked = np.ptp(first.scores) and np.ptp(second.scores)
     rank: Any = spearmanr(np.abs(first.scores), np.abs(second.scores)) if ranked else None
-    return Comparison(
+    return CircuitComparison(
         frame=frame,
         jaccard=jaccard(first.chosen, second.chosen),
         rank_correlation=float(rank.statistic) if ranked else float("nan"),

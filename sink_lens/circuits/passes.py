@@ -25,7 +25,7 @@ _TRIED = 8
 """Pairs whose tokens are counted."""
 
 
-def passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | None:
+def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | None:
     """Estimate the passes and memory of a circuit's run in a model of these ``sizes``; None if the headers lack them.
 
     Raises:

@@ -38,9 +38,9 @@ def _build_train_config(settings: Mapping[str, Any], where: str) -> TrainConfig:
     return build_train_config(settings, where=where or "train")
 
 
-@app.command(epilog=_EXAMPLES)
+@app.command("train", epilog=_EXAMPLES)
 @add_config_options(TrainConfig, make=_build_train_config)
-def train(
+def train_command(
     config: TrainConfig,
     file: File = None,
     out: Out = None,
@@ -51,17 +51,17 @@ def train(
 ) -> Answer | None:
     """Train a model from scratch, with any attention and value norm; the same command goes on after a stop."""
     if dry_run:
-        from ..training.passes import estimate_cost
+        from ..training.passes import estimate_training_cost
 
-        return print_items([estimate_cost(config)])
+        return print_items([estimate_training_cost(config)])
     from ..records import RUN_FILE
     from ..training.arguments import leave_process_group
     from ..training.checkpoint_files import list_checkpoints
-    from ..training.train import train as run
+    from ..training.train import train
 
     folder = Path("runs") / f"{'train' if file is None else file.stem}-{config.seed}" if out is None else out
     try:
-        result = run(config=config, out=folder, overwrite=overwrite, progress=not quiet)
+        result = train(config=config, out=folder, overwrite=overwrite, progress=not quiet)
     except KeyboardInterrupt:
         step = max(list_checkpoints(folder / "checkpoints"), default=0)
         kept = f"the last whole step that was saved is {step}: the same command goes on from there, in {folder}"

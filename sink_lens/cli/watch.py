@@ -15,9 +15,9 @@ sink-lens watch runs/headnorm-0 --threshold 0.1 --again  [dim]a small model's si
 """
 
 
-@app.command(epilog=_EXAMPLES)
+@app.command("watch", epilog=_EXAMPLES)
 @add_config_options(WatchConfig)
-def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
+def watch_command(config: WatchConfig, quiet: Quiet = False) -> Answer:
     """Measure the chain on every checkpoint of a training: when is the sink born?
 
     Checkpoints are those of a run of sink-lens train, or the subfolders of any folder whose names end in their step,
@@ -26,11 +26,10 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     from ..errors import RunError
     from ..training.pages.training import BRIEF, checkpoint_table
     from ..training.sink_birth import find_birth
-    from ..training.watch import watch as measure
-    from ..training.watch import watch_output_folder
+    from ..training.watch import watch, watch_output_folder
 
     run, threshold = watch_output_folder(config), config.threshold
-    frame = measure(config.run, config=config, progress=not quiet)
+    frame = watch(config.run, config=config, progress=not quiet)
     if bool(frame["error"].notna().all()):
         raise RunError(f"no checkpoint of {run} could be measured; need one at least. Train it again.")
     born = find_birth(frame, threshold=threshold)

@@ -39,7 +39,7 @@ class Cell:
         return replace(self, touches=counted)
 
 
-def cell_of(edits: Sequence[Edit] | Edit) -> Cell:
+def cell_of_edits(edits: Sequence[Edit] | Edit) -> Cell:
     """Make one cell of edits that are made together; it begins at the first position that they touch. Refuse ()."""
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     if not given:

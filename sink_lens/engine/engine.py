@@ -35,7 +35,7 @@ from ..models.lens import LensModel
 from ..models.running import prepare_passes
 from ..models.sites import SITES
 from .baseline_run import BaselineRun
-from .cells import Cell, Touches, cell_of, edit_ends_before, edits_from_layer, touched_places
+from .cells import Cell, Touches, cell_of_edits, edit_ends_before, edits_from_layer, touched_places
 from .needs import Needs
 from .packs import Advance, Failed, Pack, Packs, Runs, Take, fill_packs, run_packs
 from .passes import BaselineBatch, Passes
@@ -339,7 +339,7 @@ def outcomes_under_edits(
     ``advance`` is called with the number of lists that were run on a batch. What an edit raises is raised.
     """
     made = [tuple(edits) for edits in edit_lists]
-    lens, tokens, edited = baseline_run.lens, baseline_run.tokens, [cell_of(edits) for edits in made if edits]
+    lens, tokens, edited = baseline_run.lens, baseline_run.tokens, [cell_of_edits(edits) for edits in made if edits]
     engine = Engine(lens, tokens, edited, (), plan=baseline_run.plan, needs=needs, baseline_run=baseline_run)
     found = iter(engine.outcomes(advance=advance))
     return [next(found) if edits else (baseline_run.read_outcome(needs), set()) for edits in made]

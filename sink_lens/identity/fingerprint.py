@@ -200,12 +200,14 @@ def _write_run(
     return replace(found, folder=place.named, place=place)
 
 
-def run_command(config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Fingerprint:
+def run_fingerprint(
+    config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool
+) -> Fingerprint:
     """Run ``sink-lens fingerprint``: compare the models of ``config``; write the folder ``out``, or one in ``runs``."""
     folder = default_run_folder("fingerprint") if out is None else out
     return fingerprint(config=config, out=folder, overwrite=overwrite, progress=progress)
 
 
-def answer(found: Fingerprint) -> dict[str, Any]:
+def answer_of_fingerprint(found: Fingerprint) -> dict[str, Any]:
     """Return the ``--json`` answer of a comparison: its sentences, its notes and the table of pairs."""
     return {"sentences": found.sentences, "notes": found.notes, "pairs": found.frame}

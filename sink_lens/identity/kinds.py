@@ -13,8 +13,8 @@ PREFERENCE = RunKind(
     run="sink_lens.identity.surveys:survey",
     tables="sink_lens.schema:preference.toml",
     page="sink_lens.identity.pages.preference:PREFERENCE",
-    show="sink_lens.identity.pages.preference:show",
-    answer="sink_lens.identity.pages.survey:answer",
+    show="sink_lens.identity.pages.preference:show_preference",
+    answer="sink_lens.identity.pages.survey:answer_of_survey",
     examples="""\
 sink-lens preference --untrained gpt2 --seeds 0-2 --switch activation  [dim]three seeds of each activation[/dim]
 
@@ -33,8 +33,8 @@ CONTRACTION = RunKind(
     run="sink_lens.identity.surveys:survey",
     tables="sink_lens.schema:contraction.toml",
     page="sink_lens.identity.pages.contraction:CONTRACTION",
-    show="sink_lens.identity.pages.contraction:show",
-    answer="sink_lens.identity.pages.survey:answer",
+    show="sink_lens.identity.pages.contraction:show_contraction",
+    answer="sink_lens.identity.pages.survey:answer_of_survey",
     examples="""\
 sink-lens contraction --untrained gpt2 --switch activation --switch attention --switch mlp --seeds 0-4
 
@@ -57,9 +57,9 @@ every null: their stream carries an embedding's own coordinates to the end. At a
     config="sink_lens.identity.config:FingerprintConfig",
     check="sink_lens.identity.config:check_model_is_named",
     cost="sink_lens.identity.cost:dry_run_output",
-    run="sink_lens.identity.fingerprint:run_command",
-    show="sink_lens.identity.pages.fingerprint:show",
-    answer="sink_lens.identity.fingerprint:answer",
+    run="sink_lens.identity.fingerprint:run_fingerprint",
+    show="sink_lens.identity.pages.fingerprint:show_fingerprint",
+    answer="sink_lens.identity.fingerprint:answer_of_fingerprint",
     examples="""\
 sink-lens fingerprint ./base ./finetuned  [dim]two models: one seed?[/dim]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..edits.constructors import At, Edit, edit
 from ..edits.part import Part, replace_full_axes_by_none
-from ..engine.cells import Cell, cell_of, touched_places
+from ..engine.cells import Cell, cell_of_edits, touched_places
 from ..errors import InputError
 from ..models.memory import copy_to_device
 from ..models.sites import SITES, site_key
@@ -63,4 +63,4 @@ def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tu
     if not isinstance(made, Edit) or made.site != part.site:
         kind = f"an edit of {made.site!r}" if isinstance(made, Edit) else type(made).__name__
         raise InputError(f"what was to be put into a part of {part.site!r} is {kind}; need an edit of that site")
-    return cell_of((*edits, made))
+    return cell_of_edits((*edits, made))

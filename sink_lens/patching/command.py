@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _MOST_DIFFERENCES = 20
 
 
-def run(
+def run_patch(
     config: PatchConfig, *, out: str | Path | None, shard: str | None, overwrite: bool, progress: bool
 ) -> PatchResult | AttributionResult:
     """Run the command ``patch``: measure or approximate the configuration's patches, and write the folder ``out``.
@@ -56,7 +56,7 @@ def run(
     return replace(result, folder=folder, checked=check.sentence)
 
 
-def show(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[RenderableType | PageTable]":
+def show_patch(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[RenderableType | PageTable]":
     """Yield what the terminal shows: conclusion, tokens that differ, the ``view.top`` strongest patches, the check."""
     from rich.text import Text
 
@@ -107,7 +107,7 @@ def _text_table(headings: tuple[str, ...], rows: list[Any]) -> "PageTable":
     return PageTable(heads=headings, numeric=tuple(False for _ in headings), rows=rows)
 
 
-def answer(found: PatchResult | AttributionResult, view: PatchView) -> dict[str, str | pd.DataFrame]:
+def answer_of_patch(found: PatchResult | AttributionResult, view: PatchView) -> dict[str, str | pd.DataFrame]:
     """Return what ``--json`` prints of ``found``: metric, tokens that differ, ``view.top`` strongest patches."""
     tables = {"differences": found.differences, "strongest": found.strongest(view.top)}
     return {"metric": found.metric, **tables}

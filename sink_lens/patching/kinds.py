@@ -9,13 +9,13 @@ PATCH = RunKind(
     config="sink_lens.patching.config:PatchConfig",
     view="sink_lens.patching.config:PatchView",
     check="sink_lens.patching.config:check_prompts",
-    passes="sink_lens.patching.passes:passes",
-    run="sink_lens.patching.command:run",
+    passes="sink_lens.patching.passes:count_patch_passes",
+    run="sink_lens.patching.command:run_patch",
     shards=True,
     tables="sink_lens.schema:patch.toml",
     page="sink_lens.patching.page:PATCH",
-    show="sink_lens.patching.command:show",
-    answer="sink_lens.patching.command:answer",
+    show="sink_lens.patching.command:show_patch",
+    answer="sink_lens.patching.command:answer_of_patch",
     examples="""\
 sink-lens patch --clean "The capital of France is" --corrupted "The capital of Spain is" \
 --correct " Paris" --incorrect " Madrid"

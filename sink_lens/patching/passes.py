@@ -15,7 +15,7 @@ _BESIDE = 14
 """Whole passes beside the patches: the site and the metric in both runs, and some patches on both paths."""
 
 
-def passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
+def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
     """Estimate the passes and memory of ``patch`` in a model of ``sizes``; None if the tokenizer's file is missing.
 
     Raises:

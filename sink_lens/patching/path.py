@@ -36,7 +36,7 @@ from ..edits.hooks import edits_for_model
 from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate
 from ..edits.part import Part
 from ..engine.baseline_run import BaselineRun
-from ..engine.cells import cell_of
+from ..engine.cells import cell_of_edits
 from ..engine.engine import outcomes_under_edits
 from ..engine.forward import run_with
 from ..engine.needs import Needs
@@ -234,7 +234,7 @@ def _baseline_runs(
     needs, last = Needs.of_metrics([metric], lens=lens), not SITES[receiver.site].per_layer
     at = {"keys": needs.keys or (0,), "layers": (_only_layer(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
-    cells = [cell_of(some) for some in edits]
+    cells = [cell_of_edits(some) for some in edits]
     plan = choose_accurate_plan(lens, run, cells, [metric], plan=choose_even_plan(lens, run, needs))
     baseline_run = BaselineRun(lens, run, plan=plan, needs=needs)
     return baseline_run, baseline_run.with_edits((), needs=of_receiver)

@@ -27,7 +27,7 @@ from sink_lens.report.offline import script_hashes, template_environment
 from sink_lens.report.page import Content, Drawn, Listed, Shown, csv_text, try_make
 from sink_lens.report.pages import is_on_page, page_of_run
 from sink_lens.report.patterns import MOST_BYTES, tokens_for_page
-from sink_lens.report.side_by_side import Comparison, check_comparable, compare_contents
+from sink_lens.report.side_by_side import RunsCompared, check_comparable, compare_contents
 from sink_lens.report.style import UNWRITABLE, figure_svg, thin_lines
 from sink_lens.schema import column_meanings
 from sink_lens.text import capitalise, edge_label, join_and, safe_line
@@ -93,7 +93,7 @@ def page_title(folder: str | os.PathLike[str]) -> str:
     return try_make(run, lambda: page_of_run(run).title(run))[0] or f"A run of {safe_line(run.kind)}"
 
 
-def compare_runs(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[Content], Comparison]:
+def compare_runs(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[Content], RunsCompared]:
     """Return (the page content of each run, the comparison of the runs); settings named in ``by`` may differ.
 
     Raises:

@@ -64,7 +64,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunsCompared:
     """A comparison of runs: each row has one value of every run, and differences are marked."""
 
     names: tuple[str, ...]
@@ -127,7 +127,7 @@ class Comparison:
         return tuple(found)
 
 
-def compare_contents(parts: Sequence[Content]) -> Comparison:
+def compare_contents(parts: Sequence[Content]) -> RunsCompared:
     """Compare the verdicts, summaries and provenance of runs; each of ``parts`` is the content of one run's page."""
     names = tuple(part.name for part in parts)
     if len(set(names)) < len(names):
@@ -138,7 +138,7 @@ def compare_contents(parts: Sequence[Content]) -> Comparison:
     quantities = dict.fromkeys(name for summary in summaries for name in summary)
     known = dict.fromkeys(name for part in parts for name in part.provenance)
     rows = [_make_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
-    return Comparison(
+    return RunsCompared(
         names=names,
         verdicts=tuple(_verdict_row(key, parts, name=name) for key, name in judged.items()),
         of=firsts[0].of if firsts else ("", ""),

@@ -205,7 +205,7 @@ def unrounded_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardTable:
-    """Table of cards and traces: what ``run_command`` returns for many models; it has no run folder."""
+    """Table of cards and traces: what ``run_card`` returns for many models; it has no run folder."""
 
     folder: ClassVar[None] = None
     finished: ClassVar[bool] = True
@@ -213,7 +213,7 @@ class CardTable:
     columns: list[str]
 
 
-def run_command(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Study | CardTable:
+def run_card(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Study | CardTable:
     """Make the card, the comparison or the table that the models in ``config`` ask for, in the folder ``out``."""
     if not config.makes_table():
         folder = default_run_folder(config.model) if out is None else out
@@ -223,7 +223,7 @@ def run_command(config: CardConfig, *, out: str | Path | None, overwrite: bool, 
     return CardTable(rows=rows, columns=choose_columns(rows, config.columns))
 
 
-def show(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
+def show_card(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
     """Yield the terminal output of a card, a comparison or a table."""
     if isinstance(found, CardTable):
         shown = [[_value_with_interval(row, name) for name in found.columns] for row in found.rows]
@@ -259,7 +259,7 @@ def _value_with_interval(row: Row, name: str) -> str:
     return f"{as_text(row[name])} {interval_text(row.get(f'{name}_low'), row.get(f'{name}_high'))}".strip()
 
 
-def answer(found: Study | CardTable) -> Mapping[str, Any]:
+def answer_of_card(found: Study | CardTable) -> Mapping[str, Any]:
     """Return the ``--json`` answer of a card, a comparison or a table."""
     if not isinstance(found, CardTable):
         return found.decision

@@ -9,11 +9,11 @@ QUANTISE = RunKind(
     help="Which tokens and channels must stay in 16 bit? What a low-precision format costs, and what keeping them "
     "saves.",
     config="sink_lens.studies.config:QuantiseConfig",
-    passes="sink_lens.studies.passes:count_passes",
+    passes="sink_lens.studies.passes:count_study_passes",
     run="sink_lens.studies.quantise:run",
     tables="sink_lens.schema:quantise.toml",
     page="sink_lens.studies.pages.quantise:QUANTISE",
-    show="sink_lens.studies.pages.quantise:show",
+    show="sink_lens.studies.pages.quantise:show_quantise",
     examples="""\
 sink-lens quantise  [dim]int8, one scale per sequence, at the inputs of the linear layers of the default model[/dim]
 
@@ -28,11 +28,11 @@ CARD = RunKind(
     help="What must users know about a model's sinks? One model, what changed in a second one, or many in a table.",
     config="sink_lens.studies.config:CardConfig",
     cost="sink_lens.studies.passes:cost_of_cards",
-    run="sink_lens.studies.card_table:run_command",
+    run="sink_lens.studies.card_table:run_card",
     tables="sink_lens.schema:card.toml",
     page="sink_lens.studies.pages.card:CARD",
-    show="sink_lens.studies.card_table:show",
-    answer="sink_lens.studies.card_table:answer",
+    show="sink_lens.studies.card_table:show_card",
+    answer="sink_lens.studies.card_table:answer_of_card",
     failed="sink_lens.studies.card_table:is_loss_above_bound",
     examples="""\
 sink-lens card  [dim]the default model on bundled prose; card.json and card.md lie in the run folder[/dim]

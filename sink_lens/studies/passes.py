@@ -17,7 +17,7 @@ _WITHOUT_OUTLIERS = 3
 StudyConfig = CardConfig | QuantiseConfig
 
 
-def count_passes(config: StudyConfig, sizes: Sizes) -> PassCounts:
+def count_study_passes(config: StudyConfig, sizes: Sizes) -> PassCounts:
     """Count the forward passes that a study of a model of these sizes makes over its sequences, at most.
 
     Raises:
@@ -37,13 +37,13 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
         InputError: every row of the table is that of a run.
     """
     if not config.makes_table():
-        yield estimate_cost(config, count_passes)
+        yield estimate_cost(config, count_study_passes)
         return
     models = [name for name in (config.model, *config.others) if not is_run_folder(name)]
     if not models:
         raise InputError("every row is that of a run, so nothing would be computed; need a model to measure")
     for name in models:
-        yield estimate_cost(replace(config, model=name, others=()), count_passes)
+        yield estimate_cost(replace(config, model=name, others=()), count_study_passes)
 
 
 def passes_over_sequences(config: ReadConfig, sizes: Sizes, *, forwards: float) -> PassCounts:

@@ -13,8 +13,7 @@ from ..edits.constructors import Edit
 from ..edits.hooks import edits_in_texts
 from ..edits.named_edits import EditSpec
 from ..edits.part import AXES, SPARE_DRAWS, draw_index_sets
-from ..engine.cells import Cell
-from ..engine.cells import cell_of as engine_cell
+from ..engine.cells import Cell, cell_of_edits
 from ..errors import InputError
 from ..models.lens import LensModel, layers_from_zero
 from ..models.sites import SITES
@@ -153,11 +152,11 @@ def cells_of(what: What, lens: LensModel, tokens: TokenBatch, *, controls: int =
         return grid_cells(what, lens, n_positions=tokens.n_positions, shortest=int(tokens.lengths.min()))
     if not what or len({cell.identity for cell in what}) < len(what):
         raise InputError("there are no cells, or two cells have the same name and place; need different ones")
-    every, columns, of_cell = [engine_cell(one.edits) for one in what], [one.columns for one in what], []
+    every, columns, of_cell = [cell_of_edits(one.edits) for one in what], [one.columns for one in what], []
     for one in what:
         drawn = _random_edits(one.edits, lens, tokens, most=controls, seed=seed)
         of_cell.append(range(len(every), len(every) + len(drawn)))
-        every += [engine_cell(edits) for edits in drawn]
+        every += [cell_of_edits(edits) for edits in drawn]
         for number, edits in enumerate(drawn, 1):
             where = "; ".join(edit.part.words for edit in edits)
             columns.append({**one.columns, "name": f"{one.columns['name']}, control {number}", "where": where})

@@ -9,13 +9,13 @@ SWEEP = RunKind(
     config="sink_lens.sweeps.config:SweepConfig",
     read="sink_lens.sweeps.config:config_of_command",
     example="sink_lens.sweeps.config:EXAMPLE",
-    passes="sink_lens.sweeps.passes:passes",
-    run="sink_lens.sweeps.sweep:run",
+    passes="sink_lens.sweeps.passes:count_sweep_passes",
+    run="sink_lens.sweeps.sweep:run_sweep",
     shards=True,
     tables="sink_lens.schema:sweep.toml",
     page="sink_lens.sweeps.page:SWEEP",
-    show="sink_lens.sweeps.results:show",
-    answer="sink_lens.sweeps.results:answer",
+    show="sink_lens.sweeps.results:show_sweep",
+    answer="sink_lens.sweeps.results:answer_of_sweep",
     failed="sink_lens.sweeps.results:failed",
     examples="""\
 sink-lens sweep --example > sweep.toml  [dim]a file to begin with[/dim]

@@ -9,7 +9,7 @@ _BESIDE = 8
 """Whole passes beside those of the cells: the baseline run twice, and some cells on both paths in the check."""
 
 
-def passes(config: SweepConfig, sizes: Sizes) -> PassCounts | None:
+def count_sweep_passes(config: SweepConfig, sizes: Sizes) -> PassCounts | None:
     """Estimate a sweep's forward passes and memory; None if prompts are given and the tokenizer's file is missing.
 
     Raises:

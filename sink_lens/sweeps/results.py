@@ -167,7 +167,7 @@ def effect_tables(
     return pd.concat(found, ignore_index=True), pd.concat(found_controls, ignore_index=True)
 
 
-def show(found: SweepResult) -> "Iterator[str | PageTable]":
+def show_sweep(found: SweepResult) -> "Iterator[str | PageTable]":
     """Yield what the command prints: the headline, and a table of the strongest cells of each metric."""
     from ..report.page import PageTable
 
@@ -188,7 +188,7 @@ def show(found: SweepResult) -> "Iterator[str | PageTable]":
         yield PageTable(heads=heads, numeric=(False, *(True for _ in heads[1:])), rows=cells)
 
 
-def answer(found: SweepResult) -> dict[str, Any]:
+def answer_of_sweep(found: SweepResult) -> dict[str, Any]:
     """Return what ``--json`` prints: the headline, how many cells ran and failed, and each metric's strongest cells."""
     counts = {"failed": len(found.failed), "cells": len(found.frame["cell"].unique())}
     strongest = {metric: rows.to_dict("records") for metric, rows in _strongest_by_metric(found).items()}

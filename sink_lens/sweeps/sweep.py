@@ -128,7 +128,7 @@ def sweep(
     return replace(found, folder=place.named, place=place)
 
 
-def run(config: SweepConfig, *, out: Path | None, **how: Any) -> SweepResult:
+def run_sweep(config: SweepConfig, *, out: Path | None, **how: Any) -> SweepResult:
     """Run the command ``sweep``."""
     return sweep(config.model, config=config, out=default_run_folder(config.model) if out is None else out, **how)
 

@@ -358,13 +358,15 @@ def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def run(config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any) -> Comparison | LogComparison:
+def run_comparison(
+    config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any
+) -> Comparison | LogComparison:
     """Compare the runs that a configuration names; write the result to ``out`` (None: ``runs/compare-DATE-TIME``)."""
     out = default_run_folder("compare") if out is None else out
     return compare(config.runs, config=config, out=out, overwrite=overwrite)
 
 
-def show(found: Comparison | LogComparison) -> "Iterator[RenderableType | PageTable]":
+def show_comparison(found: Comparison | LogComparison) -> "Iterator[RenderableType | PageTable]":
     """Yield what the terminal shows of a comparison: sentences, final losses, and measures if sinks were compared."""
     from rich.text import Text
 
@@ -385,7 +387,7 @@ def show(found: Comparison | LogComparison) -> "Iterator[RenderableType | PageTa
         yield variant_measure_table(measures)
 
 
-def answer(found: Comparison | LogComparison) -> dict[str, Any]:
+def answer_of_comparison(found: Comparison | LogComparison) -> dict[str, Any]:
     """Return the ``--json`` answer: sentences, notes, and the tables ``finals`` and (for watched runs) ``measures``.
 
     For logs of the user's own Trainer, the table is ``logged``.

@@ -27,9 +27,9 @@ All runs must have the same data in the same order; variants differ in one thing
 of your own Trainer (folders with a trainer_state.json, or runs of the monitor), the logs are put beside each other.
 """,
         config="sink_lens.training.config:CompareConfig",
-        run="sink_lens.training.compare:run",
-        show="sink_lens.training.compare:show",
-        answer="sink_lens.training.compare:answer",
+        run="sink_lens.training.compare:run_comparison",
+        show="sink_lens.training.compare:show_comparison",
+        answer="sink_lens.training.compare:answer_of_comparison",
         examples="""\
 sink-lens compare runs/softmax-0 runs/softmax-1 runs/softmax-2 runs/headnorm-0 runs/headnorm-1 runs/headnorm-2
 

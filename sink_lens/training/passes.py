@@ -37,7 +37,7 @@ def count_training_passes(config: TrainConfig) -> PassCounts:
     )
 
 
-def estimate_cost(config: TrainConfig) -> Cost:
+def estimate_training_cost(config: TrainConfig) -> Cost:
     """Estimate the time, memory and disk of a training: on the CPU by a formula, on a GPU from one timed step.
 
     Raises:

@@ -12,7 +12,7 @@ import torch
 
 from sink_lens.chain import interventions
 from sink_lens.chain.amplification import amplification_curve, best_factor
-from sink_lens.chain.interventions import TABLES, Studied, effect_table, write_causal_tables
+from sink_lens.chain.interventions import TABLES, Studied, intervention_table, write_causal_tables
 from sink_lens.chain.judge import intervention_verdict
 from sink_lens.chain.page.words import binding_sentence
 from sink_lens.chain.placement import binding_kind
@@ -35,7 +35,7 @@ def changed(planted_at, tiny_at):
         place = planted_at(sink=name == "planted") if name.startswith("planted") else tiny_at(name)
         means = centring_means(place.lens, n_tokens=128)
         curve = amplification_curve(place.setting, means=means, factors=(1.0, 5.0, 30.0))
-        return curve, effect_table(place.setting, means=means, curve=curve)
+        return curve, intervention_table(place.setting, means=means, curve=curve)
 
     return build
 
@@ -70,7 +70,7 @@ def test_controls_of_fewer_sequences_are_near_those_of_all(planted_at, changed, 
     place = planted_at()
     monkeypatch.setattr("sink_lens.chain.config.CONTROL_SEQUENCES", 2)
     few = dataclasses.replace(place.setting)  # whose controls are not made yet
-    found = effect_table(few, means=centring_means(place.lens, n_tokens=128), curve=curve)
+    found = intervention_table(few, means=centring_means(place.lens, n_tokens=128), curve=curve)
     made = found["n_controls"] > 0
     assert made.any()
     assert (found.loc[made, "control_n"] == 2).all()
@@ -136,7 +136,7 @@ def test_one_sequence_has_shares_without_intervals(planted_at, config):
     alone = make_setting(place.lens, place.tokens, location=place.location, config=one)
     means = centring_means(place.lens, n_tokens=64)
     curve = pd.DataFrame({"centre": ["values", "aggregated", "none"], "factor": [1.0] * 3, "mass": [0.1] * 3})
-    effects = effect_table(alone, means=means, curve=curve)
+    effects = intervention_table(alone, means=means, curve=curve)
     assert effects["share"].notna().all()
     assert effects["ci_low"].isna().all()
     assert {intervention_verdict(row) for row in effects.to_dict("records")} == {"undecided"}

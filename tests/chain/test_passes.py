@@ -8,7 +8,7 @@ from sink_lens import estimate as estimating
 from sink_lens.chain import passes as counting
 from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.passes import bytes_beside_model, passes
+from sink_lens.chain.passes import bytes_beside_model, count_trace_passes
 from sink_lens.chain.trace import trace
 from sink_lens.cli.console import render_lines
 from sink_lens.errors import InputError
@@ -21,7 +21,7 @@ from sink_lens.text import duration_text
 
 def test_tokens_are_counted_by_pass(planted_folder):
     config = TraceConfig(model="planted", tokens="random", sequences=10, length=16, interventions=False)
-    found = passes(config, Sizes(header=read_header(planted_folder)))
+    found = count_trace_passes(config, Sizes(header=read_header(planted_folder)))
     # scout: 8 sequences of 16, twice (attention, then the stream)
     assert {part.name: part.total_tokens for part in found.parts} == {
         "scout": 256,
@@ -47,7 +47,7 @@ def test_a_trace_that_does_not_fit_is_refused_and_its_dry_run_says_so(planted_fo
     for module in (counting, estimating):
         monkeypatch.setattr(module, "free_bytes", lambda: 1000)
     config = TraceConfig(model=str(planted_folder), tokens="random", length=16, device="cpu")
-    text = "\n".join(render_lines(cost_table(estimate_cost(config, passes)), width=999))
+    text = "\n".join(render_lines(cost_table(estimate_cost(config, count_trace_passes)), width=999))
     assert "one model after the other; 1 kB are free, so that it would be refused: need fewer sequences" in text
     with pytest.raises(InputError, match=r"the trace takes about .* beside the model and 1 kB are free"):
         trace(config.model, config=config, out=tmp_path / "run", progress=False)
@@ -75,7 +75,7 @@ def test_a_baseline_that_does_not_fit_beside_the_model_is_read_in_its_place_with
 
 
 def test_a_model_without_a_sink_is_not_billed_the_interventions(planted_folder):
-    cost = estimate_cost(TraceConfig(model=str(planted_folder), device="cpu"), passes)
+    cost = estimate_cost(TraceConfig(model=str(planted_folder), device="cpu"), count_trace_passes)
     parts = {part.name: cost.seconds_of(part) for part in cost.passes.parts}
     assert [part.name for part in cost.passes.parts if part.only_if] == ["interventions"]
     time = next(line for line in render_lines(cost_table(cost), width=999) if line.startswith("time"))

@@ -12,7 +12,7 @@ from sink_lens.chain.evidence import gather_evidence
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import scout_and_measure
-from sink_lens.chain.neurons import super_neurons
+from sink_lens.chain.neurons import super_neurons_of_layer
 from sink_lens.chain.paths import End, Path, Writings, neuron_groups, path_table
 from sink_lens.chain.setting import make_setting
 from sink_lens.data.tokens import from_tensor
@@ -116,7 +116,9 @@ def table_of(model, tokens):
     lens = wrap(model, tokenizer=tiny_tokenizer())
     own = [link.readings for link in LINKS]
     evidence = gather_evidence(lens, scout_and_measure(lens, tokens, config=CONFIG, own=own), config=CONFIG)
-    supers = {one: super_neurons(evidence.splits, layer=one) for one in evidence.panel.layers("neurons_at_sinks")}
+    supers = {
+        one: super_neurons_of_layer(evidence.splits, layer=one) for one in evidence.panel.layers("neurons_at_sinks")
+    }
     at = {"location": evidence.panel.location, "super_neurons": supers}
     return path_table(make_setting(lens, tokens, config=CONFIG, **at))
 

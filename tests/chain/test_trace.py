@@ -19,7 +19,7 @@ from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.terminal import answer, brief_answer
+from sink_lens.chain.terminal import answer_of_trace, brief_answer
 from sink_lens.chain.trace import FILES, trace
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.load import wrap
@@ -147,7 +147,7 @@ def test_the_planted_chain_is_found(tmp_path):
     share = split["dimension"].mean() / split[["dimension", "rest", "bias"]].dropna().sum(axis=1).mean()
     assert share == pytest.approx(value_of["dimension_share_of_logit"], rel=1e-3)
     assert "Position 0 is the attention sink" in text_of(brief_answer(result))
-    assert answer(result)["sentence"].startswith("Position 0 is the attention sink")
+    assert answer_of_trace(result)["sentence"].startswith("Position 0 is the attention sink")
 
 
 def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):
@@ -312,7 +312,7 @@ def test_a_run_stopped_within_its_cuts_and_after_them_is_continued_and_ends_equa
     stopped = read_run(tmp_path / "run")
     assert (stopped.status, stopped.missing) == ("interrupted", ["links", "summary", "mediation", "paths", "placement"])
     with monkeypatch.context() as patch:
-        patch.setattr(interventions, "effect_table", interrupt)  # finished: must not be made again
+        patch.setattr(interventions, "intervention_table", interrupt)  # finished: must not be made again
         patch.setattr(amplification, "amplification_curve", interrupt)
         patch.setattr(tracing, "link_table", interrupt)
         with pytest.raises(KeyboardInterrupt):

@@ -16,7 +16,7 @@ from rounding import gap
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.metrics import Metric, evaluate, logit_difference, loss, norm, sink_mass
-from sink_lens.engine.cells import cell_of
+from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
@@ -90,7 +90,7 @@ def bridge_and_raw_model(family: str) -> Iterator[Pair]:
 def sweep_and_single_runs(family: str) -> Iterator[Pair]:
     """The numbers of cells that begin late and share forwards, and those of one run of the bridge per cell."""
     lens, tokens = lens_of(family), from_tensor(drawn(3, 10, seed=2), lengths=torch.tensor([10, 9, 10]))
-    cells = [cell_of(one) for one in CELLS]
+    cells = [cell_of_edits(one) for one in CELLS]
     engine = Engine(lens, tokens, cells, METRICS, plan=Plan(path="blocks", prompts=3, pack=3))
     found = numbers(engine)
     options = {"positions": (0, 6), "sites": ("resid_post",), "logits": True, "quiet": True}

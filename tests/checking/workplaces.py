@@ -11,7 +11,7 @@ from sink_lens.chain.evidence import gather_evidence
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import Location
 from sink_lens.chain.measure import scout_and_measure
-from sink_lens.chain.neurons import super_neurons
+from sink_lens.chain.neurons import super_neurons_of_layer
 from sink_lens.chain.setting import Setting, make_setting
 from sink_lens.data.tokens import TokenBatch, from_tensor
 from sink_lens.edits.constructors import Edit, edit
@@ -46,7 +46,7 @@ def _workplace(lens, tokens, *, truth=None):
     own = [link.readings for link in LINKS]
     evidence = gather_evidence(lens, scout_and_measure(lens, tokens, config=CONFIG, own=own), config=CONFIG)
     panel = evidence.panel
-    supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
+    supers = {layer: super_neurons_of_layer(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
     return Workplace(
         lens=lens,
         tokens=tokens,

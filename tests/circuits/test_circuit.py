@@ -10,11 +10,11 @@ from lenses import speaking
 
 from sink_lens import circuits
 from sink_lens.circuits.ablated import compute_circuit_metrics
-from sink_lens.circuits.command import show
-from sink_lens.circuits.config import CircuitConfig, View
+from sink_lens.circuits.command import show_circuit
+from sink_lens.circuits.config import CircuitConfig, CircuitView
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
-from sink_lens.circuits.passes import passes
+from sink_lens.circuits.passes import count_circuit_passes
 from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.tasks import task_of
 from sink_lens.edits import metrics
@@ -49,7 +49,7 @@ def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
         lens.tokenizer.save_pretrained(tmp_path / family)
         config = CircuitConfig(model=str(tmp_path / family), task="induction", device="cpu", neurons=("1:0,3",))
         header = read_header(tmp_path / family)
-        found = passes(config, Sizes(header=header, files=tmp_path / family))
+        found = count_circuit_passes(config, Sizes(header=header, files=tmp_path / family))
         if family == "gpt_neox":  # only its configuration says whether its blocks are parallel
             assert found is None
             continue
@@ -58,7 +58,7 @@ def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
         task = task_of(lens, "induction", pairs=8, generator=np.random.default_rng([0, 0]), least=0.0)
         assert found.positions >= task.clean.n_positions
         assert found.bytes > 4 * config.pairs * graph.n_edges
-        of_model = passes(config, Sizes(header=header, lens=lens))
+        of_model = count_circuit_passes(config, Sizes(header=header, lens=lens))
         assert (of_model.facts, of_model.positions) == (found.facts, found.positions)
 
 
@@ -135,7 +135,7 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
     assert (core["undecided"] == (undecided | (inclusion.all(axis=1) & ~there))).all()
     assert core["core"].any()
     np.testing.assert_allclose(core["least"], core.filter(like="inclusion").min(axis=1))
-    told = "".join([*show(found, View())][-1]["over all settings"])
+    told = "".join([*show_circuit(found, CircuitView())][-1]["over all settings"])
     for row in core[core["undecided"] & core["edge"].isin(found.frame["edge"])].to_dict("records"):
         own = "inclusion" if row["where"] == "mean_ordinary" else f"inclusion_{row['where']}"
         assert row[own] == row["least"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from headlines import keys, without_numbers
 
-from sink_lens.circuits.given import Comparison
+from sink_lens.circuits.given import CircuitComparison
 from sink_lens.circuits.page import CIRCUIT
 from sink_lens.circuits.sentences import circuit_sentences
 from sink_lens.circuits.tasks import Task
@@ -157,9 +157,9 @@ def test_how_often_the_model_answers_right_is_counted():
 
 def test_two_circuits_are_compared_by_their_edges_and_scores():
     edges = pd.DataFrame({"edge": ["a", "b"], "one": True, "other": [True, False]})
-    found = Comparison(frame=edges, jaccard=0.5, rank_correlation=0.8, copies=2)
+    found = CircuitComparison(frame=edges, jaccard=0.5, rank_correlation=0.8, copies=2)
     assert "1 are in both" in found.sentences[0]
     assert ["0.8" in one for one in found.sentences] == [False, False, True]
-    without = Comparison(frame=edges.assign(other=False), jaccard=0.0, rank_correlation=np.nan)
+    without = CircuitComparison(frame=edges.assign(other=False), jaccard=0.0, rank_correlation=np.nan)
     assert "0 are in both" in without.sentences[0]
     assert len(without.sentences) == 1

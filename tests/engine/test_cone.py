@@ -14,7 +14,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import Edit, edit, freeze, scale, set_value, zero
 from sink_lens.edits.isolation import isolate
 from sink_lens.edits.metrics import Metric, dominance, evaluate, logit_difference, loss, norm, sink_mass
-from sink_lens.engine.cells import cell_of, touched_places
+from sink_lens.engine.cells import cell_of_edits, touched_places
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
@@ -139,7 +139,7 @@ def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics, pl
     if metrics == METRICS:
         assert_every_cell_moves(family)
         metrics = metrics_of(family)
-    engine = Engine(lens, tokens_of(), [cell_of(edits) for edits in cases_of(family)], metrics, plan=plan)
+    engine = Engine(lens, tokens_of(), [cell_of_edits(edits) for edits in cases_of(family)], metrics, plan=plan)
     found = numbers(engine)
     assert {cell for cell, _ in found} == set(range(len(cases_of(family))))
     for cell, outcome in enumerate(oracle(family)):
@@ -150,7 +150,7 @@ def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics, pl
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_where_the_check_keeps_a_plan_every_cell_agrees_with_the_bridge(family):
     """The check compares some cells, and these are all."""
-    cells = [cell_of(edits) for edits in cases_of(family)]
+    cells = [cell_of_edits(edits) for edits in cases_of(family)]
     kept = choose_accurate_plan(lens_of(family), tokens_of(), cells, METRICS, plan=PACKS)
     assert kept == PACKS
     assert kept.deviation < 1e-5 * 50  # of the largest norm
@@ -174,7 +174,7 @@ def rows_run(engine: Engine) -> list[tuple[str, int]]:
 
 def test_nothing_outside_the_cone_is_computed():
     lens = lens_of("llama")
-    cells = [cell_of(scale("resid_pre", 0.5, layers=[1], positions=[at])) for at in (4, 15)]
+    cells = [cell_of_edits(scale("resid_pre", 0.5, layers=[1], positions=[at])) for at in (4, 15)]
     both = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=PACKS)
     # 16 and 5 positions of three sequences, from layer 1 on
     assert rows_run(both) == [(name, 63) for name in ("q 1", "down 1", "q 2", "down 2")]

@@ -11,7 +11,7 @@ from rounding import CLOSE, MOVED, assert_close, close
 from sink_lens.edits.constructors import edit, scalar, scale, zero
 from sink_lens.edits.metrics import Metric, dominance, kl_to, logit_difference, loss, norm, sink_mass
 from sink_lens.engine import passes
-from sink_lens.engine.cells import cell_of
+from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.passes import Passes
 from sink_lens.engine.trust import choose_accurate_plan
@@ -57,7 +57,7 @@ EDITS = (
     (scale("attn_out", 2.0, layers=[0]), zero("z", layers=[2], heads=[3]), scale("mlp_out", 0.5, layers=[0], **SOME)),
 )
 """``test_cone.py`` asks every site of every family."""
-CELLS = [cell_of(edits) for edits in EDITS]
+CELLS = [cell_of_edits(edits) for edits in EDITS]
 
 
 @pytest.mark.parametrize("sizes", [{"prompts": 1, "pack": 3}, {"prompts": 3, "pack": 7}, {"prompts": 4, "pack": 1}])
@@ -107,7 +107,7 @@ READING = {
 @pytest.mark.parametrize("name", READING)
 def test_what_an_edit_reads_is_computed(lens_of, tokens_of, engine_of, swept, slowly, measured, name):
     lens, metrics = lens_of("llama"), (loss(), sink_mass(0))
-    found = swept(engine_of(lens, tokens_of(), [cell_of(READING[name])], metrics))
+    found = swept(engine_of(lens, tokens_of(), [cell_of_edits(READING[name])], metrics))
     outcomes = slowly(lens, tokens_of(), READING[name])
     for metric in metrics:
         assert_close(found[0, metric.name], measured(metric, outcomes, keys=(0,)))
@@ -119,7 +119,7 @@ def test_metrics_of_whole_patterns_are_read(lens_of, tokens_of, engine_of, swept
     corner = lambda run: run.tensors[site, 1][:, 0, 3, :4].sum(1)  # noqa: E731
     metric = Metric(name="corner", function=corner, sites=(site,), layers=(1,))
     edits = (zero("z", layers=[0], heads=[1]), scale("q", 2.0, layers=[1]))
-    engine = engine_of(lens, tokens_of(), [cell_of(one) for one in edits], [metric])
+    engine = engine_of(lens, tokens_of(), [cell_of_edits(one) for one in edits], [metric])
     found = swept(engine)
     unedited = measured(metric, slowly(lens, tokens_of(), (), sites=(site,)), keys=(0,))
     assert_close(torch.tensor(engine.baseline_metrics()["value"].to_numpy()), unedited)
@@ -132,7 +132,7 @@ def test_metrics_of_whole_patterns_are_read(lens_of, tokens_of, engine_of, swept
 def test_cells_that_change_nothing_that_is_read_are_not_run(lens_of, tokens_of, engine_of, monkeypatch):
     lens = lens_of("llama")
     edits = (zero("z", layers=[1]), zero("resid_pre", layers=[2]), zero("final"))  # behind all attention that is read
-    engine = engine_of(lens, tokens_of(), [cell_of(one) for one in edits], EARLY)
+    engine = engine_of(lens, tokens_of(), [cell_of_edits(one) for one in edits], EARLY)
     monkeypatch.setattr(Passes, "run_pack", lambda *args, **options: pytest.fail("a cell was run"))
     baseline = engine.baseline_metrics()["value"].tolist()
     frames = [engine.run(block) for block in engine.blocks]
@@ -161,7 +161,7 @@ def test_a_cell_that_changes_nothing_says_so_by_batch(lens_of, tokens_of, engine
     lens = lens_of("llama")
     only_second = edit("z", lambda x, at: x * 2 if at.sequences.start else x, layers=[1])
     edits = (scale("z", 1.0, layers=[1]), only_second, scale("z", 2.0, layers=[1]))
-    engine = engine_of(lens, tokens_of(), [cell_of(one) for one in edits], [loss()])
+    engine = engine_of(lens, tokens_of(), [cell_of_edits(one) for one in edits], [loss()])
     baseline = engine.baseline_metrics()["value"].tolist()
     first, second = (engine.run(block) for block in engine.blocks)
     assert first.groupby("cell")["changed"].agg(set).tolist() == [{False}, {False}, {True}]
@@ -186,7 +186,7 @@ def tamper(monkeypatch):
 
 
 def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, tokens_of, engine_of, tamper):
-    cells = [cell_of(scale("z", factor, layers=[1])) for factor in (0.0, 2.0, 3.0)]
+    cells = [cell_of_edits(scale("z", factor, layers=[1])) for factor in (0.0, 2.0, 3.0)]
     engine = engine_of(lens_of("llama"), tokens_of(), cells, [sink_mass(0)])
     assert engine.cell_deviation(2) < CLOSE
     tamper(lambda one: replace(one, mass=one.mass + 0.25))
@@ -197,7 +197,7 @@ def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, 
 
 def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_precision(tokens_of, engine_of, tamper):
     lens, tokens = wrap(tiny("llama").to(torch.bfloat16)), tokens_of()
-    cells = [cell_of(scale("z", 2.0, layers=[1]))]
+    cells = [cell_of_edits(scale("z", 2.0, layers=[1]))]
     tamper(lambda one: replace(one, mass=one.mass * torch.nan))
     plan = engine_of(lens, tokens, cells, [sink_mass(0)]).plan
     found = choose_accurate_plan(lens, tokens, cells, [sink_mass(0)], plan=plan)
@@ -211,7 +211,7 @@ def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(tokens
     head = model.get_output_embeddings().weight.data.mul_(1000)
     head[6] = head[5]
     lens, tokens, metric = wrap(model), tokens_of(), logit_difference(5, 6)
-    engine = engine_of(lens, tokens, [cell_of(scale("z", 2.0, layers=[1]))], [metric])
+    engine = engine_of(lens, tokens, [cell_of_edits(scale("z", 2.0, layers=[1]))], [metric])
     assert engine.baseline_metrics()["value"].abs().max() < 0.01
     largest, fifth = engine.largest_logit(), torch.arange(300) == 5
     assert largest > 10
@@ -220,7 +220,7 @@ def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(tokens
 
 
 def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of, engine_of, monkeypatch):
-    engine = engine_of(lens_of("llama"), tokens_of(), [cell_of(zero("z"))], [sink_mass(0)])
+    engine = engine_of(lens_of("llama"), tokens_of(), [cell_of_edits(zero("z"))], [sink_mass(0)])
     right = Passes.run_baseline
 
     def wrong(self, *args, **options):
@@ -234,7 +234,7 @@ def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of
 
 def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_of, monkeypatch):
     """A cell is compared as it is run: with others in its forward, not alone."""
-    cells = [cell_of(scale("z", float(factor), layers=[1])) for factor in range(2, 8)]
+    cells = [cell_of_edits(scale("z", float(factor), layers=[1])) for factor in range(2, 8)]
     right, sizes = Passes.run_pack, []
 
     def pack(self, edits, **options):
@@ -251,7 +251,7 @@ def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_
 def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_more(
     lens_of, tokens_of, engine_of, monkeypatch, caplog, off, pack
 ):
-    cells = [cell_of(zero("z", layers=[layer])) for layer in (0, 0)]
+    cells = [cell_of_edits(zero("z", layers=[layer])) for layer in (0, 0)]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=2)
     right = passes.partial_pass
 
@@ -276,7 +276,7 @@ def test_metrics_with_a_number_a_sequence_get_those_of_their_batch(lens_of, toke
     rows = torch.arange(4)
     last = clean.logits[rows, tokens.lengths - 1]
     metrics = [replace(logit_difference(right, wrong), name="of each"), kl_to(clean.logits)]
-    found = swept(engine_of(lens, tokens, [cell_of(scale("z", 1.0))], metrics, prompts=prompts))
+    found = swept(engine_of(lens, tokens, [cell_of_edits(scale("z", 1.0))], metrics, prompts=prompts))
     assert torch.allclose(found[0, "of each"], (last[rows, right] - last[rows, wrong]).double(), atol=1e-5)
     assert torch.allclose(found[0, metrics[1].name], torch.zeros(4).double(), atol=1e-6)
 
@@ -284,7 +284,7 @@ def test_metrics_with_a_number_a_sequence_get_those_of_their_batch(lens_of, toke
 def test_undefined_numbers_are_no_deviation(lens_of, tokens_of, engine_of):
     """No query comes after the only token of a sequence: its sink mass is undefined on both ways."""
     tokens = tokens_of((6, 1, 4))
-    engine = engine_of(lens_of("llama"), tokens, [cell_of(zero("z", layers=[0]))], [sink_mass(0)])
+    engine = engine_of(lens_of("llama"), tokens, [cell_of_edits(zero("z", layers=[0]))], [sink_mass(0)])
     frame = engine.run(engine.blocks[0])
     assert frame["value"].isna().tolist() == [False, True, False]
     assert frame["error"].isna().all()
@@ -295,7 +295,7 @@ def failing(*, layer):
     def fail(values, at):
         raise RuntimeError("of the edit")
 
-    return cell_of(edit("z", fail, layers=[layer]))
+    return cell_of_edits(edit("z", fail, layers=[layer]))
 
 
 def test_a_plan_of_cells_that_all_fail_is_not_trusted(lens_of, tokens_of, engine_of, caplog):
@@ -308,7 +308,7 @@ def test_a_plan_of_cells_that_all_fail_is_not_trusted(lens_of, tokens_of, engine
 
 
 def test_cells_that_fail_leave_others_to_be_compared(lens_of, tokens_of, engine_of, caplog):
-    cells = [*(failing(layer=0) for _ in range(3)), cell_of(zero("z", layers=[0]))]
+    cells = [*(failing(layer=0) for _ in range(3)), cell_of_edits(zero("z", layers=[0]))]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=1)
     plan = choose_accurate_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
     assert plan == engine.plan

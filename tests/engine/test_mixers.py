@@ -11,7 +11,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import scale
 from sink_lens.edits.metrics import evaluate, loss, norm, sink_mass
 from sink_lens.engine import mixers
-from sink_lens.engine.cells import cell_of
+from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
@@ -45,7 +45,7 @@ def furthest(family):
     metrics = (loss(), sink_mass(2, layers=[last]), norm(read, layer=last))
     parts = itertools.product(("resid_pre", "mixer_out", "mlp_out"), (0, 2), places)
     edits = [scale(site, 10.0, layers=[layer], positions=[position]) for site, layer, position in parts]
-    cells = [cell_of(edit) for edit in edits]
+    cells = [cell_of_edits(edit) for edit in edits]
     engine = Engine(lens, from_tensor(tokens), cells, metrics, plan=Plan(path="blocks", prompts=3, pack=4))
     found, off = numbers(engine), 0.0
     for place, edit in enumerate(edits):

@@ -10,14 +10,14 @@ from rounding import assert_close, close
 from sink_lens.edits.constructors import edit, scale, set_value, zero
 from sink_lens.edits.metrics import logit_difference, loss, sink_mass
 from sink_lens.engine import passes
-from sink_lens.engine.cells import cell_of
+from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.passes import Passes
 from sink_lens.models.load import wrap
 from tests.tiny_families import tiny
 
 
 def cells_of(*edits):
-    return [cell_of(one) for one in edits]
+    return [cell_of_edits(one) for one in edits]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_neox"])

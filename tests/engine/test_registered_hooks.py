@@ -14,7 +14,7 @@ from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.constructors import scale, zero
 from sink_lens.edits.hooks import from_hook
 from sink_lens.edits.metrics import Metric, logit_difference
-from sink_lens.engine.cells import cell_of
+from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
@@ -45,7 +45,7 @@ def forget(monkeypatch, *, but=()):
 
 
 def engine_of(lens, edits, metric):
-    cells = [cell_of(one) for one in edits]
+    cells = [cell_of_edits(one) for one in edits]
     return Engine(lens, batch_of(), cells, [metric], plan=PLAN)
 
 

@@ -11,13 +11,13 @@ from rounding import CLOSE
 from sink_lens.edits.constructors import edit, scale
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.engine import threads as lanes
-from sink_lens.engine.cells import cell_of
+from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.threads import Lanes, copy_for_thread
 from sink_lens.engine.trust import choose_accurate_plan
 
 
 def cells(n, *more):
-    return [*(cell_of(scale("z", 1 / (2 + one), layers=[1])) for one in range(n)), *more]
+    return [*(cell_of_edits(scale("z", 1 / (2 + one), layers=[1])) for one in range(n)), *more]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(lens_o
     def fails(x, where):
         raise ValueError("no such number")
 
-    bad = cell_of(edit("z", fails, layers=[1]))
+    bad = cell_of_edits(edit("z", fails, layers=[1]))
     made = engine_of(lens_of("llama"), tokens_of((6, 6)), cells(5, bad), [sink_mass(0)], pack=2, lanes=2)
     seen = []
     frame = pd.concat([made.run(block, advance=seen.append) for block in made.blocks])

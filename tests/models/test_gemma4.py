@@ -18,7 +18,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import edit, freeze, scale
 from sink_lens.engine import partial_pass
-from sink_lens.engine.cells import cell_of
+from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.generation import generate
@@ -47,7 +47,7 @@ def furthest(lens, sites, *, layers=(1, 2, 3), positions=(0, 7, 8, 15)):
         if layer in lens.layers_with(site)
     ]
     plan = Plan(path="blocks", prompts=3, pack=4)
-    engine = Engine(lens, from_tensor(tokens(3)), list(map(cell_of, edits)), read, plan=plan)
+    engine = Engine(lens, from_tensor(tokens(3)), list(map(cell_of_edits, edits)), read, plan=plan)
     frame = pd.concat([engine.run(block) for block in engine.blocks])
     assert frame["error"].isna().all(), frame["error"].dropna().tolist()
     off = 0.0

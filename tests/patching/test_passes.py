@@ -10,7 +10,7 @@ from sink_lens.errors import InputError
 from sink_lens.estimate import Sizes
 from sink_lens.models.bundled import read_header
 from sink_lens.patching.config import PatchConfig
-from sink_lens.patching.passes import _BESIDE, passes
+from sink_lens.patching.passes import _BESIDE, count_patch_passes
 
 PAIR = ["--clean", "the cat and the", "--corrupted", "the bat and the"]
 
@@ -26,13 +26,13 @@ def test_passes_are_counted_from_the_files_and_from_the_first_token_that_differs
     assert 0 < first < length - 1
     asked = PatchConfig(clean=PAIR[1:2], corrupted=PAIR[3:4], metric="loss")
     sizes = Sizes(header=header, files=tmp_path / "model")
-    (made,) = passes(asked, sizes).parts
+    (made,) = count_patch_passes(asked, sizes).parts
     # a patch at layer L runs n - L layers and the unembedding; controls at other positions are cells of the sweep
     by_hand = (length - first) * sum(((n - layer) / n * body + vocab) / (body + vocab) for layer in range(n))
     assert (made.forwards, made.tokens) == (pytest.approx(_BESIDE + by_hand), length)
     near = replace(asked, metric="norm", metric_layers=(0,), layers=(0,), positions=(length - 1,), controls=0)
-    assert passes(near, sizes).parts[0].forwards == pytest.approx(_BESIDE + 1 / n * body / (body + vocab))
+    assert count_patch_passes(near, sizes).parts[0].forwards == pytest.approx(_BESIDE + 1 / n * body / (body + vocab))
     with pytest.raises(InputError, match=r"sequence 0 has . clean and . corrupted tokens; need the same number"):
-        passes(replace(asked, clean=("the cat",)), sizes)
+        count_patch_passes(replace(asked, clean=("the cat",)), sizes)
     with pytest.raises(InputError, match="norm is read at one layer"):
-        passes(replace(asked, metric="norm"), sizes)
+        count_patch_passes(replace(asked, metric="norm"), sizes)

@@ -9,10 +9,9 @@ from sink_lens.estimate import Sizes
 from sink_lens.models.bundled import read_header
 from sink_lens.studies.card import card
 from sink_lens.studies.config import CardConfig, QuantiseConfig
-from sink_lens.studies.passes import count_passes
+from sink_lens.studies.passes import count_study_passes
 from sink_lens.studies.quantise import quantise
-from sink_lens.studies.tokens.config import TokensConfig
-from sink_lens.studies.tokens.config import count_passes as passes_of_tokens
+from sink_lens.studies.tokens.config import TokensConfig, count_token_passes
 
 quantisation = import_module("sink_lens.studies.quantise")
 
@@ -20,7 +19,7 @@ READ = {"tokens": "random", "sequences": 8, "length": 24, "device": "cpu"}
 
 
 def most_passes(config, folder):
-    count = passes_of_tokens if isinstance(config, TokensConfig) else count_passes
+    count = count_token_passes if isinstance(config, TokensConfig) else count_study_passes
     (part,) = count(config, Sizes(header=read_header(folder))).parts
     return part.forwards
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.references import References
-from sink_lens.engine.cells import cell_of as engine_cell
+from sink_lens.engine.cells import cell_of_edits
 from sink_lens.errors import InputError, SiteError
 from sink_lens.sweeps.cells import cell_of, cells_of
 from sink_lens.sweeps.grid import EditGrid, Grid, control_axis, control_group
@@ -254,7 +254,7 @@ def test_a_cell_of_one_s_own_is_its_name_its_columns_and_its_places():
     edits = (zero("z", layers=[1], heads=[0]), scale("final", 2.0))
     cell = cell_of(edits, name="mine", dose=3)
     assert cell.columns == {"name": "mine", "dose": 3}
-    assert engine_cell(cell.edits).touches == (("z", (1,)), ("final", None))
+    assert cell_of_edits(cell.edits).touches == (("z", (1,)), ("final", None))
     assert cell.edits is edits
     others = [cell_of(edits, name="yours", dose=3), cell_of(edits, name="mine", dose=4)]
     changed = ((zero("z", layers=[1], heads=[1]), edits[1]), edits[0])
@@ -262,7 +262,7 @@ def test_a_cell_of_one_s_own_is_its_name_its_columns_and_its_places():
     assert len({cell.identity, *(other.identity for other in others)}) == 5
     assert cell_of(edits, name="mine", dose=3).identity == cell.identity
     one = edit("z", lambda x, at: x, reads="pattern", layers=[2])
-    assert engine_cell(one).touches == (("z", (2,)), ("pattern", (2,)))
+    assert cell_of_edits(one).touches == (("z", (2,)), ("pattern", (2,)))
 
 
 def test_a_cell_without_edits_or_name_or_with_a_column_of_the_numbers_is_refused():

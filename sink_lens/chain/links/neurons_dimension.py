@@ -22,7 +22,7 @@ from ..evidence import (
     undefined_without_growth_step,
     weakest_statistic,
 )
-from ..neurons import LayerSplit, super_neurons
+from ..neurons import LayerSplit, super_neurons_of_layer
 from ..paths import KEY, SUPER, End, Path, Writings
 from ..setting import WHOLE, Edits, FrozenQuantity, Segment, Setting, Units, draw_other_indices
 from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
@@ -73,7 +73,7 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
         if grows and float(change.mean().abs()) < _LEAST_CHANGED * float(standing.mean().abs()):
             note = f"growth step {number} changes nothing at the sink token: other tokens become smaller"
             return [undefined_statistic("contribution_share", note, absent=True)]
-        supers = [super_neurons(evidence.splits, layer=s.layer).nonzero().flatten().tolist() for s in splits]
+        supers = [super_neurons_of_layer(evidence.splits, layer=s.layer).nonzero().flatten().tolist() for s in splits]
 
         def share_rows(chosen: list[list[int]], splits: list[LayerSplit] = splits, change: Tensor = change) -> Tensor:
             """Return what chosen neurons of each split write, and the whole change, by sequence."""

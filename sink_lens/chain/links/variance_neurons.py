@@ -19,7 +19,7 @@ from ..evidence import (
     undefined_without_growth_step,
     weakest_statistic,
 )
-from ..neurons import neurons_of_same_experts, super_neurons
+from ..neurons import neurons_of_same_experts, super_neurons_of_layer
 from ..setting import FrozenQuantity, Segment, Setting, draw_other_indices
 from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
 
@@ -49,7 +49,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
         for layer in step.layers:
             at_sink = panel.at_layer("neurons_at_sinks", layer)[:, index].abs()
             both = torch.stack([at_sink, panel.at_layer("neurons_elsewhere", layer)], dim=1)[evidence.tested_sequences]
-            supers = super_neurons(evidence.splits, layer=layer).nonzero().flatten().tolist()
+            supers = super_neurons_of_layer(evidence.splits, layer=layer).nonzero().flatten().tolist()
             mates = neurons_of_same_experts(evidence.lens, supers, layer=layer)
             at = {"n": both.shape[-1], "generator": generator, "without": mates}
             others = [draw_other_indices(supers, **at) for _ in range(draws)]

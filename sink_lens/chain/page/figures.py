@@ -60,7 +60,7 @@ def draw_sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | N
     return without_formulas(figure)
 
 
-def onset_layer(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
+def onset_of_heads(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
     """Return the first layer whose mean sink score at ``position`` is above ``threshold``; None if there is none."""
     over = np.flatnonzero(_nan_mean(layer_head_grid(heads, "sink_score", position=position)) > threshold)
     return int(over[0]) if len(over) else None
@@ -80,7 +80,7 @@ def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> F
     high = np.nan_to_num(mass, nan=-np.inf).max(axis=1)
     axes.fill_between(layers, low, high, color=BLUE, alpha=0.18, linewidth=0, label="range over heads")
     axes.plot(layers, _nan_mean(mass), color=BLUE, marker="o", markersize=3.5, label="mean over heads")
-    onset = onset_layer(heads, position=position, threshold=threshold)
+    onset = onset_of_heads(heads, position=position, threshold=threshold)
     if onset is not None:
         axes.axvline(onset, color=ORANGE, linestyle="--", linewidth=1.5, label=f"onset: layer {onset}")
     axes.set_ylim(0, 1.02)

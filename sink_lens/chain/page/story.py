@@ -318,17 +318,17 @@ def find_story(run: Run) -> Story:
         having=having,
         threshold=recorded_number(run, "threshold"),
         min_sink_rate=minimum,
-        dimensions=None if dimensions is None else outlier_dimensions(dimensions, position),
+        dimensions=None if dimensions is None else _outlier_dimensions(dimensions, position),
         lasting=None
         if dimensions is None
-        else outlier_dimensions(dimensions, position, layers=2) or outlier_dimensions(dimensions, position),
+        else _outlier_dimensions(dimensions, position, layers=2) or _outlier_dimensions(dimensions, position),
         steps=found,
         super_neurons=None if neurons is None else _super_neuron_names(neurons, position),
         to_no_key=to_no_key,
     )
 
 
-def outlier_dimensions(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
+def _outlier_dimensions(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
     """Return the dimensions that are outliers after ``layers`` layers or more, sorted by their number of layers.
 
     Outliers are counted at ``position``, or at all positions together if it is None.

@@ -43,7 +43,7 @@ def _sink_mass_figure(run: Run) -> tuple[str, Figure]:
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score", "sink_mass"])
     position, threshold = studied_position(run), story.threshold or 0.3
-    onset = figures.onset_layer(heads, position=position, threshold=threshold)
+    onset = figures.onset_of_heads(heads, position=position, threshold=threshold)
     where = "at no layer, so there is no onset" if onset is None else f"first at layer {onset}, the onset"
     see = f"The share of their attention that later tokens give to position {position}. "
     see += f"The mean sink score passes {threshold:g} {where}."

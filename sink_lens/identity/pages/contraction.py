@@ -282,7 +282,7 @@ CONTRACTION = Page(
 """The page of a run of kind "contraction"."""
 
 
-def show(found: Result) -> Iterator[str | PageTable]:
+def show_contraction(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output of a survey of contraction: a table with a row per variant or checkpoint."""
     title = "cosine between sequences: before layer 0, gained, by MLPs; between positions: gained, by attention"
     columns = {
@@ -292,4 +292,4 @@ def show(found: Result) -> Iterator[str | PageTable]:
         "intra_excess": "intra",
         "intra_by_attention": "by att.",
     }
-    return survey.show(found, title=title, measures=columns)
+    return survey.show_survey(found, title=title, measures=columns)

@@ -231,7 +231,7 @@ FINGERPRINT = Page(
 """The page of a run of kind "fingerprint"."""
 
 
-def show(found: Any) -> Iterator[str | PageTable]:
+def show_fingerprint(found: Any) -> Iterator[str | PageTable]:
     """Yield the terminal output of a comparison: a table of pairs, the largest tau_bar first, and its sentences."""
     names, _ = short_names(found.tables["models"]["model"].tolist())
     pairs, decides = _rename_models(found.frame, names).sort_values("tau_bar", ascending=False), found.config.decides

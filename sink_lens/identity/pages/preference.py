@@ -150,7 +150,7 @@ PREFERENCE = Page(
 """The page of a run of kind "preference"."""
 
 
-def show(found: Result) -> Iterator[str | PageTable]:
+def show_preference(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output of a survey of preference: a table with a row per variant or checkpoint."""
     title = "top token relative to chance; tokens that cover 80%; largest mean probability × vocabulary"
     columns = {
@@ -160,4 +160,4 @@ def show(found: Result) -> Iterator[str | PageTable]:
         "argmin_covering": "80% ",
         "mean_probability_ratio": "mean p",
     }
-    return survey.show(found, title=title, measures=columns)
+    return survey.show_survey(found, title=title, measures=columns)

@@ -225,7 +225,7 @@ def figure_along_training(key: str, *, see: str, measures: Measures) -> Drawn:
 VARIANTS_LISTED = Listed(key="variants", title="Over seeds", make=_variant_table, when=has_variants)
 
 
-def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[str | PageTable]:
+def show_survey(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[str | PageTable]:
     """Yield the terminal output of a survey: a row per variant with its interval over seeds, a row per checkpoint.
 
     Args:
@@ -247,6 +247,6 @@ def show(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[
     yield PageTable(heads=("", *measures.values()), numeric=(False, *(True for _ in measures)), rows=lines)
 
 
-def answer(found: Result) -> dict[str, pd.DataFrame]:
+def answer_of_survey(found: Result) -> dict[str, pd.DataFrame]:
     """Return the ``--json`` answer of a survey: its tables ``variants`` and ``summary``."""
     return {name: found.tables[name] for name in ("variants", "summary")}

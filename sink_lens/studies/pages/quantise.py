@@ -79,7 +79,7 @@ QUANTISE = Page(
 )
 
 
-def show(found: Result) -> Iterator[str | pd.DataFrame]:
+def show_quantise(found: Result) -> Iterator[str | pd.DataFrame]:
     """Yield the terminal output: the headline, and the conditions on held-out text without random sets."""
     yield found.headline
     held_out = found.tables["conditions"].query("part == 'judge' and kept != 'random'")

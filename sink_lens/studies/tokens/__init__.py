@@ -7,12 +7,12 @@ KIND = RunKind(
     heading="Where the sink comes from",
     help="Find the tokens that are sinks or massive, and the dimensions that are large on most tokens.",
     config="sink_lens.studies.tokens.config:TokensConfig",
-    passes="sink_lens.studies.tokens.config:count_passes",
+    passes="sink_lens.studies.tokens.config:count_token_passes",
     run="sink_lens.studies.tokens.run:run",
     tables="sink_lens.studies.tokens:tables.toml",
     page="sink_lens.studies.tokens.page:TOKENS",
-    show="sink_lens.studies.tokens.page:show",
-    answer="sink_lens.studies.tokens.page:answer",
+    show="sink_lens.studies.tokens.page:show_tokens",
+    answer="sink_lens.studies.tokens.page:answer_of_tokens",
     examples="""\
 sink-lens tokens  [dim]the default model on bundled prose, about a minute on two cores[/dim]
 

@@ -57,7 +57,7 @@ class TokensConfig(ReadConfig):
                 raise InputError(f"{name} is {value}; need a number above 1, which is the ordinary token's")
 
 
-def count_passes(config: TokensConfig, sizes: "estimate.Sizes") -> "estimate.PassCounts":
+def count_token_passes(config: TokensConfig, sizes: "estimate.Sizes") -> "estimate.PassCounts":
     """Return the cost for a model of these sizes: one forward pass over all sequences.
 
     Raises:

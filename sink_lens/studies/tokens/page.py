@@ -245,7 +245,7 @@ TOKENS = Page(
 """The page of a run of kind "tokens"."""
 
 
-def show(found: Result) -> Iterator[str | PageTable]:
+def show_tokens(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output: numbers of sinks and massive tokens, the strongest token ids, large dimensions."""
     yield found.headline
     yield page_table(found.tables["agreement"], AGREEMENT)
@@ -255,7 +255,7 @@ def show(found: Result) -> Iterator[str | PageTable]:
     yield from dimension_sentences(found.tables["dimensions"])
 
 
-def answer(found: Result) -> dict[str, Any]:
+def answer_of_tokens(found: Result) -> dict[str, Any]:
     """Return the ``--json`` answer: the sentences and the short tables."""
     ids = found.tables["token_ids"]
     names = ("thresholds", "agreement", "dimensions")

@@ -12,7 +12,7 @@ from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.constructors import scale, zero
 from sink_lens.edits.metrics import evaluate, loss, norm, sink_mass
-from sink_lens.engine.cells import cell_of
+from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
@@ -141,7 +141,7 @@ def test_a_sweep_gives_what_a_run_of_each_cell_alone_gives(variant, lens_of, tok
     lens, batch = lens_of(variant), TokenBatch.from_tensor(tokens)
     edits = [zero("z", layers=[0], heads=[1]), scale("scores", 0.5, layers=[1]), zero("pattern", layers=[1], heads=[0])]
     edits += [scale("resid_post", 2.0, layers=[0], positions=[3]), zero("q", layers=[1], positions=[4, 5])]
-    cells = [cell_of([one]) for one in edits]
+    cells = [cell_of_edits([one]) for one in edits]
     metrics = [sink_mass(0), loss(), norm(3, layer=1)]
     engine = Engine(lens, batch, cells, metrics, plan=Plan(path="blocks", prompts=2, pack=3, cut=True))
     for block in engine.blocks:
