@@ -24,7 +24,7 @@ def measure(work: Work) -> Measured:
     grown, last = steps[0].last_layer + 1, steps[-1].last_layer + 1
     starts = {"all layers": 0, f"from {grown} on": grown, f"from {last} on": last}
     spans = {name: range(start, lens.n_layers) for name, start in starts.items() if start < lens.n_layers}
-    n = work.size(24, 4)
+    n = work.size(24, 2)
     text = work.size("brown", "moby-dick")
     plain = work.text(text, sequences=2 * n, length=64, bos="without")
     with_bos = work.text(text, sequences=2 * n, length=64, bos="with")
@@ -48,8 +48,7 @@ def measure(work: Work) -> Measured:
         read = range(max(layers[0], grown), lens.n_layers)
         return work.ratio(*(one.mass_at(key, layers=read).numpy() for one in (outcome, clean)), least=0.01)
 
-    of_first = vectors_of(made, 0)
-    constant = {key: one.mean(0) for key, one in of_first.items()}
+    constant = mean_of(vectors_of(made, 0))
     clean, numbers, curves = run(tokens), {}, {}
     curves["no edit"] = clean.mass[..., 0].mean(dim=(1, 2))
     for sites in SITES:
@@ -57,7 +56,7 @@ def measure(work: Work) -> Measured:
             found = run(tokens, *put(constant, sites, layers))
             numbers[f"kept @ {sites}, {name}"] = kept(found, clean, layers)
             numbers[f"loss @ {sites}, {name}"] = work.interval((found.loss - clean.loss).numpy())
-            if (sites, name) == ("both", "all layers"):
+            if (sites, name) == ("both", f"from {grown} on"):
                 curves["constant"] = found.mass[..., 0].mean(dim=(1, 2))
 
     captured = capture(lens, made, sites=["attn_in", "mlp_in"], progress=work.progress)
@@ -78,22 +77,20 @@ def measure(work: Work) -> Measured:
         drawn = {key: torch.randn(lens.d_model, generator=generator) for key in constant}
         return {key: one * (constant[key].norm() / one.norm()) for key, one in drawn.items()}
 
-    for sites in ("attention", "both"):
-        for name in ("all layers", f"from {grown} on"):
-            layers = spans[name]
-            for kind in ("permuted", "ordinary token", "random"):
-                outcomes = [run(tokens, *put(draw(kind), sites, layers)) for _ in range(work.size(DRAWS, 2))]
-                read = range(grown, lens.n_layers)
-                masses = torch.stack([one.mass_at(0, layers=read) for one in outcomes])
-                losses = torch.stack([one.loss - clean.loss for one in outcomes])
-                ratio = work.ratio(masses.mean(0).numpy(), clean.mass_at(0, layers=read).numpy(), least=0.01)
-                numbers[f"control_kept @ {kind}, {sites}, {name}"] = ratio
-                numbers[f"{kind.replace(' ', '_')}_loss @ {sites}, {name}"] = work.interval(losses.mean(0).numpy())
-                if (sites, name) == ("both", "all layers"):
-                    curves[kind] = torch.stack([one.mass[..., 0].mean(dim=(1, 2)) for one in outcomes]).mean(0)
-            mean = run(tokens, *put({key: one.mean(0) for key, one in ordinary.items()}, sites, layers))
-            numbers[f"control_kept @ mean of ordinary tokens, {sites}, {name}"] = kept(mean, clean, layers)
-            numbers[f"mean_loss @ {sites}, {name}"] = work.interval((mean.loss - clean.loss).numpy())
+    for sites, name in (("attention", "all layers"), ("both", f"from {grown} on")):
+        layers, read = spans[name], range(grown, lens.n_layers)
+        for kind in ("permuted", "ordinary token", "random"):
+            outcomes = [run(tokens, *put(draw(kind), sites, layers)) for _ in range(work.size(DRAWS, 1))]
+            masses = torch.stack([one.mass_at(0, layers=read) for one in outcomes])
+            losses = torch.stack([one.loss - clean.loss for one in outcomes])
+            ratio = work.ratio(masses.mean(0).numpy(), clean.mass_at(0, layers=read).numpy(), least=0.01)
+            numbers[f"control_kept @ {kind}, {sites}, {name}"] = ratio
+            numbers[f"{kind.replace(' ', '_')}_loss @ {sites}, {name}"] = work.interval(losses.mean(0).numpy())
+            if sites == "both":
+                curves[kind] = torch.stack([one.mass[..., 0].mean(dim=(1, 2)) for one in outcomes]).mean(0)
+        mean = run(tokens, *put({key: one.mean(0) for key, one in ordinary.items()}, sites, layers))
+        numbers[f"control_kept @ mean of ordinary tokens, {sites}, {name}"] = kept(mean, clean, layers)
+        numbers[f"mean_loss @ {sites}, {name}"] = work.interval((mean.loss - clean.loss).numpy())
 
     isolated = isolate([PLACE])
     ids = work.text(text, sequences=1, length=work.size(60_000, 4_000), bos="without").tokens[0]

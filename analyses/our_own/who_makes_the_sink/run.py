@@ -61,7 +61,7 @@ class Texts:
 def measure(work: Work) -> Measured:
     """Measure what goes of the sink under the edits that tell the explanations apart, and under the older ones."""
     steps = work.steps()
-    both = work.text(work.size("brown", "moby-dick"), sequences=2 * work.size(32, 4), length=64)
+    both = work.text(work.size("brown", "moby-dick"), sequences=2 * work.size(32, 3), length=64)
     layers = range(steps[0].last_layer + 1)
     starts = [step.last_layer + 1 for step in steps]
     stops = [step.first_layer for step in steps[1:]] + [work.lens.n_layers]
@@ -154,7 +154,7 @@ def rivals(texts: Texts, starts: Sequence[int]) -> Numbers:
     asked: dict[str, tuple[int, list[list[Edit]]]] = {
         "ordinary distance from the mean": (0, [[texts.of_z(nearer)]]),
         "ordinary size, own direction": (0, [[texts.of_z(ordinary_size)]]),
-        "own distance, random direction": (0, [[turned()] for _ in range(work.size(DRAWS, 2))]),
+        "own distance, random direction": (0, [[turned()] for _ in range(work.size(DRAWS, 1))]),
         "direction of the mean, own length": (0, [[texts.of_z(mean_direction)]]),
         "another text's first token": (0, [[texts.of_z(another)]]),
         "constant of other texts": (0, [put(constant, start=grown)]),
