@@ -145,16 +145,17 @@ def measure(work: Work) -> Measured:
     )
     numbers["cosine @ attention's input"] = work.interval(settled.mean(0).numpy())
 
-    figure = new_figure(width=6.8, height=3.0)
+    figure = new_figure(width=7.6, height=3.0)
     left = panel(figure, place=(1, 2, 1), xlabel="layer", ylabel="cosine to the constant")
     for name, values in cosines.items():
         left.plot(torch.stack(values).numpy(), color=BLUE if name == "first token" else GREEN, label=name)
-    legend(left, columns=1)
+    legend(left, columns=2)
     right = panel(figure, place=(1, 2, 2), xlabel="layer", ylabel="attention to position 0")
     for name, curve in curves.items():
-        right.plot(curve.numpy(), color=COLOURS[name], label=name)
+        wide = {"linewidth": 5, "alpha": 0.25} if name == "no edit" else {}
+        right.plot(curve.numpy(), color=COLOURS[name], label=name, **wide)
     right.set_ylim(0, 1)
-    legend(right, columns=1)
+    legend(right, columns=3)
     return Measured(numbers=numbers, figure=without_formulas(figure))
 
 

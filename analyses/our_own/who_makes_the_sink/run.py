@@ -279,7 +279,7 @@ def draw(numbers: Numbers) -> Figure:
     """The share that goes under each edit, beside where each explanation puts it."""
     rows = [name for name in numbers if name.partition(" ")[0] in ("distance", "direction", "constant", "one")]
     figure = new_figure(width=6.8, height=0.9 + 0.17 * len(rows))
-    axes = panel(figure, xlabel="share of the sink that goes (95%); shaded: what the explanation predicts")
+    axes = panel(figure, xlabel="share of the sink that goes; shaded: predicted")
     labels = []
     for row, name in enumerate(reversed(rows)):
         word, _, what = name.partition(" @ ")
