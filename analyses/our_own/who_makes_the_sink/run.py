@@ -4,6 +4,7 @@ Beside them: the first token's aggregated value moved to three means, and given 
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -173,7 +174,8 @@ def rivals(texts: Texts, starts: Sequence[int]) -> Numbers:
     numbers: Numbers = {}
     shares: dict[str, dict[str, Interval]] = {}
     for name, (layer, draws) in asked.items():
-        outcomes = [texts.run(*edits) for edits in draws]
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # with BOS, all first tokens are one
+            outcomes = [texts.run(*edits) for edits in draws]
         mass = torch.stack([one.mass for one in outcomes]).mean(0)
         found = dataclasses.replace(outcomes[0], mass=mass)
         shares[name] = {band: texts.gone(found, clean, read) for band, read in texts.bands.items() if read[0] > layer}
