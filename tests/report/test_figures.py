@@ -86,9 +86,9 @@ def test_the_heat_map_has_the_scores_of_one_position_and_heads_without_a_row_are
 
 def test_onset_is_the_first_layer_whose_mean_score_passes_the_threshold_and_is_named():
     # mean over heads of layer l: l / 10 + 0.01, so 0.21 at layer 2 and 0.31 at layer 3
-    assert figures.onset_layer(heads(), position=0, threshold=0.2) == 2
-    assert figures.onset_layer(heads(), position=0, threshold=0.3) == 3
-    assert figures.onset_layer(heads(), position=0, threshold=0.9) is None
+    assert figures.onset_of_heads(heads(), position=0, threshold=0.2) == 2
+    assert figures.onset_of_heads(heads(), position=0, threshold=0.3) == 3
+    assert figures.onset_of_heads(heads(), position=0, threshold=0.9) is None
     assert "onset: layer 2" in texts(
         figure_svg(figures.draw_sink_mass(heads(), position=0, threshold=0.2), name="mass")
     )
