@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..circuits.stream import apply_norm, post_norm_factor
+from ..circuits.stream import apply_norm, mlp_read_edits, post_norm_factor
 from ..edits.constructors import Edit, freeze
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
@@ -172,34 +172,29 @@ class Writings:
         key = keys_at_position(lens, apply_norm(x, norm), layer=layer, position=position)
         return freeze("k", {layer: key[:, None]}, positions=[position], label=_path_label(path))
 
-    def _make_mlp_edits(self, path: Path, layer: int) -> Iterator[Edit]:
+    def _make_mlp_edits(self, path: Path, layer: int) -> list[Edit]:
         """Make the edits of the target's neurons, or of an MLP, which then read the stream without the source's part.
 
         If the MLP is the target, its super neurons are another target and still read the whole stream.
         """
-        lens, position = self.setting.lens, path.position
-        change = self.input_change(path.source, layer, mlp=True, position=position).to(lens.device)
-        x = self.stream_read_by(layer, mlp=True)[:, position].to(lens.device)
-        norm = norm_weights(lens, layer=layer, which="mlp_norm")
-        shift = apply_norm(x - change, norm) - apply_norm(x, norm)
-        if path.target.units:
-            yield from self._make_shifted_edits(path, layer, path.target.units[layer], shift=shift)
-            return
-        read = apply_norm(x, norm) + shift
-        yield freeze("mlp_in", {layer: read[:, None]}, positions=[position], label=_path_label(path))
-        if layer in self.units:
-            yield from self._make_shifted_edits(path, layer, self.units[layer], shift=torch.zeros_like(shift))
-
-    def _make_shifted_edits(self, path: Path, layer: int, units: Sequence[int], *, shift: Tensor) -> Iterator[Edit]:
-        """Make edits that give neurons ``units`` the gate and up-projection of an MLP input plus ``shift``."""
-        weights, chosen, place = mlp_weights(self.setting.lens, layer=layer), list(units), [path.position]
-        for site, weight in (("gate", weights.w_gate), ("up", weights.w_up)):
+        setting, lens, place = self.setting, self.setting.lens, [path.position]
+        units, projections = list((path.target.units or self.units).get(layer, ())), {}
+        weights = mlp_weights(lens, layer=layer) if units else None
+        for site, weight in (("gate", weights.w_gate), ("up", weights.w_up)) if weights else ():
             if weight is not None:
-                baseline = self.setting.baseline_tensors(site, layers=[layer])[layer][:, place][..., chosen]
-                moved = (shift.to(weight.dtype) @ weight[chosen].T)[:, None]
-                yield freeze(
-                    site, {layer: baseline.to(moved) + moved}, positions=place, units=chosen, label=_path_label(path)
-                )
+                values = setting.baseline_tensors(site, layers=[layer])[layer]
+                projections[site] = weight[units], values[:, place][..., units]
+        return mlp_read_edits(
+            self.stream_read_by(layer, mlp=True)[:, place].to(lens.device),
+            self.input_change(path.source, layer, mlp=True, position=path.position)[:, None].to(lens.device),
+            layer=layer,
+            norm=norm_weights(lens, layer=layer, which="mlp_norm"),
+            whole=not path.target.units,
+            units=units,
+            projections=projections,
+            positions=place,
+            label=_path_label(path),
+        )
 
 
 def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:

@@ -10,9 +10,9 @@ A whole writer is replaced for all of its readers at once, at the place of the s
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from ..engine.trust import make_engine
 from ..errors import InputError
 from .graph import place_of_reader
 from .runs import Runs
-from .stream import apply_norm
+from .stream import apply_norm, mlp_read_edits
 
 
 def exact_scores(
@@ -122,7 +122,7 @@ def _reader_edits(
     own, graph = runs.graph.readers[reader], runs.graph
     layer, name = own.layer, place_of_reader(own.kind)
     weights = runs.weights
-    where = {"positions": positions, "label": own.name}
+    where: dict[str, Any] = {"positions": positions, "label": own.name}
     if name == "logits":
         x = streams["resid_post", layer - 1] - change
         return (freeze("final", {0: apply_norm(x, weights.final_norm)}, layers=(0,), **where),)
@@ -130,16 +130,14 @@ def _reader_edits(
     x = streams["resid_pre", layer]
     if name == "mlp" and not graph.parallel:
         x = x + streams["attn_out", layer]
-    norm = node.attn_norm if name == "attention" else node.mlp_norm
-    new = apply_norm(x - change, norm)
     if name == "mlp":
-        found = [freeze("mlp_in", {layer: new}, **where)] if own.kind == "mlp" else []
-        shift = new - apply_norm(x, norm) if own.kind == "neurons" else torch.zeros_like(new)
-        for site, weight in (("gate", node.w_gate), ("up", node.w_up)):
-            if weight is not None:  # the neurons that are a node of their own read their own stream
-                chosen = list(graph.neurons[layer])
-                value = streams[site, layer][..., chosen] + shift @ weight.T
-                found.append(freeze(site, {layer: value}, units=chosen, **where))
-        return tuple(found)
+        units = list(graph.neurons.get(layer, ()))  # the neurons that are a node of their own
+        weights_by_site = (("gate", node.w_gate), ("up", node.w_up))
+        projections = {
+            site: (weight, streams[site, layer][..., units]) for site, weight in weights_by_site if weight is not None
+        }
+        at = {"layer": layer, "norm": node.mlp_norm, "units": units, "projections": projections}
+        return tuple(mlp_read_edits(x, change, whole=own.kind == "mlp", **at, **where))
+    new = apply_norm(x - change, node.attn_norm)
     weight, bias = (one[own.head] for one in node.by_head[own.kind])
     return (freeze(own.kind, {layer: (new @ weight.T + bias)[:, :, None]}, heads=(own.head,), **where),)

@@ -14,14 +14,16 @@ RMSNorm. So one backward pass that stops at q, k, v and the MLP's input gives th
 split inputs nor repeated key-value heads are needed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..edits.constructors import Edit, freeze
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook_name
 from ..models.weights import Norm, NormName, attention_weights, final_norm, mlp_weights, norm_weights
@@ -124,6 +126,31 @@ def apply_norm(x: Float[Tensor, "*batch d_model"], norm: Norm | None) -> Float[T
         return x * norm.gain
     x = x - x.mean(-1, keepdim=True) if norm.centred else x
     return x * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * norm.gain + norm.bias
+
+
+def mlp_read_edits(
+    x: Float[Tensor, "batch position d_model"],
+    change: Float[Tensor, "batch position d_model"],
+    *,
+    layer: int,
+    norm: Norm | None,
+    whole: bool,
+    units: Sequence[int],
+    projections: Mapping[str, tuple[Float[Tensor, "neuron d_model"], Float[Tensor, "batch position neuron"]]],
+    **where: Any,
+) -> list[Edit]:
+    """Make edits under which a layer's MLP, or its neurons ``units`` alone, read the stream ``x`` minus ``change``.
+
+    If the MLP reads it (``whole``), the ``units`` still read ``x``. ``projections``: gate and up -> rows of the units,
+    and their values in the run. ``where`` has the positions of ``x`` and the edits' label.
+    """
+    read = apply_norm(x - change, norm)
+    found = [freeze("mlp_in", {layer: read}, **where)] if whole else []
+    shift = torch.zeros_like(read) if whole else read - apply_norm(x, norm)
+    for site, (weight, values) in projections.items():
+        moved = shift.to(weight.dtype) @ weight.T
+        found.append(freeze(site, {layer: values.to(moved) + moved}, units=units, **where))
+    return found
 
 
 def gradient_before_norm(
