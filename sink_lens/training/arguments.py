@@ -29,14 +29,24 @@ class OneGpuArguments(TrainingArguments):
 
 
 def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArguments:
-    """Build the Hugging Face Trainer's arguments for ``folder`` on ``device``; under a launcher, join its processes."""
+    """Build the Hugging Face Trainer's arguments for ``folder`` on ``device``; under a launcher, join its processes.
+
+    Raises:
+        InputError: the batch cannot be split evenly over the processes and the forwards of a step.
+    """
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    micro, left = divmod(config.batch, config.accumulation * launched)
+    if left or not micro:
+        raise InputError(
+            f"batch is {config.batch} sequences, for {launched} processes with {config.accumulation} "
+            f"forwards per step each; need a multiple of {config.accumulation * launched}"
+        )
     wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["HeadNormDecoderLayer"]}
     sharding: dict[str, Any] = {"fsdp": True, "fsdp_config": wrapped} if config.fsdp else {}
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    micro = max(1, config.batch // (config.accumulation * launched))
     return OneGpuArguments(
         output_dir=str(folder / "checkpoints" / PART),
         max_steps=config.steps,
+        train_sampling_strategy="sequential",
         per_device_train_batch_size=micro,
         per_device_eval_batch_size=micro,
         gradient_accumulation_steps=config.accumulation,
@@ -47,23 +57,16 @@ def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> Trai
         max_grad_norm=config.clip,
         optim="adamw_torch_fused" if device == "cuda" else "adamw_torch",
         seed=config.seed,
-        data_seed=config.data_seed,
         bf16=config.dtype == "bfloat16",
         torch_compile=config.compile,
         use_cpu=device == "cpu",
         ddp_find_unused_parameters=False,
         dataloader_pin_memory=device == "cuda",
-        label_names=["labels"],
         remove_unused_columns=False,
-        logging_strategy="no",
-        eval_strategy="no",
-        save_strategy="no",
         logging_nan_inf_filter=False,
         disable_tqdm=True,
-        log_level="error",
         log_level_replica="error",
         report_to="none",
-        run_name=folder.name,
         **sharding,
     )
 
@@ -88,15 +91,6 @@ def choose_device(config: TrainConfig) -> str:
     if config.dtype == "bfloat16" and device == "cuda" and not torch.cuda.is_bf16_supported():
         raise InputError("dtype is bfloat16 and the GPU has none; need float32")
     return device
-
-
-def check_batch_divisible(config: TrainConfig, n_processes: int) -> None:
-    """Refuse a batch that cannot be split evenly over the processes and the forwards of a step."""
-    if config.batch % (config.accumulation * n_processes):
-        raise InputError(
-            f"batch is {config.batch} sequences, for {n_processes} processes with {config.accumulation} "
-            f"forwards per step each; need a multiple of {config.accumulation * n_processes}"
-        )
 
 
 @contextlib.contextmanager

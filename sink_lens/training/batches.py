@@ -1,13 +1,13 @@
 """The tokens that a configuration is trained on: packed once into the cache, found there by every later run."""
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler, Subset
+from torch.utils.data import Subset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..data.cache import cache_folder, lock_folder, write_manifest, write_new_folder
@@ -140,26 +140,14 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Order(Sampler[int]):
-    """Order in which sequences are trained on: one random permutation of all of them after another, from a seed.
+def training_order(*, n_sequences: int, drawn: int, seed: int) -> np.ndarray:
+    """Return the indices of the sequences in the order of the training: one random permutation of all after another.
 
     The order does not depend on how a step is cut into forwards and processes.
     """
-
-    def __init__(self, *, n_sequences: int, drawn: int, seed: int) -> None:
-        self._n_sequences, self._drawn, self._seed = n_sequences, drawn, seed
-
-    def __len__(self) -> int:
-        return self._drawn
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the indices of the sequences; each comes once before any comes again."""
-        generator = torch.Generator().manual_seed(self._seed)
-        left = self._drawn
-        while left > 0:
-            passed = torch.randperm(self._n_sequences, generator=generator)[:left].tolist()
-            yield from passed
-            left -= len(passed)
+    generator = torch.Generator().manual_seed(seed)
+    passes = [torch.randperm(n_sequences, generator=generator) for _ in range(-(-drawn // n_sequences))]
+    return torch.cat(passes)[:drawn].numpy()
 
 
 def stack_batch(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from ..errors import RunError
 from ..files import parse_json
 from ..records import write_atomically
+from ..records.writing import refuse_foreign_files
 
 KEPT, LATEST, PART = "checkpoint-", "latest-", ".part"
 """Beginnings of the names of checkpoints, and the folder beside them in which the Trainer writes one."""
@@ -31,34 +32,29 @@ _WRITTEN = (*_STATE, *_WEIGHTS, *_TOKENIZER, "trainer_state.json", "training_arg
 def seal_checkpoint(folder: Path, target: Path) -> None:
     """Force a checkpoint's files onto the disk, write their sizes beside them, and move ``folder`` to ``target``."""
     sizes = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(_files(folder)):
         with path.open("rb") as file:
             os.fsync(file.fileno())
         sizes[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size}
     write_atomically(folder / _MANIFEST, json.dumps({"files": sizes}, indent=1).encode())
     remove_checkpoint(target)
-    if not os.path.lexists(target):
+    names = (*sizes, _MANIFEST)
+    refuse_foreign_files(target, ["", *names] if target.is_symlink() else names, written=())
+    if not target.exists():
         folder.replace(target)
         return
-    there = [name for name in (*sizes, _MANIFEST) if os.path.lexists(target / name)]
-    if there or target.is_symlink():
-        raise RunError(
-            f"{target / there[0] if there else target} is no file of the training, which would write one with this "
-            "name. Move it away and run the same again: it goes on from the last checkpoint."
-        )
-    for name in (*sizes, _MANIFEST):  # beside files of somebody else's; the last one makes it a checkpoint
+    for name in names:  # beside files of somebody else's; the last one makes it a checkpoint
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).replace(target / name)
 
 
 def remove_checkpoint(folder: Path) -> None:
     """Remove the files that a checkpoint's ``checkpoint.json`` lists, and its folder if nothing else is in it."""
-    if folder.is_symlink():
-        return
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        listed = parse_json((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
-        own = [path for path in _files(folder) if _name(path, folder) in listed]
-        _remove(folder, [*own, folder / _MANIFEST])  # in this order, should it be killed
+        if not folder.is_symlink():
+            listed = _read_manifest(folder)
+            own = [path for path in _files(folder) if path.relative_to(folder).as_posix() in listed]
+            _remove(folder, [*own, folder / _MANIFEST])  # in this order, should it be killed
 
 
 def remove_unsealed(folder: Path) -> None:
@@ -67,22 +63,20 @@ def remove_unsealed(folder: Path) -> None:
     Raises:
         RunError: something else is in it.
     """
-    for one in folder.glob(f"{KEPT}*"):
+    for one in (path for path in folder.glob(f"{KEPT}*") if not path.is_symlink()):
         _remove(one, _files(one, _WRITTEN))
     with contextlib.suppress(OSError):  # it is not there, or not empty
         folder.rmdir()
-    if (left := next(folder.rglob("*"), None)) is not None:
-        raise RunError(f"{left} is no file of the training, which writes its checkpoints there. Move it away.")
+    refuse_foreign_files(folder, [path.name for path in folder.glob("*")], written=())
 
 
-def refuse_foreign_folders(folder: Path, *others: Path) -> None:
+def refuse_foreign_folders(folder: Path) -> None:
     """Refuse links where a training writes, and a folder of a checkpoint that it did not write, before it begins.
 
     Raises:
-        RunError: ``folder``, in which the checkpoints are, or a folder in it or of ``others`` is such a folder.
+        RunError: ``folder``, in which the checkpoints are, or a folder in it is such a folder.
     """
-    there = [path for prefix in (KEPT, LATEST, PART) for path in folder.glob(f"{prefix}*")]
-    for path in (folder, *there, *others):
+    for path in (folder, *(path for prefix in (KEPT, LATEST, PART) for path in folder.glob(f"{prefix}*"))):
         number = path.name.removeprefix(KEPT).removeprefix(LATEST)
         foreign = number.isdecimal() and (path / "config.json").is_file() and not (path / _MANIFEST).is_file()
         if path.is_symlink() or foreign:
@@ -90,27 +84,6 @@ def refuse_foreign_folders(folder: Path, *others: Path) -> None:
                 f"{path} is {f'no checkpoint of a training, which has a {_MANIFEST}' if foreign else 'a link'}, where "
                 "the training writes a folder of its own. Move it away, or train into another folder."
             )
-
-
-def _files(folder: Path, patterns: Iterable[str] = ("*",)) -> list[Path]:
-    """Return the files in a folder and its subfolders whose first names match, no links and nothing behind one."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return [path for path in files if any(fnmatch(_name(path, folder).split("/")[0], one) for one in patterns)]
-
-
-def _name(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix()
-
-
-def _remove(folder: Path, files: Iterable[Path]) -> None:
-    """Remove ``files`` of a folder, and those folders that are empty then."""
-    held = {folder}
-    for path in files:
-        path.unlink()
-        held |= {one for one in path.parents if one.is_relative_to(folder)}
-    for path in sorted(held, reverse=True):
-        with contextlib.suppress(OSError):  # not empty
-            path.rmdir()
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
@@ -142,7 +115,7 @@ def has_whole_state(folder: Path) -> bool:
         RunError: a file of the weights is missing, or a file has not the size that it was written with.
     """
     try:
-        listed = parse_json((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
+        listed = _read_manifest(folder)
         state = {name for name in listed if any(fnmatch(name.split("/")[0], one) for one in _STATE)}
         sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*")}
         for name, entry in listed.items():
@@ -158,12 +131,31 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
 
     The two newest whole checkpoints stay as they are; once the run has ``finished``, only the newest one does.
     """
-    state: dict[Path, bool] = {}
+    kept: list[Path] = []
     for path in list_checkpoints(folder).values():
-        with contextlib.suppress(RunError):
-            state[path] = has_whole_state(path)
-    kept = [path for path, whole in state.items() if whole][: 1 if finished else 2]
+        with contextlib.suppress(RunError):  # a damaged one
+            if has_whole_state(path) and len(kept) < (1 if finished else 2):
+                kept.append(path)
+            else:
+                _remove(path, _files(path, _STATE))
     for path in set(folder.glob(f"{LATEST}*")) - set(kept):
         remove_checkpoint(path)
-    for path in (path for path in state if path.exists() and path not in kept):
-        _remove(path, _files(path, _STATE))
+
+
+def _read_manifest(folder: Path) -> dict[str, dict[str, int]]:
+    return parse_json((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
+
+
+def _files(folder: Path, patterns: Iterable[str] = ("*",)) -> list[Path]:
+    """Return the files in a folder and its subfolders whose first names match, no links and nothing behind one."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return [path for path in files if any(fnmatch(path.relative_to(folder).parts[0], one) for one in patterns)]
+
+
+def _remove(folder: Path, files: Iterable[Path]) -> None:
+    """Remove ``files`` of a folder, and those folders that are empty then."""
+    for path in files:
+        path.unlink()
+    for path in sorted([folder, *folder.rglob("*")], reverse=True):
+        with contextlib.suppress(OSError):  # a file, or not empty
+            path.rmdir()

@@ -1,14 +1,10 @@
 """``train``: a run folder from a configuration; the same call on a folder that holds part of it goes on from there.
 
-``config.json``, ``tokenizer/`` (listed in ``tokenizer_files.json``), ``log.parquet``, ``checkpoints/`` and, where it is
-asked for, ``watch.parquet``.
+It has ``config.json``, ``log.parquet``, ``checkpoints/`` and, where it is asked for, ``watch.parquet``.
 """
 
 import contextlib
 import json
-import signal
-import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,28 +15,16 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from ..errors import InputError, RunError, SinkLensError
-from ..files import parse_json
 from ..models.wrapping import keep_random_state
-from ..records import Result, RunWriter, create_run, package_versions, write_atomically
-from ..records.writing import refuse_foreign_files
+from ..records import Result, RunWriter, create_run, package_versions, read_run
+from ..records.checkpoints import checkpoint_folders
 from ..signatures import takes
-from .arguments import check_batch_divisible, choose_device, silence_transformers, trainer_arguments
+from . import checkpoint_files
+from .arguments import choose_device, silence_transformers, trainer_arguments
 from .batches import Rows, TrainingRows, check_given_rows, load_training_rows, tokenizer_hash
-from .checkpoint_files import (
-    KEPT,
-    PART,
-    list_checkpoints,
-    newest_checkpoint,
-    refuse_foreign_folders,
-    remove_checkpoint,
-    remove_unsealed,
-)
 from .config import TrainConfig, read_train_config
 from .loop import Loop, Steps
 from .model import model_of
-
-_TOKENIZER_FILES = "tokenizer_files.json"
-"""File of a run that lists those which it has written into its folder ``tokenizer``."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -101,64 +85,41 @@ def train(
             "or the name of a tokenizer"
         )
     config = read_train_config(config, **fields)
-    device = choose_device(config)
     folder = Path(out)
     with keep_random_state(), silence_transformers():
-        args = trainer_arguments(config, folder, device=device)
-        check_batch_divisible(config, args.world_size)
+        args = trainer_arguments(config, folder, device=choose_device(config))
         with args.main_process_first(local=False, desc="packing"):
-            corpus = (
-                load_training_rows(config, progress=progress and args.should_save)
-                if rows is None
-                else check_given_rows(config, rows, tokenizer=own_tokenizer)
-            )
+            if rows is None:
+                corpus = load_training_rows(config, progress=progress and args.should_save)
+            else:
+                corpus = check_given_rows(config, rows, tokenizer=own_tokenizer)
         model = model_of(config, tokenizer=corpus.tokenizer)
         gains = tuple(model.mean_gains())  # before a checkpoint is read
         with _open_run_folder(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):
-
-            def watch_run() -> object:
-                from .watch import watch  # with the chain, which nothing else here needs
-
-                return watch(folder, writer=writer, device=config.device, progress=False)
-
             loop = Loop(config, model=model, data=corpus, args=args)
-            steps = Steps(
-                loop,
-                folder=folder / "checkpoints",
-                writer=writer,
-                watch=watch_run if config.watch and writer is not None else None,
-                progress=progress and args.should_save,
-            )
-            with _save_on_interrupt(steps, alone=args.world_size == 1):
-                steps.run(checkpoint)
+            Steps(loop, writer=writer, progress=progress and args.should_save).run(checkpoint)
         log = loop.log_frame()
         return TrainResult(
             folder=folder,
             config=config,
             tables={"log": log},
             headline=_headline(config, log, gains) if len(log) else "",  # another process may have none
-            checkpoints={
-                step: path
-                for step, path in reversed(list_checkpoints(folder / "checkpoints").items())
-                if path.name.startswith(KEPT)
-            },
+            checkpoints=checkpoint_folders(read_run(folder)),
             first=args.should_save,
         )
 
 
 def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) -> str:
     """Return a sentence with model, time, last losses of ``log``, and the range of the value norm's first ``gains``."""
-    last = log.iloc[-1]
+    last, held_out = log.iloc[-1], log["eval_loss"].dropna()
     norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
     if gains:
         least, most = f"{min(gains):.3g}", f"{max(gains):.3g}"
         norm += f" (first gain, {config.value_norm_init}: {least}" + f" to {most} over layers" * (least != most) + ")"
-    held_out = log["eval_loss"].dropna()
     tail = f", held out {held_out.iloc[-1]:.4f}" if len(held_out) else ""
     return (
         f"{config.size}, {config.attention}{norm}, seed {config.seed}: {int(last['step']):,} steps, "
-        f"{int(last['tokens']):,} tokens, {float(last['seconds']):,.0f} s; "
-        f"loss {float(last['loss']):.4f} nats{tail}"
+        f"{int(last['tokens']):,} tokens, {last['seconds']:,.0f} s; loss {last['loss']:.4f} nats{tail}"
     )
 
 
@@ -181,77 +142,36 @@ def _open_run_folder(
         "versions": package_versions(),
         "seeds": {"weights": config.seed, "order": config.data_seed},
     }
-    tables = ("config", "log", "watch") if config.watch else ("config", "log")
-    record: dict[str, Any] = {"config": asdict(config), "provenance": provenance, "expects": tables}
+    expects = ("config", "log", *["watch"] * config.watch)
+    record: dict[str, Any] = {"config": asdict(config), "provenance": provenance, "expects": expects}
     writer, outcome = None, [None, None]
     with contextlib.ExitStack() as stack:
         if args.should_save:
             try:
                 opened = create_run(folder, kind="train", overwrite=overwrite, reopen=True, **record)
                 writer = stack.enter_context(opened)
-                outcome = [None, _prepare_run(record["config"], corpus, writer, overwrite=overwrite)]
+                outcome = [None, _prepare_run(record["config"], writer, overwrite=overwrite)]
             except SinkLensError as error:
                 outcome = [error, None]
         if args.world_size > 1:
             broadcast_object_list(outcome)
-        error, checkpoint = outcome
-        if error is not None:
-            raise error
-        yield writer, checkpoint
+        if outcome[0] is not None:
+            raise outcome[0]
+        yield writer, outcome[1]
 
 
-def _prepare_run(config: dict[str, Any], corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Path | None:
-    """Write configuration and tokenizer into the run folder; return the checkpoint to resume from, or None."""
-    folder, words = writer.folder / "checkpoints", writer.folder / "tokenizer"
-    refuse_foreign_folders(folder, words)
-    remove_unsealed(folder / PART)
-    listed = writer.folder / _TOKENIZER_FILES
-    own = parse_json(listed.read_text("utf-8")) if listed.is_file() else []
-    with tempfile.TemporaryDirectory() as made:
-        if corpus.tokenizer is not None:
-            corpus.tokenizer.save_pretrained(made)
-        files = {path.name: path.read_bytes() for path in sorted(Path(made).iterdir())}
-    changed = [name for name, content in files.items() if not _holds(words / name, content)]
-    refuse_foreign_files(words, changed, written=own)
+def _prepare_run(config: dict[str, Any], writer: RunWriter, *, overwrite: bool) -> Path | None:
+    """Write the configuration into the run folder, and return the checkpoint to resume from, or None."""
+    folder = writer.folder / "checkpoints"
+    checkpoint_files.refuse_foreign_folders(folder)
+    checkpoint_files.remove_unsealed(folder / checkpoint_files.PART)
     writer.write_text("config.json", json.dumps(config, indent=2) + "\n")
-    if overwrite:
-        for old in list_checkpoints(folder).values():
-            remove_checkpoint(old)
-        for name in own:
-            (words / name).unlink(missing_ok=True)
-    if files:
-        words.mkdir(exist_ok=True)
-        writer.write_text(_TOKENIZER_FILES, json.dumps(list(files)) + "\n")
-    for name in changed:
-        write_atomically(words / name, files[name])
-    checkpoint = newest_checkpoint(folder)
-    if checkpoint is None and max(list_checkpoints(folder), default=0) > 0:
+    for old in checkpoint_files.list_checkpoints(folder).values() if overwrite else ():
+        checkpoint_files.remove_checkpoint(old)
+    checkpoint = checkpoint_files.newest_checkpoint(folder)
+    if checkpoint is None and max(checkpoint_files.list_checkpoints(folder), default=0) > 0:
         raise RunError(
             f"{folder} has checkpoints and none that training can go on from; need one with the files that its "
             "checkpoint.json lists. Put them back, or train into another folder."
         )
     return checkpoint
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == content
-
-
-@contextlib.contextmanager
-def _save_on_interrupt(steps: Steps, *, alone: bool) -> Iterator[None]:
-    """Within the block, a first Ctrl-C lets ``steps`` end the step, save and stop; a second one stops at once."""
-    before = signal.getsignal(signal.SIGINT)
-
-    def stop(number: int, frame: Any) -> None:
-        if steps.stopping:
-            raise KeyboardInterrupt
-        steps.stopping = True
-
-    own = alone and callable(before) and threading.current_thread() is threading.main_thread()
-    if own:
-        signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        if own:
-            signal.signal(signal.SIGINT, before)

@@ -308,13 +308,13 @@ def _reusable_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, thre
 
 
 def load_run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer in a training run's folder; return None if the folder has none.
+    """Load the tokenizer in a training run's newest checkpoint; return None if it has none.
 
     Raises:
         RunError: its files cannot be read.
     """
-    folder = run.folder / "tokenizer"
-    if not folder.is_dir():
+    folder = list(checkpoint_folders(run).values())[-1]
+    if not (folder / "tokenizer_config.json").is_file():
         return None
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)

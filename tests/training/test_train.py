@@ -23,8 +23,8 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.training import checkpoint_files
-from sink_lens.training.arguments import check_batch_divisible, choose_device, trainer_arguments
-from sink_lens.training.batches import Order, load_training_rows, tokenizer_hash
+from sink_lens.training.arguments import choose_device, trainer_arguments
+from sink_lens.training.batches import load_training_rows, tokenizer_hash, training_order
 from sink_lens.training.loop import Loop, Steps
 from sink_lens.training.model import model_of
 from sink_lens.training.train import train
@@ -101,13 +101,13 @@ def test_the_rate_rises_from_its_first_step_and_falls_to_its_end():
 
 
 def test_the_order_is_passes_over_the_data_by_the_data_seed_alone():
-    drawn = list(Order(n_sequences=5, drawn=12, seed=3))
-    assert len(drawn) == len(Order(n_sequences=5, drawn=12, seed=3)) == 12
+    drawn = training_order(n_sequences=5, drawn=12, seed=3).tolist()
+    assert len(drawn) == 12
     assert sorted(drawn[:5]) == sorted(drawn[5:10]) == [0, 1, 2, 3, 4]
     assert drawn[:5] != drawn[5:10]
     torch.manual_seed(7)
-    assert drawn == list(Order(n_sequences=5, drawn=12, seed=3))
-    assert drawn != list(Order(n_sequences=5, drawn=12, seed=4))
+    assert drawn == training_order(n_sequences=5, drawn=12, seed=3).tolist()
+    assert drawn != training_order(n_sequences=5, drawn=12, seed=4).tolist()
 
 
 def test_the_seed_makes_the_weights_and_nothing_else_does():
@@ -212,11 +212,12 @@ def test_sharding_is_configured_and_refused_where_it_would_be_skipped(tmp_path, 
     assert choose_device(config) == "cuda"
 
 
-def test_a_device_that_is_not_there_and_a_batch_that_cannot_be_shared_are_refused():
+def test_a_device_that_is_not_there_and_a_batch_that_cannot_be_shared_are_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="device is cuda and there is none; need one of cpu"):
         choose_device(config_of(device="cuda"))
+    monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(InputError, match="batch is 4 sequences, for 3 processes with 2 forwards per step each"):
-        check_batch_divisible(config_of(accumulation=2), 3)
+        trainer_arguments(config_of(accumulation=2), tmp_path, device="cpu")
 
 
 # --- a run
@@ -244,7 +245,7 @@ def test_it_learns_and_the_folder_is_a_whole_run(whole):
 
 def test_the_first_loss_is_that_of_the_first_sequences_of_the_order(whole):
     model = model_of(config_of())
-    numbers = list(Order(n_sequences=50, drawn=48, seed=0))[:4]
+    numbers = training_order(n_sequences=50, drawn=48, seed=0)[:4]
     ids = torch.stack([data()[0][number]["input_ids"] for number in numbers])
     assert whole.frame["loss"][1] == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), abs=1e-6)
     ids = torch.stack([row["input_ids"] for row in data()[1]])
@@ -432,7 +433,7 @@ def with_own_files(stopped, tmp_path):
         "checkpoint-12/notes.txt",
     )
     own = [out / "checkpoints" / name for name in names]
-    own += [out / "tokenizer" / "notes.txt", out / "checkpoints" / "latest-10" / "model-of-mine.safetensors"]
+    own.append(out / "checkpoints" / "latest-10" / "model-of-mine.safetensors")
     for path in own:
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
@@ -453,7 +454,7 @@ def test_no_file_of_the_users_is_removed_or_replaced_in_the_folders_of_a_trainin
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/checkpoint-9", "checkpoints/.part", "tokenizer"])
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/checkpoint-9", "checkpoints/.part"])
 def test_a_link_where_a_training_has_a_folder_is_refused_and_not_followed(stopped, tmp_path, name, overwrite):
     out, home = shutil.copytree(stopped, tmp_path / "run"), tmp_path / "home"
     if (out / name).exists():
@@ -465,6 +466,17 @@ def test_a_link_where_a_training_has_a_folder_is_refused_and_not_followed(stoppe
     with pytest.raises(RunError, match=rf"{name} is a link"):
         trained(out, overwrite=overwrite)
     assert sorted(home.rglob("*")) == there
+
+
+def test_a_link_in_the_folder_of_an_unfinished_checkpoint_is_refused_and_not_followed(stopped, tmp_path):
+    out, home = shutil.copytree(stopped, tmp_path / "run"), tmp_path / "home"
+    for folder in (home, out / "checkpoints" / ".part"):
+        folder.mkdir()
+    (home / "model.safetensors").write_text("mine")
+    (out / "checkpoints/.part/checkpoint-9").symlink_to(home)
+    with pytest.raises(RunError, match=r"\.part/checkpoint-9"):
+        trained(out)
+    assert (home / "model.safetensors").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["checkpoint-8/config.json", ".part/notes.txt"])
@@ -554,7 +566,7 @@ def test_watching_changes_nothing_and_measures_every_kept_checkpoint(whole, tmp_
     same_run(whole.folder, watched.folder)
 
 
-def test_text_is_packed_once_and_the_tokenizer_lies_beside_the_run(tmp_path, monkeypatch):
+def test_text_is_packed_once_and_the_tokenizer_lies_in_every_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "text.txt"
     text.write_text("It was the best of times, it was the worst of times, and nobody knew which. " * 60)
@@ -565,14 +577,13 @@ def test_text_is_packed_once_and_the_tokenizer_lies_beside_the_run(tmp_path, mon
     assert hashes.items() <= read_run(made.folder).provenance.items()
     assert corpus.train[0]["input_ids"][0] == corpus.tokenizer.bos_token_id
     assert len(list((tmp_path / "cache/packed").glob("*/manifest.json"))) == 1
-    for folder in (made.folder / "tokenizer", made.checkpoints[2]):
-        assert (folder / "tokenizer.json").is_file()
+    assert all((folder / "tokenizer.json").is_file() for folder in made.checkpoints.values())
     other = train(
         config=config_of(**{**asdict(config), "seed": 5, "value_norm": "shared"}), out=tmp_path / "b", progress=False
     )
     assert read_run(other.folder).provenance["data_sha256"] == corpus.sha256
     with pytest.raises(InputError, match="vocab_size"):
-        train(config=config_of(data=str(text), tokenizer=str(made.folder / "tokenizer")), out=tmp_path / "c")
+        train(config=config_of(data=str(text), tokenizer=str(made.checkpoints[2])), out=tmp_path / "c")
     with pytest.raises(InputError, match="the tokenizer nowhere cannot be read"):
         train(config=config_of(data=str(text), tokenizer="nowhere"), out=tmp_path / "c")
 

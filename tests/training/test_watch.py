@@ -149,9 +149,9 @@ def test_what_cannot_be_measured_or_gone_on_with_is_refused():
 def course(folder, *, sinks, status="finished"):
     """A training run whose checkpoints at steps 0, 10, 20, ... have the planted sink or not."""
     write_run(folder, [5.0] * len(sinks), status=status)
-    tiny_tokenizer(adds_bos=True).save_pretrained(folder / "tokenizer")
     for index, sink in enumerate(sinks):
-        planted(sink=sink).model.save_pretrained(folder / "checkpoints" / f"checkpoint-{10 * index}")
+        for saved in (planted(sink=sink).model, tiny_tokenizer(adds_bos=True)):
+            saved.save_pretrained(folder / "checkpoints" / f"checkpoint-{10 * index}")
     return folder
 
 
@@ -269,7 +269,7 @@ def test_a_run_that_is_being_written_is_refused(run):
 
 
 def test_rows_that_cannot_be_had_again_are_replaced_by_the_prose_and_that_is_said(tmp_path):
-    run = read_run(course(tmp_path / "run", sinks=()))
+    run = read_run(course(tmp_path / "run", sinks=(False,)))
     with pytest.warns(UserWarning, match="measured on the bundled prose: .*given as rows"):
         tokens = load_evaluation_tokens(run, load_run_tokenizer(run), sequences=4, length=64)
     assert (tokens.n_sequences, tokens.n_positions) == (4, CONFIG["length"])  # the run's context is shorter than 64

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from sink_lens.training import loop
+from sink_lens.training import checkpoint_files
 from sink_lens.training.arguments import leave_process_group
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.loop import Loop
@@ -78,14 +78,14 @@ def _main(out, place):
         os.wait()
         _main(f"{out}-saving", "saving")
     if place == "saving":
-        seal = loop.seal_checkpoint
+        seal = checkpoint_files.seal_checkpoint
 
         def half(folder, target):
             if target.name == "checkpoint-8":
                 _kill()
             seal(folder, target)
 
-        loop.seal_checkpoint = half
+        checkpoint_files.seal_checkpoint = half
     with after_step(7, _kill) if place == "forward" else contextlib.nullcontext():
         trained(Path(out))
     leave_process_group()
