@@ -19,7 +19,7 @@ from ..measures.dimensions import dominance_ratio, outlier_dimensions, random_en
 from .config import Question, Thresholds
 
 _WRITTEN, _LEAST_WRITTEN = 0.1, 0.05
-_LEFT_OF_RANDOM = 0.25
+_LEFT_OF_RANDOM, _OVER_RANDOM = 0.25, 2.0
 _COMMON = 0.5
 """A dimension is every token's if it has at least this share of the token's magnitude at a typical other token."""
 
@@ -187,17 +187,19 @@ def find_outlier_dimensions(
 
     They are the fewest dimensions with ``energy_frac`` of its energy. There are none if more than ``max_outliers`` are
     needed, or if they do not dominate: the token's mean dominance ratio over sequences is under
-    ``dominance_threshold``, and they leave more than a quarter of the energy that as many of the largest dimensions of
-    a random token leave (``random_energy_share``; in a narrow model no token reaches a high ratio). If the ``typical``
-    magnitudes at other tokens are given, dimensions that are large there too are set to 0 first.
+    ``dominance_threshold``, and either they leave more than a quarter of the energy that as many of the largest
+    dimensions of a random token leave, or one of them holds less than twice what its largest holds
+    (``random_energy_share``; in a narrow model no token reaches a high ratio). If the ``typical`` magnitudes at other
+    tokens are given, dimensions that are large there too are set to 0 first.
     """
     width = state.shape[1]
     while True:
         energy = state.double().square().mean(0)
         found = outlier_dimensions(energy, energy_frac=thresholds.energy_frac)
         dominates = bool(dominance_ratio(state).mean() >= thresholds.dominance_threshold)
-        left = 1 - float(energy[found].sum() / energy.sum())
-        dominates |= left <= _LEFT_OF_RANDOM * (1 - random_energy_share(len(found), width=width))
+        shares = (energy[found] / energy.sum()).tolist()
+        nearly_all = 1 - sum(shares) <= _LEFT_OF_RANDOM * (1 - random_energy_share(len(found), width=width))
+        dominates |= nearly_all and min(shares, default=0) >= _OVER_RANDOM * random_energy_share(1, width=width)
         if not dominates or len(found) > thresholds.max_outliers:
             return ()
         common = [] if typical is None else found[_mark_common_dimensions(state, typical)[found]].tolist()

@@ -134,6 +134,8 @@ def sink_of(zoo: Any, tokens: torch.Tensor, found: Any) -> tuple[str, str]:
     truth = "yes" if bool(places.any()) else "no"
     if not found.location.sink_found:
         return truth, "none"
+    if (found.tables["summary"]["quantity"] == "aligned_position").any():  # each sequence at its own
+        return truth, "right" if float(places.any(1).double().mean()) > 0.5 else "misplaced"
     return truth, "right" if bool(places[:, position].any()) else "misplaced"
 
 
