@@ -13,7 +13,7 @@ from ..models.lens import LensModel
 from ..schema import OWN_RATIO
 from ..stats import Interval, interval, studentised_interval
 from .config import TraceConfig
-from .locate import GrowthStep
+from .locate import GrowthStep, own_directions
 from .measure import Panel
 from .neurons import LayerSplit, split_growth_layers
 from .readings import OTHERS_FROM
@@ -112,22 +112,21 @@ def not_asked_statistic(name: str) -> Statistic:
 def own_direction_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """Measure how far the sink token stands out in directions of its own; [] in sequences too short to tell.
 
-    They are the fewest principal directions of its stream, where keys read it, that hold ``energy_frac`` of its energy
-    (at most ``max_outliers``). The statistic is its length in them over the typical norm of other tokens.
+    The statistic is its length in ``own_directions``, where keys read it, over the typical norm of other tokens.
     """
-    panel, config = evidence.panel, evidence.config
+    panel = evidence.panel
     layers = panel.sink_layers()
     ratio = panel.norm_ratio()[layers]
     if ratio.isnan().all():
         return []
-    own = []
-    for state in panel.sink_states()[layers].double():
-        along = torch.linalg.svd(state, full_matrices=False).Vh @ state.T
-        held = along.square().cumsum(0) / state.square().sum(1)
-        n = int((held.mean(1) < config.energy_frac).sum()) + 1
-        own.append(held[min(n, len(held)) - 1].sqrt() * (n <= config.max_outliers))
-    found = evidence.interval((torch.stack(own) * ratio).nanmean(0), generator=rng)
-    return [Statistic(name=OWN_RATIO, interval=found, layers=tuple(layers))]
+    states = panel.sink_states()[layers].double()
+    spans = [own_directions(state, thresholds=evidence.config) for state in states]
+    shares = torch.stack([(x @ span).norm(dim=1) / x.norm(dim=1) for x, span in zip(states, spans, strict=True)])
+    return [
+        Statistic(
+            name=OWN_RATIO, interval=evidence.interval((shares * ratio).nanmean(0), generator=rng), layers=tuple(layers)
+        )
+    ]
 
 
 def why_too_short(panel: Panel) -> str:

@@ -14,7 +14,7 @@ lies wholly on one side of its bars, so that more sequences decide what was unde
 
 A link about single dimensions hangs on the basis of the stream, which a rotation changes without changing the function.
 If no dimension dominates, so that it fails or has no source, the same questions are asked of the directions that the
-token has and that are written (``Link.own_direction``). If they hold, or hold in part, it is *not in this basis*.
+token has (``Link.own_direction``). If they hold, or hold in part, it is *not in this basis*.
 """
 
 import math

@@ -263,6 +263,19 @@ def find_location(
     return Location(sink_positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
 
 
+def own_directions(
+    state: Float[Tensor, "batch d_model"], *, thresholds: Thresholds | Question
+) -> Float[Tensor, "d_model sample"]:
+    """Return the fewest principal directions of a token that hold ``energy_frac`` of its energy.
+
+    There are none if more than ``max_outliers`` are needed.
+    """
+    _, sizes, rows = torch.linalg.svd(state.double(), full_matrices=False)
+    held = sizes.square().cumsum(0)
+    n = int((held < thresholds.energy_frac * held[-1]).sum()) + 1
+    return rows[: n if n <= thresholds.max_outliers else 0].T
+
+
 def _consecutive_runs(layers: Iterable[int]) -> list[tuple[int, int]]:
     """Group ``layers``, in ascending order, into runs of consecutive layers, each as (first, last)."""
     found: list[tuple[int, int]] = []

@@ -15,13 +15,14 @@ from ...measures import locking
 from ...measures.reductions import mean_where
 from ...models.lens import LensModel
 from ...models.weights import attention_weights, keys_at_position, norm_weights
-from ...schema import ALL_BUT, WRITTEN_IN_KEY
+from ...schema import ALL_BUT, OWN_IN_KEY
 from ..evidence import Evidence, Statistic, own_direction_statistics, ratio_of_means, undefined_statistic
+from ..locate import own_directions
 from ..paths import Writings
 from ..readings import OTHERS_FROM, MeasuringPass, later_queries
 from ..setting import Setting
 from .link import Freeze, Intervention, Link, Trial
-from .neurons_dimension import written_directions
+from .neurons_dimension import draw_spans
 
 _PARTS = {
     "key_cosine": ("key_cosine_sink", "key_cosine_random_dimensions", "key_cosine_other_positions"),
@@ -169,15 +170,15 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 def _make_interventions(trial: Trial) -> list[Intervention]:
     """Make the intervention that mean ablates outlier dimensions in the input of the sink's key; controls: random ones.
 
-    A second intervention mean ablates all other dimensions. Without outlier dimensions, the span of what makers write
-    is mean ablated.
+    A second intervention mean ablates all other dimensions. Without outlier dimensions, the token's own
+    directions are mean ablated.
     """
     setting = trial.setting
     lens = setting.lens
     found = {layer: setting.location.entering_dimensions(layer) for layer in lens.key_layers(setting.sink_layers)}
     entering = {layer: list(dims) for layer, dims in found.items() if dims}
     if not entering:
-        return _make_span_in_key(setting)
+        return _ablate_own_directions_in_key(setting)
     baseline = setting.baseline_tensors("attn_in", layers=tuple(entering))
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in baseline.items()}
     weights = {layer: attention_weights(lens, layer=layer) for layer in entering}
@@ -218,47 +219,42 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     ]
 
 
-def _make_span_in_key(setting: Setting) -> list[Intervention]:
-    """Make the intervention that mean ablates the span of what makers write in the sink's key; controls: random spans.
+def _ablate_own_directions_in_key(setting: Setting) -> list[Intervention]:
+    """Make the intervention that mean ablates the token's own directions in its key; controls: random directions.
 
-    It is taken from the stream that the attention reads, at the length that the norm gives it.
+    They are taken from the stream that the attention reads, at the length that the norm gives it.
     """
     lens, position = setting.lens, setting.sink_position
-    written = written_directions(setting)
-    layers = [layer for layer in lens.key_layers(setting.sink_layers) if layer > min(written, default=layer)]
-    if not layers:
-        return []
-    writings, read, columns = Writings(setting=setting, units={}), {}, {}
-    for layer in layers:
+    writings, read, spans = Writings(setting=setting, units={}), {}, {}
+    for layer in lens.key_layers(setting.sink_layers):
         norm = norm_weights(lens, layer=layer, which="attn_norm")
         plain = norm and replace(norm, gain=torch.ones_like(norm.gain), bias=torch.zeros_like(norm.bias))
         x = apply_norm(writings.stream_read_by(layer, mlp=False).to(lens.device), plain)
-        read[layer] = norm, x[:, position], (x - setting.mean_ordinary(x))[:, position]
-        columns[layer] = torch.cat([one for at, one in written.items() if at < layer])
+        over = (x - setting.mean_ordinary(x))[:, position]
+        read[layer] = norm, x[:, position], over
+        spans[layer] = own_directions(over, thresholds=setting.config).float()
+    if not any(span.numel() for span in spans.values()):
+        return []
 
-    def edit_of(columns: Mapping[int, Tensor], label: str) -> Edit:
+    def edit_of(spans: Mapping[int, Tensor], label: str) -> Edit:
         keys = {}
         for layer, (norm, x, over) in read.items():
-            span = torch.linalg.qr(columns[layer].T.double())[0].to(x.device, x.dtype)
+            span = spans[layer].to(x.device, x.dtype)
             without = x - over @ span @ span.T
             without = without if norm is None else without * norm.gain + norm.bias
             keys[layer] = keys_at_position(lens, without, layer=layer, position=position)[:, None]
         return freeze("k", keys, positions=[position], label=label)
 
-    generator, controls = setting.make_generator(), []
-    for _ in range(setting.config.controls):
-        drawn = {at: torch.randn(one.shape, generator=generator, dtype=torch.float32) for at, one in columns.items()}
-        controls.append((edit_of(drawn, "random span in the key"),))
-    reads = tuple(layer for layer in setting.sink_layers if lens.key_layers([layer])[0] in layers)
-    found = Intervention(
-        name=WRITTEN_IN_KEY,
-        edits=(edit_of(columns, WRITTEN_IN_KEY),),
-        controls=tuple(controls),
-        position=position,
-        reads=reads,
-        is_primary=False,
-    )
-    return [found]
+    return [
+        Intervention(
+            name=OWN_IN_KEY,
+            edits=(edit_of(spans, OWN_IN_KEY),),
+            controls=tuple((edit_of(drawn, "random directions in the key"),) for drawn in draw_spans(setting, spans)),
+            position=position,
+            reads=setting.sink_layers,
+            is_primary=False,
+        )
+    ]
 
 
 DIMENSION_KEY = Link(
@@ -273,7 +269,7 @@ DIMENSION_KEY = Link(
     readings=_make_readings,
     parts=_PARTS,
     interventions=_make_interventions,
-    own_direction=(WRITTEN_IN_KEY, WRITTEN_IN_KEY),
+    own_direction=(OWN_IN_KEY, OWN_IN_KEY),
     freeze=Freeze(
         name="key",
         make=lambda setting, segment, position, _: setting.freeze_site(

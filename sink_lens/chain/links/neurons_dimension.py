@@ -10,7 +10,7 @@ from torch import Tensor
 from ...edits.constructors import At, Edit, edit, scalar
 from ...measures.dimensions import dominance_ratio
 from ...models.weights import mlp_weights, norm_weights
-from ...schema import PATH, RESCALED, SPAN, WRITTEN
+from ...schema import OWN, PATH, RESCALED, SPAN, WRITTEN
 from ..evidence import (
     Evidence,
     Statistic,
@@ -22,6 +22,7 @@ from ..evidence import (
     undefined_without_growth_step,
     weakest_statistic,
 )
+from ..locate import own_directions
 from ..neurons import LayerSplit, super_neurons_of_layer
 from ..paths import KEY, SUPER, End, Path, Writings
 from ..setting import WHOLE, Edits, FrozenQuantity, Segment, Setting, Units, draw_other_indices
@@ -101,7 +102,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     the model is damaged. The weights to the outlier dimensions are zeroed at every position, since a neuron may make
     the sink by what it takes from other tokens. The outlier dimensions of the stream are mean ablated, and so is the
     span of all directions that makers of the sink write. Without outlier dimensions all that super neurons write is
-    taken from the key.
+    taken from the key, and the token's own directions are mean ablated.
     """
     setting, generator = trial.setting, trial.generator
     at_sink, found = {"position": setting.sink_position, "reads": setting.sink_layers}, list[Intervention]()
@@ -129,7 +130,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         later = tuple(layer for layer in setting.sink_layers if layer > min(by_layer))
         found.append(replace(removed, reads=later or setting.sink_layers))
     else:
-        found += _make_path_of_all(setting)
+        found += [*_make_path_of_all(setting), *_ablate_own_directions(setting, first=grown)]
     return [*found, *span_interventions(setting, generator=generator)]
 
 
@@ -192,6 +193,42 @@ def _make_path_of_all(setting: Setting) -> list[Intervention]:
     ]
 
 
+def _ablate_own_directions(setting: Setting, *, first: int) -> list[Intervention]:
+    """Make the intervention that mean ablates the token's own directions after each layer from ``first`` on.
+
+    The controls do it to random directions. The list is empty if the token has none, or no later layer the sink.
+    """
+    layers = range(first, setting.lens.n_layers)
+    states = setting.baseline_tensors("resid_post", layers=layers)
+    over = {layer: (x - setting.mean_ordinary(x))[:, setting.sink_position] for layer, x in states.items()}
+    spans = {layer: own_directions(x, thresholds=setting.config).float() for layer, x in over.items()}
+    later = tuple(layer for layer in setting.sink_layers if layer > first)
+    if not later or not any(span.numel() for span in spans.values()):
+        return []
+    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in states.items()}
+
+    def edit_of(spans: Mapping[int, Tensor], label: str) -> Edit:
+        def change(x: Tensor, at: At) -> Tensor:
+            span = spans[at.layer].to(x.device, x.dtype)
+            return x - (x - means[at.layer].to(x.device, x.dtype)) @ span @ span.T
+
+        return edit("resid_post", change, layers=tuple(layers), positions=[setting.sink_position], label=label)
+
+    controls = [(edit_of(drawn, "random directions"),) for drawn in draw_spans(setting, spans)]
+    at_sink_position = {"position": setting.sink_position, "reads": later, "is_primary": False}
+    return [Intervention(name=OWN, edits=(edit_of(spans, OWN),), controls=tuple(controls), **at_sink_position)]
+
+
+def draw_spans(setting: Setting, spans: Mapping[int, Tensor]) -> list[dict[int, Tensor]]:
+    """Draw random spans as wide as ``spans`` (layer -> d_model x direction), once per control."""
+    generator = setting.make_generator()
+
+    def draw(span: Tensor) -> Tensor:
+        return torch.linalg.qr(torch.randn(span.shape, generator=generator, dtype=torch.float32))[0]
+
+    return [{layer: draw(span) for layer, span in spans.items()} for _ in range(setting.config.controls)]
+
+
 def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, list[int]]:
     """Select the super neurons and makers that write any of ``dimensions``: layer -> their neurons.
 
@@ -216,7 +253,7 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
     intervention only rescales the token to the norm that it has without the span. The list is empty if no later layer
     reads the sink.
     """
-    written = {layer: columns for layer, columns in written_directions(setting).items() if columns.numel()}
+    written = {layer: columns for layer, columns in _written_directions(setting).items() if columns.numel()}
     if not written:
         return []
     layers = range(max(0, min(written)), setting.lens.n_layers)
@@ -251,7 +288,7 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
     ]
 
 
-def written_directions(setting: Setting) -> dict[int, Tensor]:
+def _written_directions(setting: Setting) -> dict[int, Tensor]:
     """Collect the directions that makers write at the sink: layer (-1: the embedding) -> tensor of maker x d_model."""
     found: dict[int, list[Tensor]] = {}
     for part in setting.makers[:_MOST_DIRECTIONS]:
@@ -288,6 +325,6 @@ NEURONS_DIMENSION = Link(
     statistics=_compute_statistics,
     floor=lambda config, length: 0.5,
     interventions=_make_interventions,
-    own_direction=(WRITTEN, SPAN),
+    own_direction=(WRITTEN, OWN),
     freeze=Freeze(name="dimensions", make=_freeze_dimensions),
 )

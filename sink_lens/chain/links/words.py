@@ -16,12 +16,13 @@ from ...schema import (
     INTERVENTION_FLOOR,
     LEAST_SHARE,
     NOT_IN_BASIS,
+    OWN,
+    OWN_IN_KEY,
     OWN_RATIO,
     RESCALED,
     SIZE,
     SPAN,
     WRITTEN,
-    WRITTEN_IN_KEY,
 )
 from ...text import join_and, percent
 
@@ -175,11 +176,11 @@ def _own_direction_sentences(tables: Tables, link: str) -> list[str]:
     if not rows or next(iter(rows.values()))["verdict"] != NOT_IN_BASIS:
         return []
     made = interventions_by_name(tables)
-    edits = (WRITTEN, SPAN) if link == "neurons_dimension" else (WRITTEN_IN_KEY,)
+    edits = (WRITTEN, OWN) if link == "neurons_dimension" else (OWN_IN_KEY,)
     removed = join_and(f"{percent(float(made[edit]['share']))} ({edit})" for edit in edits)
     ratio = float(rows[OWN_RATIO]["value"])
     return [
-        f"no single dimension dominates, but the token has directions of its own, {ratio:.0f} times as long as other "
+        f"no single dimension dominates, but the token has directions of its own, {ratio:.2g} times as long as other "
         f"tokens are, that carry the sink: it loses {removed}"
     ]
 

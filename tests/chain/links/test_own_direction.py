@@ -8,7 +8,7 @@ from sink_lens.chain.links.words import WORDS
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.schema import NOT_IN_BASIS, OWN_RATIO, SPAN, WRITTEN, WRITTEN_IN_KEY
+from sink_lens.schema import NOT_IN_BASIS, OWN, OWN_IN_KEY, OWN_RATIO, WRITTEN
 from tests.zoo import build
 
 
@@ -29,9 +29,9 @@ def test_a_rotation_leaves_links_about_function_and_takes_dimensions_out_of_the_
     assert said.tolist() == ["fails", "fails", "holds", NOT_IN_BASIS, NOT_IN_BASIS, "holds"]
     assert (rows.loc[OWN_RATIO, "ci_low"] > 2).all()
     effects = found.tables["effects"].set_index("edit")
-    assert (effects.loc[[WRITTEN, SPAN, WRITTEN_IN_KEY], "ci_low"] > 0.5).all()
-    assert (effects.loc[[WRITTEN, WRITTEN_IN_KEY], "control_largest"] < 0.25).all()
-    for link, edits in (("neurons_dimension", (WRITTEN, SPAN)), ("dimension_key", (WRITTEN_IN_KEY,))):
+    assert (effects.loc[[WRITTEN, OWN, OWN_IN_KEY], "ci_low"] > 0.5).all()
+    assert (effects.loc[[WRITTEN, OWN, OWN_IN_KEY], "control_largest"] < 0.25).all()
+    for link, edits in (("neurons_dimension", (WRITTEN, OWN)), ("dimension_key", (OWN_IN_KEY,))):
         (sentence,) = WORDS[link].remarks(found.tables, {})
         assert all(f"% ({edit})" in sentence for edit in edits)
 
@@ -44,6 +44,7 @@ def test_a_rotation_leaves_links_about_function_and_takes_dimensions_out_of_the_
         ("common_beside_direction", "qwen3", False, (NOT_IN_BASIS, NOT_IN_BASIS)),
         ("beside", "llama", False, ("fails", "fails")),  # a dimension dominates, and no key reads it
         ("embedding", "llama", True, ("fails", NOT_IN_BASIS)),  # no neuron writes it
+        ("bimodal", "qwen2", True, (NOT_IN_BASIS, NOT_IN_BASIS)),  # 66 makers
         ("key_bias", "llama", True, ("not applicable", "not applicable")),  # nothing stands out
     ],
 )
