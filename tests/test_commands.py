@@ -163,7 +163,7 @@ COMMANDS = {
         writes=False,
     ),
     "compare": Asked(
-        "train 'train faster' --by lr",
+        "train 'train faster' --group-by lr",
         "in learning rate: “0.004” against “0.002”, 1 seed.*of one seed, so it has no interval.*final losses, nats",
         "run report sentences notes finals",
     ),
@@ -351,7 +351,7 @@ def is_drawn_again(given, name, monkeypatch):
     page.write_bytes(drawn)
 
 
-def short_page(*folders, by=()):
+def short_page(*folders, group_by=()):
     """Instead of a page, which takes longer than the runs here."""
     return f"{PAGE_MARK.decode()} key_sink of {folders}" + 1000 * " "
 
@@ -558,7 +558,7 @@ TOKENS = meant("tokens RANDOM")
 
 
 def test_the_page_is_not_drawn_for_another_question_nor_left_beside_an_overwritten_run(tmp_path, monkeypatch):
-    def stopped(*folders, by=()):
+    def stopped(*folders, group_by=()):
         raise KeyboardInterrupt
 
     out = tmp_path / "run"

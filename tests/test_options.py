@@ -183,7 +183,7 @@ SPECIAL = {
     "keep": (0, 3),
 }
 """Values of fields whose checks refuse an arbitrary value."""
-OF_KIND = {CardConfig: {"trace": None, "most_loss": 0.5}, ReportConfig: {"by": ("dtype",)}}
+OF_KIND = {CardConfig: {"trace": None, "most_loss": 0.5}, ReportConfig: {"group_by": ("dtype",)}}
 """The same, where a name means something else in one configuration."""
 
 

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             photograph(page, IMAGES / "attention.png", width=1020)
             continue
         folders = made(name, Path(asked.runs))
-        shown = {"by": ("dtype",)} if name == "report" else {}
+        shown = {"group_by": ("dtype",)} if name == "report" else {}
         page = html.render(*(folders if shown else folders[-1:]), out=ROOT / "build" / f"gallery-{name}.html", **shown)
         photograph(page, IMAGES / f"{name}.png")
         if name in KEPT:

@@ -28,7 +28,7 @@ sink-lens report runs/neurons --status  [dim]which shards are done, which failed
 def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     """Render the page of a run again, or of several runs side by side, from their tables: no model is needed.
 
-    Runs side by side must be of one kind, on the same tokens and with the same settings, except in what --by names.
+    Runs side by side must be of one kind, on the same tokens and with the same settings, but for what --group-by names.
     """
     from ..report.export import check_formats, save_figures
     from ..report.html import render
@@ -37,12 +37,12 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         raise InputError("no run was given; need the folder of a run: sink-lens report runs/NAME")
     if config.status:
         run, *others = config.runs
-        if others or config.out or config.by or config.figures:
-            raise InputError("--status was given; need one run, and none of --out, --by and --figures")
+        if others or config.out or config.group_by or config.figures:
+            raise InputError("--status was given; need one run, and none of --out, --group-by and --figures")
         return _print_status(Path(run), quiet=quiet)
     if config.figures is not None:
         check_formats(config.format)  # before the page is written
-    page = render(*config.runs, out=None if config.out is None else Path(config.out), by=config.by)
+    page = render(*config.runs, out=None if config.out is None else Path(config.out), group_by=config.group_by)
     echo(str(page) if quiet else f"report: {page}")
     files, missing = [], []
     if config.figures is not None:

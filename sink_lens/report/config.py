@@ -18,7 +18,7 @@ class ReportConfig:
     """Folder of a run; several are set side by side."""
     out: str | None = field(default=None, metadata={"metavar": "FILE"})
     """File of the page. Default: report.html in the run's folder; in this folder for several runs."""
-    by: tuple[MayDiffer, ...] = field(default=(), metadata={"metavar": "WHAT"})
+    group_by: tuple[MayDiffer, ...] = field(default=(), metadata={"metavar": "WHAT"})
     """What the compared runs may differ in: dtype, bos, tokens or thresholds; repeat for several."""
     figures: str | None = field(default=None, metadata={"metavar": "DIR"})
     """Folder into which the figures are written too, and the numbers of each as CSV."""
@@ -31,7 +31,7 @@ class ReportConfig:
     """Only say how far the run is: its state, and that of each shard; no page is written."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown name in ``by``, and options of figures if no figures are written."""
+        """Refuse an unknown name in ``group_by``, and options of figures if no figures are written."""
         check_field_types(self)
         for name in ("only", "format"):
             if self.figures is None and getattr(self, name) != type(self).__dataclass_fields__[name].default:

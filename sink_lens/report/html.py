@@ -93,14 +93,14 @@ def page_title(folder: str | os.PathLike[str]) -> str:
     return try_make(run, lambda: page_of_run(run).title(run))[0] or f"A run of {safe_line(run.kind)}"
 
 
-def compare_runs(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[Content], RunsCompared]:
-    """Return (the page content of each run, the comparison of the runs); settings named in ``by`` may differ.
+def compare_runs(runs: Sequence[Run], *, group_by: Sequence[str] = ()) -> tuple[list[Content], RunsCompared]:
+    """Return (the page content of each run, the comparison of the runs); settings named in ``group_by`` may differ.
 
     Raises:
         RunError: The runs are not comparable.
         InputError: Too few or too many runs.
     """
-    check_comparable(runs, by=by)
+    check_comparable(runs, group_by=group_by)
     parts = [page_content(run, prefix=f"run-{index}-", beside=runs) for index, run in enumerate(runs, start=1)]
     return parts, compare_contents(parts)
 
@@ -162,7 +162,10 @@ def _dotted_entries(values: Mapping[str, Any], prefix: str = "") -> list[tuple[s
 
 
 def render(
-    folder: str | os.PathLike[str], *others: str | os.PathLike[str], out: Path | None = None, by: Sequence[str] = ()
+    folder: str | os.PathLike[str],
+    *others: str | os.PathLike[str],
+    out: Path | None = None,
+    group_by: Sequence[str] = (),
 ) -> Path:
     """Write the page of a run, or of several side by side, whole or not at all, and return its path.
 
@@ -171,7 +174,7 @@ def render(
         *others: The folders of further runs, of the same kind, on the same tokens and with the same settings.
         out: The page, whose name gets .html if it has no such ending; a folder gets report.html. If None: report.html
             in the run's folder, of several runs here.
-        by: What several runs may differ by: dtype, bos, tokens, thresholds.
+        group_by: what several runs may differ in: dtype, bos, tokens, thresholds.
 
     Raises:
         RunError: A folder has no run, its run.json is damaged, the runs are not comparable, or the page cannot be
@@ -187,7 +190,7 @@ def render(
     refuse_file_of_run(path, replaceable=(".html", ".htm"))
     if out is None and os.path.lexists(path) and not is_own_page(path):
         raise InputError(f"{path} is no page of a run; need its name for the page. Move it away, or name another: out")
-    text = page_html(folder, *others, by=by)
+    text = page_html(folder, *others, group_by=group_by)
     own = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")  # others may draw it too
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,15 +208,15 @@ def render(
     return path
 
 
-def page_html(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
-    """Return the HTML of the page of a run folder, or of several, which may differ in the settings named in ``by``.
+def page_html(*folders: str | os.PathLike[str], group_by: Sequence[str] = ()) -> str:
+    """Return the HTML of the page of a run folder, or of several, which may differ in what ``group_by`` names.
 
     Raises:
         RunError: There is no run in a folder, its run.json is damaged, or the runs are not comparable.
         InputError: Too many runs.
     """
     runs = [read_run(folder) for folder in folders]
-    parts, beside = ([page_content(runs[0])], None) if len(runs) == 1 else compare_runs(runs, by=by)
+    parts, beside = ([page_content(runs[0])], None) if len(runs) == 1 else compare_runs(runs, group_by=group_by)
     embedded, room = [], MOST_BYTES // len(parts)
     for part in parts:
         found, why = None, ""

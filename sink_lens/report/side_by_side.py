@@ -147,7 +147,7 @@ def compare_contents(parts: Sequence[Content]) -> RunsCompared:
     )
 
 
-def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
+def check_comparable(runs: Sequence[Run], *, group_by: Sequence[str] = ()) -> None:
     """Refuse runs whose numbers mean different things.
 
     Models may differ; kind, tokens (or the text that they were made of), BOS, type and thresholds may not, unless they
@@ -162,7 +162,7 @@ def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
     kinds = [run.kind for run in runs]
     if len(set(kinds)) > 1:
         raise _incomparable_error(runs, {"kind": kinds})
-    allowed = {name for one in by for name in COMPARED_BY[one]}
+    allowed = {name for one in group_by for name in COMPARED_BY[one]}
     differing: dict[str, list[Any]] = {}
     for name, where in _SAME:
         values = [(run.provenance if where == "provenance" else run.config).get(name) for run in runs]
@@ -184,7 +184,7 @@ def _incomparable_error(runs: Sequence[Run], differing: Mapping[str, Sequence[An
         parts.append(f"{name}: {said}")
     return RunError(
         f"the runs are not comparable, they differ in {'; '.join(parts)}; need runs of one kind on the same tokens "
-        "with the same settings. Leave some out, run again alike, or name what they differ in, such as by='dtype'."
+        "with the same settings. Leave some out, run again alike, or name the difference, such as group_by='dtype'."
     )
 
 

@@ -36,7 +36,7 @@ def compare(
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     generator: np.random.Generator | None = None,
-    by: Iterable[str] | str | None = None,
+    group_by: Iterable[str] | str | None = None,
     baseline: str | None = None,
     threshold: float = 0.3,
     seed: int = 0,

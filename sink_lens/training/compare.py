@@ -78,7 +78,7 @@ def compare(
         out: the run folder; nothing is written if None.
         overwrite: replace the run that ``out`` holds.
         generator: random generator of the bootstrap; None makes one from the configuration's seed.
-        **fields: fields of ``CompareConfig``, as ``by="lr", threshold=0.1``; they win over the configuration.
+        **fields: fields of ``CompareConfig``, as ``group_by="lr", threshold=0.1``; they win over the configuration.
 
     Raises:
         InputError, RunError: runs that cannot be compared, and why (see ``variants.group_runs``); a threshold that
@@ -92,7 +92,7 @@ def compare(
             logged.write(place.folder, overwrite=overwrite)
         return replace(logged, folder=place.named, place=place)
     generator = np.random.default_rng(config.seed) if generator is None else generator
-    variants = group_runs(config.runs, by=config.by, baseline=config.baseline)
+    variants = group_runs(config.runs, group_by=config.group_by, baseline=config.baseline)
     curves, finals = curve_table(variants), final_table(variants)
     notes, differences = list(variants.notes), []
     sentences, of_training = [_opening_sentence(variants, finals)], []
@@ -145,8 +145,8 @@ def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
     """Return a comparison's first sentence: the fields that differ, variants, seeds, and tokens per run."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = join_and(map(_quote, variants.others))
-    differing = ["learning rate" if name == "lr" else name_in_words(name) for name in variants.by]
-    same = "" if "data_seed" in variants.by else ", on the same data in the same order"
+    differing = ["learning rate" if name == "lr" else name_in_words(name) for name in variants.group_by]
+    same = "" if "data_seed" in variants.group_by else ", on the same data in the same order"
     return (
         f"The runs differ in {join_and(differing)}: {others} against "
         f"{_quote(variants.baseline)}, {plural(len(variants.seeds), 'seed')} each "
@@ -242,7 +242,7 @@ def _dominance_and_rank_sentences(variants: Variants, measures: pd.DataFrame) ->
 def write_comparison(comparison: Comparison, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Write a comparison into the run folder ``folder`` and return it; ``overwrite`` replaces the run that it holds."""
     variants = comparison.variants
-    config = asdict(comparison.config) | {"by": list(variants.by), "baseline": variants.baseline}
+    config = asdict(comparison.config) | {"group_by": list(variants.group_by), "baseline": variants.baseline}
     config["runs"] = {
         variant: {str(one): str(run.folder) for one, run in runs.items()} for variant, runs in variants.runs.items()
     }

@@ -274,7 +274,7 @@ class CompareConfig:
     runs: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "RUN"})
     """Folders of finished runs of sink-lens train; or of your own Trainer's, with its trainer_state.json or a monitor's
     run."""
-    by: tuple[str, ...] | None = field(default=None, metadata={"written": "commas", "metavar": "FIELD[,FIELD]"})
+    group_by: tuple[str, ...] | None = field(default=None, metadata={"written": "commas", "metavar": "FIELD[,FIELD]"})
     """The field of the configuration that is compared. Default: the one that differs."""
     baseline: str | None = field(default=None, metadata={"metavar": "VALUE"})
     """The variant that the others are compared with. Default: softmax attention without a value norm."""

@@ -33,7 +33,7 @@ of your own Trainer (folders with a trainer_state.json, or runs of the monitor),
         examples="""\
 sink-lens compare runs/softmax-0 runs/softmax-1 runs/softmax-2 runs/headnorm-0 runs/headnorm-1 runs/headnorm-2
 
-sink-lens compare runs/lr-* --by lr --baseline 0.001  [dim]any field of the configuration[/dim]
+sink-lens compare runs/lr-* --group-by lr --baseline 0.001  [dim]any field of the configuration[/dim]
 
 sink-lens compare out-a out-b  [dim]two output folders of your own Trainer: losses, and the monitor's sink rate[/dim]
 """,

@@ -86,9 +86,9 @@ def compare_logged(config: CompareConfig) -> LogComparison:
     """
     if len(config.runs) < 2:
         raise InputError(f"{len(config.runs)} runs were given; need two at least. Give more folders.")
-    if config.by is not None or config.baseline is not None:
+    if config.group_by is not None or config.baseline is not None:
         raise InputError(
-            "by and baseline are of runs of sink-lens train; these are of your own Trainer. Leave them out"
+            "group_by and baseline are of runs of sink-lens train; these are of your own Trainer. Leave them out"
         )
     paths = [Path(one) for one in config.runs]
     names = [(path.parent if path.name == STATE else path).resolve().name for path in paths]

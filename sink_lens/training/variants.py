@@ -32,7 +32,7 @@ FEWEST_SEEDS = 3
 class Variants:
     """Runs in groups: variant -> seed -> run, the baseline first, the seeds ascending."""
 
-    by: tuple[str, ...]
+    group_by: tuple[str, ...]
     """The fields in which the variants differ."""
     runs: dict[str, dict[int, Run]]
     notes: tuple[str, ...]
@@ -55,13 +55,16 @@ class Variants:
 
 
 def group_runs(
-    folders: Sequence[str | os.PathLike[str]], *, by: str | Sequence[str] | None = None, baseline: str | None = None
+    folders: Sequence[str | os.PathLike[str]],
+    *,
+    group_by: str | Sequence[str] | None = None,
+    baseline: str | None = None,
 ) -> Variants:
     """Group finished runs into variants by the field that differs, after checks that they may be compared.
 
     Args:
         folders: of finished training runs.
-        by: the field or fields of the configuration that the variants differ in; None finds them.
+        group_by: the field or fields of the configuration that the variants differ in; None finds them.
         baseline: the variant that comes first; softmax attention without a value norm, or the first run's, if None.
 
     Raises:
@@ -72,7 +75,7 @@ def group_runs(
         raise InputError(f"{len(folders)} runs were given; need two at least, of two variants. Give more folders.")
     runs = [_check_finished_training(read_run(folder)) for folder in folders]
     configs = [run.config for run in runs]
-    names = _find_compared_fields(runs, configs, by=by)
+    names = _find_compared_fields(runs, configs, group_by=group_by)
     variants: dict[str, dict[int, Run]] = {}
     for run, config in zip(runs, configs, strict=True):
         variant = "/".join(_value_text(config.get(name)) for name in names)
@@ -98,7 +101,7 @@ def group_runs(
         notes += (few if n == 1 else f"an interval of {('no', 'one', 'two')[n]} seeds says little",)
     ordered = [first, *(variant for variant in variants if variant != first)]
     return Variants(
-        by=names, runs={variant: dict(sorted(variants[variant].items())) for variant in ordered}, notes=notes
+        group_by=names, runs={variant: dict(sorted(variants[variant].items())) for variant in ordered}, notes=notes
     )
 
 
@@ -115,13 +118,13 @@ def _check_finished_training(run: Run) -> Run:
 
 
 def _find_compared_fields(
-    runs: Sequence[Run], configs: Sequence[dict[str, Any]], *, by: str | Sequence[str] | None
+    runs: Sequence[Run], configs: Sequence[dict[str, Any]], *, group_by: str | Sequence[str] | None
 ) -> tuple[str, ...]:
-    """Return the fields that variants differ in: ``by`` if it is given. Refuse runs that differ in a further field."""
+    """Return the fields that variants differ in: ``group_by``, if given. Refuse runs that differ in a further field."""
     fields = sorted({name for config in configs for name in config} - IGNORED)
     differing = [name for name in fields if _field_differs(configs, name) and name not in WARNED]
-    if by is not None:
-        named = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
+    if group_by is not None:
+        named = tuple(group_by.split(",")) if isinstance(group_by, str) else tuple(group_by)
         if unknown := [name for name in named if name not in fields]:
             raise InputError(f"no run has {join_and(unknown)}; need a field of the configuration: {', '.join(fields)}")
         if others := [name for name in differing if name not in named]:
@@ -141,7 +144,7 @@ def _find_compared_fields(
         if sum(config.get(name) != SWITCHES[name] for name in switches) > 1:
             raise RunError(
                 f"{run.folder} differs from the baseline in {join_and(switches)} at once; need one thing changed. "
-                f"Name both if that is what is compared: by={','.join(switches)}"
+                f"Name both if that is what is compared: group_by={','.join(switches)}"
             )
     return tuple(switches)
 
@@ -164,7 +167,7 @@ def _differences_text(runs: Sequence[Run], configs: Sequence[dict[str, Any]], na
         parts.append(f"{name}: " + ", ".join(f"{value} ({run.folder})" for value, run in seen.items()))
     return (
         f"the runs also differ in {'; '.join(parts)}; need variants that differ in what is compared and the seed only. "
-        "Leave runs out, or name what is compared with by (by=...)."
+        "Leave runs out, or name all that is compared: group_by=..."
     )
 
 

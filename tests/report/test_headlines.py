@@ -156,7 +156,7 @@ def watch(**options):
 
 def compared(*, low=0.1, high=0.3, mean=0.2, n=5):
     return page(
-        "compare", config={"by": ["lr"], "runs": {"BASE": {}, "OTHER": {}}, "baseline": "BASE"},
+        "compare", config={"group_by": ["lr"], "runs": {"BASE": {}, "OTHER": {}}, "baseline": "BASE"},
         differences=[{"variant": "OTHER", "curve": "evaluation", "mean": mean, "low": low, "high": high, "n": n}],
     )  # fmt: skip
 
@@ -178,9 +178,9 @@ def reaching(*, reached=(320.0, 320.0, 320.0), ratio=2.0, decided=True):
     return say("OTHER", "evaluation", finals)
 
 
-def opening(*, by=("lr",)):
+def opening(*, group_by=("lr",)):
     runs = {name: {0: None, 1: None} for name in ("BASE", "OTHER")}
-    return compare._opening_sentence(compare.Variants(by=by, runs=runs, notes=()), FINALS)
+    return compare._opening_sentence(compare.Variants(group_by=group_by, runs=runs, notes=()), FINALS)
 
 
 def sinks(*, tokens=64):
@@ -194,7 +194,9 @@ def sinks(*, tokens=64):
 def disparity(*, measured=("dominance_ratio", "effective_rank")):
     runs = {name: {0: None} for name in ("BASE", "OTHER") if measured}
     table = grid(measure=measured, variant=["BASE", "OTHER"]).assign(mean=9.0)
-    return " ".join(compare._dominance_and_rank_sentences(compare.Variants(by=("lr",), runs=runs, notes=()), table))
+    return " ".join(
+        compare._dominance_and_rank_sentences(compare.Variants(group_by=("lr",), runs=runs, notes=()), table)
+    )
 
 
 def notes(*, seeds=1, watched=True, texts="aa", attention="gate_headwise"):
@@ -345,7 +347,7 @@ CASES = {
         (compared, {}, {"low": -0.1}, [], ["title: untold"]),
         (compared, {"n": 2}, {"n": 3}, ["title: few"], []),
         (compared, {}, {"low": NAN, "high": NAN, "n": 1}, [], ["title: one seed"]),
-        (opening, {}, {"by": ("lr", "data_seed")}, ["opening"], []),
+        (opening, {}, {"group_by": ("lr", "data_seed")}, ["opening"], []),
         (ahead, {}, {"n": 1}, ["ends"], ["one seed"]),
         (ahead, {"n": 2}, {"n": 3}, ["few"], []),
         (ahead, {}, {"excludes_zero": False}, [], ["untold"]),

@@ -89,7 +89,7 @@ def frames_of(kind):
 CONFIGS = {
     "patch": {"site": "resid_pre", "direction": "denoising"},
     "train": {"attention": "softmax", "value_norm": "shared"},
-    "compare": {"by": ["value_norm"], "baseline": "a", "runs": {"a": {}, "b": {}}},
+    "compare": {"group_by": ["value_norm"], "baseline": "a", "runs": {"a": {}, "b": {}}},
 }
 SAYS = {
     "quantise": ("int8 tensor: keep", "Keep <b> the sink tokens."),
@@ -172,7 +172,7 @@ def test_three_reports_on_one_run_at_once_all_succeed(tmp_path, monkeypatch):
     write_run(tmp_path, "other")
     together = threading.Barrier(3)
 
-    def slow(*folders, by=None):
+    def slow(*folders, group_by=None):
         together.wait()
         return "a page"
 

@@ -100,16 +100,16 @@ def test_runs_that_are_not_comparable_are_refused(tmp_path, changed, named):
 )
 def test_runs_may_differ_by_what_they_are_compared_by_and_by_nothing_else(tmp_path, by, changed, other):
     one, two = a_run(tmp_path / "one"), a_run(tmp_path / "other", **changed)
-    assert "2 runs beside each other" in page_html(one, two, by=[by])
-    with pytest.raises(RunError, match=r"or name what they differ in, such as by='dtype'"):
-        page_html(one, two, by=[other])
+    assert "2 runs beside each other" in page_html(one, two, group_by=[by])
+    with pytest.raises(RunError, match=r"or name the difference, such as group_by='dtype'"):
+        page_html(one, two, group_by=[other])
 
 
 def test_what_runs_may_be_compared_by_is_what_the_command_offers_and_six_are_the_most(tmp_path):
     assert tuple(COMPARED_BY) == get_args(config.MayDiffer)
-    assert ReportConfig(by=("bos", "dtype")).by == ("bos", "dtype")
+    assert ReportConfig(group_by=("bos", "dtype")).group_by == ("bos", "dtype")
     with pytest.raises(InputError, match="by is 'taste'"):
-        ReportConfig(by=("taste",))
+        ReportConfig(group_by=("taste",))
     folder = a_run(tmp_path / "one")
     with pytest.raises(InputError, match="7 runs were given; need 2 to 6"):
         page_html(*[folder] * 7)

@@ -77,7 +77,7 @@ def test_short_and_undefined_courses_are_drawn(masses):
 
 
 def test_arms_are_drawn_with_their_differences_and_sinks():
-    figure = draw_comparison(tables(), variants=("none", "shared"), by="value_norm")
+    figure = draw_comparison(tables(), variants=("none", "shared"), group_by="value_norm")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["value_norm none", "value_norm shared"]
     by_label = panels(figure)
     loss = by_label["evaluation loss, nats"]

@@ -87,7 +87,7 @@ def test_few_seeds_tell_little():
 
 def test_an_arm_that_is_ahead(tmp_path):
     found = compare(variants(tmp_path), generator=generator())
-    assert found.variants.by == ("value_norm",)
+    assert found.variants.group_by == ("value_norm",)
     assert list(found.variants.runs) == ["none", "per_head"]
     assert found.variants.seeds == (0, 1, 2)
     finals = found.tables["finals"].query("variant == 'per_head' and curve == 'evaluation'")
@@ -197,9 +197,9 @@ def test_a_threshold_that_was_not_measured_is_refused(tmp_path):
 def test_any_field_can_be_compared_by_name(tmp_path):
     runs = [write_run(tmp_path / f"{lr}-{seed}", BASE, lr=lr, seed=seed) for lr in (0.002, 0.001) for seed in (0, 1, 2)]
     found = group_runs(runs)
-    assert found.by == ("lr",)
+    assert found.group_by == ("lr",)
     assert list(found.runs) == ["0.002", "0.001"]  # the first run's variant is the baseline
-    assert group_runs(runs, by="lr", baseline="0.001").baseline == "0.001"
+    assert group_runs(runs, group_by="lr", baseline="0.001").baseline == "0.001"
     with pytest.raises(InputError, match=r"no variant is '5'; need one of 0\.002, 0\.001"):
         group_runs(runs, baseline="5")
 
@@ -208,7 +208,7 @@ def test_three_architectures_are_compared_with_the_one_that_changes_nothing(tmp_
     made = [{"attention": "sigmoid"}, {"value_norm": "per_head"}, {}]
     runs = [write_run(tmp_path / f"{i}-{s}", BASE, seed=s, **one) for i, one in enumerate(made) for s in (0, 1, 2)]
     found = group_runs(runs)
-    assert found.by == ("attention", "value_norm")
+    assert found.group_by == ("attention", "value_norm")
     assert list(found.runs) == ["softmax/none", "sigmoid/none", "softmax/per_head"]
 
 
@@ -217,7 +217,7 @@ def test_two_changes_at_once_must_be_asked_for(tmp_path):
     runs += [write_run(tmp_path / f"n{s}", BASE, seed=s, attention="sigmoid", value_norm="shared") for s in (0, 1, 2)]
     with pytest.raises(RunError, match="differs from the baseline in attention and value_norm at once"):
         group_runs(runs)
-    assert list(group_runs(runs, by="attention,value_norm").runs) == ["softmax/none", "sigmoid/shared"]
+    assert list(group_runs(runs, group_by="attention,value_norm").runs) == ["softmax/none", "sigmoid/shared"]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_arms_that_differ_in_something_else_are_refused(tmp_path, fields, says):
     runs += [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared", **fields) for s in (0, 1, 2)]
     for by in (None, "value_norm"):
         with pytest.raises(RunError, match=says):
-            group_runs(runs, by=by)
+            group_runs(runs, group_by=by)
 
 
 def test_a_field_that_only_one_variant_has_a_use_for_may_differ_from_the_others(tmp_path):
@@ -242,7 +242,7 @@ def test_a_field_that_only_one_variant_has_a_use_for_may_differ_from_the_others(
     norm = {"value_norm": "per_head", "decay_unshared_gain": True}
     runs += [write_run(tmp_path / f"d{s}", BASE, seed=s, **norm) for s in (0, 1)]
     for by in (None, "value_norm"):
-        assert list(group_runs(runs, by=by).runs) == ["none", "per_head"]
+        assert list(group_runs(runs, group_by=by).runs) == ["none", "per_head"]
     other = write_run(tmp_path / "o", BASE, seed=2, value_norm="per_head", decay_unshared_gain=False)
     with pytest.raises(RunError, match="also differ in decay_unshared_gain"):
         group_runs([*runs, other])
@@ -269,9 +269,9 @@ def test_runs_that_are_no_arms_or_not_whole_are_refused(tmp_path):
     with pytest.raises(RunError, match="the same configuration but for the seed; need two variants"):
         group_runs(base)
     with pytest.raises(RunError, match="all runs are softmax; need two variants"):
-        group_runs(base, by="attention")
+        group_runs(base, group_by="attention")
     with pytest.raises(InputError, match="no run has colour; need a field of the configuration: attention, "):
-        group_runs(base + norm, by="colour")
+        group_runs(base + norm, group_by="colour")
     with pytest.raises(RunError, match=r"other seeds \(none: 0, 1, 2; shared: 0, 1\); need the same in each"):
         group_runs(base + norm[:2])
     with pytest.raises(RunError, match="are both none with seed 0; need each once"):

@@ -80,8 +80,8 @@ def test_runs_of_two_kinds_options_of_the_other_kind_and_damaged_logs_are_refuse
     a, b = (trainer_run(tmp_path / name, [5.0, 4.0]) for name in "ab")
     with pytest.raises(InputError, match="train-0"):
         compare([a, write_run(tmp_path / "train-0", [5.0, 4.0])])
-    with pytest.raises(InputError, match="by"):
-        compare([a, b], by="lr")
+    with pytest.raises(InputError, match="group_by"):
+        compare([a, b], group_by="lr")
     with pytest.raises(InputError, match="1 runs"):
         compare([a])
     (b / "checkpoint-20/trainer_state.json").write_text('{"global_step": 20}')

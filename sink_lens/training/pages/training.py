@@ -139,14 +139,14 @@ def _use_steps_if_tokens_unknown(watched: pd.DataFrame) -> tuple[pd.DataFrame, s
     return watched.assign(tokens=watched["step"]), "steps"
 
 
-def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], by: str = "") -> Figure:
+def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], group_by: str = "") -> Figure:
     """Draw the variants: loss curves with intervals over seeds, differences to the baseline, the sink's course.
 
     Args:
         tables: ``curves``, ``bands``, ``finals``, ``differences`` and, where the runs were watched, ``course`` (see
             ``training.compare.Comparison``).
         variants: their names, the baseline first.
-        by: the field of the configuration that the variants differ in.
+        group_by: the field of the configuration that the variants differ in.
     """
     curve = "evaluation" if "evaluation" in set(tables["bands"]["curve"].tolist()) else "training"
     bands, finals, curves, differences = (
@@ -164,7 +164,7 @@ def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[st
     ]
     for index, (variant, style) in enumerate(zip(variants, styles, strict=True)):
         of_variant = bands.loc[bands["variant"] == variant]
-        _draw_band(top, of_variant.query("quantity == 'loss'"), scale, label=f"{by} {variant}".lstrip(), **style)
+        _draw_band(top, of_variant.query("quantity == 'loss'"), scale, label=f"{group_by} {variant}".lstrip(), **style)
         if not index:
             continue
         _draw_band(gap, of_variant.query("quantity == 'difference'"), scale, label=variant, **style)
@@ -477,7 +477,8 @@ def _compare_title(run: Run) -> str:
     if logged is not None:
         return f"Logs of {safe_line(join_and(dict.fromkeys(logged['run'].tolist())))}"
     names = [
-        "learning rate" if name == "lr" else name_in_words(str(name)) for name in run.config.get("by") or ["variants"]
+        "learning rate" if name == "lr" else name_in_words(str(name))
+        for name in run.config.get("group_by") or ["variants"]
     ]
     title = f"{safe_line(join_and(names)).capitalize()} {safe_line(' against '.join(reversed(_variant_names(run))))}"
     table = run.optional("differences", columns=_DRAWN["differences"])
@@ -524,8 +525,10 @@ def _comparison_figure(run: Run) -> tuple[str, Figure]:
         "interval leaves out zero, the difference can be told from chance. Bottom right: attention to position 0."
     )
     variants = _variant_names(run) or list(dict.fromkeys(tables["bands"]["variant"].tolist()))
-    by = "/".join(name_in_words(str(name)) for name in run.config.get("by") or [])
-    return see, draw_comparison(tables | ({} if course is None else {"course": course}), variants=variants, by=by)
+    group_by = "/".join(name_in_words(str(name)) for name in run.config.get("group_by") or [])
+    return see, draw_comparison(
+        tables | ({} if course is None else {"course": course}), variants=variants, group_by=group_by
+    )
 
 
 _LOGGED = ("step", "quantity", "value", "unit")
