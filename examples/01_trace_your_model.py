@@ -29,13 +29,13 @@ Prints on the default model:
 import argparse
 from collections.abc import Sequence
 
-from sink_lens import Reading, TokenBatch, TraceConfig, load, stream, trace
+from sink_lens import Reading, TokenBatch, load, stream, trace
 from sink_lens.data.corpora import bundled_text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure without interventions: a minute instead of four."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
     parser.add_argument("--out", default="runs/my-model", help="folder of the run")
     asked = parser.parse_args(arguments)
@@ -43,8 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lens = load(asked.model)
     print(f"{lens.family.architecture}: {lens.n_layers} layers of width {lens.d_model}, {lens.n_heads} heads")
 
-    config = TraceConfig(model=asked.model, sequences=8, random_init=False, interventions=False)
-    result = trace(lens, config=config, out=asked.out, overwrite=True, progress=False)
+    result = trace(
+        lens, sequences=8, random_init=False, interventions=False, out=asked.out, overwrite=True, progress=False
+    )
     found = result.location
     print(f"{'sink' if found.sink_found else 'no sink; looked'} at position {found.sink_position}", end="; ")
     print(f"grows in layers {', '.join(f'{step.first_layer}-{step.last_layer}' for step in found.steps) or 'none'}")
@@ -61,9 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         layers=frozenset(found.feeding_layers(lens.attention_layers)),
     )
     tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=16, length=64)
-    by_position = stream(lens, tokens, [deviation]).frame("std", axes=["position"]).groupby("position")["value"].mean()
+    rows = stream(lens, tokens, [deviation]).frame("std", axes=["position"])
     print("\nstandard deviation within a token of what the heads gathered, in the layers where the sink token grows")
-    print("  ".join(f"position {position}: {by_position[position]:.3f}" for position in (0, 1, 3, 15, 63)))
+    means = {at: rows.loc[rows["position"].eq(at), "value"].mean() for at in (0, 1, 3, 15, 63)}
+    print("  ".join(f"position {at}: {mean:.3f}" for at, mean in means.items()))
 
 
 if __name__ == "__main__":

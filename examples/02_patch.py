@@ -52,7 +52,7 @@ ANSWERS = (" Madrid", " Rome")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Patch, print the strongest places and save the heat map."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
     parser.add_argument("--out", default="runs/patch", help="folder for the picture")
     asked = parser.parse_args(arguments)
@@ -60,8 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
 
     lens = load(asked.model)
-    first_ids = [lens.tokenizer(answer, add_special_tokens=False)["input_ids"][0] for answer in ANSWERS]
-    metric = metrics.logit_difference(*first_ids)
+    metric = metrics.logit_difference(*ANSWERS)
 
     found = patch(lens, CLEAN, CORRUPTED, site="resid_pre", metric=metric, progress=False)
     print(f"{metric.name}: {found.source:.2f} on the clean prompt, {found.baseline:.2f} on the corrupted one")
@@ -79,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"\nof {check.n} heads patched for real: mean error {check.mean_error:.4f}, mean effect {check.mean_effect:.4f}"
     )
     layer, head = screen.strongest(1)[["layer", "head"]].iloc[0]
-    to_logits = {"sender": ("z", int(layer), int(head)), "receiver": ("resid_post", lens.n_layers - 1)}
-    path = path_patch(lens, CLEAN, CORRUPTED, metric=metric, progress=False, **to_logits)
+    sender, receiver = ("z", int(layer), int(head)), ("resid_post", lens.n_layers - 1)
+    path = path_patch(lens, CLEAN, CORRUPTED, sender=sender, receiver=receiver, metric=metric, progress=False)
     print(f"the strongest head's direct path to the logits moves the metric by {path.frame['effect'].iloc[0]:.2f}")
     print(f"picture: {out / 'patch.png'}")
 

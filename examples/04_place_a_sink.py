@@ -29,7 +29,7 @@ from sink_lens.engine.forward import Outcome
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Four edits at one position, each against the same baseline run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
     parser.add_argument("--position", type=int, default=21, help="where the sink is put")
     parser.add_argument("--factor", type=float, default=10.0, help="of the amplification")

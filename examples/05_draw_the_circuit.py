@@ -27,7 +27,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sink_lens import TraceConfig, load, read_run, trace, views
+from sink_lens import load, read_run, trace, views
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,18 +40,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     out = Path(asked.out)
 
-    folder = asked.run
-    if folder is None:
-        short = TraceConfig(
-            model=asked.model,
+    if asked.run is not None:
+        run = read_run(asked.run)
+    else:
+        run = trace(
+            load(asked.model),
             sequences=8,
             random_init=False,
             interventions=asked.interventions,
             intervention_sequences=4,
             intervention_length=32,
-        )
-        folder = trace(load(asked.model), config=short, out=out / "trace", overwrite=True, progress=False).folder
-    run = read_run(folder)
+            out=out / "trace",
+            overwrite=True,
+            progress=False,
+        ).run
     circuit = views.circuit_of(run)
     assert isinstance(circuit, views.ChainCircuit)
 

@@ -33,6 +33,7 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,13 +41,13 @@ from sink_lens import TokenBatch, load, run_with, train
 from sink_lens.data.corpora import bundled_text
 from sink_lens.training import TrainConfig, compare
 
-VARIANTS = {"softmax": "none", "headnorm": "shared"}
-SIZE = {"n_layers": 4, "d_model": 96, "d_mlp": 256, "n_heads": 4, "vocab_size": 1024, "length": 64, "batch": 16}
+VARIANTS: dict[str, Any] = {"softmax": "none", "headnorm": "shared"}
+SIZE: Any = {"n_layers": 4, "d_model": 96, "d_mlp": 256, "n_heads": 4, "vocab_size": 1024, "length": 64, "batch": 16}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train each variant, compare, and set the attention to position 0 beside that of a trained model."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="the trained model to set beside them")
     parser.add_argument("--out", default="runs/headnorm", help="folder of the runs; a run that is there goes on")
     parser.add_argument("--steps", type=int, default=120)

@@ -48,7 +48,7 @@ from sink_lens.sweeps import cell_of
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Turn what the MLP writes at position 0 into a random direction of the same norm, layer by layer."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
     parser.add_argument("--out", default="runs/own-edit", help="folder of the run")
     asked = parser.parse_args(arguments)

@@ -15,6 +15,7 @@ Prints on the default model, which is a new one (the Trainer's own lines left ou
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
@@ -27,7 +28,7 @@ LENGTH = 64
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train and print the readings."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", help="folder or name of a model to go on with, with its tokenizer")
     parser.add_argument("--text", type=Path, help="a text file; the bundled prose if not given")
     parser.add_argument("--out", default="runs/watched")
@@ -41,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = AutoModelForCausalLM.from_pretrained(asked.model)
         ids = AutoTokenizer.from_pretrained(asked.model)(text)["input_ids"]
     else:
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+        sizes: Any = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
         model, ids = LlamaForCausalLM(LlamaConfig(vocab_size=256, **sizes)), list(text.encode())
     tokens = torch.tensor(ids[: 8 * LENGTH * asked.steps])
-    rows = [{"input_ids": row, "labels": row} for row in tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)]
+    rows: Any = [{"input_ids": row, "labels": row} for row in tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)]
     every = max(1, asked.steps // 4)
     args = TrainingArguments(
         output_dir=asked.out,

@@ -48,7 +48,7 @@ TEXT = "In the morning the river was quiet, and the old man walked down to the b
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Score all edges, judge the largest, and save them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
     parser.add_argument(
         "--task", default="ioi", choices=["ioi", "greater-than", "agreement", "capitals", "induction", "text"]

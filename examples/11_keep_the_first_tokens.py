@@ -31,7 +31,7 @@ from sink_lens.stats import paired_difference
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare caches that keep 0 to 8 first tokens with one that holds everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
     parser.add_argument("--window", type=int, default=64, help="tokens that the cache holds")
     asked = parser.parse_args(arguments)
@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def loss(*edits: Edit) -> Tensor:
         """Mean loss of each sequence where the cache has evicted something."""
         run = run_with(lens, tokens, edits, layers=[0], logits=True)
+        assert run.logits is not None  # they were asked for
         predictions, targets = run.logits[:, asked.window : -1], tokens.tokens[:, asked.window + 1 :]
         return torch.nn.functional.cross_entropy(predictions.float().mT, targets, reduction="none").mean(1)
 

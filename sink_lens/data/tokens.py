@@ -53,7 +53,7 @@ class TokenBatch:
     @check_calls
     def from_text(
         text: str,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None,
         *,
         sequences: int,
         length: int,
@@ -81,13 +81,14 @@ class TokenBatch:
         """
         _check_batch_size(sequences, length)
         size = {"sequences": sequences, "length": length, "bos": bos}
+        tokenizer = _need_tokenizer(tokenizer)
         ids = text_ids(text, tokenizer)
         return _cut_batch(ids, tokenizer, what=f"the text '{name}'", source=f"text:{name}", **size)
 
     @staticmethod
     @check_calls
     def from_prompts(
-        prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition = "auto"
+        prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase | None, *, bos: BosCondition = "auto"
     ) -> "TokenBatch":
         """Make one sequence per prompt, padded on the right with the pad token, else EOS, else 0.
 
@@ -95,6 +96,7 @@ class TokenBatch:
             InputError: there is no prompt, or a prompt is empty, is a single token (no later token could attend to it),
                 or begins with BOS itself.
         """
+        tokenizer = _need_tokenizer(tokenizer)
         rows = prompt_ids(prompts, tokenizer, bos=bos)
         pad = next(pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if pad is not None)
         width = max(len(row) for row in rows)
@@ -110,7 +112,7 @@ class TokenBatch:
     @check_calls
     def from_dataset(
         dataset: Iterable[Any],
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None,
         *,
         column: str = "text",
         sequences: int,
@@ -137,6 +139,7 @@ class TokenBatch:
         """
         _check_batch_size(sequences, length)
         size = {"sequences": sequences, "length": length, "bos": bos}
+        tokenizer = _need_tokenizer(tokenizer)
         needed = sequences * (length - len(bos_ids(tokenizer, bos)))
         documents: list[str] = []
         count = 0
@@ -397,9 +400,14 @@ def as_batch(
         if labelled is not None and bool((labelled | ~batch.valid)[:, 1:].all()):
             labelled = None
         return replace(batch, given=places, labelled=labelled)
+    return from_prompts([given] if isinstance(given, str) else given, tokenizer, bos=bos)
+
+
+def _need_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+    """Return the tokenizer; refuse None, which a model without one has."""
     if tokenizer is None:
         raise InputError("text was given and the model has no tokenizer; need token ids, or load(..., tokenizer=)")
-    return from_prompts([given] if isinstance(given, str) else given, tokenizer, bos=bos)
+    return tokenizer
 
 
 def check_positions(positions: Iterable[int], batch: TokenBatch) -> None:

@@ -25,6 +25,7 @@ from sink_lens.report.page import (
 from sink_lens.report.style import (
     FONT,
     INK,
+    Picture,
     add_colour_scale,
     draw_map,
     new_figure,
@@ -64,7 +65,7 @@ def patch_map(
     unit: str = "",
     style: Style = "page",
     width: float | None = None,
-) -> Figure:
+) -> Picture:
     """Draw a sweep's effects (or another column) as heat maps over its swept columns; red is above 0, blue below.
 
     One or two swept columns give one panel. More give one panel for each further column against the first; there a
@@ -288,8 +289,10 @@ PATCH = Page(
             key="patch-table",
             title="Strongest patches",
             make=_patch_table,
-            meanings=INTERVALS
-            | {"95% above controls": "95% interval of the effect minus the mean effect of the controls."},
+            meanings={
+                **INTERVALS,
+                "95% above controls": "95% interval of the effect minus the mean effect of the controls.",
+            },
         ),
         Listed(key="difference-table", title="The prompts", make=_difference_table),
     ),

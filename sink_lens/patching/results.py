@@ -29,7 +29,7 @@ from .parts import part_identity
 from .run_pair import RunPair
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from ..report.style import Picture
 
 
 SHOWN = 10
@@ -138,7 +138,7 @@ class MeasuredPatches:
         with tempfile.TemporaryDirectory() as scratch:
             return display.draw_result_page(read_run(self.save(Path(scratch, "run"))), path)
 
-    def draw(self) -> "Figure":
+    def draw(self) -> "Picture":
         """Draw the heat map of the patches."""
         return self.heatmap()
 
@@ -148,7 +148,7 @@ class MeasuredPatches:
 
     def heatmap(
         self, value: str | None = None, *, style: Literal["page", "paper"] = "page", width: float | None = None
-    ) -> "Figure":
+    ) -> "Picture":
         """Draw a column of ``frame`` as a heat map over the swept axes; along a third axis, its largest magnitude.
 
         Args:

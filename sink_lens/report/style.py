@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -81,6 +81,9 @@ _MOST_POINTS = 20_000
 _MOST_CELLS = 4_000_000
 
 
+F = TypeVar("F", bound=Figure)
+
+
 class Picture(Figure):
     """A figure that a notebook shows without pyplot, and that ``save`` writes to a file."""
 
@@ -132,7 +135,7 @@ FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
 """Format -> what it calls the date, which is left out."""
 
 
-def new_figure(*, width: float = WIDTH, height: float = 2.9) -> Figure:
+def new_figure(*, width: float = WIDTH, height: float = 2.9) -> Picture:
     """Return an empty figure of this width and height in inches."""
     return Picture(figsize=(width, height), dpi=150, layout="constrained")
 
@@ -312,7 +315,7 @@ def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
         over.legend(handles, labels, loc="outside upper left", handlelength=3.0, **style)
 
 
-def with_serifs(figure: Figure) -> Figure:
+def with_serifs(figure: F) -> F:
     """Set all texts of a figure as a paper does: with serifs, and of at most 8 points; return the figure."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
@@ -323,7 +326,7 @@ def with_serifs(figure: Figure) -> Figure:
     return figure
 
 
-def without_formulas(figure: Figure) -> Figure:
+def without_formulas(figure: F) -> F:
     """Switch off formulas in all texts of a figure, since a token may hold a dollar sign; return the figure."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
