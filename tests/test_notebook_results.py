@@ -1,20 +1,26 @@
 """Every class of results shows itself in a notebook, and what it was given is text there."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lenses import lens_of, tokens
 
+from sink_lens import Reading, capture, generate, run_with, stream, sweep
 from sink_lens.activations.views import Captured, Streamed
 from sink_lens.data.tokens import from_tensor
+from sink_lens.edits import zero
+from sink_lens.edits.metrics import loss
 from sink_lens.edits.outcome import Outcome
 from sink_lens.edits.part import Part
 from sink_lens.engine.generation import Generated
 from sink_lens.identity.contraction import Contraction
 from sink_lens.identity.preference import Preference
 from sink_lens.models.unchanged import TensorValues
+from sink_lens.patching import patch, path_patch
 from sink_lens.patching.path import PathResult
 from sink_lens.patching.results import AttributionResult, PatchResult
 from sink_lens.patching.run_pair import RunPair
@@ -37,10 +43,10 @@ def results():
     state, valid = torch.zeros(1, 2, 1, 4), torch.ones(2, 3, dtype=torch.bool)
     run = {"positions": (0,), "layers": (4,), "valid": valid, "mass": mass, "state": state, "logits": None}
     yield Outcome(loss=torch.tensor([2.0, 3.0]), tensors={}, **run), "2.5"
-    patched = {"frame": SWEPT, "values": torch.zeros(2, 1), "baselines": torch.ones(2, 1)}
+    patched = {"rows": SWEPT, "values": torch.zeros(2, 1), "baselines": torch.ones(2, 1)}
     yield PatchResult(**patched, **PATCHED, **SITE), "is 1 in the baseline run"
     approximated = {"runs": object.__new__(RunPair), "values_then": object.__new__(TensorValues), "grid": ()}
-    yield AttributionResult(frame=SWEPT, **approximated, **PATCHED, **SITE), "to first order"
+    yield AttributionResult(rows=SWEPT, **approximated, **PATCHED, **SITE), "to first order"
     yield PathResult(frame=SWEPT, receiver=Part(site="z", layers=(3,)), **PATCHED), "through"
     said = {"prompt": HOSTILE, "text": HOSTILE, "plain": "b", "prompt_ids": (1,), "ids": (1,), "plain_ids": (2,)}
     yield Generated(**said), "the same for 0 tokens"
@@ -50,6 +56,20 @@ def results():
     found = {"n": 10, "argmax": counts, "argmin": counts, "probability": counts, "tables": {"summary": SUMMARY}}
     yield Preference(headline="After 10 random sequences.", **found), "10 random sequences"
     yield Contraction(tables={"summary": SUMMARY}, directions={}), "1.5"
+
+
+def test_every_result_has_the_notes_of_its_model():
+    lens, ids = replace(lens_of(), notes=("measured on quantised weights",)), tokens(2, 8)
+    found = [
+        run_with(lens, ids),
+        capture(lens, ids, sites=["z"]),
+        stream(lens, ids, [Reading(name="z", sites=("z",), function=lambda view: view["z"].flatten(1).sum(1))]),
+        generate(lens, ids[:1], max_new_tokens=1),
+        patch(lens, ids[:1], ids[1:], site="z", metric="loss", by=(), controls=0, progress=False),
+        path_patch(lens, ids[:1], ids[1:], sender=("z", 0, 0), receiver=("q", 2, 1), metric=loss(), progress=False),
+        sweep(lens, zero("z"), tokens=ids, metrics=loss(), controls=0, progress=False),
+    ]
+    assert [type(one).__name__ for one in found if "measured on quantised weights" not in one._repr_html_()] == []
 
 
 @pytest.mark.parametrize(("result", "says"), [pytest.param(*one, id=type(one[0]).__name__) for one in results()])

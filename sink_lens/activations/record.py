@@ -124,7 +124,7 @@ def stream_batch(
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
     skipped = {one.name: said for one in readings if (said := missing_sites_text(lens, one.sites))}
     used = chosen if chosen and lens.own_attention is None else kernel_of(lens.plain.config)
-    return Streamed(values=values, kernel=used, skipped=skipped, n_layers=lens.n_layers)
+    return Streamed(values=values, kernel=used, skipped=skipped, n_layers=lens.n_layers, notes=lens.notes)
 
 
 def capture(
@@ -212,7 +212,9 @@ def capture(
     for site, layer in sorted(kept):
         axes = [one if places is None or one != "position" else "asked" for one in SITES[site].axis_names]
         tensors[site, layer] = as_given(torch.cat(kept.pop((site, layer))), batch.given, axes=axes)
-    return Captured(tensors=tensors, positions=None if positions is None else tuple(positions), path=which)
+    return Captured(
+        tensors=tensors, positions=None if positions is None else tuple(positions), path=which, notes=lens.notes
+    )
 
 
 def bytes_to_capture(

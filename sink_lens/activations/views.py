@@ -184,6 +184,8 @@ class Streamed:
     """Reading of the attention -> the layers that it skipped for lack of a site, in words."""
     n_layers: int = 0
     """Number of the model's layers."""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """What is to be said of the model, such as that its weights are quantised."""
 
     def _repr_html_(self) -> str:
         rows = [
@@ -191,7 +193,7 @@ class Streamed:
             for name, by_layer in self.values.items()
         ]
         frame = pd.DataFrame(rows, columns=["reading", "layers", "shape in a layer"])
-        return display.result_html(f"Read with the {self.kernel} attention kernel.", frame)
+        return display.result_html(f"Read with the {self.kernel} attention kernel.", frame, notes=self.notes)
 
     def __getitem__(self, key: tuple[str, int]) -> Tensor:
         """Return the tensor of a reading at a layer: ``streamed[name, layer]``.
@@ -263,12 +265,15 @@ class Captured:
     """The captured positions (query positions for scores and pattern); None means all."""
     path: str
     """``plain`` or ``bridge``."""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """What is to be said of the model, such as that its weights are quantised."""
 
     def _repr_html_(self) -> str:
         rows = [(site, layer, str(tuple(one.shape)), str(one.dtype)) for (site, layer), one in self.tensors.items()]
         size = sum(one.numel() * one.element_size() for one in self.tensors.values())
         frame = pd.DataFrame(rows, columns=["site", "layer", "shape", "dtype"])
-        return display.result_html(f"{len(rows)} tensors, {size / 1e6:,.1f} MB, {self.path} path.", frame)
+        said = f"{len(rows)} tensors, {size / 1e6:,.1f} MB, {self.path} path."
+        return display.result_html(said, frame, notes=self.notes)
 
     def __getitem__(self, key: tuple[str, int] | str) -> Tensor:
         """Return the tensor of a site at a layer, or of a site without layers by its name alone."""

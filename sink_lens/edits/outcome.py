@@ -50,6 +50,8 @@ class Outcome:
     """Indices of these sequences among all sequences of the metric, if a sweep runs them in batches."""
     given: Given | None = field(default=None, repr=False)
     """Where each token was given; None if the tokens were given as they were run, a text a row from position 0 on."""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """What is to be said of the model, such as that its weights are quantised."""
 
     @property
     def indices(self) -> list[int]:
@@ -109,7 +111,7 @@ class Outcome:
 
     def _repr_html_(self) -> str:
         said = f"Means over {len(self.layers)} layers, the heads and {self.mass.shape[1]} sequences."
-        return display.result_html(said, self._means())
+        return display.result_html(said, self._means(), notes=self.notes)
 
     def _means(self) -> dict[str, float]:
         """Return the mean attention to each position that was read, and the mean loss."""

@@ -97,7 +97,8 @@ def run_with(
         applied.warn_of_edits_without_effect()
     rows = torch.arange(batch.n_sequences)[:, None]
     mass, state = outcome.mass.transpose(2, 3)[:, rows, which].transpose(2, 3), outcome.state[:, rows, which]
-    return replace(outcome, positions=tuple(positions), mass=mass, state=state).as_given(batch.given)
+    found = replace(outcome, positions=tuple(positions), mass=mass, state=state, notes=lens.notes)
+    return found.as_given(batch.given)
 
 
 def baseline_logits(model: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batch position vocab"]:

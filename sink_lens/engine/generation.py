@@ -12,7 +12,7 @@ a cache is compared with a whole pass of the bridge too.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from math import prod
@@ -72,11 +72,13 @@ class Generated:
 
     note: str = ""
     """What the model's ``generation_config`` would change: Hugging Face's ``generate`` applies it, this does not."""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """What is to be said of the model, such as that its weights are quantised."""
 
     def _repr_html_(self) -> str:
         said = f"Both continuations are the same for {self.same} tokens."
         texts = {"prompt": self.prompt, "edited": self.text, "plain": self.plain}
-        return display.result_html(said, texts, notes=[self.note] if self.note else [])
+        return display.result_html(said, texts, notes=(*filter(None, [self.note]), *self.notes))
 
     @property
     def same(self) -> int:
@@ -137,6 +139,7 @@ def generate(
         plain = _continuation_ids(lens, start.tokens, (), generator=same, **options)
     ids = tuple(start.tokens[0].tolist())
     return Generated(
+        notes=lens.notes,
         prompt=_text_of_ids(lens, ids, whole=True),
         text=_text_of_ids(lens, found),
         plain=_text_of_ids(lens, plain),

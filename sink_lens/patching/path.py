@@ -99,6 +99,8 @@ class PathResult:
     source: float
     differences: pd.DataFrame = field(repr=False)
     """The positions at which the clean and the corrupted tokens differ."""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    """What is to be said of the model, such as that its weights are quantised."""
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -110,7 +112,7 @@ class PathResult:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows as HTML: the baseline metric and the table of paths."""
-        return display.result_html(repr(self), self.frame)
+        return display.result_html(repr(self), self.frame, notes=self.notes)
 
 
 @takes(PathConfig)
@@ -197,6 +199,7 @@ def path_patch(
         rows.append((start.site, _only_layer(start), head, float(values.nanmean()), effect, normalised, n))
     columns = ["site", "layer", "head", "value", "effect", "normalised_effect", "n"]
     return PathResult(
+        notes=lens.notes,
         frame=pd.DataFrame(rows, columns=columns).astype({"head": "Int64"}),
         receiver=end,
         metric=measured.name,
