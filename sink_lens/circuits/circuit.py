@@ -6,13 +6,12 @@ circuit.save("circuit.json")    # EAP-IG's format; .svg, .png, .pdf, graph JSON 
 circuit.draw()
 """
 
-import json
 import math
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +25,6 @@ from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
 from ..engine.answers import answers
 from ..errors import InputError
-from ..files import refuse_tilde
 from ..models.load import ModelLike
 from ..patching.config import refuse_equal_tokens
 from ..patching.pairs import Sequences
@@ -38,7 +36,7 @@ from . import checks, stability
 from .ablated import compute_circuit_metrics
 from .checks import ScoreCheck
 from .choice import choose_edges, connected_edges, node_scores, output_readers
-from .config import EDGES, MOST_DRAWN, SIZES, Choice, CircuitConfig, check_save_path
+from .config import EDGES, MOST_DRAWN, SIZES, Choice, CircuitConfig
 from .curve import Curve, FaithfulnessJudge, compute_curve
 from .files import SavedCircuit
 from .graph import Graph
@@ -51,6 +49,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ..report.explorer import Explorer
+    from .picture import EdgeCircuit
 
 _TOP = 2000
 
@@ -303,28 +302,7 @@ class Circuit:
         Raises:
             InputError: another ending, or a graph that the format cannot hold.
         """
-        check_save_path(path)
-        refuse_tilde(path, what="the file of the circuit")
-        path = Path(path)
-        ending = ".graph.json" if path.name.lower().endswith(".graph.json") else path.suffix.lower()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if ending in ("", ".json"):
-            return SavedCircuit(graph=self.graph, scores=self.scores.mean, chosen=self.chosen).save(path)
-        if ending == ".html":
-            return self.explore().save(path)
-        if ending == ".graph.json":
-            path.write_text(json.dumps(self._attribution_graph(), ensure_ascii=False), "utf-8")
-        elif ending == ".parquet":
-            every = self.every_edge.copy()
-            every.attrs["d_model"] = self.graph.d_model
-            every.to_parquet(path, index=False)
-        elif ending == ".pdf":
-            self.draw().savefig(path, format="pdf", metadata={"CreationDate": None})
-        else:
-            from ..report.style import figure_bytes
-
-            path.write_bytes(figure_bytes(self.draw(), "svg" if ending == ".svg" else "png"))
-        return path
+        return self._to_draw(MOST_DRAWN).save(path)
 
     def explore(self, curve: Curve | None = None) -> "Explorer":
         """Make an interactive page of the largest edges; ``.save("c.html")`` writes it, and a notebook shows it.
@@ -335,9 +313,9 @@ class Circuit:
         from ..report.explorer import Explorer, curve_rows
 
         rows = {} if curve is None else {"curve": curve_rows(curve.frame)}
-        return Explorer(graphs=[self._attribution_graph(others=True, **rows)])
+        return Explorer(graphs=[self._attribution_graph(True, **rows)])
 
-    def _attribution_graph(self, *, others: bool = False, **more: Any) -> dict[str, Any]:
+    def _attribution_graph(self, others: bool, **more: Any) -> dict[str, Any]:
         """Return the circuit as Neuronpedia's JSON with the fields ``more``; ``others`` adds edges outside it."""
         from ..report.explorer import answer_fields, edge_graph, edges_for_page
 
@@ -373,22 +351,34 @@ class Circuit:
         Raises:
             InputError: another style, or more than fits into the width.
         """
-        from .picture import EdgeCircuit
-
         if most < 1:
             raise InputError(f"most is {most}; need at least 1 edge to draw")
+        return self._to_draw(most).draw(style, width=width)
+
+    def _to_draw(self, most: int) -> "EdgeCircuit":
+        """Return what draws and writes the circuit, with ``most`` edges in the picture of the style ``page``."""
+        from .picture import EdgeCircuit
+
+        def read_every() -> pd.DataFrame:
+            every = self.every_edge.copy()
+            every.attrs["d_model"] = self.graph.d_model
+            return every
+
         edges = self.edges
         edges["drawn"] = edges["edge"].isin(self.graph.names[self.strongest_edges(most)].tolist())
         metric = name_in_words(self.runs.metric.name)
         return EdgeCircuit(
             edges=edges,
-            make_graph=partial(self._attribution_graph, others=True),
+            read_nodes=lambda: self.nodes,
+            make_graph=self._attribution_graph,
+            read_saved=lambda: SavedCircuit(graph=self.graph, scores=self.scores.mean, chosen=self.chosen),
+            read_every=read_every,
             title=f"The circuit of {metric}, {self.runs.lens.name}",
             metric=metric,
             n_layers=self.graph.n_layers,
             group=self.graph.heads_per_key,
             outputs=[self.graph.readers[one].name for one in self.outputs],
-        ).draw(style, width=width)
+        )
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows as HTML: a picture of the circuit and its 12 largest edges."""

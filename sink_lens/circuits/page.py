@@ -1,6 +1,7 @@
 """The page of a run of ``circuit``: its title, sentences, figures and tables."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,7 @@ from sink_lens.circuits.sentences import (
     faithfulness_text,
     is_gap_clear,
 )
+from sink_lens.lazy import import_object
 from sink_lens.records import Run
 from sink_lens.report.explorer import CURVE, answer_fields, curve_rows, edge_graph, edges_for_page, pattern_base64
 from sink_lens.report.page import (
@@ -39,9 +41,12 @@ def read_edge_circuit(run: Run) -> EdgeCircuit:
     title = f"{_title(run)}, {safe_line(run.provenance.get('model') or 'a model', limit=40)}"
     return EdgeCircuit(
         edges=circuit,
+        read_nodes=partial(run.need, "nodes", columns=["node", "score"]),
         metric=name_in_words(_metric_name(run)),
         title=title,
-        make_graph=lambda: _explorer_json(run, title=title, group=group),
+        make_graph=partial(_explorer_json, run, title=title, group=group),
+        read_saved=lambda: import_object("sink_lens.circuits.files:read")(run.folder),  # which imports torch
+        read_every=partial(_read_every, run),
         n_layers=int(run.provenance.get("n_layers") or 0),
         group=group,
         outputs=_output_readers(run, circuit),
@@ -62,8 +67,18 @@ def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
     return [one for one in into if one[-3:] in ("<q>", "<k>") and (layers is None or place_of_node(one)[0] in layers)]
 
 
-def _explorer_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
-    """Return the JSON from which the explorer draws its page; ``group`` heads share a key-value head."""
+def _read_every(run: Run) -> pd.DataFrame:
+    """Read the table of every edge, as ``Circuit.save`` writes it."""
+    every = run.need("edges", columns=["edge", "score", "in_circuit"])
+    every.attrs["d_model"] = run.provenance.get("d_model")
+    return every
+
+
+def _explorer_json(run: Run, others: bool, *, title: str, group: int) -> dict[str, Any]:
+    """Return the JSON from which the explorer draws its page; ``group`` heads share a key-value head.
+
+    Its edges are the circuit's, and the largest ``others`` if True.
+    """
     edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score", "in_circuit"])
     core = run.optional("core", columns=["edge", "core"])
     curve = run.optional("curve", columns=CURVE)
@@ -72,7 +87,7 @@ def _explorer_json(run: Run, *, title: str, group: int) -> dict[str, Any]:
     told = {} if summary is None or not len(summary) else summary.to_dict("records")[0]
     texts = () if prompt is None else prompt["text"].astype(str).tolist()
     config = run.config
-    largest = edges_for_page(edges)
+    largest = edges_for_page(edges) if others else edges.loc[edges["in_circuit"].to_numpy(bool)]
     if core is not None:
         largest = largest.merge(core[["edge", "core"]].astype({"core": object}), how="left", on="edge")
     return edge_graph(

@@ -4,13 +4,16 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.circuits.config import MOST_DRAWN
+from sink_lens.circuits.config import MOST_DRAWN, check_save_path
+from sink_lens.records import refuse_file_of_run
+from sink_lens.records.provenance import plain_json
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
@@ -30,12 +33,18 @@ _WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an M
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EdgeCircuit(Drawable):
-    """A circuit that can be drawn or explored, from a run folder or from memory."""
+    """A circuit that can be drawn, explored and written: one that ``find`` gave, or that of a run folder."""
 
     edges: pd.DataFrame = field(repr=False)
-    """The run's table ``circuit``: writer, reader, score and more, the largest first."""
-    make_graph: Callable[[], dict[str, Any]] = field(repr=False)
-    """Gives the largest edges of all as Neuronpedia's JSON."""
+    """The circuit's edges: writer, reader, score and more, the largest first."""
+    read_nodes: Callable[[], pd.DataFrame] = field(repr=False)
+    """Gives the table of the writers."""
+    make_graph: Callable[[bool], dict[str, Any]] = field(repr=False)
+    """Gives the circuit's edges, if True with the largest others, as Neuronpedia's JSON."""
+    read_saved: Callable[[], Any] = field(repr=False)
+    """Gives the ``SavedCircuit``."""
+    read_every: Callable[[], pd.DataFrame] = field(repr=False)
+    """Gives the table of every edge of the model, with ``d_model`` among its ``attrs``."""
     title: str
     metric: str
     """The metric's name in words."""
@@ -46,6 +55,11 @@ class EdgeCircuit(Drawable):
     """The readers that the metric reads."""
 
     @property
+    def nodes(self) -> pd.DataFrame:
+        """The table of the writers (input, heads, MLPs), sorted by absolute score; RunError if the run has none."""
+        return self.read_nodes()
+
+    @property
     def drawn_edges(self) -> pd.DataFrame:
         """The edges that the picture shows: those marked ``drawn``, or the 60 largest if the table has no marks."""
         return self.edges.loc[self.edges["drawn"]] if "drawn" in self.edges else self.edges.head(MOST_DRAWN)
@@ -53,7 +67,7 @@ class EdgeCircuit(Drawable):
     @property
     def graph(self) -> dict[str, Any]:
         """Return the model's largest edges as Neuronpedia's JSON; RunError if the run has no table of all edges."""
-        return self.make_graph()
+        return self.make_graph(True)
 
     def explore(self) -> Explorer:
         """Return an interactive page of the circuit; ``.save("c.html")`` writes it."""
@@ -72,11 +86,32 @@ class EdgeCircuit(Drawable):
         sketch = sketches.sketch_edges(self.edges, group=self.group, title=self.title, **named)
         return diagram.draw_diagram(sketch, style=style, width=width)
 
-    def to_json(self) -> str:
-        """Return the circuit as JSON text; undefined numbers are null."""
-        about = {name: getattr(self, name) for name in ("title", "metric", "n_layers", "group", "outputs")}
-        rows = json.loads(str(self.edges.to_json(orient="records")))
-        return json.dumps({"format": "sink_lens edges 1", "about": about, "edges": rows}, ensure_ascii=False)
+    def save(self, path: str | Path, *, style: Style = "page", width: float | None = None) -> Path:
+        """Write the circuit to a file by its ending, or to a folder if the path has none, and return the path.
+
+        ``.json``: EAP-IG's format; a folder: as MIB takes it. ``.graph.json``: Neuronpedia's attribution graph of the
+        circuit's edges. ``.svg``, ``.png``, ``.pdf``: the picture, in this ``style`` and ``width`` in inches.
+        ``.html``: a page to explore it in. ``.parquet``: every edge, one row each.
+
+        Raises:
+            InputError: another ending, a file that belongs to a run, or a graph that the format cannot hold.
+            RunError: the run has no table of all edges, which files that are no pictures need.
+        """
+        check_save_path(path)
+        path = Path(path)
+        whole, ending = path.name.lower().endswith(".graph.json"), path.suffix.lower()
+        if not whole and ending not in ("", ".json", ".parquet"):
+            return super(EdgeCircuit, self).save(path, style=style, width=width)
+        refuse_file_of_run(path, replaceable=(".json", ".parquet"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if whole:
+            text = json.dumps(plain_json(self.make_graph(False)), allow_nan=False, ensure_ascii=False)
+            path.write_text(text, encoding="utf-8")
+        elif ending == ".parquet":
+            self.read_every().to_parquet(path, index=False)
+        else:
+            self.read_saved().save(path)
+        return path
 
 
 def draw_edges(edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int | None = None) -> Figure:

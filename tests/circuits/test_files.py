@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from lenses import lens_of
+from lenses import lens_of, speaking
 
-from sink_lens import circuits
+from sink_lens import circuits, views
 from sink_lens.errors import InputError
 
 from .tiny_runs import circuit, save_as_tensors
@@ -75,6 +75,22 @@ def test_a_table_that_names_a_head_of_a_huge_number_is_refused_at_once(tmp_path)
 
 def found_score(one, name):
     return float(one.scores.mean[one.graph.index[name]])
+
+
+def test_the_circuit_of_a_run_has_and_writes_what_the_found_one_does(tmp_path):
+    lens = speaking("llama")
+    how = {"task": "text", "pairs": 6, "length": 10, "bos": "without", "check": 0, "random": 0, "sizes": (1.0,)}
+    result = circuits.run(lens, out=tmp_path / "run", **how, edges=40, method="eap", report=False, progress=False)
+    found, shown = result.found, views.circuit_of(result)
+    assert shown.nodes["node"].tolist() == found.nodes["node"].tolist()
+    assert shown.edges["edge"].tolist() == found.edges["edge"].tolist()
+    for name in ("c.json", "mib", "c.parquet"):
+        one, other = (circuits.read(each.save(tmp_path / side / name)) for each, side in ((found, "a"), (shown, "b")))
+        assert one.sha256 == other.sha256
+    links = [json.loads(one.save(tmp_path / "c.graph.json").read_text())["links"] for one in (found, shown)]
+    assert [len(some) for some in links] == [found.n_edges] * 2
+    for ending in ("html", "svg", "pdf", "png"):
+        assert shown.save(tmp_path / f"c.{ending}").stat().st_size > 500
 
 
 def test_pictures_and_tables_are_written(tmp_path):

