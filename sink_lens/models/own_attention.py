@@ -60,10 +60,11 @@ class AttentionFunction:
 def attention_function(model: PreTrainedModel, *, family: Family) -> AttentionFunction | None:
     """Return the attention function of a model; None if it is the softmax that the family's row describes."""
     layers: Any = model.get_submodule(family.layers)
-    having = [one for one in layers if getattr(one, family.attention.partition(".")[0], None) is not None]
+    part = family.attention.partition(".")[0]
+    having = next(one for one in layers if getattr(one, part, None) is not None)
     name = kernel_of(model.config)
     exact = name == "eager" or family.own_attention or family.plain_kernel == "sdpa"
-    return own_function(having[0].get_submodule(family.attention), name=name, exact=exact)
+    return own_function(having.get_submodule(family.attention), name=name, exact=exact)
 
 
 def own_function(module: nn.Module, *, name: str, exact: bool = True) -> AttentionFunction | None:

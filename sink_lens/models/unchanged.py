@@ -23,7 +23,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, starmap
+from itertools import compress, repeat, starmap
 from types import FunctionType
 from typing import Any
 from weakref import WeakSet
@@ -51,12 +51,13 @@ _COLUMNS = 1040
 _FORM = operator.attrgetter("__class__", "dtype", "shape", "device")
 _COPIED = "what was copied"
 _READS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
-    "object": functools.partial(starmap, dict.get),  # of (table, key): parameters, modules, settings, a forward
+    "object": lambda facts: map(dict.get, *facts),  # of (tables, keys): parameters, modules, settings
+    "forward": lambda tables: map(dict.get, tables, repeat("forward")),  # of a module's attributes
     "class": functools.partial(map, type),
     "code": functools.partial(starmap, getattr),  # of (class, name of a function, None)
     "list": functools.partial(map, repr),  # in a configuration or a module
     "size": functools.partial(map, len),  # of a table of modules
-    "hooks": lambda tables: map(tuple, map(dict.values, tables)),
+    "hooks": lambda tables: [tuple(one.values()) if one else () for one in tables],
     "form": functools.partial(map, _FORM),  # of a tensor
     "address": functools.partial(map, Tensor.data_ptr),  # of a tensor whose memory another one uses too
     "state": functools.partial(map, operator.call),  # of a function: adapters, the attention function, copied values
@@ -108,13 +109,14 @@ class ModelRecord:
             self._watch_values(copied)
         self.settings = list(map(vars, self.modules))
         """Their attributes."""
+        self._subjects["object"] = list(map(list, zip(*self._subjects["object"], strict=True)))
         self._before |= {kind: list(_READS[kind](subjects)) for kind, subjects in self._subjects.items()}
 
     def check(self) -> None:
         """Raise ModelError if the model was changed, and say what was changed; call it only while no pass runs."""
         for kind, subjects in self._subjects.items():
             before, now = self._before[kind], list(_READS[kind](subjects))
-            if kind != "object" and now == before:  # tensors cannot be asked together
+            if all(map(operator.is_, now, before)) if kind == "object" else now == before:  # no tensor is asked
                 continue
             for at in compress(range(len(now)), map(operator.is_not, now, before)):
                 if not _is_same(kind, now[at], before[at]):
@@ -183,7 +185,7 @@ class ModelRecord:
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             self._add("hooks", hooks, name)
         self._add("class", module, name)
-        self._add("object", (vars(module), "forward"), f"the forward of {name}")
+        self._add("forward", vars(module), f"the forward of {name}")
         if not own:
             return
         self._record_code(type(module))
