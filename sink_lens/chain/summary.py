@@ -110,7 +110,7 @@ def summary_table(
         add("attention_behind_marked", marked.to_studied, "attention", "to the studied position, of the same queries")
     heads = frames["heads"]
     taken = heads.loc[heads["sink_position"].eq(location.sink_position), "null_mass"].to_numpy(dtype=float)
-    if (taken > config.threshold).mean() >= config.min_sink_rate:
+    if not own_attention and (taken > config.threshold).mean() >= config.min_sink_rate:
         note = f"in which more than {config.threshold:g} of the attention goes to no key, but to a learned sink logit"
         add("sink_logit_rate", float((taken > config.threshold).mean()), "share of layers and heads", note)
     rates = panel.sink_rate(config.threshold)

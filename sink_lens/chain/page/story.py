@@ -103,7 +103,8 @@ def headline(story: Story) -> list[str]:
     """Return a sentence per finding of ``story``: other sinks, outlier dimensions, growth steps, super neurons."""
     sentences, at = [], "the sink token" if story.position is None else f"position {story.position}"
     if story.to_no_key is not None:
-        sentences.append(f"{percent(story.to_no_key)} of attention goes to no key, for which no sink is needed.")
+        said = f"{percent(story.to_no_key)} of attention goes to no key: with this attention function"
+        sentences.append(f"{said} no sink is needed to attend to nothing.")
     if story.others:
         are = "Another sink is at position" if len(story.others) == 1 else "Other sinks are at positions"
         sentences.append(f"{are} {join_and(story.others)}.")
