@@ -109,7 +109,7 @@ def test_options_of_loading_are_those_of_load_alone(option):
 
 def test_patch_and_find_show_every_field_that_is_for_python():
     for function, config, hidden in (
-        (patching.patch, PatchConfig, {"model", *LOADING}),
+        (patching.patch, PatchConfig, {"model", "approximate", "check", *LOADING}),  # attribution_patch does it
         (circuits.find, CircuitConfig, {"model", *LOADING}),
     ):
         shown = set(inspect.signature(function).parameters)

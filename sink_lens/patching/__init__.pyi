@@ -43,16 +43,9 @@ def attribution_patch(
     correct: int | str | Sequence[Any] | None = None,
     incorrect: int | str | Sequence[Any] | None = None,
     bos: Literal["auto", "with", "without"] = "auto",
-    put: Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"]
-    | Callable[..., Any] = "source",
-    edits: Iterable[Edit] | Edit = (),
     factor: float | None = None,
-    controls: int = 5,
     batch_size: int | None = None,
-    approximate: bool = False,
     steps: int = 1,
-    screen: int = 0,
-    check: int = 30,
     seed: int = 0,
 ) -> AttributionResult: ...
 def patch(
@@ -90,10 +83,8 @@ def patch(
     factor: float | None = None,
     controls: int = 5,
     batch_size: int | None = None,
-    approximate: bool = False,
     steps: int = 1,
     screen: int = 0,
-    check: int = 30,
     seed: int = 0,
 ) -> PatchResult: ...
 def path_patch(

@@ -26,7 +26,7 @@ from .run_folder import open_run
 from .run_pair import merge_patch_config, prepare_runs
 
 
-@takes(PatchConfig)
+@takes(PatchConfig, leave_out=("approximate", "check", "screen", "put", "edits", "controls"))
 def attribution_patch(
     model: ModelLike,
     clean: Sequences | None = None,

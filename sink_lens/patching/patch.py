@@ -41,7 +41,7 @@ from .run_folder import BlocksInMemory, Kept, KeptBlocks, MeasuredPatch, open_ru
 from .run_pair import RunPair, merge_patch_config, prepare_runs
 
 
-@takes(PatchConfig)
+@takes(PatchConfig, leave_out=("approximate", "check"))
 def patch(
     model: ModelLike,
     clean: Sequences | None = None,
