@@ -12,33 +12,22 @@ runs have bit-identical values in a cell, nothing is run and the effect is 0.
 Reference: Meng et al., arXiv 2202.05262 (causal tracing); Heimersheim and Nanda, arXiv 2404.15255.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from ..edits.effect_table import effect_table
-from ..edits.part import Part
-from ..engine.function_identity import function_hash
-from ..engine.measured import metric_config
-from ..engine.plan import Plan
-from ..errors import InputError
-from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import RunWriter
-from ..records.shards import Shard, check_shard, compute_run
+from ..records.shards import check_shard
 from ..signatures import takes
 from .config import EVERY, PatchConfig
-from .first_order import first_order_effects
-from .pairs import PromptPair, Sequences
-from .parts import check_put_edit, configs_by_site, draw_random_parts, indices_by_axis, part_identity
-from .results import PatchResult, fields_of_patches, join_sites, part_table, write_result
-from .run_folder import BlocksInMemory, Kept, KeptBlocks, MeasuredPatch, open_run
-from .run_pair import RunPair, merge_patch_config, prepare_runs
+from .pairs import Sequences
+from .parts import configs_by_site, indices_by_axis
+from .patches import Row
+from .request import PatchRequest, make_patch_request
+from .results import PatchResult, join_sites
+from .run_folder import leave_unfinished, open_run, patch_in_folder
+from .run_pair import merge_patch_config
 
 
 @takes(PatchConfig, leave_out=("approximate", "check"))
@@ -91,161 +80,31 @@ def patch(
         RunError: the folder is in use, or holds another run or another division into shards.
     """
     check_shard(shard, out=out, overwrite=overwrite)
-    lens, how = as_lens(model), {"shard": shard, "overwrite": overwrite, "progress": progress}
+    lens = as_lens(model)
     asked = merge_patch_config(config, lens=lens, fields=fields)
-    if asked.site == EVERY:
-        found, configs = {}, configs_by_site(lens, asked)
-        for site, own in configs.items():  # all are checked before the first patch
-            longest = 1 + max(own.positions or (0,))  # the lengths are checked with the tokens
-            indices_by_axis(lens, site, by=own.by, n_positions=longest, **own.chosen_indices)
-        for site, own in configs.items():
-            request = _make_request(lens, clean, corrupted, config=own)
-            found[site] = _patch_site(request, None if out is None else Path(out) / site, reopen=True, **how)
-        return join_sites(found)
-    return _patch_site(_make_request(lens, clean, corrupted, config=asked), out, reopen=shard is not None, **how)
+    every, configs = asked.site == EVERY, configs_by_site(lens, asked)
+    for site, own in configs.items() if every else ():  # all are checked before the first patch
+        longest = 1 + max(own.positions or (0,))  # the lengths are checked with the tokens
+        indices_by_axis(lens, site, by=own.by, n_positions=longest, **own.chosen_indices)
+    found = {}
+    for site, own in configs.items():
+        request = make_patch_request(lens, clean, corrupted, config=own)
+        if out is None:
+            found[site] = _patch(request, progress=progress)
+        else:
+            folder, how = Path(out, site if every else ""), {"overwrite": overwrite, "progress": progress}
+            found[site] = patch_in_folder(request, folder, shard=shard, reopen=every or shard is not None, **how)
+    return join_sites(found) if every else found[asked.site]
 
 
-def _patch_site(
-    request: "_Request", out: str | Path | None, *, shard: str | None, overwrite: bool, progress: bool, reopen: bool
-) -> PatchResult:
-    """Measure the patches of one site (of a ``shard``, if given), and write the run folder ``out``, if given.
-
-    ``overwrite`` replaces the run that the folder holds; ``reopen`` continues it.
-    """
-    code, runs = request.hash_functions(), request.runs
-    about: dict[str, Any] = {"pair": request.pair, "config": request.config, "metric": runs.metric, "code": code}
-    opens = partial(open_run, lens=runs.lens, **about)
-    if out is None:
-        held = BlocksInMemory()
-        try:
-            result = request.make_result(held, progress=progress)
-        except BaseException as error:  # Ctrl-C too
-            held.write_after(error, opens, name=runs.lens.name, baseline=runs.baseline, source=runs.source)
-            raise
-        return replace(result, opens=opens)
-    plans: list[Plan | None] = []
-
-    def plan_patches(writer: RunWriter) -> dict[str, int]:
-        """Plan the patches; return the name of each block -> its number of patches."""
-        kept = KeptBlocks(writer, only=())
-        request.measure_patches(kept, progress=False)
-        kept.compare_baseline(baseline=runs.baseline, source=runs.source)
-        plans.append(kept.plan)
-        return kept.sizes
-
-    def check_parts(folder: Path, parts: Collection[str]) -> None:
-        assert plans[0] is not None  # there are blocks
-        request.runs.check_blocks(
-            folder, list(parts), of=request.parts_by_name(), make=request.runs.edit_maker(request.config), plan=plans[0]
-        )
-
-    def measure_parts(writer: RunWriter, parts: Collection[str]) -> None:
-        request.measure_patches(KeptBlocks(writer, planned=plans[0], only=parts), progress=progress)
-
-    found = compute_run(
-        Path(out),
-        shard=shard,
-        overwrite=overwrite,
-        open_run=partial(opens, reopen=reopen),
-        begin=plan_patches,
-        check=check_parts,
-        compute=measure_parts,
-        finish=partial(request.finish_run, progress=progress and shard is None),
-    )
-    if found is not None:
-        return found
-    nothing = replace(request, grid=[], controls=[], approximations=None)  # other shards are still running
-    waits = Shard.parse(str(shard)).done_sentence(Path(out))
-    return replace(nothing.make_result(None, progress=False), folder=Path(out), waits=waits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """A checked call of ``patch`` for one site: runs, parts of the site, controls, configuration."""
-
-    runs: RunPair
-    grid: list[Part]
-    pair: PromptPair
-    config: PatchConfig
-    controls: list[list[Part]]
-    approximations: list[float] | None
-
-    def hash_functions(self) -> dict[str, Any]:
-        """Return name -> hash of the functions given as metric, put and edits: a stopped run needs the same ones."""
-        asked = self.config
-        found: dict[str, Any] = (
-            {} if asked.metric is None or isinstance(asked.metric, str) else {"metric": metric_config(asked.metric)}
-        )
-        found |= {"put": function_hash(asked.put)} if callable(asked.put) else {}
-        return found | ({"edits": [function_hash(one) for one in asked.edits]} if asked.edits else {})
-
-    def parts_by_name(self) -> dict[str, Part]:
-        """Return part identity -> part, for patches and controls."""
-        return {part_identity(part): part for some in (self.grid, *self.controls) for part in some}
-
-    def measure_patches(self, kept: Kept | None, *, progress: bool) -> dict[str, MeasuredPatch]:
-        """Return part identity -> metric, for patches and controls; ``kept`` has the patches that are in the folder."""
-        make = self.runs.edit_maker(self.config)
-        return self.runs.measure_all(
-            self.parts_by_name(), make=make, kept=kept, batch_size=self.config.batch_size, progress=progress
-        )
-
-    def make_result(self, kept: Kept | None, *, progress: bool) -> PatchResult:
-        """Measure the patches that the folder (``kept``) lacks, and return the result with its table of effects."""
-        runs, found = self.runs, self.measure_patches(kept, progress=progress)
-        measured = [found[part_identity(part)] for part in self.grid]
-        values = torch.stack([one.values for one in measured]) if measured else runs.baseline.repeat(0, 1)
-        before = runs.baseline.double().numpy()
-        drawn = [[found[part_identity(part)].values.double().numpy() for part in some] for some in self.controls]
-        effects = effect_table(
-            values.double().numpy(),
-            before,
-            controls=[np.array(some).reshape(-1, len(before)) for some in drawn],
-            generator=np.random.default_rng(self.config.seed),
-        )
-        apart = (runs.source.double() - runs.baseline.double()).expand(values.shape)
-        spans = apart.masked_fill(values.isnan(), torch.nan).nanmean(1).numpy()
-        n = effects.pop("n")
-        normalised = effects["effect"] / np.where(spans == 0, np.nan, spans)
-        effects = effects.assign(normalised_effect=normalised, changed=[one.changed for one in measured], n=n)
-        if self.approximations is not None:
-            effects["approximation"] = self.approximations
-        every = torch.cat([runs.baseline[None], runs.source[None], values]).double()
-        return PatchResult(
-            rows=part_table(self.grid, self.config.by).join(effects),
-            values=values.double(),
-            baselines=every[:2],
-            **fields_of_patches(runs, self.pair, self.config),
-        )
-
-    def finish_run(self, writer: RunWriter, *, progress: bool) -> PatchResult:
-        """Measure the patches that the folder lacks, write the run's tables into it, and return the result."""
-        result = self.make_result(KeptBlocks(writer), progress=progress)
-        write_result(writer, result)
-        return replace(result, folder=writer.folder)
-
-
-def _make_request(
-    lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
-) -> _Request:
-    """Check the configuration, run both prompts, choose the parts to patch, and draw random parts as controls."""
-    if config.approximate:
-        raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
-    config.check_together()
-    if not callable(config.put):
-        check_put_edit(config)
-    if config.edits and config.screen:
-        raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
-    if config.screen and config.put != "source":
-        raise InputError("screen approximates patches from the other run; leave out screen, or put")
-    runs, grid, pair = prepare_runs(lens, clean, corrupted, config=config)
-    approximations = None
-    if config.screen:  # the largest effects to first order, in the order of the grid
-        effects, _ = first_order_effects(runs, grid, steps=config.steps)
-        largest = effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[: config.screen]
-        best = sorted(largest.tolist())
-        grid, approximations = [grid[number] for number in best], effects[best].tolist()
-    at: dict[str, Any] = {"sizes": runs.sizes, "shortest": int(runs.run.lengths.min())}
-    at |= {"draws": config.controls, "seed": config.seed}
-    controls = [draw_random_parts(part, **at) for part in grid]
-    return _Request(runs=runs, grid=grid, pair=pair, config=config, controls=controls, approximations=approximations)
+def _patch(request: PatchRequest, *, progress: bool) -> PatchResult:
+    """Measure the patches of one site. An error or Ctrl-C writes what is measured into a folder."""
+    patches, rows = request.patches(), dict[int, list[Row]]()
+    opens = partial(open_run, **request.asked)
+    try:
+        for block, of_block in patches.measure(patches.blocks, progress=progress):
+            rows[block] = of_block
+    except BaseException as error:
+        leave_unfinished(error, opens, patches, rows)
+        raise
+    return replace(request.result(patches, (row for some in rows.values() for row in some)), opens=opens)

@@ -25,7 +25,7 @@ from ..records import RunWriter, display, read_run
 from ..stats import sort_by_magnitude
 from .config import EVERY, PatchConfig
 from .pairs import Direction, PromptPair, label_table
-from .parts import part_identity
+from .patches import Patches
 from .run_pair import RunPair
 
 if TYPE_CHECKING:
@@ -319,9 +319,9 @@ class AttributionResult(MeasuredPatches):
         if not able:
             raise InputError("no patch of this sweep changes anything; need clean and corrupted runs that differ there")
         numbers = sorted(able[one] for one in torch.randperm(len(able), generator=generator)[:n].tolist())
-        parts = {part_identity(self.grid[number]): self.grid[number] for number in numbers}
-        found = self.runs.measure_all(parts, progress=progress)
-        values = torch.stack([found[name].values for name in parts])
+        patches = Patches.of(self.runs, [self.grid[number] for number in numbers])
+        rows = [row for _, some in patches.measure(patches.blocks, progress=progress) for row in some]
+        values = torch.stack(list(patches.values(rows)[0].values()))
         frame = _rename_for_folder(self.frame).iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
         frame["effect"] = (values.double() - self.runs.baseline.double()).nanmean(1).numpy()
         frame["error"] = frame["approximation"] - frame["effect"]

@@ -1,132 +1,152 @@
 """The run folder of a patch: what was asked, every block of patches as soon as it is measured, and the tables."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jaxtyping import Float
-from torch import Tensor
 
 from ..edits.metrics import Metric
 from ..engine.engine import Block
-from ..engine.plan import Plan, read_plan
+from ..engine.function_identity import function_hash
+from ..engine.measured import metric_config
+from ..engine.plan import read_plan
 from ..models.inputs import describe_provenance
 from ..models.lens import LensModel
 from ..records import RunWriter, create_run, default_run_folder
-from ..records.recomputed import keep_or_compare
-from ..records.shards import process_name
+from ..records.reading import read_columns
+from ..records.recomputed import FEW, compute_until_equal, keep_or_compare, refuse_other_numbers, sample_parts
+from ..records.shards import Shard, compute_run, process_name
 from ..records.writing import goes_on_note
 from .config import PatchConfig
 from .pairs import PromptPair
+from .parts import part_identity
+from .patches import Patches, Row
+from .request import PatchRequest
+from .results import PatchResult, write_result
+from .run_pair import RunPair
 
-ROW = ("part", "sequence", "value", "changed")
-Row = tuple[str, int, float, bool]
-"""One sequence of one patch: identity of the part, sequence, value, and whether it changed anything."""
-
-
-@dataclass(slots=True, kw_only=True)
-class MeasuredPatch:
-    """The metric of the run with one patch."""
-
-    values: Float[Tensor, " sample"]
-    """By sequence; a single one if the metric gives one number for all sequences."""
-    changed: bool
-    """True if the patch changed any value."""
+_ROW = ("part", "sequence", "value", "changed")
 
 
-def block_name(number: int) -> str:
-    """Return the name of the table of the block with this number."""
+def patch_in_folder(
+    request: PatchRequest, out: Path, *, shard: str | None, overwrite: bool, progress: bool, reopen: bool
+) -> PatchResult:
+    """Measure the patches of one site (of a ``shard``, if given) that the run folder ``out`` lacks, and write it.
+
+    ``overwrite`` replaces the run that the folder holds; ``reopen`` continues it.
+    """
+    planned: list[Patches] = []
+
+    def plan_patches(writer: RunWriter) -> dict[str, int]:
+        """Plan the patches; return the name of each block -> its number of patches."""
+        held = writer.has("plan")
+        patches = request.patches(read_plan(writer.folder / "plan.json") if held else None)
+        if patches.engine is not None and not held:
+            _write_plan(writer, patches)
+        _keep_baseline(writer, request.runs)
+        planned[:] = [patches]
+        return {_name_of_block(block.number): len(block.cells) for block in patches.blocks}
+
+    def measure_blocks(writer: RunWriter, names: Collection[str], *, progress: bool = progress) -> None:
+        blocks = [block for block in planned[0].blocks if _name_of_block(block.number) in names]
+        for number, rows in planned[0].measure(blocks, progress=progress):
+            _write_block(writer, number, rows)
+
+    def finish_run(writer: RunWriter) -> PatchResult:
+        names = [_name_of_block(block.number) for block in planned[0].blocks]
+        missing = [name for name in names if not writer.has(name)]
+        measure_blocks(writer, missing, progress=progress and shard is None)
+        result = request.result(planned[0], (row for name in names for row in _read_block(writer, name)))
+        write_result(writer, result)
+        return replace(result, folder=writer.folder)
+
+    found = compute_run(
+        out,
+        shard=shard,
+        overwrite=overwrite,
+        open_run=partial(open_run, **request.asked, reopen=reopen),
+        begin=plan_patches,
+        check=lambda folder, names: _check_blocks(planned[0], folder, list(names)),
+        compute=measure_blocks,
+        finish=finish_run,
+    )
+    if found is not None:
+        return found
+    nothing = replace(request, grid=[], controls=[], approximations=None)  # other shards are still running
+    waits = Shard.parse(str(shard)).done_sentence(out)
+    return replace(nothing.result(nothing.patches(), ()), folder=out, waits=waits)
+
+
+def leave_unfinished(
+    error: BaseException, opens: Callable[[Path], RunWriter], patches: Patches, rows: Mapping[int, Sequence[Row]]
+) -> None:
+    """Write measured blocks into a new folder in ``runs``, and say so in a note of the error that ended the call."""
+    if not rows:
+        return
+    folder = default_run_folder(patches.runs.lens.name)
+    with opens(folder) as writer:
+        _write_plan(writer, patches)
+        _keep_baseline(writer, patches.runs)
+        for number, of_block in rows.items():
+            _write_block(writer, number, of_block)
+        writer.leave_unfinished()
+    error.add_note(goes_on_note(folder))
+
+
+def _write_plan(writer: RunWriter, patches: Patches) -> None:
+    """Write the plan of forward passes, and delete the blocks in the folder: they belong to a plan that is lost."""
+    assert patches.engine is not None
+    writer.clear()
+    writer.write_text("plan.json", patches.engine.plan.as_json())
+
+
+def _keep_baseline(writer: RunWriter, runs: RunPair) -> None:
+    """Write the metric of both runs into the folder, or compare it with what the folder has."""
+    keep_or_compare(writer, "baseline.json", {"baseline": runs.baseline.tolist(), "source": runs.source.tolist()})
+
+
+def _name_of_block(number: int) -> str:
     return f"block-{number:06d}"
 
 
-class KeptBlocks:
-    """The measured patches in a run folder, kept in blocks, so that an interrupted run measures only the rest."""
-
-    def __init__(self, writer: RunWriter, *, planned: Plan | None = None, only: Collection[str] | None = None) -> None:
-        self._writer = writer
-        self._planned = planned
-        self._only = only
-        self.sizes: dict[str, int] = {}
-        """Name of every block of the run -> its patches; known once the patches are planned."""
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan of forward passes with which the run began; None if it has not begun."""
-        held = self._planned is None and self._writer.has("plan")
-        return read_plan(self._writer.folder / "plan.json") if held else self._planned
-
-    def blocks_to_measure(self, blocks: Sequence[Block]) -> list[Block]:
-        """Return the ``blocks`` that this process measures, all or its shard's; store the size of every block."""
-        self.sizes = {block_name(block.number): len(block.cells) for block in blocks}
-        return [one for one in blocks if self._only is None or block_name(one.number) in self._only]
-
-    def keep_plan(self, plan: Plan) -> None:
-        """Write the plan of forward passes, and delete the blocks in the folder: they belong to another plan."""
-        self._writer.clear()  # blocks without a plan were made by a plan that is lost
-        self._writer.write_text("plan.json", plan.as_json())
-
-    def compare_baseline(self, **values: Tensor) -> None:
-        """Write the metric of both runs into the folder, or compare it with what the folder has."""
-        keep_or_compare(self._writer, "baseline.json", {name: one.tolist() for name, one in values.items()})
-
-    def read_block(self, number: int) -> list[Row] | None:
-        """Return the rows of the block with this number; None if the folder does not have it."""
-        name = block_name(number)
-        if not self._writer.has(name):
-            return None
-        table = self._writer.read(name, columns=ROW)
-        return list(zip(*(table[column].tolist() for column in ROW), strict=True))
-
-    def write_block(self, number: int, rows: Sequence[Row]) -> None:
-        """Write the rows of the block with this number."""
-        self._writer.write_table(block_name(number), pd.DataFrame(rows, columns=list(ROW)))
+def _write_block(writer: RunWriter, number: int, rows: Sequence[Row]) -> None:
+    writer.write_table(_name_of_block(number), pd.DataFrame(rows, columns=list(_ROW)))
 
 
-class BlocksInMemory:
-    """The measured patches of a call without a run folder; an error or Ctrl-C writes them into one."""
-
-    plan = None
-
-    def __init__(self) -> None:
-        self._plan: Plan | None = None
-        self._blocks: dict[int, Sequence[Row]] = {}
-
-    def blocks_to_measure(self, blocks: Sequence[Block]) -> list[Block]:
-        """Return all ``blocks``."""
-        return list(blocks)
-
-    def keep_plan(self, plan: Plan) -> None:
-        """Keep the plan of forward passes."""
-        self._plan = plan
-
-    def read_block(self, number: int) -> None:
-        """Return None: no block was measured before."""
-
-    def write_block(self, number: int, rows: Sequence[Row]) -> None:
-        """Keep the rows of the block with this number."""
-        self._blocks[number] = list(rows)  # the caller empties its list
-
-    def write_after(
-        self, error: BaseException, opens: Callable[[Path], RunWriter], *, name: str, **baseline: Tensor
-    ) -> None:
-        """Write what is measured into a folder in ``runs``, and say so in a note of the error that ended the call."""
-        if self._plan is None or not self._blocks:
-            return
-        folder = default_run_folder(name)
-        with opens(folder) as writer:
-            kept = KeptBlocks(writer)
-            kept.keep_plan(self._plan)
-            kept.compare_baseline(**baseline)
-            for number, rows in self._blocks.items():
-                kept.write_block(number, rows)
-            writer.leave_unfinished()
-        error.add_note(goes_on_note(folder))
+def _read_block(writer: RunWriter, name: str) -> Iterator[Row]:
+    table = writer.read(name, columns=_ROW)
+    return zip(*(table[column].tolist() for column in _ROW), strict=True)
 
 
-Kept = KeptBlocks | BlocksInMemory
+def _check_blocks(patches: Patches, folder: Path, names: Sequence[str]) -> None:
+    """Measure one patch of some finished blocks of a folder again; refuse the folder if the metric differs."""
+    engine, numbers = patches.engine, {part_identity(part): number for number, part in enumerate(patches.able)}
+    assert engine is not None  # there are blocks
+    blocks = {_name_of_block(block.number): block for block in engine.blocks}
+    for name in sample_parts(names, most=FEW):
+        held, block = read_columns(folder / f"{name}.parquet", _ROW, kind="patch"), blocks[name]
+        able = held.loc[held["value"].notna() & held["part"].isin(list(numbers)), "part"]
+        if able.empty:
+            continue
+        part = str(able.iloc[0])
+        number = numbers[part]
+
+        def values_in(block: Block, part: str = part) -> pd.Series:
+            rows = pd.DataFrame(next(patches.measure([block]))[1], columns=list(_ROW))
+            return rows.loc[rows["part"] == part].sort_values("sequence")["value"]
+
+        there = held.loc[held["part"] == part].sort_values("sequence")["value"]
+        here = compute_until_equal(
+            there,
+            partial(values_in, replace(block, cells=(number,))),
+            lambda block=block, number=number: values_in(engine.pack_of(block, number)),
+            numbers=lambda values: values,
+        )
+        refuse_other_numbers(folder, there, here, what=f"{patches.runs.metric.name} under a patch")
 
 
 def open_run(
@@ -136,26 +156,30 @@ def open_run(
     pair: PromptPair,
     config: PatchConfig,
     metric: Metric,
-    code: Mapping[str, Any] | None = None,
     part: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> RunWriter:
     """Open the run folder of ``patch``: a new one, or one in which the same run was stopped.
 
-    Functions and edits are recorded by name and by ``code``, the hashes of what they do. ``part`` is the number of a
-    shard, ``how`` is passed to ``create_run``.
+    Functions and edits are recorded by name and by the hashes of what they do: a stopped run needs the same ones.
+    ``part`` is the number of a shard, ``how`` is passed to ``create_run``.
     """
     provenance = describe_provenance(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
     provenance |= {"holder": process_name()} if part else {}
+    put: Any = config.put
     asked = asdict(replace(config, metric="loss", put="source", edits=())) | {"metric_name": metric.name}
     asked["metric"] = config.metric if isinstance(config.metric, str) else metric.name
     if config.pairs_file is not None:
         asked["pairs_sha256"] = sha256(Path(config.pairs_file).read_bytes()).hexdigest()
-    put: Any = config.put
     asked |= {"put": getattr(put, "__qualname__", type(put).__name__) if callable(put) else put}
     asked |= {"edits": [one.label for one in config.edits], "pair": [pair.clean.hash, pair.corrupted.hash]}
-    asked |= {"code": dict(code)} if code else {}
+    code: dict[str, Any] = {}
+    if config.metric is not None and not isinstance(config.metric, str):
+        code["metric"] = metric_config(config.metric)
+    code |= {"put": function_hash(put)} if callable(put) else {}
+    code |= {"edits": [function_hash(one) for one in config.edits]} if config.edits else {}
+    asked |= {"code": code} if code else {}
     return create_run(
         Path(out),
         kind="patch",

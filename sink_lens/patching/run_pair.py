@@ -2,12 +2,10 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Unpack
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,23 +19,15 @@ from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate, log
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where, replace_full_axes_by_none
 from ..edits.references import References
-from ..engine.cells import Cell
-from ..engine.engine import Block, Engine
 from ..engine.forward import baseline_logits, run_with
-from ..engine.plan import Plan
-from ..engine.trust import make_engine
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_key
-from ..progress import tqdm
-from ..records.reading import read_columns
-from ..records.recomputed import FEW, compute_until_equal, refuse_other_numbers, sample_parts
-from .cells import MakesEdit, cell_of_edit, cell_of_patch
+from .cells import MakesEdit
 from .config import PatchConfig, refuse_equal_tokens
 from .pair_file import read_pairs
 from .pairs import PromptPair, Sequences, batch_of_prompts, pair_prompts
-from .parts import make_put_spec, part_identity, parts_to_patch
-from .run_folder import ROW, Kept, MeasuredPatch, Row, block_name
+from .parts import make_put_spec, parts_to_patch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,109 +134,6 @@ class RunPair:
             return make_put_spec(config, Part.of_site(site, where)).make_edit(references)
 
         return make_put_edit
-
-    def measure_all(
-        self,
-        parts: Mapping[str, Part],
-        *,
-        make: MakesEdit | None = None,
-        kept: Kept | None = None,
-        batch_size: int | None = None,
-        progress: bool = False,
-    ) -> dict[str, MeasuredPatch]:
-        """Patch every part of the site, one at a time, and return the part's name in ``parts`` -> metric.
-
-        ``make`` makes the edit of a part; None puts in the values of the source run. ``kept`` reads the patches that
-        the run folder has, and writes the others. A pass has ``batch_size`` sequences; None lets the engine choose.
-        """
-        found = {
-            name: MeasuredPatch(values=self.nan_where_short(part, self.baseline), changed=False)
-            for name, part in parts.items()
-        }
-        todo, patches = self._patches_to_run(parts, make)
-        if not patches:
-            return found
-        plan = None if kept is None else kept.plan
-        if plan is not None:
-            engine = Engine(self.lens, self.run, patches, [self.metric], plan=plan)
-        else:
-            how: dict[str, Any] = {} if kept is None else {"keep_plan": kept.keep_plan}
-            engine = make_engine(self.lens, self.run, patches, [self.metric], batch_size=batch_size, **how)
-        blocks = engine.blocks if kept is None else kept.blocks_to_measure(engine.blocks)
-        rows: list[Row] = []
-
-        def add_rows(number: int, outcome: Outcome, changed: list[bool]) -> None:
-            rows.extend(self._rows(todo[number], outcome, did=make is None or changed[-1]))
-
-        with tqdm(
-            total=sum(len(block.cells) for block in blocks),
-            desc=f"patching {self.site}",
-            unit="patch",
-            disable=not progress,
-            leave=False,
-        ) as bar:
-            for block in blocks:
-                before = None if kept is None else kept.read_block(block.number)
-                if before is None:
-                    engine.map(block, add_rows, advance=bar.update)
-                    if kept is not None:
-                        kept.write_block(block.number, rows)
-                else:
-                    rows.extend(before)
-                    bar.update(len(block.cells))
-                for name, sequence, value, did in rows:
-                    if not found[name].values[sequence].isnan():  # the sequence has the part, and a metric
-                        found[name].values[sequence] = value
-                    found[name].changed |= bool(did)
-                rows.clear()
-        return found
-
-    def check_blocks(
-        self, folder: Path, names: Sequence[str], *, of: Mapping[str, Part], make: MakesEdit | None, plan: Plan
-    ) -> None:
-        """Measure one patch of some finished blocks of a folder again; refuse the folder if the metric differs.
-
-        ``of``, ``make`` and ``plan`` are those of ``measure_all``.
-        """
-        todo, patches = self._patches_to_run(of, make)
-        engine = Engine(self.lens, self.run, patches, [self.metric], plan=plan)
-        blocks = {block_name(block.number): block for block in engine.blocks}
-        numbers = {part_identity(part): number for number, part in enumerate(todo)}
-
-        def rows_of(number: int, outcome: Outcome, changed: list[bool]) -> tuple[int, list[Row]]:
-            return number, self._rows(todo[number], outcome, did=changed[-1])
-
-        def measure_again(block: Block, number: int) -> pd.DataFrame:
-            rows = dict(engine.map(block, rows_of))[number]
-            return pd.DataFrame(rows, columns=list(ROW)).sort_values("sequence")
-
-        for name in sample_parts(names, most=FEW):
-            held = read_columns(folder / f"{name}.parquet", ROW, kind="patch")
-            able = held.loc[held["value"].notna() & held["part"].isin(list(numbers)), "part"]
-            if able.empty:
-                continue
-            part = str(able.iloc[0])
-            there, number, block = held.loc[held["part"] == part].sort_values("sequence"), numbers[part], blocks[name]
-            here = compute_until_equal(
-                there["value"],
-                lambda block=block, number=number: measure_again(replace(block, cells=(number,)), number),
-                lambda block=block, number=number: measure_again(engine.pack_of(block, number), number),
-                numbers=lambda frame: frame["value"],
-            )
-            refuse_other_numbers(folder, there["value"], here["value"], what=f"{self.metric.name} under a patch")
-
-    def _patches_to_run(self, parts: Mapping[str, Part], make: MakesEdit | None) -> tuple[list[Part], list[Cell]]:
-        """Return those parts whose patch may change the metric, and the cell of each."""
-        able = self.can_change if make is None else self.is_before_metric
-        todo = [part for part in parts.values() if able(part)]
-        if make is None:
-            return todo, [cell_of_patch(part, run=self.held, source=self.given, edits=self.edits) for part in todo]
-        return todo, [cell_of_edit(part, sizes=self.sizes, make=make, edits=self.edits) for part in todo]
-
-    def _rows(self, part: Part, outcome: Outcome, *, did: bool) -> list[Row]:
-        """Return the rows of a block for one patch: the metric by sequence, and whether it ``did`` change anything."""
-        places, values = [0] if self.metric.whole_batch else outcome.indices, evaluate(self.metric, outcome).tolist()
-        return [(part_identity(part), place, value, did) for place, value in zip(places, values, strict=True)]
 
 
 def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:

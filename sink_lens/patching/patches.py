@@ -1,0 +1,103 @@
+"""Patches of the parts of a site: each is a cell of the engine, and is measured in one of its blocks."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..edits.metrics import evaluate
+from ..edits.outcome import Outcome
+from ..edits.part import Part
+from ..engine.engine import Block, Engine
+from ..engine.plan import Plan
+from ..engine.trust import make_engine
+from ..progress import tqdm
+from .cells import MakesEdit, cell_of_edit, cell_of_patch
+from .parts import part_identity
+from .run_pair import RunPair
+
+Row = tuple[str, int, float, bool]
+"""One sequence of one patch: identity of the part, sequence, value of the metric, and whether it changed anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patches:
+    """Patches of some parts of a site, and the engine that runs those which may change the metric."""
+
+    runs: RunPair
+    parts: Mapping[str, Part]
+    """Identity -> part."""
+    able: Sequence[Part]
+    """The parts whose patch may change the metric: the engine's cells."""
+    engine: Engine | None
+    """None if no patch may change the metric."""
+    make: MakesEdit | None
+
+    @classmethod
+    def of(
+        cls,
+        runs: RunPair,
+        parts: Iterable[Part],
+        *,
+        make: MakesEdit | None = None,
+        batch_size: int | None = None,
+        plan: Plan | None = None,
+    ) -> "Patches":
+        """Make the cells of ``parts`` and their engine, by ``plan`` or by one that is compared with the bridge.
+
+        ``make`` makes the edit of a part; None puts in the source run's values. A pass has ``batch_size`` sequences;
+        None lets the engine choose.
+        """
+        named = {part_identity(part): part for part in parts}
+        able = [part for part in named.values() if (runs.can_change if make is None else runs.is_before_metric)(part)]
+        if make is None:
+            cells = [cell_of_patch(part, run=runs.held, source=runs.given, edits=runs.edits) for part in able]
+        else:
+            cells = [cell_of_edit(part, sizes=runs.sizes, make=make, edits=runs.edits) for part in able]
+        if not cells:
+            engine = None
+        elif plan is not None:
+            engine = Engine(runs.lens, runs.run, cells, [runs.metric], plan=plan)
+        else:
+            engine = make_engine(runs.lens, runs.run, cells, [runs.metric], batch_size=batch_size)
+        return cls(runs=runs, parts=named, able=able, engine=engine, make=make)
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The blocks of cells that the engine runs."""
+        return () if self.engine is None else self.engine.blocks
+
+    def measure(self, blocks: Sequence[Block], *, progress: bool = False) -> Iterator[tuple[int, list[Row]]]:
+        """Yield the number of each block and, for each of its patches and each sequence, a row."""
+        n, metric = sum(len(block.cells) for block in blocks), self.runs.metric
+        rows: list[Row] = []
+
+        def add_rows(number: int, outcome: Outcome, changed: list[bool]) -> None:
+            part, did = part_identity(self.able[number]), self.make is None or changed[-1]
+            sequences = [0] if metric.whole_batch else outcome.indices
+            values = evaluate(metric, outcome).tolist()
+            rows.extend((part, sequence, value, did) for sequence, value in zip(sequences, values, strict=True))
+
+        at = {"desc": f"patching {self.runs.site}", "unit": "patch", "disable": not progress, "leave": False}
+        with tqdm(total=n, **at) as bar:
+            for block in blocks:
+                assert self.engine is not None  # there are blocks
+                self.engine.map(block, add_rows, advance=bar.update)
+                yield block.number, rows.copy()
+                rows.clear()
+
+    def values(self, rows: Iterable[Row]) -> tuple[dict[str, Float[Tensor, " sample"]], set[str]]:
+        """Return identity -> metric by sequence under each patch, and the identities of patches that changed anything.
+
+        A patch without rows changes nothing: its metric is that of the baseline run, nan in a sequence without the
+        part.
+        """
+        found = {name: self.runs.nan_where_short(part, self.runs.baseline) for name, part in self.parts.items()}
+        changed = set[str]()
+        for name, sequence, value, did in rows:
+            if not found[name][sequence].isnan():
+                found[name][sequence] = value
+            if did:
+                changed.add(name)
+        return found, changed

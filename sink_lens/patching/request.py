@@ -1,0 +1,100 @@
+"""A call of ``patch`` for one site, with both runs made and all parts chosen; and its result."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..edits.effect_table import effect_table
+from ..edits.part import Part
+from ..engine.plan import Plan
+from ..errors import InputError
+from ..models.lens import LensModel
+from .config import PatchConfig
+from .first_order import first_order_effects
+from .pairs import PromptPair, Sequences
+from .parts import check_put_edit, draw_random_parts, part_identity
+from .patches import Patches, Row
+from .results import PatchResult, fields_of_patches, part_table
+from .run_pair import RunPair, prepare_runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchRequest:
+    """A checked call of ``patch`` for one site: runs, parts of the site, controls, configuration."""
+
+    runs: RunPair
+    grid: Sequence[Part]
+    pair: PromptPair
+    config: PatchConfig
+    controls: Sequence[Sequence[Part]]
+    """Random parts, for each part of the grid."""
+    approximations: list[float] | None
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Return the model and the question, for the run's folder."""
+        return {"lens": self.runs.lens, "metric": self.runs.metric, "pair": self.pair, "config": self.config}
+
+    def patches(self, plan: Plan | None = None) -> Patches:
+        """Make the patches of the grid and of the controls."""
+        parts = [part for some in (self.grid, *self.controls) for part in some]
+        make = self.runs.edit_maker(self.config)
+        return Patches.of(self.runs, parts, make=make, batch_size=self.config.batch_size, plan=plan)
+
+    def result(self, patches: Patches, rows: Iterable[Row]) -> PatchResult:
+        """Make the table of effects from the rows of all blocks."""
+        runs, (found, changed) = self.runs, patches.values(rows)
+        names = [part_identity(part) for part in self.grid]
+        values = torch.stack([found[name] for name in names]) if names else runs.baseline.repeat(0, 1)
+        before = runs.baseline.double().numpy()
+        drawn = [[found[part_identity(part)].double().numpy() for part in some] for some in self.controls]
+        effects = effect_table(
+            values.double().numpy(),
+            before,
+            controls=[np.array(some).reshape(-1, len(before)) for some in drawn],
+            generator=np.random.default_rng(self.config.seed),
+        )
+        apart = (runs.source.double() - runs.baseline.double()).expand(values.shape)
+        spans = apart.masked_fill(values.isnan(), torch.nan).nanmean(1).numpy()
+        n = effects.pop("n")
+        normalised = effects["effect"] / np.where(spans == 0, np.nan, spans)
+        effects = effects.assign(normalised_effect=normalised, changed=[name in changed for name in names], n=n)
+        if self.approximations is not None:
+            effects["approximation"] = self.approximations
+        return PatchResult(
+            rows=part_table(self.grid, self.config.by).join(effects),
+            values=values.double(),
+            baselines=torch.stack([runs.baseline, runs.source]).double(),
+            **fields_of_patches(runs, self.pair, self.config),
+        )
+
+
+def make_patch_request(
+    lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
+) -> PatchRequest:
+    """Check the configuration, run both prompts, choose the parts to patch, and draw random parts as controls."""
+    if config.approximate:
+        raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
+    config.check_together()
+    if not callable(config.put):
+        check_put_edit(config)
+    if config.edits and config.screen:
+        raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
+    if config.screen and config.put != "source":
+        raise InputError("screen approximates patches from the other run; leave out screen, or put")
+    runs, grid, pair = prepare_runs(lens, clean, corrupted, config=config)
+    approximations = None
+    if config.screen:  # the largest effects to first order, in the order of the grid
+        effects, _ = first_order_effects(runs, grid, steps=config.steps)
+        largest = effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[: config.screen]
+        best = sorted(largest.tolist())
+        grid, approximations = [grid[number] for number in best], effects[best].tolist()
+    at: dict[str, Any] = {"sizes": runs.sizes, "shortest": int(runs.run.lengths.min())}
+    at |= {"draws": config.controls, "seed": config.seed}
+    controls = [draw_random_parts(part, **at) for part in grid]
+    return PatchRequest(
+        runs=runs, grid=grid, pair=pair, config=config, controls=controls, approximations=approximations
+    )
