@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get
 
 from .errors import CallError, InputError
 from .modes import plain_mode
-from .signatures import refuse_loading_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +32,8 @@ def check_calls(function: Callable[P, R]) -> Callable[P, R]:
     It refuses wrong types, nan, fractions for whole numbers, tensors without values (on the device "meta"), tensors of
     another dtype or number of axes, and two sizes for one axis name. The function receives numpy's numbers as Python's.
     """
+    from .signatures import refuse_loading_options
+
     signature, unchecked = inspect.signature(function), cast("Callable[..., R]", function)
 
     @functools.wraps(function)

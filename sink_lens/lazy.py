@@ -13,7 +13,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from .arguments import check_calls
-from .signatures import show_options
 
 
 def import_object(place: str) -> Any:
@@ -30,7 +29,8 @@ def read_stub(init: str) -> dict[str, str]:
     package.
     """
     places: dict[str, str] = {}
-    for node in ast.parse(Path(init).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+    imports, _, _ = Path(init).with_suffix(".pyi").read_text(encoding="utf-8").partition("\ndef ")
+    for node in ast.parse(imports).body:
         if isinstance(node, ast.ImportFrom):
             for one in node.names:
                 outside = "." * (node.level - 1)
@@ -63,6 +63,8 @@ def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callabl
         if value is None:  # a module of that package
             value = import_module(f".{where}.{own}", package)
         if isinstance(value, FunctionType) and not hasattr(value, "checked"):  # else a room below has done it
+            from .signatures import show_options  # late: `import sink_lens` is quick
+
             shown = check_calls(value)
             show_options(shown, value)
             value = shown

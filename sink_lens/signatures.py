@@ -12,12 +12,10 @@ import inspect
 import itertools
 import re
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from .errors import InputError
 
@@ -28,8 +26,7 @@ _LINE = 100
 """Columns of a docstring's lines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class Taken(NamedTuple):
     """The options that a function takes: the fields of a class, less those that are not for Python."""
 
     of: type
@@ -115,6 +112,8 @@ def full_signature(function: Callable[..., Any], taken: Taken) -> inspect.Signat
 
 def _option_types(taken: Taken, own: Collection[str]) -> dict[str, tuple[TypeText, Any]]:
     """Return option -> (type, default) for the options in ``taken`` that are no parameters (``own``) already."""
+    from dataclasses import MISSING, fields, is_dataclass  # late, like textwrap: `import sink_lens` is quick
+
     hidden = taken.leave_out.union(own)
     if not is_dataclass(taken.of):
         hints = get_type_hints(taken.of)
@@ -178,6 +177,8 @@ def full_docstring(function: Callable[..., Any], taken: Taken) -> str:
 
 
 def _argument_lines(name: str, text: str) -> list[str]:
+    import textwrap
+
     text = re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), text)  # options, as Python names them
     return textwrap.wrap(f"{name}: {text}", _LINE, initial_indent="    ", subsequent_indent=" " * 8)
 

@@ -20,8 +20,8 @@ from .header import axis_sizes
 from .offload import NoBridge, bytes_on_disk, compute_device
 from .own_attention import AttentionFunction, ignored_mask_error, no_pattern_error
 from .packed import input_width
+from .pass_lock import LensState
 from .private_apis import kernel_of
-from .unchanged import LensState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1,10 +1,12 @@
-"""The lock of a model's passes, which a forked child does not inherit in the hands of a thread that it lacks."""
+"""The lock of a model's passes, which no forked child inherits in the hands of a thread that it lacks; a lens state."""
 
 import os
+from dataclasses import dataclass, field
 from threading import Lock, get_ident
 from weakref import WeakSet
 
 from ..errors import ModelError
+from .unchanged import ModelRecord
 
 
 class PassLock:
@@ -62,3 +64,22 @@ def _renew_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_locks)
+
+
+class ModelLock:
+    """The lock that all lenses on one model share, and the records of the model that they made."""
+
+    def __init__(self) -> None:
+        self.lock = PassLock()
+        self.noted: WeakSet[ModelRecord] = WeakSet()
+        """The records of the lenses on the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LensState:
+    """State of one lens: the model's lock, which all lenses on it share, and the record of the model."""
+
+    turns: ModelLock
+    unchanged: ModelRecord
+    alone: PassLock = field(default_factory=PassLock)
+    """Held by each pass over these modules; a copy for a thread of the engine has its own."""

@@ -24,8 +24,9 @@ from transformer_lens.model_bridge import TransformerBridge
 from ..errors import InputError
 from ..modes import plain_mode
 from .lens import LensModel
+from .pass_lock import LensState, ModelLock
 from .private_apis import COMPILED
-from .unchanged import LensState, ModelLock, ModelRecord
+from .unchanged import ModelRecord
 
 _HELD: ContextVar[tuple[ModelLock, ...]] = ContextVar("sink_lens_held", default=())
 _INSIDE: ContextVar[tuple[ModelLock, ...]] = ContextVar("sink_lens_inside", default=())

@@ -22,11 +22,9 @@ import operator
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import compress, repeat, starmap
 from types import FunctionType
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +33,6 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from ..errors import ModelError
 from .own_attention import inner_function
-from .pass_lock import PassLock
 from .private_apis import PROCESSED, name_in_plain_model
 
 _LIBRARIES = ("accelerate", "sink_lens", "transformer_lens", "transformers")
@@ -306,22 +303,3 @@ def _hash_of_bits(tensor: Tensor) -> int:
         grid = whole[: len(whole) // _COLUMNS * _COLUMNS].view(len(whole) // _COLUMNS, _COLUMNS)
         rest = whole[grid.numel() :], flat[len(whole) * 8 :].long()
         return hash(torch.cat([grid.sum(0), grid.sum(1), *rest]).cpu().numpy().tobytes())
-
-
-class ModelLock:
-    """The lock that all lenses on one model share, and the records of the model that they made."""
-
-    def __init__(self) -> None:
-        self.lock = PassLock()
-        self.noted: WeakSet[ModelRecord] = WeakSet()
-        """The records of the lenses on the model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LensState:
-    """State of one lens: the model's lock, which all lenses on it share, and the record of the model."""
-
-    turns: ModelLock
-    unchanged: ModelRecord
-    alone: PassLock = field(default_factory=PassLock)
-    """Held by each pass over these modules; a copy for a thread of the engine has its own."""

@@ -25,6 +25,7 @@ from .memory import copy_sharing_tensors, return_freed_memory
 from .offload import NoBridge, bytes_on_disk, why_not_editable
 from .own_attention import AttentionFunction, attention_function
 from .packed import is_packed, packed_kinds
+from .pass_lock import LensState
 from .private_apis import (
     NAME_OF_CONFIG,
     UNCOMPILED,
@@ -36,7 +37,7 @@ from .private_apis import (
     source_of_config,
 )
 from .running import new_lens_state, take_turn_to_wrap
-from .unchanged import LensState, ModelRecord
+from .unchanged import ModelRecord
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even if the model's own does not; "
