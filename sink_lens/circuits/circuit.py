@@ -25,6 +25,7 @@ from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
 from ..engine.answers import answers
 from ..errors import InputError
+from ..files import refuse_tilde
 from ..models.load import ModelLike
 from ..patching.config import refuse_equal_tokens
 from ..patching.pairs import Sequences
@@ -302,6 +303,7 @@ class Circuit:
         Raises:
             InputError: another ending, or a graph that the format cannot hold.
         """
+        refuse_tilde(path, what="the file of the circuit")  # before its parts are computed
         return self._to_draw(MOST_DRAWN).save(path)
 
     def explore(self, curve: Curve | None = None) -> "Explorer":

@@ -222,7 +222,7 @@ TABLES = (
         key="effect-table",
         title="Interventions on the links",
         make=_effect_table,
-        meanings=INTERVALS | {"cost": "Loss with the intervention minus the loss without."},
+        meanings={**INTERVALS, "cost": "Loss with the intervention minus the loss without."},
         when=has_interventions,
     ),
     Listed(
