@@ -48,6 +48,10 @@ _PRODUCTS = 4
 _OF_A_PARAMETER, _OF_A_TOKEN = 2_000, 10_000_000
 """Operations that take as long as a parameter's or a token's share in the conversion of a GGUF file: files of 0.13B,
 0.27B and 1.5B parameters with 49,152 to 262,144 tokens, in Q4_1, Q4_K_M and Q8_0, are within a third."""
+_AROUND = "loading, tables and the page"
+_OF_A_RUN, _OF_LOADING = 2e12, 2_000
+"""Operations that take as long as imports, tables and page, and as loading a parameter or drawing it: a trace of 0.3B
+random parameters took 18 and 10 s of a core with 150e9 operations a second, a circuit of 0.13B took 8 and 2 s."""
 _ROWS_OF_READING = 64
 """Rows whose products take as long as reading the weights: 896 x 4,864 took 3.0 times as long a row for 32 rows as for
 512 of a square product, 2.0 for 64 and 1.3 for 256."""
@@ -74,6 +78,8 @@ class PassCount:
     """Tokens of one pass."""
     slowness: float = 1.0
     """Time of a pass, relative to a plain one: a pass that measures takes longer."""
+    rows: int | None = None
+    """Tokens of a forward pass, if they are few: each takes longer then."""
     only_if: str = ""
     """What must be so for these passes to be made, such as "the model has a sink"; empty if they always are."""
 
@@ -102,7 +108,7 @@ class PassCounts:
     """Other rows of the answer: name -> text."""
     bound: str = "about"
     """The word before the number of passes."""
-    apart: str = "loading, tables and the page"
+    apart: str = ""
     """What the time leaves out."""
     memory: str = ""
     """What is added to the row on memory."""
@@ -115,8 +121,6 @@ class PassCounts:
     """Bytes, among ``bytes``, of the weights of a second model of the same size."""
     others: tuple[str, ...] = ()
     """Other models that are read in the same passes."""
-    rows: int | None = None
-    """Tokens of a forward pass, if they are few: each takes longer then."""
     unembeds: bool = True
     """False if no logits are computed."""
 
@@ -168,10 +172,13 @@ class Cost:
     """What is said about the weights' type."""
     before: str = ""
     """The conversion of GGUF files, which comes before the first pass; empty if there is none."""
+    seconds_around: float = 0.0
+    """Seconds of loading, tables and the page; 0 if they are not estimated."""
 
     def seconds_of(self, part: PassCount) -> float:
         """Return the estimated seconds of a part of the run."""
-        return part.n_forwards * part.tokens * part.slowness * self.seconds_per_token
+        few = 1.0 if part.rows is None else 1 + _ROWS_OF_READING / part.rows
+        return part.n_forwards * part.tokens * part.slowness * few * self.seconds_per_token
 
     @property
     def seconds(self) -> float:
@@ -207,14 +214,13 @@ def _estimate_from_sizes(config: Any, asked: PassCounts, models: Sequence[Sizes]
     weights = sum(header.weight_bytes(config.dtype) for header in found)
     stored = sum(file.stat().st_size for one in models if one.files for file in one.files.glob("*.safetensors"))
     is_wider = weights > 1.5 * stored > 0
-    few = 1.0 if asked.rows is None else 1 + _ROWS_OF_READING / asked.rows
     times = [
         seconds_per_token(
-            header.n_body + asked.unembeds * header.n_vocab, slowness=few * (1 + _OVERHEAD / max(1, header.d_model))
+            header.n_body + asked.unembeds * header.n_vocab, slowness=1 + _OVERHEAD / max(1, header.d_model)
         )
         for header in found
     ]
-    path = models[0].files
+    path, n_weights = models[0].files, sum(header.n_body + header.n_vocab for header in found)
     return Cost(
         model=path.name if path and path.suffix == ".gguf" else config.model,
         device="the CPU",
@@ -225,6 +231,7 @@ def _estimate_from_sizes(config: Any, asked: PassCounts, models: Sequence[Sizes]
         source=_BY_HEADER,
         hints=f"; the weights take {size_text(stored)} in the checkpoint's own type (dtype='auto')" if is_wider else "",
         before="; ".join({said: None for one in models if (said := _gguf_conversion_sentence(one))}),
+        seconds_around=(_OF_A_RUN + _OF_LOADING * (1 + bool(asked.twin)) * n_weights) / measure_operations_per_second(),
     )
 
 
@@ -240,7 +247,9 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
     if (asked := passes(config, Sizes(header=_header_of_model(lens), lens=lens))) is None:
         raise InputError(f"{lens.name} has no tokenizer, so no text can be read; need its files beside the weights")
     models = [lens, *(load_model(replace(config, model=name)) for name in asked.others)]
-    wanted = asked.rows or min(_TIMED_TOKENS, max(part.total_tokens for part in asked.parts))
+    few = [part.rows for part in asked.parts if part.rows]
+    wanted = min(few) if few else min(_TIMED_TOKENS, max(part.total_tokens for part in asked.parts))
+    asked = replace(asked, parts=tuple(replace(part, rows=None) for part in asked.parts))  # their passes are timed
     most = _TIMED_SEQUENCES if lens.device.type == "cpu" else _TIMED_TOKENS
     batch = random_tokens(
         lens.tokenizer,
@@ -295,8 +304,10 @@ def cost_table(cost: Cost) -> RenderableType:
         for part in asked.parts:
             name = f"{part.name}, if {part.only_if}" if part.only_if else part.name
             table.add_row(name, f"{part.total_tokens:,}", duration_text(cost.seconds_of(part)))
+        if cost.seconds_around:
+            table.add_row(_AROUND, "", duration_text(cost.seconds_around))
         in_all = sum(part.total_tokens for part in asked.parts)
-        table.add_row("in all", f"{in_all:,}", duration_text(cost.seconds), style="bold")
+        table.add_row("in all", f"{in_all:,}", duration_text(cost.seconds + cost.seconds_around), style="bold")
         shown.append(table)
     elif asked.each:
         each = cost.seconds * BACKWARD / first.n_forwards
@@ -306,9 +317,11 @@ def cost_table(cost: Cost) -> RenderableType:
         over = f"over all {plural(asked.sequences, asked.unit)}, {first.total_tokens:,} tokens"
         rows["passes"] = f"{asked.bound} {first.n_forwards:.4g} {over}"
     depending = {part.only_if: cost.seconds_of(part) for part in asked.parts if part.only_if}
-    sure = about_duration_text(cost.seconds - sum(depending.values()))
+    sure = about_duration_text(cost.seconds + cost.seconds_around - sum(depending.values()))
     more = "".join(f", and {about_duration_text(seconds)} more if {what}" for what, seconds in depending.items())
-    rows["time"] = f"{sure}{more}, from {cost.source}; not included: {asked.apart}"
+    around = f", with {duration_text(cost.seconds_around)} for {_AROUND}" if cost.seconds_around else ""
+    left = ", ".join(filter(None, ["" if around else _AROUND, asked.apart]))
+    rows["time"] = f"{sure}{more}{around}, from {cost.source}" + f"; not included: {left}" * bool(left)
     weights = f"of which {size_text(cost.bytes_weights)} are weights{asked.memory}{cost.hints}"
     rows["memory"] = f"about {size_text(cost.bytes_peak)} at its peak, with libraries, {weights}"
     if asked.refusal and cost.bytes_peak > (free := free_bytes()):

@@ -32,6 +32,7 @@ def test_time_is_operations_over_their_speed_and_memory_is_libraries_weights_and
     parts = (
         PassCount(name="read", forwards=2, tokens=10),
         PassCount(name="learn", backwards=1, tokens=5, slowness=2.0),
+        PassCount(name="read by few", tokens=3, rows=16),
     )
     header = read_header(planted_folder)
     for unembeds, weights in ((False, header.n_body), (True, header.n_body + header.n_vocab)):
@@ -39,8 +40,9 @@ def test_time_is_operations_over_their_speed_and_memory_is_libraries_weights_and
         cost = estimate_cost(
             CardConfig(model=str(planted_folder), device="cpu"), lambda config, sizes, asked=asked: asked
         )
-        # 2 x 10 tokens; (1 + 3) x 5 tokens, twice as slow; 2 operations a number, and (1 + 400 / 48) for no products
-        assert cost.seconds == pytest.approx((20 + 40) * 2 * weights * (1 + 400 / header.d_model) / 1e6)
+        # 2 x 10 tokens; (1 + 3) x 5 tokens, twice as slow; 3 tokens, (1 + 64 / 16) times as slow; 2 operations a
+        # number, and (1 + 400 / 48) for no products
+        assert cost.seconds == pytest.approx((20 + 40 + 15) * 2 * weights * (1 + 400 / header.d_model) / 1e6)
         assert cost.bytes_peak == 650_000_000 + header.weight_bytes() + 1000
 
 

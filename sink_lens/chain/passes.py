@@ -13,6 +13,8 @@ _PASSES_OF_LINKS, _PASSES_A_STEP = 32, 4
 position 0), and for a step's mediation."""
 _PASSES_OF_SETS, _PASSES_A_CONTROL, _CONTROLS_A_STEP = 20, 5, 15
 """The same over the controls' sequences: for random sets, for each draw of all links, and for a step's mediation."""
+_PASSES_WITHOUT = 4
+"""The same that also a model without a sink takes, which is asked if one of its parts keeps a sink away."""
 _PASSES_OF_MAKERS = 45
 """The same over the sequences on which makers are chosen."""
 _PATHS, _PATHS_A_STEP, _CONTROLLED = 4, 16, 0.5
@@ -25,10 +27,7 @@ _POINTS, _PATTERNS = 11, 6
 """Points of the screen, which are in one forward with gradients, and copies of their patterns in it."""
 _SITES_BY_POSITION = 4
 """Sites of which sums by position are kept in double precision while a pass measures."""
-_NOT_INCLUDED = (
-    "loading, a second measuring pass if the first looked at the wrong position or some sequences lack the sink, the "
-    "bootstrap, the tables and the report (seconds)"
-)
+_NOT_INCLUDED = "a second measuring pass if the first looked at the wrong position or some sequences lack the sink"
 _LESS = "need fewer sequences, a smaller type (dtype='bfloat16') or no interventions (interventions=False)"
 
 
@@ -55,6 +54,8 @@ def count_trace_passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
         parts.append(PassCount(name="random-init baseline", tokens=tokens, slowness=_STREAMED))
     if config.interventions:
         number, short = count_intervention_passes(config, sequences=sequences)
+        few = min(config.intervention_sequences, sequences)
+        parts.append(PassCount(name="without an intervention", forwards=_PASSES_WITHOUT * few, tokens=short))
         parts.append(PassCount(name="interventions", forwards=number, tokens=short, only_if="the model has a sink"))
         facts["interventions"] = f"with {_STEPS} growth steps"
     weights = header.weight_bytes(config.dtype)

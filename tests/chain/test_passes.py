@@ -80,4 +80,7 @@ def test_a_model_without_a_sink_is_not_billed_the_interventions(planted_folder):
     assert [part.name for part in cost.passes.parts if part.only_if] == ["interventions"]
     time = next(line for line in render_lines(cost_table(cost), width=999) if line.startswith("time"))
     assert f"{duration_text(parts['interventions'])} more if the model has a sink" in time
-    assert f"{duration_text(cost.seconds - parts['interventions'])}, and about" in time
+    assert f"{duration_text(cost.seconds + cost.seconds_around - parts['interventions'])}, and about" in time
+    counted, left = time.split("not included")
+    assert "for loading, tables and the page" in counted
+    assert "second measuring pass" in left

@@ -62,6 +62,22 @@ def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
         assert (of_model.facts, of_model.positions) == (found.facts, found.positions)
 
 
+def test_points_that_a_trained_model_does_not_need_are_billed_apart(tmp_path):
+    lens = speaking("llama")
+    lens.plain.save_pretrained(tmp_path)
+
+    def parts(**fields):
+        given = {"task": "text", "pairs": 16, "length": 10, "metric": "loss", "device": "cpu", "check": 0}
+        counted = count_circuit_passes(CircuitConfig(**given | fields), Sizes(header=read_header(tmp_path))).parts
+        return {part.only_if[:15]: part.n_forwards * part.tokens for part in counted if part.name[:6] == "scores"}
+
+    # 5 + 10 + 20 points, and 40 + 80 + 160 more; 8 pairs are scored again for the sink, and by 5 points from the left
+    assert parts()["no pair's sum i"] == pytest.approx(1.8 * 280 * (160 + 80))
+    assert parts(most_steps=20).keys() == parts(method="gim").keys() == {""}
+    one, two = (parts(most_steps=20, steps=steps)[""] for steps in (5, 20))  # 35 points, and 20
+    assert (one, two) == pytest.approx((1.8 * (35 + 5) * 80, 1.8 * (20 + 20) * 80))
+
+
 def test_the_loss_is_that_of_the_clean_tokens_in_both_runs():
     """Else the difference is that of two texts, which no edge explains."""
     found = circuit(metric=metrics.loss(), most_steps=40)
