@@ -122,7 +122,8 @@ def photograph(page: Path, picture: Path, *, width: int = 1280) -> None:
     subprocess.run([browser, *shown, page.resolve().as_uri()], check=True, capture_output=True, timeout=300)
     with Image.open(whole) as image:
         small = image.convert("RGB").resize(SIZE, Image.Resampling.LANCZOS)
-        small.quantize(256, method=Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)  # keeps rare colours
+        few = small.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=1)  # keeps rare colours, and white
+        few.save(picture, optimize=True)
 
 
 if __name__ == "__main__":
