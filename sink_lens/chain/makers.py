@@ -26,7 +26,7 @@ of its learned sink logits where it has them; the column ``target`` says which.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -129,6 +129,38 @@ def find_makers(
         layers: layers of these parts; all if None.
         progress: show progress bars.
     """
+    ranking, parts = _rank_parts(setting, target=target, kinds=kinds, layers=layers, progress=progress)
+    beside = tuple[Maker, ...]()
+    if target == "sink" and kinds is None and layers is None:
+        embedded = [Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind)) for kind in read_embeddings(setting)]
+        beside = tuple(part for part in embedded if part not in parts)
+    with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
+    parts += beside
+    shares = _RemovedShares(setting=setting, target=target, order=parts)
+    if target == "sink logit":  # each takes attention in its own head
+        every = dict.fromkeys((*GOALS, ALL), tuple(with_effect))
+        return Makers(target=target, ranking=ranking, sets=every, alone=shares.alone(with_effect), feeds={})
+    longest = with_effect[:MOST]
+    if beside and shares.of(longest) < GOALS["half"] and shares.of([*beside, *longest]) >= GOALS["half"]:
+        shares.fixed, ranking = beside, _append_embeddings(ranking, beside)
+    sets = _choose_sets(with_effect, shares, progress=progress)
+    if sets[ALL]:
+        before_gap = _parts_before_gap(ranking, parts, sets[ALL])
+        sets[ALL] = _add_strong_parts(sets[ALL], shares, before_gap=before_gap, strongest=with_effect[:NEXT])
+    listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
+    feeds = _find_silenced_neurons(setting, sets[ALL], shares.alone(listed)) if target == "sink" else {}
+    return Makers(target=target, ranking=ranking, sets=sets, alone=shares.alone(listed), feeds=feeds)
+
+
+def _rank_parts(
+    setting: Setting,
+    *,
+    target: Target,
+    kinds: Collection[Kind] | None,
+    layers: Collection[int] | None,
+    progress: bool,
+) -> tuple[pd.DataFrame, list[Maker]]:
+    """Return the table of the parts of these kinds and layers, the strongest first, and the parts themselves."""
     table = screen_parts(setting, target=target, progress=progress)
     for column, among in (("kind", kinds), ("layer", layers)):
         table = table if among is None else table.loc[table[column].isin(list(among))]
@@ -136,77 +168,94 @@ def find_makers(
     ranking = table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
     ranking.insert(0, "rank", range(1, len(ranking) + 1))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
-    parts = [Maker(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
-    embedded = [Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind)) for kind in read_embeddings(setting)]
-    searched = target == "sink" and kinds is None and layers is None
-    beside = tuple(part for part in embedded if part not in parts) if searched else ()
-    parts += beside
-    with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
-    removed = {frozenset[Maker](): 0.0}
+    return ranking, [Maker(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
 
-    def measure(several: Sequence[Sequence[Maker]]) -> None:
-        """Ablate sets that were not ablated yet, and keep what each removes."""
-        new = [chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in removed]
-        ordered = [[part for part in parts if part in chosen] for chosen in new]
-        (before, *runs) = _run_ablations(setting, [[], *ordered], target=target, loss=False)
-        baseline = _target_size(setting, before, target)
+
+def _append_embeddings(ranking: pd.DataFrame, embeddings: Sequence[Maker]) -> pd.DataFrame:
+    """Return the ranking with embeddings, which were not screened, as its last rows."""
+    last = [{"kind": part.kind, "layer": part.layer, "unit": part.unit} for part in embeddings]
+    rows = pd.DataFrame(last).assign(score=0.0, **dict.fromkeys(SCREENS, 0.0))
+    rows["rank"] = range(len(ranking) + 1, len(ranking) + len(rows) + 1)
+    return pd.concat([ranking, rows], ignore_index=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class _RemovedShares:
+    """The share of the target that ablating a set of parts removes, less its standard error; measured once a set."""
+
+    setting: Setting
+    target: Target
+    order: Sequence[Maker]
+    """All parts, in the order in which they are ablated."""
+    fixed: tuple[Maker, ...] = ()
+    """Parts that belong to every set."""
+    _known: dict[frozenset[Maker], float] = field(default_factory=lambda: {frozenset(): 0.0})
+
+    def measure(self, several: Sequence[Sequence[Maker]]) -> None:
+        """Ablate those of several sets that were not ablated yet, together."""
+        new = [chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in self._known]
+        ordered = [[part for part in self.order if part in chosen] for chosen in new]
+        (before, *runs) = _run_ablations(self.setting, [[], *ordered], target=self.target, loss=False)
+        baseline = _target_size(self.setting, before, self.target)
         for chosen, run in zip(new, runs, strict=True):
-            lost = (baseline - _target_size(setting, run, target)) / baseline.mean()
-            removed[chosen] = float(lost.mean() - (lost.std() / len(lost) ** 0.5 if len(lost) > 1 else 0.0))
+            lost = (baseline - _target_size(self.setting, run, self.target)) / baseline.mean()
+            self._known[chosen] = float(lost.mean() - (lost.std() / len(lost) ** 0.5 if len(lost) > 1 else 0.0))
 
-    def of(chosen: Sequence[Maker]) -> float:
-        if frozenset(chosen) not in removed:
-            measure([chosen])
-        return removed[frozenset(chosen)]
+    def of(self, chosen: Sequence[Maker]) -> float:
+        if frozenset(chosen) not in self._known:
+            self.measure([chosen])
+        return self._known[frozenset(chosen)]
 
-    def alone(several: Sequence[Maker]) -> dict[Maker, float]:
-        measure([[part] for part in several])
-        return {part: of([part]) for part in several}
+    def with_fixed(self, chosen: Sequence[Maker]) -> float:
+        """Return the share that a set removes together with the fixed parts."""
+        return self.of([*self.fixed, *chosen])
 
-    if target == "sink logit":  # each takes attention in its own head
-        everything = tuple(with_effect)
-        every = dict.fromkeys((*GOALS, ALL), everything)
-        return Makers(target=target, ranking=ranking, sets=every, alone=alone(everything), feeds={})
-    most, fixed = min(MOST, len(with_effect)), tuple[Maker, ...]()
-    longest = of(with_effect[:most])
-    if beside and longest < GOALS["half"] and of([*beside, *with_effect[:most]]) >= GOALS["half"]:
-        fixed, longest = beside, of([*beside, *with_effect[:most]])
-        last = [{"kind": part.kind, "layer": part.layer, "unit": part.unit} for part in fixed]
-        more_rows = pd.DataFrame(last).assign(score=0.0, **dict.fromkeys(SCREENS, 0.0))
-        more_rows["rank"] = range(len(ranking) + 1, len(ranking) + len(more_rows) + 1)
-        ranking = pd.concat([ranking, more_rows], ignore_index=True)
+    def alone(self, several: Sequence[Maker]) -> dict[Maker, float]:
+        self.measure([[part] for part in several])
+        return {part: self.of([part]) for part in several}
 
-    def more(chosen: Sequence[Maker]) -> float:
-        """The share of the target that a set removes together with the parts that belong to every set."""
-        return of([*fixed, *chosen])
 
-    goals = GOALS | {ALL: NEARLY * longest}
+def _choose_sets(parts: Sequence[Maker], shares: _RemovedShares, *, progress: bool) -> dict[str, tuple[Maker, ...]]:
+    """Choose the set of each goal: the shortest prefix of ``parts`` that reaches it, thinned out; () if none does.
+
+    All makers are those that remove nearly what the longest prefix removes, and parts behind it that add to them.
+    """
+    longest, fixed, length = shares.with_fixed(parts[:MOST]), shares.fixed, 0
     sets: dict[str, tuple[Maker, ...]] = {}
+    goals = GOALS | {ALL: NEARLY * longest}
     for name, goal in progress_bar(list(goals.items()), label="makers", progress=progress):
-        length, enough = 0, bool(fixed) and of(fixed) >= goal
+        length, enough = 0, bool(fixed) and shares.of(fixed) >= goal
         if longest >= GOALS["half"] and not enough:
-            length = _shortest_prefix_length(lambda size: more(with_effect[:size]), goal=goal, most=most)
-        prefix = with_effect[:length]
-        least = max(goal, THINNED * more(prefix)) if name == ALL else goal
+            most = min(MOST, len(parts))
+            length = _shortest_prefix_length(lambda size: shares.with_fixed(parts[:size]), goal=goal, most=most)
+        prefix = parts[:length]
+        least = max(goal, THINNED * shares.with_fixed(prefix)) if name == ALL else goal
         inner = [part for part in prefix if any(part in smaller for smaller in sets.values())]
-        sets[name] = (*fixed, *_thin_out(prefix, more, goal=least, keep=inner)) if length else fixed if enough else ()
-        if name == ALL and sets[name]:
-            for part in with_effect[length : length + NEXT]:
-                if of((*sets[ALL], part)) >= of(sets[ALL]) + ADDS:
-                    sets[ALL] = (*sets[ALL], part)
-    if sets[ALL]:
-        upstream = [part for part in _parts_before_gap(ranking, parts, sets[ALL]) if part not in sets[ALL]]
-        for kind in dict.fromkeys(part.kind for part in upstream):
-            alike = [part for part in upstream if part.kind == kind]
-            if (share := more(alike)) >= UPSTREAM + of(fixed):
-                alike = _thin_out(alike, more, goal=THINNED * share) if fixed else alike
-                sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in alike)
-        measure([[*fixed, part] for part in with_effect[:NEXT]])
-        strong = {part for part in with_effect[:NEXT] if more([part]) >= UPSTREAM + of(fixed)}
-        sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in strong)
-    listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
-    feeds = _find_silenced_neurons(setting, sets[ALL], alone(listed)) if target == "sink" else {}
-    return Makers(target=target, ranking=ranking, sets=sets, alone=alone(listed), feeds=feeds)
+        sets[name] = fixed if length or enough else ()
+        if length:
+            sets[name] += tuple(_thin_out(prefix, shares.with_fixed, goal=least, keep=inner))
+    for part in parts[length : length + NEXT] if sets[ALL] else ():
+        if shares.of((*sets[ALL], part)) >= shares.of(sets[ALL]) + ADDS:
+            sets[ALL] = (*sets[ALL], part)
+    return sets
+
+
+def _add_strong_parts(
+    makers: Sequence[Maker], shares: _RemovedShares, *, before_gap: Sequence[Maker], strongest: Sequence[Maker]
+) -> tuple[Maker, ...]:
+    """Add to all makers those parts ``before_gap`` that remove much as one kind, and those ``strongest`` that do alone.
+
+    Parts upstream of the makers remove the same share of the target as the makers themselves.
+    """
+    chosen, least = set(makers), UPSTREAM + shares.of(shares.fixed)
+    upstream = [part for part in before_gap if part not in chosen]
+    for kind in dict.fromkeys(part.kind for part in upstream):
+        alike = [part for part in upstream if part.kind == kind]
+        if (share := shares.with_fixed(alike)) >= least:
+            chosen |= set(_thin_out(alike, shares.with_fixed, goal=THINNED * share) if shares.fixed else alike)
+    shares.measure([[*shares.fixed, part] for part in strongest])
+    chosen |= {part for part in strongest if shares.with_fixed([part]) >= least}
+    return tuple(part for part in shares.order if part in chosen)
 
 
 def _find_silenced_neurons(
