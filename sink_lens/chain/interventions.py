@@ -5,10 +5,11 @@ order of the chain: how much of the sink comes or goes, and what the loss does.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,8 +41,6 @@ from .setting import Setting, add_makers, make_setting, mean_mass, sequences_to_
 
 CENTRING_TOKENS = 4096
 """Random tokens over which the means that amplification moves values away from are taken."""
-TABLES = ("makers", "maker_sets", "amplification", "effects", "mediation", "paths", "placement")
-"""The tables of a run, in their order. Where nothing can be changed, they are empty."""
 
 
 def intervention_table(
@@ -125,67 +124,90 @@ class RunTables:
         return self.frames[name]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Experiments:
+    """What the tables of interventions need: each part is made once, when a table first needs it."""
+
+    studied: Studied
+    tables: RunTables
+    config: TraceConfig
+    links: Sequence[Link]
+    progress: bool
+
+    def _make_setting(self, **chosen: Any) -> Setting:
+        one = self.studied
+        at = {"location": one.location, "target_position": self.config.target_position, "super_neurons": one.supers}
+        return make_setting(one.lens, one.batch, config=self.config, **at, **chosen)
+
+    @cached_property
+    def without_makers(self) -> Setting:
+        found = self._make_setting()
+        self.tables.writer.write_text("plan.json", found.baseline_run.plan.as_json())
+        return found
+
+    @cached_property
+    def maker_tables(self) -> dict[str, pd.DataFrame]:
+        """The tables of makers; they are searched on the sequences that are set aside for it."""
+        target, found = makers.choose_makers_target(self.without_makers, lacks_sink=self.studied.lacks_sink), None
+        if target is not None:
+            chosen = sequences_to_choose_by(self.studied.batch.n_sequences, config=self.config)
+            choosing = self._make_setting(chosen=chosen)
+            found = makers.find_makers(choosing, target=target, progress=self.progress)
+            del choosing  # it holds activations of every layer
+            collect_garbage()
+        return makers.maker_tables(found, self.without_makers, progress=self.progress)
+
+    @cached_property
+    def setting(self) -> Setting:
+        """The setting with the makers that were found."""
+        return add_makers(self.without_makers, makers.read_makers(self.tables.frames["makers"]))
+
+    @cached_property
+    def means(self) -> CentringMeans:
+        found = centring_means(
+            self.studied.lens, n_tokens=CENTRING_TOKENS, seed=self.config.seed, progress=self.progress
+        )
+        tensors = {key: one.cpu().numpy() for key, one in found.tensors().items()}
+        self.tables.writer.write_tensors("centring_means", tensors)
+        return found
+
+    @property
+    def amplified(self) -> dict[str, Any]:
+        return {"means": self.means, "curve": self.tables.frames["amplification"]}
+
+
+_TABLES: Mapping[str, Callable[[_Experiments], pd.DataFrame]] = {
+    "makers": lambda to: to.maker_tables["makers"],
+    "maker_sets": lambda to: to.maker_tables["maker_sets"],
+    "amplification": lambda to: amplification.amplification_curve(
+        to.setting, means=to.means, factors=FACTORS, progress=to.progress
+    ),
+    "effects": lambda to: intervention_table(to.setting, **to.amplified, links=to.links, progress=to.progress),
+    "mediation": lambda to: mediate.mediation_table(
+        to.setting,
+        amplified=amplification.strongest_amplification_edit(to.setting, **to.amplified),
+        links=to.links,
+        progress=to.progress,
+    ),
+    "paths": lambda to: paths.path_table(to.setting, progress=to.progress),
+    "placement": lambda to: placement.placement_table(to.setting, progress=to.progress),
+}
+TABLES = tuple(_TABLES)
+"""The tables of a run, in their order. Where nothing can be changed, they are empty."""
+_OF_MAKERS = ("makers", "maker_sets")
+
+
 def write_causal_tables(
     studied: Studied, tables: RunTables, *, config: TraceConfig, links: Sequence[Link] = LINKS, progress: bool = False
 ) -> None:
     """Write all tables of interventions (``TABLES``) on ``links``; empty if the ``studied`` model cannot be changed."""
-    lens, batch, once = studied.lens, studied.batch, tables.read_or_make
-    at = {"location": studied.location, "target_position": config.target_position, "super_neurons": studied.supers}
-
-    def leave_empty(names: Sequence[str]) -> None:
-        for name in names:
-            once(name, lambda name=name: pd.DataFrame(columns=column_names("trace", name)))
-
-    @functools.cache
-    def place() -> Setting:
-        """The setting without makers."""
-        found = make_setting(lens, batch, config=config, **at)
-        tables.writer.write_text("plan.json", found.baseline_run.plan.as_json())
-        return found
-
-    @functools.cache
-    def maker_tables() -> dict[str, pd.DataFrame]:
-        target, found = makers.choose_makers_target(place(), lacks_sink=studied.lacks_sink), None
-        if target is not None:
-            chosen = sequences_to_choose_by(batch.n_sequences, config=config)
-            choosing = make_setting(lens, batch, config=config, chosen=chosen, **at)
-            found = makers.find_makers(choosing, target=target, progress=progress)
-            del choosing  # it holds activations of every layer
-            collect_garbage()
-        return makers.maker_tables(found, place(), progress=progress)
-
-    if studied.too_few_sequences or why_no_interventions(lens, batch) is not None:
-        leave_empty(TABLES)
-        return
-    table_of_makers = once("makers", lambda: maker_tables()["makers"])
-    once("maker_sets", lambda: maker_tables()["maker_sets"])
-    if studied.lacks_sink:
-        leave_empty(TABLES[2:])
-        return
-
-    @functools.cache
-    def setting() -> Setting:
-        """The setting with the makers that were found."""
-        return add_makers(place(), makers.read_makers(table_of_makers))
-
-    @functools.cache
-    def means() -> CentringMeans:
-        found = centring_means(lens, n_tokens=CENTRING_TOKENS, seed=config.seed, progress=progress)
-        tables.writer.write_tensors("centring_means", {key: one.cpu().numpy() for key, one in found.tensors().items()})
-        return found
-
-    def curve_table() -> pd.DataFrame:
-        return amplification.amplification_curve(setting(), means=means(), factors=FACTORS, progress=progress)
-
-    def mediation() -> pd.DataFrame:
-        amplified = amplification.strongest_amplification_edit(setting(), means=means(), curve=curve)
-        return mediate.mediation_table(setting(), amplified=amplified, links=links, progress=progress)
-
-    curve = once("amplification", curve_table)
-    once("effects", lambda: intervention_table(setting(), means=means(), curve=curve, links=links, progress=progress))
-    once("mediation", mediation)
-    once("paths", lambda: paths.path_table(setting(), progress=progress))
-    once("placement", lambda: placement.placement_table(setting(), progress=progress))
+    made = _Experiments(studied=studied, tables=tables, config=config, links=links, progress=progress)
+    able: Sequence[str] = _OF_MAKERS if studied.lacks_sink else TABLES
+    if studied.too_few_sequences or why_no_interventions(studied.lens, studied.batch) is not None:
+        able = ()
+    for name, make in _TABLES.items():
+        empty = partial(pd.DataFrame, columns=column_names("trace", name))
+        tables.read_or_make(name, partial(make, made) if name in able else empty)
 
 
 def _loss_with_sink_masked(setting: Setting) -> Float[Tensor, " batch"]:
