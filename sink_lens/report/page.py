@@ -44,7 +44,7 @@ class PageTable:
 
 
 _BOUNDS = "95% interval; if it contains 0, the number beside it cannot be told from chance."
-INTERVALS: Mapping[str, str] = {"95%": _BOUNDS, "interval": _BOUNDS}
+INTERVALS: dict[str, str] = {"95%": _BOUNDS, "interval": _BOUNDS}
 """Column that pages of several kinds make -> its meaning."""
 
 
