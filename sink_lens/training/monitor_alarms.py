@@ -3,7 +3,7 @@
 Each rule is a one-sided cumulative sum (Page 1954): what a number has in excess of the median of earlier readings and
 an allowance is added up, never under 0; the alarm is where the sum passes a limit, and it comes again only after the
 sum has been 0. A birth is of one position: the sum begins again where the strongest position changes, and it takes two
-readings in a row, each of 16 sequences. Allowances and limits were chosen on toy trainings with and without a birth,
+readings in a row, each of 16 sequences and with a sink rate of at least 5%. Allowances and limits were chosen on toy trainings with and without a birth,
 and judged on others: ``benchmarks/monitor_births.py`` has the readings and says how often the alarms err.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from ..schema import MIN_SINK_RATE
 from ..text import join_and
 from .monitor_keys import COUNTED_SEQUENCES, Reading
 
@@ -35,6 +36,8 @@ class Rule:
     """This share of the median is taken from the excess too."""
     of_position: bool = False
     """True if the number is the strongest position's, which must be the same in two readings in a row."""
+    least: float = 0.0
+    """Of such a rule, the number that both readings must reach."""
     limit: float
     """The alarm is where the sum passes it."""
     sentence: str
@@ -68,6 +71,7 @@ RULES = (
         allowance=0.02,
         relative=0.5,
         of_position=True,
+        least=MIN_SINK_RATE,
         limit=0.05,
         sentence="sink born by step {step} at position {position} in {layers}: sink rate {value:.3f} (sink score "
         "above {threshold:g}), before it {before:.3f}",
@@ -123,7 +127,7 @@ class Alarms:
             if (whole := excess.get(None)) is not None:
                 again = True
                 if rule.of_position:
-                    whole = whole if enough else min(whole, 0.0)
+                    whole = whole if enough and values[None] >= rule.least else min(whole, 0.0)
                     again = whole > 0 and position == self._position
                     self._position = position if whole > 0 else None
                 earlier = self._sums.get(rule.name, 0.0) if again or whole <= 0 else 0.0

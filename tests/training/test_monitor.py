@@ -428,8 +428,10 @@ def test_the_loss_is_of_a_token_also_where_the_trainer_divides_it_by_more():
     ("key", "values", "steps"),
     [
         ("rate_strongest", [0.4, 0.42, 0.38, 0.41, 0.4], []),  # there from the first reading on: no birth
-        # Excess 0.04 - 0 - 0.02 at each reading: over 0.05 at the third; the median of what came before is still 0.
-        ("rate_strongest", [0, 0, 0, 0, 0, 0.04, 0.04, 0.04], [350]),
+        # Excess 0.06 - 0 - 0.02 at each reading: over 0.05 at the second; the median of what came before is still 0.
+        ("rate_strongest", [0, 0, 0, 0, 0, 0.06, 0.06], [300]),
+        ("rate_strongest", [0, 0, 0, 0, 0, 0.04, 0.04, 0.04], []),  # under 5% of heads
+        ("rate_strongest", [0, 0, 0, 0, 0, 0.12, 0.049, 0.12], []),  # not in two readings in a row
         ("max_activation", [5, 5, 5, 5, 40], [200]),  # an outlier is told by its factor
         ("max_activation", [5, 5.5, 6, 7, 8, 9, 10], []),
     ],
