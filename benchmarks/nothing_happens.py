@@ -33,6 +33,8 @@ from sink_lens.edits.metrics import logit_difference
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.patching import patch
+from sink_lens.patching.page import PATCH
+from sink_lens.records import read_run
 from sink_lens.schema import MIN_SINK_RATE
 from sink_lens.stats import wilson_interval
 from sink_lens.studies import card
@@ -162,7 +164,7 @@ def swept(seed: int) -> Iterator[Row]:
     grid = Grid.of(EditGrid(kind="zero", site="z", layers=0, heads="each"), controls=5)
     metric = logit_difference(*answers(draw))
     found = sweep(wrap(model), grid, tokens=TokenBatch.from_tensor(clean), metrics=[metric], progress=False)
-    title = found.headline.partition(". ")[0]
+    title = found.headline.partition(".\n")[0]
     yield "heads, random answers", not title.startswith(("None of", "No ")), title
 
 
@@ -173,9 +175,9 @@ def patched(seed: int) -> Iterator[Row]:
         wrap(model), clean, corrupted, site="attn_out", by=("layer", "position"),
         metric=logit_difference(*answers(draw)), controls=0, progress=False,
     )  # fmt: skip
-    best = found.strongest(1).iloc[0]
-    said = not best["ci_low"] <= 0 <= best["ci_high"]
-    yield "attention by position, random answers", bool(said), found.headline
+    with tempfile.TemporaryDirectory() as folder:
+        title = PATCH.title(read_run(found.save(Path(folder) / "run")))
+    yield "attention by position, random answers", "no patch is shown" not in title, title
 
 
 KINDS: dict[str, Callable[[int], Iterator[Row]]] = {

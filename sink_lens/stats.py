@@ -27,6 +27,8 @@ _NOTHING = 1e-12
 ROUNDING = 1e-5
 """A difference of at most this part of the larger value, or of 1, is the rounding of float32 and no finding."""
 _LEVEL = 0.95
+SURE = 0.01
+"""A headline names what has a ``corrected_p`` of at most this."""
 _TAILS = ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2)
 
 
@@ -215,6 +217,25 @@ def paired_differences(a: Any, b: Any, *, generator: np.random.Generator, n_resa
         low, high = np.quantile(weights @ row, _TAILS)
         found.append(Interval(estimate=float(row.mean()), low=float(low), high=float(high), n=n))
     return found
+
+
+def corrected_p(differences: np.ndarray) -> np.ndarray:
+    """Return each row's two-sided p-value of Student's t test against 0, times the number of rows (Bonferroni).
+
+    Where nothing happens, the smallest is at most p with probability p, however the rows depend on each other.
+    ``differences`` has the shape (rows, units); units that are nan are left out. A row with fewer than two has nan.
+    """
+    from scipy.stats import t
+
+    known = np.isfinite(differences)
+    n = known.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(known, differences, 0.0).sum(axis=1) / n
+        spread = (np.where(known, differences - mean[:, None], 0.0) ** 2).sum(axis=1)
+        error = np.sqrt(spread / (n - 1) / n)
+        still = error <= _NOTHING * np.abs(mean)  # the units do not vary
+        found = np.where(still, mean == 0, 2 * t.sf(np.abs(mean) / error, n - 1))
+    return np.where(n > 1, np.minimum(found * (n > 1).sum(), 1.0), np.nan)
 
 
 def _check_draws(n_resamples: int) -> None:

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
-from sink_lens.stats import Interval, interval, paired_difference, paired_differences, studentised_interval
+from sink_lens.stats import Interval, corrected_p, interval, paired_difference, paired_differences, studentised_interval
 
 
 def generator(seed=0):
@@ -203,3 +203,19 @@ def test_few_units_have_the_interval_of_student():
     found = studentised_interval([0.0, 1.0], generator=generator())
     assert (found.low, found.high) == pytest.approx((0.5 - 12.706 / 2, 0.5 + 12.706 / 2), abs=1e-3)
     assert np.isnan(studentised_interval([1.0], generator=generator()).low)
+
+
+def test_the_corrected_p_is_that_of_student_times_the_rows():
+    # mean 2, standard deviation 1, n = 4: t = 4; two-sided with 3 degrees of freedom: p = 0.02801
+    row = [2 - 1.5**0.5, 2.0, 2.0, 2 + 1.5**0.5]
+    nan = float("nan")
+    found = corrected_p(np.array([row, [0, 0, 0, 0], [3, 3, 3, 3], [1, nan, nan, nan], [*row[:3], nan]]))
+    assert found[0] == pytest.approx(4 * 0.02801, rel=1e-3)  # four rows have a test
+    assert found[1:3].tolist() == [1.0, 0.0]
+    assert np.isnan(found[3])
+
+
+def test_where_nothing_happens_the_smallest_corrected_p_is_seldom_small():
+    draw = generator(0)
+    noise = [np.sqrt(0.5) * (draw.normal(size=(12, 16)) + draw.normal(size=16)) for _ in range(1000)]  # cells depend
+    assert np.mean([corrected_p(one).min() <= 0.05 for one in noise]) <= 0.05

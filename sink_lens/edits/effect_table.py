@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ..stats import Interval, paired_differences
+from ..stats import Interval, corrected_p, paired_differences
 
 
 def effect_table(
@@ -16,7 +16,8 @@ def effect_table(
 ) -> pd.DataFrame:
     """Make the table of a sweep's effects: one row for each cell, with means over sequences and 95% intervals.
 
-    The columns are the baseline, the value, the effect, the controls' effect, the effect above the controls, and n.
+    The columns are the baseline, the value, the effect, the controls' effect, the effect above the controls, n, and the
+    ``corrected_p`` of the effect, or the larger of that and that of the effect above the controls.
     ``values`` has a row for each cell and a column for each sequence: the metric in the run under the cell's edits. It
     is nan if the sequence lacks the cell's position; the cell's baseline and controls leave this sequence out too.
     ``before`` is the metric of the baseline run on each sequence. ``controls`` has an array for each cell, with a row
@@ -44,6 +45,8 @@ def effect_table(
     frame["control_sd"] = np.array(spreads, dtype=np.float64)
     frame["n_controls"] = np.array(counts, dtype=np.int64)
     _add_interval_columns(frame, above, names=("over_control", "over_low", "over_high"))
+    with np.errstate(invalid="ignore"):
+        frame["corrected_p"] = np.fmax(corrected_p(values - before), corrected_p(values - control))
     frame["n"] = np.array([one.n for one in effect], dtype=np.int64)
     return frame
 

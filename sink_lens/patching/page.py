@@ -32,7 +32,7 @@ from sink_lens.report.style import (
     with_serifs,
     without_formulas,
 )
-from sink_lens.stats import sort_by_magnitude
+from sink_lens.stats import SURE, sort_by_magnitude
 from sink_lens.text import (
     as_text,
     by_chance_text,
@@ -143,9 +143,12 @@ def _title(run: Run) -> str:
     table = sort_by_magnitude(table, "effect")
     if {"ci_low", "ci_high"} <= set(table.columns) and bool(table["ci_low"].notna().any()):
         shown = table.loc[table["ci_low"].gt(0) | table["ci_high"].lt(0)]
+        beyond = f" beyond what chance makes the largest of {len(table)}" if len(shown) else ""
+        if "corrected_p" in shown.columns:
+            shown = shown.loc[shown["corrected_p"].le(SURE)]
         if not len(shown):
             largest = f"the largest effect is at {_strongest_text(table)}"
-            return f"{title}: no patch is shown to move {_metric_text(run)}; {largest}"
+            return f"{title}: no patch is shown to move {_metric_text(run)}{beyond}; {largest}"
         table = shown
     strongest = table["effect"].to_numpy(float)
     alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..schema import FEW
+from ..stats import SURE
 from ..text import as_text, by_chance_text, edit_strength, interval_text, plural, safe_line, site_label
 
 MARK = "†"
@@ -20,7 +21,8 @@ def sweep_title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
         return f"A sweep of {plural(len(set(frame['cell'])), 'edit')}"
     rows, found = _rows_of_metric(frame, metrics[0]), changed_rows(frame, metrics[0], least=least)
     if not len(found):
-        return f"None of {plural(len(rows), 'edit')} is shown to change {safe_line(metrics[0])}"
+        beyond = f" beyond what chance makes the largest of {len(rows)}" if rows_beyond_chance(rows).any() else ""
+        return f"None of {plural(len(rows), 'edit')} is shown to change {safe_line(metrics[0])}{beyond}"
     largest = _change_text(found.iloc[0].to_dict())
     return f"{_changed_count_text(found, rows)} {safe_line(metrics[0])}. The largest change is {largest}"
 
@@ -45,6 +47,9 @@ def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[
             )
         if at == 0:
             rows = _rows_of_metric(frame, metric)
+            unsure = rows["corrected_p"].gt(SURE).to_numpy(bool) if "corrected_p" in rows.columns else False
+            if more := int((rows_beyond_chance(rows) & unsure).sum()):
+                said.append(f"{plural(more, 'more interval')} {'excludes' if more == 1 else 'exclude'} 0.")
             said += [_change_criterion_sentence(frame, least=least), *_without_controls_sentences(rows)]
             said += (
                 [chance] if (chance := by_chance_text(int(np.isfinite(rows["ci_low"].to_numpy(float)).sum()))) else []
@@ -119,7 +124,8 @@ def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
     size = f", and the change is {_sds_text(frame, least)} or more" if least else ""
     n = int(frame["n"].fillna(0).to_numpy(int).max(initial=0)) if "n" in frame.columns else 0
     of = f" over {plural(n, 'sequence')}" if n else ""
-    return f"A change counts if its 95% interval{of} excludes 0{over}{size}."
+    sure = f", and if chance makes the largest of all edits as large in at most {SURE:.0%} of sweeps"
+    return f"A change counts if its 95% interval{of} excludes 0{over}{size}{sure * ('corrected_p' in frame.columns)}."
 
 
 def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
@@ -179,14 +185,16 @@ def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFr
     """Return a metric's rows with effects beyond chance, of at least ``least`` standard deviations, the largest first.
 
     An effect of less than a millionth of the baseline is the rounding of float32, and one that is above its random
-    edits by less than one of their standard deviations is theirs.
+    edits by less than one of their standard deviations is theirs. Chance must make the largest of all
+    edits as large in at most ``SURE`` of sweeps.
     """
     rows = _rows_of_metric(frame, metric)
     effect, baseline, sds = (rows[name].abs().to_numpy(float) for name in ("effect", "baseline", "effect_in_sds"))
     theirs = np.zeros(len(rows), dtype=bool)
     if {"over_control", "control_sd"} <= set(rows.columns):
         theirs = (rows["over_control"].abs() < rows["control_sd"]).to_numpy(bool)
-    return rows.loc[rows_beyond_chance(rows) & ~theirs & (sds >= least) & ~(effect <= 1e-6 * baseline)]
+    sure = rows["corrected_p"].to_numpy(float) <= SURE if "corrected_p" in rows.columns else True
+    return rows.loc[rows_beyond_chance(rows) & sure & ~theirs & (sds >= least) & ~(effect <= 1e-6 * baseline)]
 
 
 def rows_beyond_chance(rows: pd.DataFrame) -> np.ndarray:

@@ -3,8 +3,9 @@
 Each rule is a one-sided cumulative sum (Page 1954): what a number has in excess of the median of earlier readings and
 an allowance is added up, never under 0; the alarm is where the sum passes a limit, and it comes again only after the
 sum has been 0. A birth is of one position: the sum begins again where the strongest position changes, and it takes two
-readings in a row, each of 16 sequences and with a sink rate of at least 5%. Allowances and limits were chosen on toy trainings with and without a birth,
-and judged on others: ``benchmarks/monitor_births.py`` has the readings and says how often the alarms err.
+readings in a row, each of 16 sequences and with a sink rate of at least 5%. Allowances and limits were chosen on toy
+trainings with and without a birth, and judged on others: ``benchmarks/monitor_births.py`` has the readings and says how
+often the alarms err.
 """
 
 import math

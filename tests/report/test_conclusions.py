@@ -117,6 +117,15 @@ def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("p", "counted"), [((0.5, 0.02, 0.011), 0), ((0.5, 0.02, 0.009), 1), ((0.5, 0.0, 0.0), 2)])
+def test_a_title_counts_what_chance_does_not_make_the_largest_of_all(tmp_path, p, counted):
+    ends = {"effect": [-0.1, -0.5, -0.3], "ci_low": [-0.2, -0.6, -0.4], "ci_high": [0.1, -0.4, -0.2]}
+    shown = page_content(a_run(tmp_path / "run", "sweep", cells=swept(**ends, corrected_p=list(p))))
+    assert shown.title.split(" edit")[0] == ("None of 3", "1 of 3", "2 of 3")[counted]
+    assert ("layer 3" in shown.title) == (counted == 1)
+    assert any(f"{2 - counted} more interval" in one for one in shown.headline) == (counted < 2)
+
+
 def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path):
     cells = swept(effect=[0.5, 0.003, 0.002], ci_low=[0.4, 0.002, 0.001], ci_high=[0.6, 0.004, 0.003], n=2)
     shown = page_content(a_run(tmp_path / "run", "sweep", provenance={"least_effect": 0.2}, cells=cells))
