@@ -147,7 +147,7 @@ class Keeper:
     """Keeps tables as a run folder does."""
 
     def __init__(self):
-        self.tables, self.centring, self.writer = {}, [], self
+        self.frames, self.centring, self.writer = {}, [], self
 
     def write_tensors(self, name, tensors):
         assert name == "centring_means"
@@ -157,8 +157,8 @@ class Keeper:
         assert json.loads(text)["deviation"] >= 0
 
     def read_or_make(self, name, make):
-        self.tables[name] = make()
-        return self.tables[name]
+        self.frames[name] = make()
+        return self.frames[name]
 
 
 def made(place, config):
@@ -175,33 +175,33 @@ def made(place, config):
 def test_every_kind_of_family_is_changed(tiny_at, config, family):
     # learned positions and no gate; norms behind and soft caps; no neurons; fused projections; ReLU
     found = made(tiny_at(family), dataclasses.replace(config, intervention_sequences=2, intervention_length=16))
-    assert list(found.tables) == list(TABLES)
+    assert list(found.frames) == list(TABLES)
     for name in TABLES:
-        assert found.tables[name].columns.tolist() == column_names("trace", name)
-        assert len(found.tables[name]) or name == "maker_sets"  # no set removes half of what is no sink
-    assert found.tables["effects"][["share", "target_mass", "sink_mass", "loss_nats"]].notna().all(axis=None)
+        assert found.frames[name].columns.tolist() == column_names("trace", name)
+        assert len(found.frames[name]) or name == "maker_sets"  # no set removes half of what is no sink
+    assert found.frames["effects"][["share", "target_mass", "sink_mass", "loss_nats"]].notna().all(axis=None)
     assert len(found.centring) == 1
 
 
 def test_a_model_of_one_layer_is_changed(tiny_at, config):
     found = made(tiny_at("llama", n_layers=1), config)
-    assert list(found.tables) == list(TABLES)
-    assert (found.tables["amplification"]["times"] == 1).all()  # nothing is read after the only layer
+    assert list(found.frames) == list(TABLES)
+    assert (found.frames["amplification"]["times"] == 1).all()  # nothing is read after the only layer
 
 
 def test_half_precision_is_changed(planted_at, config):
     place = planted_at()
     half = wrap(copy.deepcopy(place.truth.model).to(torch.bfloat16), tokenizer=place.lens.tokenizer)
     found = made(dataclasses.replace(place, lens=half), dataclasses.replace(config, intervention_sequences=2))
-    shares = found.tables["effects"].query("is_primary").set_index("link")["share"]
+    shares = found.frames["effects"].query("is_primary").set_index("link")["share"]
     assert shares["variance_neurons"] > 0.8
-    z = found.tables["mediation"].query("frozen == 'z' and intervention == 'isolation'").iloc[0]
+    z = found.frames["mediation"].query("frozen == 'z' and intervention == 'isolation'").iloc[0]
     unfrozen = abs(z["mass_without_freeze"] - z["baseline_mass"])
     assert abs(z["mass"] - z["baseline_mass"]) < unfrozen / 5  # in bfloat16; frozen, nothing is left of the change
 
 
 def test_a_model_without_bos_was_not_tried_with_it(planted_at, config):
-    found = made(planted_at(), config).tables["placement"]
+    found = made(planted_at(), config).frames["placement"]
     assert binding_kind(found) == "token"
     assert binding_sentence("token", bos=True) == "BOS makes it wherever it stands"
     for kind in ("positional", "no sink"):
@@ -209,7 +209,7 @@ def test_a_model_without_bos_was_not_tried_with_it(planted_at, config):
 
 
 def test_without_a_sink_every_table_is_made(planted_at, config):
-    found = made(planted_at(sink=False), config).tables
+    found = made(planted_at(sink=False), config).frames
     assert binding_kind(found["placement"]) == "no sink"
     assert found["mediation"].query("intervention != 'natural'")["surviving_share"].isna().all()
 
@@ -217,4 +217,4 @@ def test_without_a_sink_every_table_is_made(planted_at, config):
 def test_a_delegated_attention_has_empty_tables(tiny_at, config):
     place = tiny_at("llama")
     stock = dataclasses.replace(place, lens=dataclasses.replace(place.lens, uneditable=frozenset({"scores"})))
-    assert all(table.empty for table in made(stock, config).tables.values())
+    assert all(table.empty for table in made(stock, config).frames.values())
