@@ -185,8 +185,8 @@ def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFr
     """Return a metric's rows with effects beyond chance, of at least ``least`` standard deviations, the largest first.
 
     An effect of less than a millionth of the baseline is the rounding of float32, and one that is above its random
-    edits by less than one of their standard deviations is theirs. Chance must make the largest of all
-    edits as large in at most ``SURE`` of sweeps.
+    edits by less than one of their standard deviations is theirs. Chance must make the largest of all edits as
+    large in at most ``SURE`` of sweeps.
     """
     rows = _rows_of_metric(frame, metric)
     effect, baseline, sds = (rows[name].abs().to_numpy(float) for name in ("effect", "baseline", "effect_in_sds"))

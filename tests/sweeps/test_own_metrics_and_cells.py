@@ -25,7 +25,8 @@ def test_the_unit_of_a_metric_does_not_change_what_counts_as_a_change(tmp_path):
     for factor in (1.0, 1e-4, 1e4):
         small = metrics.on_logits(lambda logits, factor=factor: factor * logits[:, -1].softmax(-1)[:, 5])
         result = sweep(speaking(), HEADS, tokens=BATCH, metrics=small, out=tmp_path / str(factor), progress=False)
-        counts.append(len(changed_rows(result.frame, "<lambda>", least=0.2)))
+        frame = result.frame.drop(columns="corrected_p")  # few sequences cannot carry the correction
+        counts.append(len(changed_rows(frame, "<lambda>", least=0.2)))
         row = result.frame.iloc[0]
         assert row["effect_in_sds"] == pytest.approx(row["effect"] / row["control_sd"])
         assert "0.2 standard deviations of the effects of random edits" in result.headline
