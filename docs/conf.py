@@ -150,8 +150,13 @@ def _write_commands() -> None:
         parts.append(_rows(("option", "meaning"), [(option, text.replace("<", "\\<")) for option, text in rows]))
         parts.append("Words and measures are in the [glossary](../glossary.md).")
         (here / "commands" / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    cards.append(
+        ":::{grid-item-card} views.attention_patterns\n:img-top: images/commands/attention.png\n:link: api/report\n"
+        ":link-type: doc\n:::"
+    )
     grid = "\n".join(["::::{grid} 1 2 2 3", ":gutter: 2", *cards, "::::"])
-    text = f"# Gallery\n\nThe first screens of pages that commands write, on the default model.\n\n{grid}\n"
+    shown = "The first screens of pages that commands write, and heads in CircuitsVis, on the default model."
+    text = f"# Gallery\n\n{shown}\n\n{grid}\n"
     (here / "gallery.md").write_text(text, encoding="utf-8")
 
 

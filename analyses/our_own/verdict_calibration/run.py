@@ -34,7 +34,7 @@ from tests.zoo import LINKS, ZOO, Answers, build
 from tests.zoo.headlines import untrue
 
 SEEDS = range(44_002, 44_003)
-"""Every model in each of its architectures on each. No rule was changed on it."""
+"""Every model in each of its architectures on each. One rule was changed on it, see claim.md."""
 SEQUENCES, LENGTH = 32, 48
 TINY = ("bos_neuron", "sigmoid")
 COUNTED = ["model", "family", "subject", "question", "truth", "said"]
