@@ -114,9 +114,9 @@ COSTLY = 0.25
 many nats."""
 ERROR_RATES = (
     "0 of 447 intact links were said to fail, 0 of 231 others to hold, and 0 of 45 models without a sink to have one; "
-    "0 of 160 headlines had an untrue phrase. On 160 traces of models whose mechanism was written by hand, one for each "
-    "model and architecture (docs/zoo.md, with the answers that are wrong more often). None of these models is larger "
-    "than a few million parameters."
+    "0 of 160 headlines had an untrue phrase. On 160 traces of models whose mechanism was written by hand, one for "
+    "each model and architecture (docs/zoo.md, with the answers that are wrong more often). None of these models is "
+    "larger than a few million parameters."
 )
 """How often verdicts with default floors and 20 sequences were wrong (the analysis ``verdict_calibration``)."""
 FINGERPRINT_ERRORS = (
