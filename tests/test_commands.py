@@ -611,7 +611,7 @@ def test_figures_are_not_written_over_a_file_of_a_run_and_leave_the_page_where_t
 
 
 DOORS = {
-    "trace RANDOM": ("chain.trace", "run"),
+    "trace RANDOM": ("chain.trace", "run_trace"),
     "SWEEP": ("sweeps.sweep", "sweep"),
     "train train.toml": ("training.train", "train"),
 }

@@ -21,7 +21,7 @@ from sink_lens.chain.neurons import (
     neurons_of_same_experts,
     selectivity_table,
     split_growth_layers,
-    super_neurons,
+    super_neurons_of_layer,
 )
 from sink_lens.chain.setting import draw_other_indices
 from sink_lens.data.tokens import from_tensor
@@ -87,13 +87,13 @@ def test_biases_are_no_neurons():
 def test_a_super_neuron_is_one_at_any_position():
     one = planted_evidence().splits[0]
     splits = [replace(one, is_super=torch.arange(len(one.is_super)) == neuron) for neuron in (0, 2)]
-    assert super_neurons(splits, layer=one.layer).nonzero().flatten().tolist() == [0, 2]
+    assert super_neurons_of_layer(splits, layer=one.layer).nonzero().flatten().tolist() == [0, 2]
 
 
 def test_only_the_planted_neuron_is_super():
     truth, evidence = planted(), planted_evidence()
     lens, panel, splits = evidence.lens, evidence.panel, evidence.splits
-    assert super_neurons(splits, layer=truth.layer).nonzero().flatten().tolist() == [truth.neuron]
+    assert super_neurons_of_layer(splits, layer=truth.layer).nonzero().flatten().tolist() == [truth.neuron]
     table = neuron_table(lens, panel, splits).set_index("neuron")
     assert table["spike_ratio"].idxmax() == truth.neuron
     assert table["column_kurtosis"].idxmax() == truth.neuron

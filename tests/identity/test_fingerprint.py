@@ -40,7 +40,10 @@ def test_pairs_of_one_initialisation_are_found_among_others(tmp_path):
     found = fingerprint(models, config=FEW, out=tmp_path / "out", progress=False)
     shown = Console(width=80, file=io.StringIO())
     shown.print(
-        *(part if isinstance(part, str) else terminal_table(part.heads, part.rows) for part in page.show(found))
+        *(
+            part if isinstance(part, str) else terminal_table(part.heads, part.rows)
+            for part in page.show_fingerprint(found)
+        )
     )
     assert "…" not in shown.file.getvalue()  # at 80 columns nothing is cut
     assert (found.frame["verdict"] == "same lineage").tolist() == [True, False, False, False, False, True]
