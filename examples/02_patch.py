@@ -54,13 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Patch, print the strongest places and save the heat map."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
+    parser.add_argument("--answers", nargs=2, default=ANSWERS, help="of the clean prompt, and of the corrupted one")
     parser.add_argument("--out", default="runs/patch", help="folder for the picture")
     asked = parser.parse_args(arguments)
     out = Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)
 
     lens = load(asked.model)
-    metric = metrics.logit_difference(*ANSWERS)
+    metric = metrics.logit_difference(*asked.answers)
 
     found = patch(lens, CLEAN, CORRUPTED, site="resid_pre", metric=metric, progress=False)
     print(f"{metric.name}: {found.source:.2f} on the clean prompt, {found.baseline:.2f} on the corrupted one")

@@ -5,15 +5,14 @@ handed to ``sweep``, which adds the baseline run, the same edits at random posit
 
 Prints on the default model:
 
-    11 of 30 edits change sink mass at position 0. The largest change is −0.416 [−0.446, −0.382], by layer  0.
+    8 of 30 edits change sink mass at position 0. The largest change is −0.416 [−0.446, −0.382], by layer  0.
     Without an edit it is 0.548.
     Random edits of the same size change it by −0.00119 on average.
     The next largest change is −0.383 [−0.401, −0.367], by layer  2.
-    9 more edits change sink mass at position 0 by less than 0.2 standard deviations of the effects of random edits.
-    A change counts if its 95% interval over 8 sequences excludes 0, and if that of the change above random edits does
-    too, and the change is 0.2 standard deviations of the effects of random edits or more.
-    6 of 30 edits change largest_head. The largest change is −0.595 [−0.707, −0.497], by layer  0; random
-    edits of the same size: −4.8e−04.
+    12 more intervals exclude 0.
+    A change counts if its 95% interval over 8 sequences excludes 0, and if that of the change above random edits does too and is at least one of their standard deviations, and the change is 0.2 standard deviations of the effects of random edits or more, and if chance makes the largest of all edits as large in at most 1% of sweeps.
+    30 cells: about 2 intervals exclude 0 by chance.
+    2 of 30 edits change largest_head. The largest change is −0.595 [−0.707, −0.497], by layer  0; random edits of the same size: −4.8e−04.
 
     sink mass at position 0: what turning the MLP's output at position 0 changes
         name  baseline  effect  ci_low  ci_high
