@@ -10,9 +10,12 @@ Prints on the default model:
     Random edits of the same size change it by −0.00119 on average.
     The next largest change is −0.383 [−0.401, −0.367], by layer  2.
     12 more intervals exclude 0.
-    A change counts if its 95% interval over 8 sequences excludes 0, and if that of the change above random edits does too and is at least one of their standard deviations, and the change is 0.2 standard deviations of the effects of random edits or more, and if chance makes the largest of all edits as large in at most 1% of sweeps.
+    A change counts if its 95% interval over 8 sequences excludes 0, and if that of the change above random edits
+    does too and is at least one of their standard deviations, and the change is 0.2 standard deviations of the
+    effects of random edits or more, and if chance makes the largest of all edits as large in at most 1% of sweeps.
     30 cells: about 2 intervals exclude 0 by chance.
-    2 of 30 edits change largest_head. The largest change is −0.595 [−0.707, −0.497], by layer  0; random edits of the same size: −4.8e−04.
+    2 of 30 edits change largest_head. The largest change is −0.595 [−0.707, −0.497], by layer  0; random edits of
+    the same size: −4.8e−04.
 
     sink mass at position 0: what turning the MLP's output at position 0 changes
         name  baseline  effect  ci_low  ci_high
