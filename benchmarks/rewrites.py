@@ -171,7 +171,7 @@ def verdicts(zoo: ZooModel, model: Any) -> dict[str, str]:
     return links.drop_duplicates("link").set_index("link")["verdict"].to_dict()
 
 
-def asked(models: int, seed: int) -> list[tuple[str, str, int]]:
+def models_to_rewrite(models: int, seed: int) -> list[tuple[str, str, int]]:
     """The first models of the zoo, each in the families in turn."""
     pairs = [
         (at, name, family)
@@ -186,7 +186,7 @@ def go_on(models: int, *, names: list[str], seed: int) -> None:
     """Make the rows that are not in the file."""
     done = set() if not ROWS.exists() else set(pd.read_csv(ROWS)[list(COLUMNS[:4])].itertuples(index=False, name=None))
     logging.disable(logging.WARNING)
-    for name, family, of in asked(models, seed):
+    for name, family, of in models_to_rewrite(models, seed):
         zoo = build(name, seed=of, family=family)
         for rewrite in ("none", *names):
             if (name, family, of, rewrite) in done:
@@ -201,14 +201,14 @@ def go_on(models: int, *, names: list[str], seed: int) -> None:
 
 
 def same(link: str, *, rewrite: str, before: str, after: str) -> bool:
-    """Whether a rewrite has the verdict that it must have."""
+    """Check that a verdict after a rewrite is the one before it, or may be *not in this basis*."""
     if after == NOT_IN_BASIS and before != after:
         return rewrite == "rotation" and link in OF_BASIS and before in ("holds", "in part")
     return before == after
 
 
 def table() -> str:
-    """How many verdicts are as they must be, by rewrite and link, and those that are not."""
+    """Count the verdicts that a rewrite keeps, by rewrite and link, and list the others."""
     frame = pd.read_csv(ROWS).set_index(list(COLUMNS[:4]))
     plain = frame.xs("none", level="rewrite")
     lines = [f"| rewrite | models | {' | '.join(LINKS)} |", f"|{' --- |' * (2 + len(LINKS))}"]

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = [EXAMPLES / name for name in ("first_look.ipynb", "find_a_circuit.ipynb")]
 SMALLER = {
-    "02_patch": ["--answers", "a", "b"],
+    "02_patch": ["--answers", "b", "a"],
     "06_train_with_head_norm": ["--steps", "4"],
     "07_fingerprint": ["--sequences", "60"],
     "09_watch_your_training": ["--steps", "4"],
@@ -21,7 +21,6 @@ SMALLER = {
     "11_keep_the_first_tokens": ["--window", "16"],
 }
 OF_THE_MODEL = {
-    "02_patch": {"logit difference:", "the strongest head's direct path"},
     "06_train_with_head_norm": {"tokens,", "in the same order.", "one seed, so it has no", "“shared” does not reach"},
     "08_your_own_edit_and_metric": {"The next largest change is", "Random edits of the same size"},
     "10_find_a_circuit": {"input->a"},

@@ -185,7 +185,7 @@ class Streamed:
     n_layers: int = 0
     """Number of the model's layers."""
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """What is to be said of the model, such as that its weights are quantised."""
+    """Notes on the model, such as that its weights are quantised."""
 
     def _repr_html_(self) -> str:
         rows = [
@@ -266,7 +266,7 @@ class Captured:
     path: str
     """``plain`` or ``bridge``."""
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """What is to be said of the model, such as that its weights are quantised."""
+    """Notes on the model, such as that its weights are quantised."""
 
     def _repr_html_(self) -> str:
         rows = [(site, layer, str(tuple(one.shape)), str(one.dtype)) for (site, layer), one in self.tensors.items()]

@@ -126,7 +126,7 @@ class RunTables:
 
 @dataclass(frozen=True, kw_only=True)
 class _Experiments:
-    """What the tables of interventions need: each part is made once, when a table first needs it."""
+    """Settings and runs that several tables of interventions share: each is made once, when a table first needs it."""
 
     studied: Studied
     tables: RunTables

@@ -192,7 +192,7 @@ class _RemovedShares:
     _known: dict[frozenset[Maker], float] = field(default_factory=lambda: {frozenset(): 0.0})
 
     def measure(self, several: Sequence[Sequence[Maker]]) -> None:
-        """Ablate those of several sets that were not ablated yet, together."""
+        """Ablate several sets of parts in one call; a set that was ablated before is not run again."""
         new = [chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in self._known]
         ordered = [[part for part in self.order if part in chosen] for chosen in new]
         (before, *runs) = _run_ablations(self.setting, [[], *ordered], target=self.target, loss=False)

@@ -7,7 +7,8 @@ different streams, so that no run of the plain model has them all:
 
 1. Sum a_w over all writers before each place (attention, MLP or logits of a layer): the stream without any edge.
 2. Run the bridge from the embedding on; keep the input's c - a.
-3. At each q, k, v and MLP input, compute every reader's own stream: that of 1, and c_w - a_w of its chosen writers.
+3. At each q, k, v and MLP input, compute every reader's own stream: the sum of step 1, plus c_w - a_w of its
+   chosen writers.
 4. Put the reader's norm and projection of it in the place of the value at its hook point.
 5. At z and at the MLP's output, keep this layer's writers' c - a for the readers behind.
 6. Do 3 and 4 for the last norm; read the metric.

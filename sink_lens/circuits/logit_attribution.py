@@ -72,7 +72,7 @@ class LogitAttribution:
     what: str
     """The answers, in words."""
     notes: tuple[str, ...] = ()
-    """What is to be said of the model, such as that its weights are quantised."""
+    """Notes on the model, such as that its weights are quantised."""
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """Return the ``n`` rows of ``frame`` with the largest absolute contributions."""

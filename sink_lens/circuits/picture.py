@@ -33,7 +33,7 @@ _WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an M
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EdgeCircuit(Drawable):
-    """A circuit that can be drawn, explored and written: one that ``find`` gave, or that of a run folder."""
+    """A circuit that can be drawn, explored and written: the circuit of ``find``, or of a run folder."""
 
     edges: pd.DataFrame = field(repr=False)
     """The circuit's edges: writer, reader, score and more, the largest first."""

@@ -51,7 +51,7 @@ class Outcome:
     given: Given | None = field(default=None, repr=False)
     """Where each token was given; None if the tokens were given as they were run, a text a row from position 0 on."""
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """What is to be said of the model, such as that its weights are quantised."""
+    """Notes on the model, such as that its weights are quantised."""
 
     @property
     def indices(self) -> list[int]:

@@ -73,7 +73,7 @@ class Generated:
     note: str = ""
     """What the model's ``generation_config`` would change: Hugging Face's ``generate`` applies it, this does not."""
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """What is to be said of the model, such as that its weights are quantised."""
+    """Notes on the model, such as that its weights are quantised."""
 
     def _repr_html_(self) -> str:
         said = f"Both continuations are the same for {self.same} tokens."

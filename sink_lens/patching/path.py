@@ -100,7 +100,7 @@ class PathResult:
     differences: pd.DataFrame = field(repr=False)
     """The positions at which the clean and the corrupted tokens differ."""
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """What is to be said of the model, such as that its weights are quantised."""
+    """Notes on the model, such as that its weights are quantised."""
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:

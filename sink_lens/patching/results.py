@@ -63,7 +63,7 @@ class MeasuredPatches:
     opens: Callable[..., RunWriter] | None = field(default=None, repr=False)
     """Opens a run folder for a result without one."""
     notes: tuple[str, ...] = ()
-    """What is to be said of the model, such as that its weights are quantised."""
+    """Notes on the model, such as that its weights are quantised."""
     waits: str = field(default="", repr=False)
     """From a shard, if others are still to be computed: the sentence that says so. The tables then wait."""
 

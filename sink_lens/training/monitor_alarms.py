@@ -38,7 +38,7 @@ class Rule:
     of_position: bool = False
     """True if the number is the strongest position's, which must be the same in two readings in a row."""
     least: float = 0.0
-    """Of such a rule, the number that both readings must reach."""
+    """With ``of_position``: the least number, in both readings."""
     limit: float
     """The alarm is where the sum passes it."""
     sentence: str

@@ -21,17 +21,20 @@ HEADS = Grid.of(EditGrid(kind="zero", site="z", layers=[0, 1, 2], heads="each"),
 
 
 def test_the_unit_of_a_metric_does_not_change_what_counts_as_a_change(tmp_path):
-    counts = []
+    counts, chances = [], []
     for factor in (1.0, 1e-4, 1e4):
         small = metrics.on_logits(lambda logits, factor=factor: factor * logits[:, -1].softmax(-1)[:, 5])
         result = sweep(speaking(), HEADS, tokens=BATCH, metrics=small, out=tmp_path / str(factor), progress=False)
         frame = result.frame.drop(columns="corrected_p")  # few sequences cannot carry the correction
         counts.append(len(changed_rows(frame, "<lambda>", least=0.2)))
+        chances.append(result.frame["corrected_p"].to_numpy(float))
         row = result.frame.iloc[0]
         assert row["effect_in_sds"] == pytest.approx(row["effect"] / row["control_sd"])
         assert "0.2 standard deviations of the effects of random edits" in result.headline
     assert len(set(counts)) == 1
     assert counts[0]
+    for other in chances[1:]:
+        np.testing.assert_allclose(other, chances[0], rtol=1e-3)
 
 
 def test_without_controls_the_unit_is_the_spread_of_the_baseline(tmp_path):

@@ -31,7 +31,7 @@ def measure(work: Work) -> Measured:
     made, tokens = plain[::2], plain[1::2]
 
     def vectors_of(some: TokenBatch, position: int, *edits: Edit) -> dict[tuple[str, int], Tensor]:
-        """What attention and MLP read at a position, by site and layer: (sequence, d_model)."""
+        """Return the inputs of attention and MLP at a position: (site, layer) -> (sequence, d_model)."""
         found = run_with(lens, some, edits, sites=("attn_in", "mlp_in"), loss=False, progress=work.progress).tensors
         return {key: one[:, position].float() for key, one in found.items()}
 
@@ -44,7 +44,7 @@ def measure(work: Work) -> Measured:
     def run(some: TokenBatch, *edits: Edit, key: int = 0):
         return run_with(lens, some, edits, positions=[key], progress=work.progress)
 
-    def kept(outcome, clean, layers: range, *, key: int = 0):
+    def share_kept(outcome, clean, layers: range, *, key: int = 0):
         read = range(max(layers[0], grown), lens.n_layers)
         return work.ratio(*(one.mass_at(key, layers=read).numpy() for one in (outcome, clean)), least=0.01)
 
@@ -54,7 +54,7 @@ def measure(work: Work) -> Measured:
     for sites in SITES:
         for name, layers in spans.items():
             found = run(tokens, *put(constant, sites, layers))
-            numbers[f"kept @ {sites}, {name}"] = kept(found, clean, layers)
+            numbers[f"kept @ {sites}, {name}"] = share_kept(found, clean, layers)
             numbers[f"loss @ {sites}, {name}"] = work.interval((found.loss - clean.loss).numpy())
             if (sites, name) == ("both", f"from {grown} on"):
                 curves["constant"] = found.mass[..., 0].mean(dim=(1, 2))
@@ -89,7 +89,7 @@ def measure(work: Work) -> Measured:
             if sites == "both":
                 curves[kind] = torch.stack([one.mass[..., 0].mean(dim=(1, 2)) for one in outcomes]).mean(0)
         mean = run(tokens, *put({key: one.mean(0) for key, one in ordinary.items()}, sites, layers))
-        numbers[f"control_kept @ mean of ordinary tokens, {sites}, {name}"] = kept(mean, clean, layers)
+        numbers[f"control_kept @ mean of ordinary tokens, {sites}, {name}"] = share_kept(mean, clean, layers)
         numbers[f"mean_loss @ {sites}, {name}"] = work.interval((mean.loss - clean.loss).numpy())
 
     isolated = isolate([PLACE])
@@ -109,7 +109,7 @@ def measure(work: Work) -> Measured:
         numbers[f"attention @ {place}"] = work.interval(before.mass_at(key, layers=range(grown, lens.n_layers)).numpy())
         for name in ("all layers", f"from {grown} on"):
             found = run(some, *edits, *put(vectors, "both", spans[name], position=key), key=key)
-            numbers[f"elsewhere_kept @ {place}, {name}"] = kept(found, before, spans[name], key=key)
+            numbers[f"elsewhere_kept @ {place}, {name}"] = share_kept(found, before, spans[name], key=key)
             numbers[f"elsewhere_loss @ {place}, {name}"] = work.interval((found.loss - before.loss).numpy())
     alone, at_place = run(tokens, key=PLACE), run(tokens, isolated, key=PLACE)
     put_there = run(tokens, *put(constant, "both", spans[f"from {grown} on"], position=PLACE), key=PLACE)

@@ -198,7 +198,7 @@ def rivals(texts: Texts, starts: Sequence[int]) -> Numbers:
 
 
 def moved_to_means(texts: Texts, starts: Sequence[int]) -> Numbers:
-    """What goes of the natural and of an isolated token's sink where its aggregated value is moved to a mean."""
+    """Measure the share of a natural and of an isolated token's sink that goes if its value moves to a mean."""
     work, lens, bands = texts.work, texts.work.lens, texts.bands
     spans = {"layer 0": range(1)} | {f"layers 0 to {start - 1}": range(start) for start in starts}
     early = f"layers 0 to {starts[0] - 1}" if starts[0] > 1 else "layer 0"
@@ -244,7 +244,7 @@ def moved_to_means(texts: Texts, starts: Sequence[int]) -> Numbers:
 
 
 def resized(texts: Texts) -> Numbers:
-    """What goes of the sink where the first token's aggregated value gets other directions and sizes."""
+    """Measure the share of the sink that goes if the first token's aggregated value gets other directions and sizes."""
     work, layers = texts.work, texts.layers
     spread = {layer: texts.z[layer].flatten(2).std(-1) for layer in layers}
     sizes = {
