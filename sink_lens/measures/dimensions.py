@@ -79,8 +79,8 @@ def random_energy_share(n: int, *, width: int) -> float:
     The dimensions are independent and normal. A share n/d has the magnitudes above t, with 2 (1 - Phi(t)) = n/d; it
     holds n/d + 2 t phi(t) of the energy, which is exact for many dimensions.
     """
-    if n >= width:
-        return 1.0
+    if n <= 0 or n >= width:
+        return float(n > 0)
     normal = NormalDist()
     least = normal.inv_cdf(1 - n / width / 2)
     return n / width + 2 * least * normal.pdf(least)

@@ -79,6 +79,9 @@ def test_a_dimension_that_is_as_large_at_other_tokens_is_no_outlier_of_this_one(
     typical[1] = 4.0
     assert find_outlier_dimensions(STATE, typical=typical, **options()) == (4,)
     assert find_outlier_dimensions(STATE, typical=typical, **options(dominance_threshold=4.4)) == ()
+    assert (
+        find_outlier_dimensions(STATE, typical=STATE.abs().amax(0), **options(energy_frac=0.99, max_outliers=9)) == ()
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
