@@ -1,9 +1,11 @@
 """Progress bars: text that moves for whoever watches, and one line at the end where the output is kept, as in a log."""
 
 import io
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from threading import RLock
 from typing import Any, TypeVar
 
 from tqdm import std
@@ -56,6 +58,19 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
             self._line = display({"text/plain": text}, raw=True, display_id=True)
         else:
             self._line.update({"text/plain": text}, raw=True)
+
+
+def _renew_lock() -> None:
+    """Give the bars of this process a lock of their own; tqdm's is shared with forks.
+
+    A fork that is killed while it holds a shared lock would stop all others.
+    """
+    tqdm.set_lock(RLock())
+
+
+_renew_lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def progress_bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:

@@ -1,5 +1,9 @@
 """Bars leave one line where what is printed is kept, and a line that changes in a notebook."""
 
+import os
+import signal
+import threading
+
 import IPython
 import IPython.display
 import pytest
@@ -16,6 +20,28 @@ def test_a_log_gets_one_line_of_the_outermost_bar(capsys, monkeypatch):
         for _ in tqdm(range(5), desc="inner", leave=False):
             pass
     assert capsys.readouterr().err == "models: 3 model, 00:00\n"
+
+
+def can_show_a_bar() -> bool:
+    return tqdm.get_lock().acquire(timeout=5) is True
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_bar_waits_for_no_other_process():
+    """As of pools that fork: one is killed while it draws, or is made while this process draws."""
+    if (child := os.fork()) == 0:
+        tqdm.get_lock().acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert can_show_a_bar()
+    held = threading.Thread(target=tqdm.get_lock().acquire)
+    tqdm.get_lock().release()
+    held.start()
+    held.join()
+    if (child := os.fork()) == 0:
+        os._exit(not can_show_a_bar())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    tqdm.set_lock(threading.RLock())
 
 
 @pytest.mark.parametrize("options", [{}, {"disable": True}])

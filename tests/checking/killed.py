@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -24,6 +25,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1
 import pandas as pd
 import psutil
 import torch
+from tqdm.std import tqdm
 from typer.testing import CliRunner
 
 from sink_lens.cli import app
@@ -191,6 +193,7 @@ def main() -> int:
     asked.add_argument("--only", choices=(*COMMANDS, "shards"))
     options = asked.parse_args()
     torch.set_num_threads(1)
+    tqdm.set_lock(threading.RLock())  # that of transformers' bars is shared with forks: one that is killed keeps it
     drawn, failed = random.Random(options.seed), False
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
