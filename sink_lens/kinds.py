@@ -15,6 +15,12 @@ ROOMS = ("chain", "studies", "patching", "circuits", "sweeps", "training", "iden
 """Packages of ``sink_lens`` with kinds of run, in the order of ``--help``; each lists its own in ``kinds.py``."""
 GROUP = "sink_lens.kinds"
 """Entry points of other packages, each with the name of its kind."""
+FRAME = {
+    "notebook": "sink_lens.report.notebook:notebook_html",
+    "page": "sink_lens.report.html:render",
+    "first_figure": "sink_lens.report.pages:first_figure",
+}
+"""The functions that show a result of any kind, as texts ``module:name``; they stand above what is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
