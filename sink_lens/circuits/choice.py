@@ -6,6 +6,7 @@ that raises it. Edges on no path from the input to what the metric reads are dro
 """
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -89,6 +90,32 @@ def choose_edges(
 ) -> Bool[np.ndarray, " edge"]:
     """Return a mask of ``n`` edges: the ``greedy_edges`` if ``how`` is "greedy", else the edges of largest |value|."""
     return greedy_edges(graph, values, n, outputs=outputs) if how == "greedy" else largest_edges(values, n)
+
+
+def strongest_edges(
+    graph: Graph,
+    values: Float[np.ndarray, " edge"],
+    chosen: Bool[np.ndarray, " edge"],
+    *,
+    most: int,
+    outputs: Sequence[int],
+) -> Bool[np.ndarray, " edge"]:
+    """Return a mask of the ``chosen`` edges of largest |value| that lie on paths to ``outputs``, at most ``most``.
+
+    If ``most`` edges form no path, the ``most`` largest edges are marked.
+    """
+    inside = np.flatnonzero(chosen)
+    order = inside[np.argsort(-np.abs(values[inside]), kind="stable")]
+
+    def mark_largest(n: int) -> np.ndarray:
+        return np.isin(np.arange(graph.n_edges), order[:n])
+
+    def mark_largest_on_paths(n: int) -> np.ndarray:
+        return connected_edges(graph, mark_largest(n), outputs=outputs)
+
+    fits = bisect_right(range(1, len(order) + 1), most, key=lambda n: int(mark_largest_on_paths(n).sum()))
+    found = mark_largest_on_paths(fits)
+    return found if found.any() else mark_largest(most)
 
 
 def node_scores(graph: Graph, values: Float[np.ndarray, " edge"]) -> Float[np.ndarray, " writer"]:

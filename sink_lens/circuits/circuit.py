@@ -8,7 +8,6 @@ circuit.draw()
 
 import math
 import warnings
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,11 +31,10 @@ from ..patching.pairs import Sequences
 from ..progress import tqdm
 from ..records import display
 from ..signatures import takes
-from ..text import name_in_words
 from . import checks, stability
 from .ablated import compute_circuit_metrics
 from .checks import ScoreCheck
-from .choice import choose_edges, connected_edges, node_scores, output_readers
+from .choice import choose_edges, connected_edges, output_readers, strongest_edges
 from .config import EDGES, MOST_DRAWN, SIZES, Choice, CircuitConfig
 from .curve import Curve, FaithfulnessJudge, compute_curve
 from .files import SavedCircuit
@@ -44,6 +42,7 @@ from .graph import Graph
 from .runs import Runs, run_given_pairs
 from .scores import Scores
 from .scoring import score_edges
+from .tables import every_edge_table, largest_edge_table, node_table
 from .tasks import Task
 
 if TYPE_CHECKING:
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
     from ..report.explorer import Explorer
     from .picture import EdgeCircuit
-
-_TOP = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,18 +165,8 @@ class Circuit:
         interval), ``share`` (score over the mean difference of the metric), ``inclusion``, ``in_circuit``, ``drawn``
         (it is in the picture).
         """
-        mean = self.scores.mean
-        n = min(len(mean), max(_TOP, self.n_edges))
-        order = np.argsort(-np.abs(mean), kind="stable")
-        others = np.flatnonzero(self.chosen)
-        order = np.concatenate([order[:n], others[~np.isin(others, order[:n])]])
-        low, high = stability.bootstrap_bounds(self.scores.values[:, order], self.bootstrap_weights)
-        gap = float((self.scores.clean - self.scores.corrupted).mean()) or np.nan
-        found = self.every_edge.iloc[order].reset_index(drop=True)
-        found = found.assign(low=low.astype(float), high=high.astype(float), share=mean[order] / gap)
-        found["drawn"] = self.strongest_edges()[order]
-        columns = ["edge", "writer", "reader", "span", "score", "low", "high", "share", "inclusion", "in_circuit"]
-        return found[[*columns, "drawn"]]
+        drawn = self.strongest_edges()
+        return largest_edge_table(self.every_edge, self.scores, weights=self.bootstrap_weights, drawn=drawn)
 
     @property
     def edges(self) -> pd.DataFrame:
@@ -193,22 +180,7 @@ class Circuit:
         Columns: ``node``, ``kind``, ``layer``, ``head``, ``score`` (sum of the edges out of it), ``edges_in`` and
         ``edges_out`` of the circuit, ``in_circuit``.
         """
-        values = node_scores(self.graph, self.scores.mean)
-        _, writers, readers = self.graph.ends
-        into = np.bincount(readers[self.chosen], minlength=len(self.graph.readers)) @ self.graph.reader_of_node
-        frame = pd.DataFrame(
-            {
-                "node": [one.name for one in self.graph.writers],
-                "kind": [one.kind for one in self.graph.writers],
-                "layer": [one.layer for one in self.graph.writers],
-                "head": [one.head for one in self.graph.writers],
-                "score": values,
-                "edges_in": into,
-                "edges_out": np.bincount(writers[self.chosen], minlength=len(values)),
-            }
-        )
-        frame["in_circuit"] = frame["edges_out"] > 0
-        return frame.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
+        return node_table(self.scores, self.chosen)
 
     def with_size(self, n: int) -> "Circuit":
         """Choose ``n`` edges by the same scores and rule, and return the circuit of those on a path to an output."""
@@ -220,18 +192,7 @@ class Circuit:
 
         A path leads from the input to an output. If ``most`` edges form no path, the ``most`` largest edges are marked.
         """
-        inside = np.flatnonzero(self.chosen)
-        order = inside[np.argsort(-np.abs(self.mean_scores[inside]), kind="stable")]
-
-        def mark_largest(n: int) -> np.ndarray:
-            return np.isin(np.arange(self.graph.n_edges), order[:n])
-
-        def mark_largest_on_paths(n: int) -> np.ndarray:
-            return connected_edges(self.graph, mark_largest(n), outputs=self.outputs)
-
-        fits = bisect_right(range(1, len(order) + 1), most, key=lambda n: int(mark_largest_on_paths(n).sum()))
-        found = mark_largest_on_paths(fits)
-        return found if found.any() else mark_largest(most)
+        return strongest_edges(self.graph, self.mean_scores, self.chosen, most=most, outputs=self.outputs)
 
     def evaluate(
         self, sizes: Sequence[float] = SIZES, *, random: int = 3, nodes: bool = True, progress: bool = True
@@ -277,21 +238,7 @@ class Circuit:
     @cached_property
     def every_edge(self) -> pd.DataFrame:
         """A table of all edges of the model: score, standard error over pairs, inclusion probability."""
-        spans, writers, readers = self.graph.ends
-        values = self.scores.values
-        error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.full(values.shape[1], np.nan)
-        return pd.DataFrame(
-            {
-                "edge": self.graph.names.astype(str),
-                "writer": [self.graph.writers[one].name for one in writers],
-                "reader": [self.graph.readers[one].name for one in readers],
-                "span": [self.graph.spans[one] for one in spans],
-                "score": self.scores.mean.astype(float),
-                "standard_error": error.astype(float),
-                "inclusion": self.inclusion,
-                "in_circuit": self.chosen,
-            }
-        )
+        return every_edge_table(self.scores, self.chosen, self.inclusion)
 
     def save(self, path: str | Path) -> Path:
         """Save the circuit; the ending of the path chooses the format.
@@ -304,7 +251,7 @@ class Circuit:
             InputError: another ending, or a graph that the format cannot hold.
         """
         refuse_tilde(path, what="the file of the circuit")  # before its parts are computed
-        return self._to_draw(MOST_DRAWN).save(path)
+        return self._shown().save(path)
 
     def explore(self, curve: Curve | None = None) -> "Explorer":
         """Make an interactive page of the largest edges; ``.save("c.html")`` writes it, and a notebook shows it.
@@ -312,32 +259,9 @@ class Circuit:
         Args:
             curve: the result of ``evaluate``; with it, the page says how faithful the shown circuit is.
         """
-        from ..report.explorer import Explorer, curve_rows
+        from ..report.explorer import curve_rows
 
-        rows = {} if curve is None else {"curve": curve_rows(curve.frame)}
-        return Explorer(graphs=[self._attribution_graph(True, **rows)])
-
-    def _attribution_graph(self, others: bool, **more: Any) -> dict[str, Any]:
-        """Return the circuit as Neuronpedia's JSON with the fields ``more``; ``others`` adds edges outside it."""
-        from ..report.explorer import answer_fields, edge_graph, edges_for_page
-
-        tokens = self.runs.first_prompt_tokens
-        graph, every = self.graph, self.every_edge
-        return edge_graph(
-            edges_for_page(every) if others else every.loc[self.chosen],
-            model=self.runs.lens.name,
-            tokens=tokens,
-            **answer_fields("".join(tokens), *self.first_answer),
-            title=repr(self),
-            n_layers=graph.n_layers,
-            group=graph.heads_per_key,
-            n_edges=graph.n_edges,
-            size=self.size,
-            method=self.scores.method,
-            ablation=self.runs.ablation,
-            outputs=[graph.readers[one].name for one in self.outputs],
-            **more,
-        )
+        return self._shown(**{} if curve is None else {"curve": curve_rows(curve.frame)}).explore()
 
     def draw(
         self, style: Literal["page", "paper"] = "page", *, most: int = MOST_DRAWN, width: float | None = None
@@ -355,31 +279,24 @@ class Circuit:
         """
         if most < 1:
             raise InputError(f"most is {most}; need at least 1 edge to draw")
-        return self._to_draw(most).draw(style, width=width)
+        return self._shown(most).draw(style, width=width)
 
-    def _to_draw(self, most: int) -> "EdgeCircuit":
-        """Return what draws and writes the circuit, with ``most`` edges in the picture of the style ``page``."""
-        from .picture import EdgeCircuit
+    def _shown(self, most: int = MOST_DRAWN, **about: Any) -> "EdgeCircuit":
+        from .shown import edge_circuit  # late: it loads matplotlib
 
-        def read_every() -> pd.DataFrame:
-            every = self.every_edge.copy()
-            every.attrs["d_model"] = self.graph.d_model
-            return every
-
-        edges = self.edges
-        edges["drawn"] = edges["edge"].isin(self.graph.names[self.strongest_edges(most)].tolist())
-        metric = name_in_words(self.runs.metric.name)
-        return EdgeCircuit(
-            edges=edges,
+        drawn = self.graph.names[self.strongest_edges(most)].tolist()
+        return edge_circuit(
+            SavedCircuit(graph=self.graph, scores=self.scores.mean, chosen=self.chosen),
+            runs=self.runs,
+            edges=self.edges.assign(drawn=lambda edges: edges["edge"].isin(drawn)),
             read_nodes=lambda: self.nodes,
-            make_graph=self._attribution_graph,
-            read_saved=lambda: SavedCircuit(graph=self.graph, scores=self.scores.mean, chosen=self.chosen),
-            read_every=read_every,
-            title=f"The circuit of {metric}, {self.runs.lens.name}",
-            metric=metric,
-            n_layers=self.graph.n_layers,
-            group=self.graph.heads_per_key,
-            outputs=[self.graph.readers[one].name for one in self.outputs],
+            read_every=lambda: self.every_edge,
+            read_answer=lambda: self.first_answer,
+            outputs=self.outputs,
+            title=repr(self),
+            size=self.size,
+            method=self.scores.method,
+            **about,
         )
 
     def _repr_html_(self) -> str:

@@ -30,18 +30,17 @@ from ..records.shards import check_shard, compute_run, process_name
 from ..signatures import takes
 from ..stats import interval
 from .attention import explain_attention
-from .checks import CONFIRMED, make_check
 from .circuit import Circuit, choose_by_scores
 from .config import Ablation, CircuitConfig
 from .core import core_table
-from .curve import FaithfulnessJudge, connected_counts, curve_areas, smallest_faithful_share
+from .curve import connected_counts, curve_areas, smallest_faithful_share
 from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
 from .runs import Runs, run_pairs
-from .scores import Scores
 from .scoring import check_score_files, divide_pairs, left_sum_completeness, score_edges, scores_file_name
 from .sink import sink_fields
+from .summary import summary_row
 from .tasks import MetricOfTask, Task, make_task
 
 FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "prompt", "attention", "summary")
@@ -264,85 +263,37 @@ def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[
     """
     from .sentences import circuit_sentences
 
-    lens, task, config, given = asked.lens, asked.task, asked.config, asked.given
+    task, config, given = asked.task, asked.config, asked.given
     runs = asked.make_runs(config.used_ablation, writer)
     scores = score_edges(runs, config, writer=writer, name="scores", progress=progress)
     half = choose_by_scores(runs, scores, config, templates=task.templates, halved=True)
-    writer.write_table("pairs", _pair_table(lens, task, runs))
-
-    def compute_curve_table() -> pd.DataFrame:
-        """Compute the table of the curve with the circuit's rows, and write the gap that faithfulness is divided by."""
-        found = half.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
-        chosen, _ = choose_circuit(half, found.frame, config=config, given=given)
-        own = _circuit_curve_rows(chosen, half)
-        gap = chosen.faithfulness_judge.gap if chosen.given else found.gap
-        writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
-        return pd.concat([found.frame, own], ignore_index=True)
-
-    curve = writer.read_or_make("curve", compute_curve_table)
+    writer.write_table("pairs", _pair_table(asked.lens, task, runs))
+    curve, gap = _judge_sizes(asked, half, writer, progress=progress)
     areas = curve_areas(curve.loc[curve["by"].isin(["edges", "nodes", "random"])])
     writer.write_table("areas", areas)
-    gap = json.loads((writer.folder / "judged.json").read_text("utf-8"))["gap"]
     circuit, rule = choose_circuit(half, curve, config=config, given=given)
     writer.write_table("nodes", circuit.nodes)
     writer.read_or_make("edges", lambda: circuit.every_edge)
     writer.write_table("circuit", circuit.edges)
     writer.write_table("completeness", scores.completeness_by_pair)
-    row: dict[str, Any] = {
-        "metric": runs.metric.name,
-        "method": scores.method,
-        "ablation": runs.ablation,
-        "frozen": -1 if runs.frozen is None else runs.frozen,
-        "pairs": runs.n_pairs,
-        "chosen_on": 0 if circuit.given else len(circuit.rows),
-        "judged_on": circuit.faithfulness_judge.runs.n_pairs,
-        "seen": given is not None and given.found_on == task.clean.hash,
-        "rule": rule,
-        "edges": circuit.n_edges,
-        "asked_edges": circuit.size,
-        "all_edges": circuit.graph.n_edges,
-        **_faithfulness_fields(curve),
-        "gap": gap["estimate"],
-        "gap_low": gap["low"],
-        "gap_high": gap["high"],
-        **_score_fields(scores),
-        **areas.set_index("by").loc["edges"].to_dict(),
-        "jaccard_halves": circuit.jaccard_of_halves,
-        "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
-    }
-    check = nodes = core = None
-    pairs = config.check_pairs
-    if config.check:
-        check = writer.read_or_make(
-            "check", lambda: circuit.check(edges=config.check, pairs=pairs, progress=progress).frame
-        )
-        few = min(pairs, _NODE_PAIRS)
-        if not METHODS[config.method].patches:
-            nodes = writer.read_or_make("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
+    check, nodes = _patch_really(config, circuit, writer, progress=progress)
     if not writer.has("sink.json"):
         writer.write_text("sink.json", json.dumps(sink_fields(circuit, config)))
-
-    def compute_core() -> pd.DataFrame:
-        """Compute the table ``core``; edges are scored under the other ablations for it."""
-        others: dict[str, Circuit] = {}
-        for name, one in list(asked.ablation_by_scores.items())[1:]:
-            again = asked.make_runs(one)
-            again_scores = score_edges(again, config, writer=writer, name=name, progress=progress)
-            others[one] = replace(circuit, runs=again, scores=again_scores).with_size(circuit.size)
-        return core_table(circuit, others, pairs=pairs, progress=progress)
-
-    if config.core:
-        core = writer.read_or_make("core", compute_core)
-    row |= json.loads((writer.folder / "sink.json").read_text("utf-8"))
-    row |= _real_patch_fields(circuit, check, nodes) | _core_fields(circuit, core, half.faithfulness_judge)
-    prompt = runs.first_prompt_tokens
-    writer.write_table("prompt", pd.DataFrame({"position": range(len(prompt)), "text": prompt}))
-    if not writer.has("attention"):
-        frame, patterns = explain_attention(circuit)
-        if patterns:
-            writer.write_tensors("attention_patterns", patterns)
-        writer.write_table("attention", frame)
-    row["answer"], row["answer_probability"] = circuit.first_answer
+    core = writer.read_or_make("core", lambda: _find_core(asked, circuit, writer, progress)) if config.core else None
+    _write_first_prompt(circuit, writer)
+    row = summary_row(
+        circuit,
+        rule=rule,
+        seen=given is not None and given.found_on == task.clean.hash,
+        curve=curve,
+        gap=gap,
+        areas=areas,
+        sink=_read_json(writer, "sink.json"),
+        check=check,
+        nodes=nodes,
+        core=core,
+        judge=half.faithfulness_judge,
+    )
     row["left_sum"], row["left_pairs"] = left_sum_completeness(runs, config=config)
     summary = pd.DataFrame([row])
     writer.write_csv("summary", summary)
@@ -350,6 +301,66 @@ def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[
         circuit.save(path)
     sentences = [task.sentence] if config.task != "text" else []
     return circuit, (*sentences, *circuit_sentences(summary, sizes=config.sizes))
+
+
+def _read_json(writer: RunWriter, name: str) -> dict[str, Any]:
+    return json.loads((writer.folder / name).read_text("utf-8"))
+
+
+def _judge_sizes(
+    asked: _Request, half: Circuit, writer: RunWriter, *, progress: bool
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Return the curve of faithfulness by size, with the circuit's rows, and the gap that faithfulness is divided by.
+
+    The edges of ``half`` were chosen on one half of the pairs; all are judged on the other half.
+    """
+    config = asked.config
+
+    def compute_curve_table() -> pd.DataFrame:
+        found = half.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
+        chosen, _ = choose_circuit(half, found.frame, config=config, given=asked.given)
+        own = _circuit_curve_rows(chosen, half)
+        gap = chosen.faithfulness_judge.gap if chosen.given else found.gap
+        writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
+        return pd.concat([found.frame, own], ignore_index=True)
+
+    return writer.read_or_make("curve", compute_curve_table), _read_json(writer, "judged.json")["gap"]
+
+
+def _patch_really(
+    config: CircuitConfig, circuit: Circuit, writer: RunWriter, *, progress: bool
+) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
+    """Return the tables of patched edges and of patched nodes; None where they are not asked for."""
+    pairs, check, nodes = config.check_pairs, None, None
+    if config.check:
+        check = writer.read_or_make(
+            "check", lambda: circuit.check(edges=config.check, pairs=pairs, progress=progress).frame
+        )
+        few = min(pairs, _NODE_PAIRS)
+        if not METHODS[config.method].patches:
+            nodes = writer.read_or_make("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
+    return check, nodes
+
+
+def _find_core(asked: _Request, circuit: Circuit, writer: RunWriter, progress: bool) -> pd.DataFrame:
+    """Score the edges under the other ablations, and return the table of the edges that hold under each of them."""
+    others: dict[str, Circuit] = {}
+    for name, ablation in list(asked.ablation_by_scores.items())[1:]:
+        runs = asked.make_runs(ablation)
+        scores = score_edges(runs, asked.config, writer=writer, name=name, progress=progress)
+        others[ablation] = replace(circuit, runs=runs, scores=scores).with_size(circuit.size)
+    return core_table(circuit, others, pairs=asked.config.check_pairs, progress=progress)
+
+
+def _write_first_prompt(circuit: Circuit, writer: RunWriter) -> None:
+    """Write the tokens of the first prompt, and where the circuit's heads look in it."""
+    prompt = circuit.runs.first_prompt_tokens
+    writer.write_table("prompt", pd.DataFrame({"position": range(len(prompt)), "text": prompt}))
+    if not writer.has("attention"):
+        frame, patterns = explain_attention(circuit)
+        if patterns:
+            writer.write_tensors("attention_patterns", patterns)
+        writer.write_table("attention", frame)
 
 
 def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
@@ -433,69 +444,3 @@ def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
         rows["share"] = rows["n"] / circuit.graph.n_edges
         frames.append(pd.concat([rows, judge.faithfulness_table(judge.metric_values(some))], axis=1))
     return pd.concat(frames, ignore_index=True)
-
-
-def _faithfulness_fields(curve: pd.DataFrame) -> dict[str, Any]:
-    """Return the summary's fields on faithfulness: that of the circuit, all other edges, and as many others."""
-    by = curve.drop_duplicates("by").set_index("by").to_dict("index")
-    parts = {"circuit": "", "without": "without_", "as_many": "as_many_"}
-    row = {
-        f"{prefix}faithfulness{end}": float(by[name][end[1:] or "faithfulness"])
-        for name, prefix in parts.items()
-        for end in ("", "_low", "_high")
-    }
-    of_edges = curve.loc[curve["by"].eq("edges")].sort_values("faithfulness", ascending=False)
-    most, share = of_edges.to_dict("records")[0], smallest_faithful_share(curve)
-    row["share_at_80"] = share if share < 1 else np.nan
-    return row | {"most_kept": most["faithfulness"], "most_kept_at": most["share"]}
-
-
-def _score_fields(scores: Scores) -> dict[str, float]:
-    """Return the summary's fields on the metric of both runs, and on the completeness of the scores."""
-    errors = scores.completeness_by_pair["error"].abs().to_numpy(float)
-    return {
-        "clean": float(scores.clean.mean()),
-        "corrupted": float(scores.corrupted.mean()),
-        "completeness": scores.completeness_ratio,
-        "completeness_error_median": float(np.median(errors)),
-        "completeness_error_largest": float(errors.max()),
-        "steps_mean": float(scores.steps.mean()),
-    }
-
-
-def _real_patch_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFrame | None) -> dict[str, Any]:
-    """Return the summary's fields on real patches, from the tables of patched edges and nodes, if there are any."""
-    row: dict[str, Any] = dict.fromkeys(("rank_correlation", "missed", "weakest"), np.nan)
-    row |= dict.fromkeys(("outside_over", "outside_sampled", "outside_at_most", "patched_nodes"), -1)
-    row["unseen_nodes"] = ""
-    if check is not None:
-        made = make_check(circuit.scores, circuit.chosen, check)
-        row |= {"rank_correlation": made.rank_correlation, "missed": made.missed, "weakest": made.weakest}
-        over, sampled = made.outside_counts
-        row |= {"outside_over": over, "outside_sampled": sampled, "outside_at_most": made.most_outside}
-    if nodes is not None:
-        unseen = nodes.loc[nodes["unseen"]].sort_values("exact", key=abs, ascending=False)
-        row |= {"patched_nodes": len(nodes), "unseen_nodes": " ".join(unseen["node"].tolist())}
-    return row
-
-
-def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: FaithfulnessJudge) -> dict[str, Any]:
-    """Return the summary's fields on the core: numbers of its edges (-1 without a core), and its faithfulness."""
-    if core is None:
-        return dict.fromkeys(
-            [f"{name}_edges" for name in ("core", "confirmed", "together", "undecided", "contingent")], -1
-        )
-    inside, together, undecided = (core[name].to_numpy(bool) for name in ("core", "together", "undecided"))
-    does = np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.difference)
-    mask = np.isin(circuit.graph.names, core.loc[inside, "edge"].to_numpy())
-    (alone,) = judge.faithfulness_table(judge.metric_values(mask[None])).to_dict("records")
-    return {
-        "core_edges": int(inside.sum()),
-        "confirmed_edges": int((does & ~together).sum()),
-        "together_edges": int(together.sum()),
-        "undecided_edges": int(undecided.sum()),
-        "contingent_edges": int((~inside & ~undecided).sum()),
-        "core_faithfulness": alone["faithfulness"],
-        "core_faithfulness_low": alone["low"],
-        "core_faithfulness_high": alone["high"],
-    }

@@ -1,0 +1,149 @@
+"""The row of a circuit run's summary, in groups of fields."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .checks import CONFIRMED, make_check
+from .circuit import Circuit
+from .curve import FaithfulnessJudge, smallest_faithful_share
+from .scores import Scores
+
+
+def summary_row(
+    circuit: Circuit,
+    *,
+    rule: str,
+    seen: bool,
+    curve: pd.DataFrame,
+    gap: Mapping[str, float],
+    areas: pd.DataFrame,
+    sink: Mapping[str, Any],
+    check: pd.DataFrame | None,
+    nodes: pd.DataFrame | None,
+    core: pd.DataFrame | None,
+    judge: FaithfulnessJudge,
+) -> dict[str, Any]:
+    """Return the row of the summary but for the left sum; ``schema/circuit.toml`` says what each field is.
+
+    Args:
+        circuit: the run's circuit.
+        rule: the rule that chose it.
+        seen: True for a given circuit that was found on these pairs.
+        curve: faithfulness by size, with the circuit's rows.
+        gap: the metric's difference that faithfulness is divided by.
+        areas: areas under the curves.
+        sink: fields on the sink.
+        check: real patches of edges.
+        nodes: real patches of nodes.
+        core: edges that hold under every ablation.
+        judge: judges the core's faithfulness.
+    """
+    answer, probability = circuit.first_answer
+    groups = (
+        _choice_fields(circuit, rule=rule, seen=seen),
+        _faithfulness_fields(curve),
+        {"gap": gap["estimate"], "gap_low": gap["low"], "gap_high": gap["high"]},
+        _score_fields(circuit.scores),
+        areas.set_index("by").loc["edges"].to_dict(),
+        _stability_fields(circuit),
+        sink,
+        _real_patch_fields(circuit, check, nodes),
+        _core_fields(circuit, core, judge),
+        {"answer": answer, "answer_probability": probability},
+    )
+    return {str(name): value for group in groups for name, value in group.items()}
+
+
+def _choice_fields(circuit: Circuit, *, rule: str, seen: bool) -> dict[str, Any]:
+    """Return what was asked, on which pairs, and the edges that were chosen."""
+    runs = circuit.runs
+    return {
+        "metric": runs.metric.name,
+        "method": circuit.scores.method,
+        "ablation": runs.ablation,
+        "frozen": -1 if runs.frozen is None else runs.frozen,
+        "pairs": runs.n_pairs,
+        "chosen_on": 0 if circuit.given else len(circuit.rows),
+        "judged_on": circuit.faithfulness_judge.runs.n_pairs,
+        "seen": seen,
+        "rule": rule,
+        "edges": circuit.n_edges,
+        "asked_edges": circuit.size,
+        "all_edges": circuit.graph.n_edges,
+    }
+
+
+def _stability_fields(circuit: Circuit) -> dict[str, Any]:
+    return {
+        "jaccard_halves": circuit.jaccard_of_halves,
+        "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
+    }
+
+
+def _faithfulness_fields(curve: pd.DataFrame) -> dict[str, Any]:
+    """Return the summary's fields on faithfulness: that of the circuit, all other edges, and as many others."""
+    by = curve.drop_duplicates("by").set_index("by").to_dict("index")
+    parts = {"circuit": "", "without": "without_", "as_many": "as_many_"}
+    row = {
+        f"{prefix}faithfulness{end}": float(by[name][end[1:] or "faithfulness"])
+        for name, prefix in parts.items()
+        for end in ("", "_low", "_high")
+    }
+    of_edges = curve.loc[curve["by"].eq("edges")].sort_values("faithfulness", ascending=False)
+    most, share = of_edges.to_dict("records")[0], smallest_faithful_share(curve)
+    row["share_at_80"] = share if share < 1 else np.nan
+    return row | {"most_kept": most["faithfulness"], "most_kept_at": most["share"]}
+
+
+def _score_fields(scores: Scores) -> dict[str, float]:
+    """Return the summary's fields on the metric of both runs, and on the completeness of the scores."""
+    errors = scores.completeness_by_pair["error"].abs().to_numpy(float)
+    return {
+        "clean": float(scores.clean.mean()),
+        "corrupted": float(scores.corrupted.mean()),
+        "completeness": scores.completeness_ratio,
+        "completeness_error_median": float(np.median(errors)),
+        "completeness_error_largest": float(errors.max()),
+        "steps_mean": float(scores.steps.mean()),
+    }
+
+
+def _real_patch_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFrame | None) -> dict[str, Any]:
+    """Return the summary's fields on real patches, from the tables of patched edges and nodes, if there are any."""
+    row: dict[str, Any] = dict.fromkeys(("rank_correlation", "missed", "weakest"), np.nan)
+    row |= dict.fromkeys(("outside_over", "outside_sampled", "outside_at_most", "patched_nodes"), -1)
+    row["unseen_nodes"] = ""
+    if check is not None:
+        made = make_check(circuit.scores, circuit.chosen, check)
+        row |= {"rank_correlation": made.rank_correlation, "missed": made.missed, "weakest": made.weakest}
+        over, sampled = made.outside_counts
+        row |= {"outside_over": over, "outside_sampled": sampled, "outside_at_most": made.most_outside}
+    if nodes is not None:
+        unseen = nodes.loc[nodes["unseen"]].sort_values("exact", key=abs, ascending=False)
+        row |= {"patched_nodes": len(nodes), "unseen_nodes": " ".join(unseen["node"].tolist())}
+    return row
+
+
+def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: FaithfulnessJudge) -> dict[str, Any]:
+    """Return the summary's fields on the core: numbers of its edges (-1 without a core), and its faithfulness."""
+    if core is None:
+        return dict.fromkeys(
+            [f"{name}_edges" for name in ("core", "confirmed", "together", "undecided", "contingent")], -1
+        )
+    inside, together, undecided = (core[name].to_numpy(bool) for name in ("core", "together", "undecided"))
+    does = np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.difference)
+    mask = np.isin(circuit.graph.names, core.loc[inside, "edge"].to_numpy())
+    (alone,) = judge.faithfulness_table(judge.metric_values(mask[None])).to_dict("records")
+    return {
+        "core_edges": int(inside.sum()),
+        "confirmed_edges": int((does & ~together).sum()),
+        "together_edges": int(together.sum()),
+        "undecided_edges": int(undecided.sum()),
+        "contingent_edges": int((~inside & ~undecided).sum()),
+        "core_faithfulness": alone["faithfulness"],
+        "core_faithfulness_low": alone["low"],
+        "core_faithfulness_high": alone["high"],
+    }

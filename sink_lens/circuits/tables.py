@@ -1,0 +1,76 @@
+"""The tables of a circuit's edges and nodes, from the scores of all edges."""
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float
+
+from . import stability
+from .choice import node_scores
+from .scores import Scores
+
+_TOP = 2000
+
+
+def every_edge_table(
+    scores: Scores, chosen: Bool[np.ndarray, " edge"], inclusion: Float[np.ndarray, " edge"]
+) -> pd.DataFrame:
+    """Return a table of all edges of the model: score, standard error over pairs, ``inclusion``, ``in_circuit``."""
+    graph, values = scores.graph, scores.values
+    spans, writers, readers = graph.ends
+    error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.full(values.shape[1], np.nan)
+    return pd.DataFrame(
+        {
+            "edge": graph.names.astype(str),
+            "writer": [graph.writers[one].name for one in writers],
+            "reader": [graph.readers[one].name for one in readers],
+            "span": [graph.spans[one] for one in spans],
+            "score": scores.mean.astype(float),
+            "standard_error": error.astype(float),
+            "inclusion": inclusion,
+            "in_circuit": chosen,
+        }
+    )
+
+
+def largest_edge_table(
+    every: pd.DataFrame,
+    scores: Scores,
+    *,
+    weights: Float[np.ndarray, "sample pair"],
+    drawn: Bool[np.ndarray, " edge"],
+) -> pd.DataFrame:
+    """Return the edges of ``every_edge_table`` in the circuit, and the next largest ones, as ``Circuit.frame`` has it.
+
+    ``weights``: of each pair in each bootstrap. ``drawn``: mask of the edges in the picture.
+    """
+    mean, chosen = scores.mean, every["in_circuit"].to_numpy(bool)
+    n = min(len(mean), max(_TOP, int(chosen.sum())))
+    order = np.argsort(-np.abs(mean), kind="stable")
+    others = np.flatnonzero(chosen)
+    order = np.concatenate([order[:n], others[~np.isin(others, order[:n])]])
+    low, high = stability.bootstrap_bounds(scores.values[:, order], weights)
+    gap = float((scores.clean - scores.corrupted).mean()) or np.nan
+    found = every.iloc[order].reset_index(drop=True)
+    found = found.assign(low=low.astype(float), high=high.astype(float), share=mean[order] / gap, drawn=drawn[order])
+    columns = ["edge", "writer", "reader", "span", "score", "low", "high", "share", "inclusion", "in_circuit", "drawn"]
+    return found[columns]
+
+
+def node_table(scores: Scores, chosen: Bool[np.ndarray, " edge"]) -> pd.DataFrame:
+    """Return a table of the writers, sorted by absolute score, as ``Circuit.nodes`` has it."""
+    graph, values = scores.graph, node_scores(scores.graph, scores.mean)
+    _, writers, readers = graph.ends
+    into = np.bincount(readers[chosen], minlength=len(graph.readers)) @ graph.reader_of_node
+    frame = pd.DataFrame(
+        {
+            "node": [one.name for one in graph.writers],
+            "kind": [one.kind for one in graph.writers],
+            "layer": [one.layer for one in graph.writers],
+            "head": [one.head for one in graph.writers],
+            "score": values,
+            "edges_in": into,
+            "edges_out": np.bincount(writers[chosen], minlength=len(values)),
+        }
+    )
+    frame["in_circuit"] = frame["edges_out"] > 0
+    return frame.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
