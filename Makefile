@@ -1,4 +1,5 @@
 # make trace   sets up .venv and takes a quick look at the default model (ARGS="--sequences 8 --out runs/mine": other options instead)
+# make test-quick  one minute: a tiny model through capture, edit, patch, sweep, trace, circuit and a page
 # make test    sets up .venv and runs the checks and the first tier of tests, 10 minutes on two slow cores
 #              (WORKERS=2 processes of tests; TESTS="tests/measures": those; TESTS="-m 'not exhaustive and not real'")
 # make test-rest    the second tier, what is marked exhaustive; make test-all runs both
@@ -25,7 +26,14 @@ ONLY ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: trace test types style test-rest test-all test-lowest faults readme gallery examples analyses analyses-tiny docs release-check setup clean
+QUICK = activations/test_record.py::test_layers_and_positions_are_those_that_were_asked_for \
+	edits/test_constructors.py::test_edits_of_one_site_are_applied_in_the_order_given \
+	patching/test_patch.py::test_it_equals_a_loop_of_whole_runs \
+	sweeps/test_sweep.py::test_every_number_is_that_of_run_with_on_one_cell_and_the_plan_says_how_close[llama] \
+	chain/test_trace.py::test_the_planted_chain_is_found \
+	circuits/test_circuit.py::test_a_run_is_written_continued_and_equal
+
+.PHONY: trace test test-quick types style test-rest test-all test-lowest faults readme gallery examples analyses analyses-tiny docs release-check setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
@@ -35,6 +43,9 @@ test: $(READY)
 	@$(MAKE) --no-print-directory -j 2 types style
 	$(PYTEST) -m "not exhaustive" $(TESTS)
 	@$(BIN)/python tests/checking/chromium.py
+
+test-quick: $(READY)
+	$(BIN)/python -m pytest $(patsubst %,"tests/%",$(QUICK))
 
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
