@@ -56,12 +56,10 @@ def check_calls(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _public_name(function: Callable[..., Any]) -> str:
-    """Return the name by which a user calls a function: for a method such as ``__init__``, the name of its class."""
     return re.sub(r"\.__\w+__$", "", function.__qualname__).rpartition(".")[2]
 
 
 def _python_number(value: Any) -> Any:
-    """Return a number of numpy as Python's; other values are returned unchanged."""
     item = getattr(value, "item", None) if isinstance(value, Real) else None
     return value if item is None else item()
 
@@ -180,7 +178,6 @@ def _is_list_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
 
 
 def _all_of_type(values: Any, of: Sequence[Any]) -> bool:
-    """Check whether all values have the type ``of[0]``; True if ``of`` is empty or there are too many values."""
     return not of or len(values) > _MOST_ITEMS or all(is_of_type(one, of[0]) for one in values)
 
 
@@ -201,7 +198,6 @@ def _exceeds_64_bits(value: Any) -> bool:
 
 
 def _reason_without_values(value: Any) -> str:
-    """Return the end of a sentence that says why a tensor's values cannot be read; "" if they can."""
     if getattr(value, "is_meta", False):
         return " on the device meta, which holds no values"
     layout = str(getattr(value, "layout", "torch.strided"))
@@ -209,7 +205,6 @@ def _reason_without_values(value: Any) -> str:
 
 
 def _is_list_hint(hint: Any) -> bool:
-    """Check whether a type hint stands for several items, such as those of a list; False for a mapping."""
     origin = get_origin(hint)
     return isinstance(origin, type) and issubclass(origin, Iterable) and not issubclass(origin, Mapping)
 

@@ -202,7 +202,6 @@ def estimate_cost(config: Any, passes: CountPasses) -> Cost:
 
 
 def _read_sizes(name: str) -> Sizes | None:
-    """Read the sizes of a model from its files; None if they are not on this machine."""
     files = find_local_model(name)
     header = files and read_header(files)
     return Sizes(header=header, files=files) if header else None

@@ -213,7 +213,6 @@ def field_docs(kind: type) -> dict[str, str]:
 
 
 def _class_nodes(kind: type) -> Iterator[ast.ClassDef]:
-    """Yield the syntax trees of a class's bases, but for those of Python's own library, then its own."""
     for one in reversed(kind.__mro__):
         if one.__module__.partition(".")[0] not in sys.stdlib_module_names:
             body = _parse_file(str(sys.modules[one.__module__].__file__)).body

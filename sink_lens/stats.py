@@ -244,7 +244,6 @@ def _check_draws(n_resamples: int) -> None:
 
 
 def _defined_units(units: np.ndarray) -> np.ndarray:
-    """Return the units (rows of an array) that hold no nan; refuse a single number."""
     if units.ndim == 0:
         raise InputError(f"an interval of the single number {units}; need one number per unit, as a list or array.")
     return units[~np.isnan(units).any(axis=tuple(range(1, units.ndim)))]

@@ -152,7 +152,6 @@ class _CircuitPass:
         return self._replace_tail(x, new if x.dim() == 4 else new.flatten(2))
 
     def _replace_mlp_input(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
-        """Return, in place of ``x``, the input of a layer's MLP computed from the MLP's own stream."""
         own = self.runs.weights.layers[layer]
         return self._replace_tail(x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
 
@@ -169,7 +168,6 @@ class _CircuitPass:
         return x
 
     def _replace_final_norm(self, x: Tensor, hook: object) -> Tensor:
-        """Return, in place of ``x``, the last norm's output computed from the stream that the logits read."""
         read = self._reader_streams(("logits", self.runs.graph.n_layers), ("logits",))
         return self._replace_tail(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 

@@ -166,7 +166,6 @@ def _patch_edges(
 
 
 def _draw_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[int]:
-    """Draw ``pairs`` pairs of ``runs`` without replacement (all, if there are fewer); return their sorted indices."""
     return np.sort(generator.choice(runs.n_pairs, min(pairs, runs.n_pairs), replace=False)).tolist()
 
 

@@ -300,7 +300,6 @@ class Circuit:
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows as HTML: a picture of the circuit and its 12 largest edges."""
         return display.result_html(repr(self), self.draw(most=40), self.frame.head(12), notes=self.runs.lens.notes)
 
 

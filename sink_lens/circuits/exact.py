@@ -51,7 +51,6 @@ def exact_scores(
     positions = tuple(range(begin, runs.clean.n_positions))
 
     def make_edits(references: References, *, edge: int) -> tuple[Edit, ...]:
-        """Make the edits that take what the edge alone changes from the stream that its reader reads."""
         change = difference[:, writers[edge]] * runs.span_masks(every, begin=begin)[spans[edge]][..., None]
         return _reader_edits(runs, int(readers[edge]), streams, change, positions=positions)
 
@@ -92,7 +91,6 @@ def exact_node_scores(
 
 
 def _clean_tensors(runs: Runs, sites: Sequence[str], *, begin: int) -> dict[tuple[str, int], Tensor]:
-    """Return (site, layer) -> the site's tensor in the clean runs, from the position ``begin`` on."""
     clean = run_with(runs.lens, runs.clean, sites=list(sites), loss=False, logits=False, progress=False).tensors
     return {key: tensor[:, begin:].to(runs.weights.dtype) for key, tensor in clean.items()}
 

@@ -115,7 +115,6 @@ class SavedCircuit:
 
 
 def _sizes_text(graph: Graph) -> str:
-    """Return a graph's numbers of layers and heads as words, for errors about a file of another model."""
     return f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
 
 
@@ -239,7 +238,6 @@ def _with_shared_kv_head(name: str, graph: Graph) -> str:
 
 
 def _match_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks [``graph`` node, ``plain`` node] of writers and of readers: True if both are the same node."""
     writers, readers = ([one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers))
     return (
         np.array(writers)[:, None] == np.array([one.name for one in plain.writers])[None],

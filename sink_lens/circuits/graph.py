@@ -202,7 +202,6 @@ class Graph:
 
     @cached_property
     def _writer_counts(self) -> tuple[int, ...]:
-        """For each reader, the number of writers that come before it."""
         stages = np.array([writer.stage for writer in self.writers])
         return tuple(int(np.searchsorted(stages, reader.stage)) for reader in self.readers)
 

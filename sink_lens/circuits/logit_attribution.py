@@ -79,7 +79,6 @@ class LogitAttribution:
         return sort_by_magnitude(self.frame, "contribution").head(n).reset_index(drop=True)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows as HTML: the mean logit and the 10 largest contributions."""
         said = f"{self.what}: {float(self.logits.mean()):.4g}, the sum of {len(self.frame)} contributions."
         return display.result_html(said, self.strongest().dropna(axis=1, how="all"), notes=self.notes)
 
@@ -226,7 +225,6 @@ def _rest_of(
 
 
 def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> tuple[Tensor, Tensor]:
-    """Return the contributions (by sequence) of the heads and of the bias; ``through``: the logit's direction."""
     after = norm_weights(lens, layer=layer, which="attn_post_norm")
     w_o, b_o = (one.double().cpu() for one in output_weights(lens, layer=layer))
     total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
@@ -237,7 +235,6 @@ def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: i
 def _neuron_contributions(
     lens: LensModel, read: Mapping[tuple[str, int], Tensor], through: Tensor, *, layer: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the contributions (by sequence) of the neurons and of the bias; ``through``: the logit's direction."""
     weights, after = mlp_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="mlp_post_norm")
     behind = through * post_norm_factor(read["down_out", layer][:, None], after)[:, 0].double().cpu()
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
@@ -245,7 +242,6 @@ def _neuron_contributions(
 
 
 def _signed_sum(of_ids: Callable[[Tensor], Tensor], signed: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """Apply ``of_ids`` to the token ids of each (sign, ids) in ``signed``; return the sum with these signs."""
     return sum((sign * of_ids(ids) for sign, ids in signed), start=torch.zeros((), dtype=torch.float64))
 
 

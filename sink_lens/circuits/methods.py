@@ -30,7 +30,6 @@ class Scoring:
 
 
 def _midpoints(steps: int) -> list[float]:
-    """Return the midpoints of ``steps`` equal parts of the way from 0 to 1."""
     return [(step + 0.5) / steps for step in range(steps)]
 
 

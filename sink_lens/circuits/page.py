@@ -68,7 +68,6 @@ def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
 
 
 def _read_every(run: Run) -> pd.DataFrame:
-    """Read the table of every edge, as ``Circuit.save`` writes it."""
     every = run.need("edges", columns=["edge", "score", "in_circuit"])
     every.attrs["d_model"] = run.provenance.get("d_model")
     return every

@@ -371,7 +371,6 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
         return str(lens.tokenizer.decode(ids)) if lens.tokenizer is not None else " ".join(map(str, ids))
 
     def answer_text(ids: tuple[tuple[int, ...], ...], row: int) -> str:
-        """The answers of a row as text, with | between several; ids without a tokenizer."""
         own = ids[row] if ids else ()
         return "|".join(str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in own)
 

@@ -92,7 +92,6 @@ def are_scores_complete(row: Mapping[str, Any]) -> bool:
 
 
 def _has_integrated_scores(row: Mapping[str, Any]) -> bool:
-    """Check in the summary's ``row`` if the scores are gradients integrated from the replaced to the clean input."""
     method = METHODS.get(row["method"])
     return method is not None and method.integrates
 
@@ -151,7 +150,6 @@ def _core_sentences(row: Mapping[str, Any]) -> str:
 
 
 def _edges_text(n: int) -> str:
-    """Return a number of edges with its verb, such as "1 edge is" or "3 edges are"."""
     return f"{plural(n, 'edge')} {'is' if n == 1 else 'are'}"
 
 
@@ -203,7 +201,6 @@ def _areas_sentence(row: Mapping[str, Any], *, sizes: Sequence[float]) -> str:
 
 
 def _share_text(share: float) -> str:
-    """Return a share of the edges as a percentage, with enough digits for shares far below one percent."""
     return percent(share) if share >= 0.1 else f"{100 * share:.2g}%"
 
 

@@ -44,7 +44,6 @@ def main() -> None:
 
 
 def _show_version(asked: bool) -> None:
-    """Print the version and stop, if ``--version`` was given."""
     if asked:
         from importlib.metadata import version
 

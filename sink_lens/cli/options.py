@@ -192,7 +192,6 @@ def json_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def _print_json(found: Mapping[str, Any], *, file: Any) -> None:
-    """Print one JSON object; data frames become lists of rows, undefined numbers null."""
     from ..records.provenance import plain_json
 
     found = {name: json_rows(value) if hasattr(value, "to_dict") else value for name, value in found.items()}

@@ -32,7 +32,6 @@ Exit codes: 0 trained to the end, 2 bad input, 130 interrupted.
 
 
 def _build_train_config(settings: Mapping[str, Any], where: str) -> TrainConfig:
-    """Return a training's configuration from ``settings`` (field -> value); ``where`` names their file, if any."""
     if not settings and not where:
         raise InputError("no file was given; need one that says what to train: sink-lens train --example > train.toml")
     return build_train_config(settings, where=where or "train")

@@ -137,7 +137,6 @@ def _packed_texts(
 
 
 def _real_tokens(tokens: Tensor, mask: Tensor | None) -> Bool[Tensor, "batch packed"]:
-    """Return True where a row has a token that is no padding; everywhere without a mask."""
     if mask is None:
         return torch.ones_like(tokens, dtype=torch.bool)
     _check_shape(tokens, "attention_mask", mask, way_out="For texts that are packed into rows give position_ids")
@@ -217,7 +216,6 @@ def _check_shape(tokens: Tensor, name: str, given: Tensor, *, way_out: str = "Gi
 
 
 def _holds_numbers(value: Any) -> bool:
-    """Check whether a value is a tensor or an array of numbers, or a list that holds a number."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind not in "USO"
     if isinstance(value, list | tuple):

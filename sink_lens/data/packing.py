@@ -123,7 +123,6 @@ def read_pack(folder: Path) -> tuple[PackedSplit, PackedSplit]:
 
 
 def _open_split(folder: Path, split: str) -> PackedSplit:
-    """Open the split ``train`` or ``evaluation`` of a pack, without checking its files."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(f"{folder} has no whole manifest any more; need the pack. Pack again.")

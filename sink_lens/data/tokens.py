@@ -256,7 +256,6 @@ class TokenBatch:
         return f"TokenBatch of {self.n_sequences} x {self.n_positions} from {self.source}, {bos} BOS, {self.hash[:16]}"
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook shows for the batch: source, size and hash."""
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
         return display.result_html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
 
@@ -305,7 +304,6 @@ class TokenBatch:
         )
 
     def _of_tokens(self, chosen: Any) -> dict[str, Any]:
-        """Return the fields that say something of each token, for the chosen sequences and positions."""
         return {name: None if (own := getattr(self, name)) is None else own[chosen] for name in ("labelled", "given")}
 
     def with_bos(self, token: int) -> "TokenBatch":
@@ -404,7 +402,6 @@ def as_batch(
 
 
 def _need_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer; refuse None, which a model without one has."""
     if tokenizer is None:
         raise InputError("text was given and the model has no tokenizer; need token ids, or load(..., tokenizer=)")
     return tokenizer

@@ -167,7 +167,6 @@ def set_value(site: str, value: float, **where: Unpack[SweptWhere]) -> Edit:
 def _named_edit(
     kind: str, site: str, change: Change, *, factor: float | None = None, **where: Unpack[SweptWhere]
 ) -> Edit:
-    """Make the edit that a grid names ``kind``; axes that are ``each`` are left whole and listed in the edit."""
     given: dict[str, Any] = dict(where)
     each = tuple(name for axis in AXES if isinstance(own := given.get(name := f"{axis}s"), str) and own == "each")
     chosen: Any = {name: own for name, own in given.items() if name not in each}

@@ -52,13 +52,11 @@ def effect_table(
 
 
 def _add_interval_columns(frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]) -> None:
-    """Add the estimate, the lower and the upper end of the intervals as columns with these names."""
     for name, part in zip(names, ("estimate", "low", "high"), strict=True):
         frame[name] = np.array([getattr(one, part) for one in intervals], dtype=np.float64)
 
 
 def _row_means(rows: np.ndarray) -> np.ndarray:
-    """Return the mean of each row over its numbers that are not nan; it is nan if there is no such number."""
     defined = ~np.isnan(rows)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(defined, rows, 0.0).sum(axis=1) / defined.sum(axis=1)

@@ -177,7 +177,6 @@ def as_metric(metric: Any, model: LensModel, *batches: TokenBatch) -> Metric:
 
 
 def _check_n_sequences(metric: Metric, n: int, *, whole: bool) -> None:
-    """Refuse a metric whose own data are not of ``n`` sequences (``whole``), or of fewer than these."""
     own = metric.n_sequences
     if own is not None and (own < n or (whole and own != n)):
         raise InputError(f"{metric.name} was given data of {own} sequences and is read of {n}; need one entry for each")

@@ -292,7 +292,6 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
 
 
 def _n_in_place_changes(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; 0 for an inference tensor."""
     return 0 if tensor.is_inference() else tensor._version  # inference tensors do not count their changes
 
 

@@ -141,7 +141,6 @@ def _tokens_by_sequence(given: Answers) -> list[tuple[Token, ...]]:
 
 
 def _prompts_up_to(batch: TokenBatch, position: int) -> list[list[int]]:
-    """Return the tokens of each sequence up to ``position``."""
     ends = [n + position + 1 if position < 0 else min(n, position + 1) for n in batch.lengths.tolist()]
     return [row[: max(0, end)].tolist() for row, end in zip(batch.tokens, ends, strict=True)]
 
@@ -277,7 +276,6 @@ def dominance(sink_position: int = 0, *, layer: int) -> Metric:
 
 
 def _refuse_padding(run: Outcome, position: int) -> None:
-    """Raise an error if the position is padding in a sequence of the run."""
     if position >= 0 and not bool(run.valid[:, position].all()):
         raise InputError(f"position {position} is padding in some sequences; need a position that all of them have")
 

@@ -40,7 +40,6 @@ class Option:
 
 
 def _is_number(value: Any, kinds: Any) -> bool:
-    """Check whether a value has a type among ``kinds`` and is neither True nor False."""
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
@@ -104,7 +103,6 @@ class EditSpec:
 
     @property
     def _named_options(self) -> dict[str, Any]:
-        """The options by name; one without a value is None, but a ``vector`` without a value is left out."""
         return {name: one for name, one in self.options.items() if one is not None or name not in _ONLY_WHERE_GIVEN}
 
     @property
@@ -213,7 +211,6 @@ def _hash_of_content(file: Path, *, changed: int, size: int) -> str:
 
 
 def _make_mean_edit(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit ``spec``, which sets values to their mean in the baseline run; ``refs`` measures it."""
     from .constructors import freeze
 
     mean: Any = spec.kind
@@ -263,7 +260,6 @@ def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _layers_to_edit(spec: EditSpec, refs: "References") -> tuple[int, ...]:
-    """Return the layers that ``spec`` changes: chosen ones, else all of the model with its site; (0,) for ``final``."""
     if not SITES[spec.part.site].per_layer:
         return (0,)
     return refs.lens.layers_with(spec.part.site) if spec.part.layers is None else spec.part.layers

@@ -77,13 +77,11 @@ class MetricSpec:
 
 
 def _read_layers(model: Sized, name: str, given: Any) -> list[int] | None:
-    """Read ``given``, the option ``name`` of a metric, as a list of the model's layers; None means all layers."""
     values = axis_values("all" if given is None else given, name=f"{name} of a metric", size=model.n_layers)
     return [layer for value in values if value is not None for layer in value] or None
 
 
 def _read_layer(model: Sized, name: str, given: Any) -> int:
-    """Read ``given``, the option ``name`` of a metric, as one layer of the model."""
     found = _read_layers(model, f"{name}s", given)
     if found is None or len(found) != 1:
         raise InputError(f"the {name} of a metric is {given!r}; need one number")

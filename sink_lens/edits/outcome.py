@@ -114,7 +114,6 @@ class Outcome:
         return display.result_html(said, self._means(), notes=self.notes)
 
     def _means(self) -> dict[str, float]:
-        """Return the mean attention to each position that was read, and the mean loss."""
         means = {f"attention to position {one}": float(self.mass_at(one).nanmean()) for one in self.positions}
         return means | ({} if self.loss is None else {"loss, nats": float(self.loss.nanmean())})
 
@@ -129,7 +128,6 @@ class Outcome:
         return self.state[:, :, self._place_of(position)]
 
     def _place_of(self, position: int) -> int:
-        """Return the number of ``position`` among those that were read; refuse one that was not."""
         if position < 0 and position not in self.positions and len(ends := set(self.lengths.tolist())) == 1:
             position += ends.pop()
         if position not in self.positions:
@@ -183,7 +181,6 @@ class Outcome:
 
 
 def _cut_positions(tensor: Tensor, site: str, cut: slice) -> Tensor:
-    """Return a site's tensor with only the positions ``cut`` on each axis of positions, queries or keys."""
     axes = SITES[site].axes.split()
     return tensor[tuple(cut if axis in ("position", "query", "key") else slice(None) for axis in axes)]
 

@@ -215,5 +215,4 @@ def cached_features(
 
 
 def _hash_of_json(value: object) -> str:
-    """Return the SHA-256 (hex) of a value written as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

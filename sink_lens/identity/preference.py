@@ -202,7 +202,6 @@ def _sort_descending(counts: np.ndarray) -> np.ndarray:
 
 
 def _count_tokens_of_80_percent(ordered: np.ndarray, n: int) -> int:
-    """Return how many tokens make up 80% of ``n`` predictions; ``ordered`` has their counts, the largest first."""
     return int(np.searchsorted(ordered.cumsum(), COVERED * n) + 1)
 
 
@@ -221,6 +220,5 @@ def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -
 
 
 def _mean_and_band(values: np.ndarray) -> tuple[float, float, float]:
-    """Return the mean of ``values``, and the lower and upper bound of their middle 95%."""
     low, high = np.quantile(values, [0.025, 0.975])
     return float(values.mean()), float(low), float(high)

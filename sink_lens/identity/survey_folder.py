@@ -85,7 +85,6 @@ class SurveyTables:
         return whole
 
     def _write_table(self, name: str) -> None:
-        """Write the table ``name`` to the run folder: ``models`` and ``summary`` as CSV, others as parquet."""
         write = self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
         write(name, self._join_rows(name))
 
@@ -107,6 +106,5 @@ def refuse_other_models(folder: Path, found: Sequence[ModelToMeasure]) -> None:
 
 
 def _identities_of_same(folder: Path, found: Sequence[ModelToMeasure]) -> dict[str, str]:
-    """Return name -> identity of those models that are what was measured."""
     known = parse_json((folder / _IDENTITIES).read_text("utf-8"))
     return {one.name: known[one.name] for one in found if known.get(one.name) == one.identity}

@@ -131,7 +131,6 @@ def _random_sequences(config: SurveyConfig) -> RandomSequences:
 
 
 def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
-    """List the untrained models that ``config`` names, each followed by its copies in which one setting is switched."""
     bases = [read_untrained(text) for text in config.untrained]
     return list(dict.fromkeys(one for base in bases for one in switched_configs(base, switches=config.switches)))
 

@@ -210,7 +210,6 @@ def _base_configuration(config: UntrainedConfig) -> PreTrainedConfig:
 
 
 def _activation_name(name: str | None) -> str:
-    """Return Hugging Face's name of an activation function: ``linear`` for identity; other names are the same."""
     return "linear" if name == "identity" else str(name)
 
 

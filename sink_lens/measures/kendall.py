@@ -84,14 +84,12 @@ def _run_in_chunks(work: Callable[[slice], None], shape: tuple[int, int]) -> Non
 
 
 def _sort_orders_and_untied(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the permutation that sorts each row, and a mask of the rows whose values all differ and are not nan."""
     order = rows.argsort(-1)
     ascending = np.take_along_axis(rows, order, -1)
     return order, np.asarray((ascending[:, 1:] > ascending[:, :-1]).all(-1))
 
 
 def _ranks(order: np.ndarray) -> np.ndarray:
-    """Return the rank of each value, from 0, given the permutations that sort the rows."""
     ranks = np.empty(order.shape, np.int32)
     np.put_along_axis(ranks, order, np.arange(order.shape[1], dtype=np.int32)[None], -1)
     return ranks

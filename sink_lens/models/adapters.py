@@ -136,7 +136,6 @@ def check_no_adapter(folder: Path) -> None:
 
 
 def _adapter_type(config: Any) -> str:
-    """Return peft's name for an adapter's type, such as ``LORA``; "of an unknown kind" if ``config`` has none."""
     kind = config.get("peft_type") if isinstance(config, dict) else getattr(config, "peft_type", None)
     return str(getattr(kind, "value", kind) or "of an unknown kind")
 
@@ -160,7 +159,6 @@ def _adapted_layers(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, 
 
 
 def _base_layer(layer: Any) -> nn.Module:
-    """Return the ordinary layer that a layer with adapters wraps."""
     return layer.original_module if hasattr(layer, "original_module") else layer.get_base_layer()
 
 

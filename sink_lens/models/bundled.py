@@ -55,7 +55,6 @@ def bundled_gguf() -> Path:
 
 
 def _default_gguf_paths() -> list[Path]:
-    """Return the paths at which the default model's GGUF file may be; none if its package is not installed."""
     spec = importlib.util.find_spec(_PACKAGE)
     return [Path(folder) / _DEFAULT_GGUF for folder in (spec and spec.submodule_search_locations) or ()]
 
@@ -182,7 +181,6 @@ def _convert_into(gguf: Path, *, folder: Path) -> None:
 
 
 def _describe_damage(folder: Path) -> str | None:
-    """Return why the conversion cached in ``folder`` cannot be used, such as a missing file; None if it can be used."""
     manifest = read_manifest(folder)
     if manifest is None or manifest.get("format") != _FORMAT:
         return f"no whole {MANIFEST} of this version"
@@ -190,5 +188,4 @@ def _describe_damage(folder: Path) -> str | None:
 
 
 def _models_folder() -> Path:
-    """Return the folder in the cache that holds a folder for each converted model."""
     return cache_folder() / "models"

@@ -237,7 +237,6 @@ def _attend_between_hooks(component: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _fire_qkv_hook(component: Any, name: Literal["q", "k", "v"], tensor: Tensor) -> Tensor:
-    """Run an attention component's hook of queries, keys or values (``name``) on a tensor; return it, edited or not."""
     point: HookPoint = getattr(component, f"hook_{name}")
     return point(tensor) if point.has_hooks() else tensor
 
@@ -266,5 +265,4 @@ def _fire_fused_hooks(
 
 
 def _project_between_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:
-    """Run the projection ``forward`` on ``x`` between its component's input hook and output hook; return the output."""
     return component.hook_out(forward(component.hook_in(x)))

@@ -178,7 +178,6 @@ def mlp_submodules(mlp: Any) -> dict[str, Any]:
 
 
 def _unwrapped_module(module: Any, name: str) -> Any:
-    """Return a submodule by its name, without the bridge's wrappers around it; None if there is none."""
     found = getattr(module, name, None)
     while isinstance(getattr(found, "original_component", None), nn.Module):
         found = found.original_component  # type: ignore[union-attr]  # a component
@@ -187,7 +186,6 @@ def _unwrapped_module(module: Any, name: str) -> Any:
 
 @functools.cache
 def _subclass_with_hook_point(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the subclass of ``kind``, the class of an MLP, that runs a hook point for the neurons."""
     return type(f"Mixture{kind.__name__}", (_HookedMixture, kind), {"__module__": __name__})
 
 

@@ -138,7 +138,6 @@ def _parse_file_once() -> Iterator[None]:
 
 
 def _unreadable_error(file: Path, error: Exception) -> ModelError:
-    """Return the error for a GGUF file whose weights or tokenizer cannot be read, because of ``error``."""
     return ModelError(
         f"{file.name}: its weights or its tokenizer cannot be read ({first_line_of_error(error)}); need a whole GGUF "
         "file of an architecture that transformers reads from GGUF. Fetch it again, or use the "
@@ -147,10 +146,6 @@ def _unreadable_error(file: Path, error: Exception) -> ModelError:
 
 
 def _no_room_error(file: Path, *, folder: Path, needed: int, found: str) -> ModelError:
-    """Return the error for a disk that is too full to convert ``file`` into ``folder``.
-
-    ``needed`` is a number of bytes, and ``found`` says in words what is free or what failed.
-    """
     return ModelError(
         f"{file.name} cannot be converted in {folder.parent}: {found}; need about {needed / 1e6:,.0f} MB. Free space "
         "there, or set SINK_LENS_CACHE to a folder with room"

@@ -43,7 +43,6 @@ _HOOKED: ContextVar[Attend | None] = ContextVar("sink_lens_hooked", default=None
 
 
 def _chosen_attention_function(module: nn.Module) -> Attend | None:
-    """Return the attention function that a module is to call; None if its class computes attention itself."""
     hooked = _HOOKED.get()
     if hooked is not None:
         return hooked
@@ -55,7 +54,6 @@ class InterfacedGptj(GPTJAttention):
     """GPT-J's attention, calling transformers' attention interface; its products are in float32 for any type."""
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
-        """Return output and pattern of the chosen attention function, or of GPT-J's own if no function was chosen."""
         attend = _chosen_attention_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)

@@ -141,13 +141,11 @@ def weighted_values(
 
 
 def _eager_function(module: nn.Module) -> Any:
-    """Return the eager attention function in the file of a module's class; None if there is none."""
     files = (vars(sys.modules[one.__module__]) for one in type(module).__mro__ if one.__module__ in sys.modules)
     return next((file["eager_attention_forward"] for file in files if "eager_attention_forward" in file), None)
 
 
 def _is_of_transformers(function: Any) -> bool:
-    """Check whether a function stands in a file of transformers, whatever it calls itself."""
     code = getattr(inner_function(function), "__code__", None)
     return code is not None and code.co_filename.startswith(_FILES)
 

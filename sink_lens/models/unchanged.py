@@ -136,7 +136,6 @@ class ModelRecord:
         return bool(self._subjects["address"])
 
     def _add(self, kind: str, subject: object, name: str) -> None:
-        """Add a fact; errors call what it is about ``name``."""
         self._subjects[kind].append(subject)
         self._names[kind].append(name)
 
@@ -290,7 +289,6 @@ def _change_error(kind: str, name: str, *, now: Any, before: Any) -> ModelError:
 
 
 def _user_hooks(hooks: tuple[Any, ...]) -> list[Any]:
-    """Return the hooks that the user put on a module: those that no library registered."""
     return [one for one in hooks if str(getattr(inner_function(one), "__module__", "")).split(".")[0] not in _LIBRARIES]
 
 

@@ -124,7 +124,6 @@ class Norm:
 
 
 def _weight_and_bias(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
-    """Return weight [out, in] and bias of a linear layer; the bias is zeros if there is none."""
     return weight_and_bias(module, dtype=lens.dtype, transposed=lens.family.transposed)
 
 

@@ -363,6 +363,5 @@ def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
 
 
 def _set_tensor(model: nn.Module, key: str, tensor: torch.Tensor) -> None:
-    """Replace a parameter or buffer of a model by ``tensor``; ``key`` is its name in the ``state_dict``."""
     path, _, leaf = key.rpartition(".")
     setattr(model.get_submodule(path), leaf, tensor)

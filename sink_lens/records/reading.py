@@ -136,7 +136,6 @@ class Run:
     """Holds the folder if it is temporary."""
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook shows: kind, status, model, folder, tables, and missing files."""
         return "".join(f"<div><b>{name}</b> {html.escape(text)}</div>" for name, text in self._facts().items())
 
     def __repr__(self) -> str:

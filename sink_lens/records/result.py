@@ -49,12 +49,10 @@ class Finding:
         return (self.frame,)
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook shows: the sentences, then figures and tables."""
         shown, folder = self.notebook_parts() if self.finished else (), getattr(self, "folder", None)
         return display.result_html(self.sentences, *shown, notes=(*self.notes, *self._model_notes()), folder=folder)
 
     def _model_notes(self) -> tuple[str, ...]:
-        """Return what the run says of its model, such as quantised weights."""
         return ()
 
 

@@ -159,7 +159,6 @@ def compute_run(
 
 
 def _check_parts(writer: RunWriter, parts: Collection[str], check: Callable[[Path, Collection[str]], None]) -> None:
-    """Compare those ``parts`` that the folder of ``writer`` has with what ``check`` computes."""
     if held := [name for name in parts if writer.has(name)]:
         check(writer.folder, held)
 

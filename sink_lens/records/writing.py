@@ -155,7 +155,6 @@ class RunWriter:
         self._list_content(name, (self.folder / name).read_bytes())
 
     def _list_content(self, name: str, content: bytes) -> None:
-        """Add a file with this content to run.json, with its size and hash."""
         self._record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         if name not in self._record["written"]:
             self._record["written"].append(name)
@@ -380,7 +379,6 @@ def refuse_foreign_files(folder: Path, names: Iterable[str], *, written: Collect
 
 
 def _remove_page(folder: Path) -> None:
-    """Remove the page of a run from its folder, if the file with its name is such a page."""
     page = folder / PAGE_FILE
     if is_own_page(page):
         page.unlink()
@@ -518,7 +516,6 @@ def check_folder_free(folder: str | os.PathLike[str] | None, *, overwrite: bool)
 
 
 def _finished_run_message(folder: Path, earlier: Mapping[str, Any]) -> str:
-    """Return the error message for a folder that holds a finished run, whose run.json is ``earlier``."""
     return (
         f"{folder} holds a finished run ({earlier['kind']}, {earlier['ended']}); need another folder, or "
         "overwrite=True to replace it."

@@ -265,7 +265,6 @@ def _places_across(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], i
 
 
 def _has_skipped_level(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> bool:
-    """Check whether an arrow skips a level, and so needs room for a curve around the boxes there."""
     level = {box.id: at for at, some in enumerate(levels) for box in some}
     return any(level[arrow.target] - level[arrow.source] > 1 for arrow in diagram.arrows)
 

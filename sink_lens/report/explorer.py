@@ -152,7 +152,6 @@ def answer_fields(prompt: str, answer: Any, probability: Any) -> dict[str, Any]:
 
 
 def _node_id(name: str, span: str) -> str:
-    """Return the id of a node in the graph: its name, and ``@span`` if it stands for one span of tokens."""
     return f"{name}@{span}" if span else name
 
 

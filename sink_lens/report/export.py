@@ -82,7 +82,6 @@ def check_formats(formats: Sequence[str]) -> None:
 
 
 def _path_outside_runs(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder; refuse one that belongs to a run."""
     path = folder / name
     refuse_file_of_run(path, replaceable=[f".{one}" for one in (*FORMATS, "csv")])
     return path

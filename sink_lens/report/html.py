@@ -248,6 +248,5 @@ def page_html(*folders: str | os.PathLike[str], group_by: Sequence[str] = ()) ->
 
 
 def _script_json(value: Any) -> str:
-    """Return a value as JSON in which <, > and & are escaped, for a script element."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -36,7 +36,6 @@ def is_on_page(run: Run, one: Drawn | Listed) -> bool:
 
 
 def _whole_table(name: str, run: Run) -> tuple[str, PageTable]:
-    """Return (caption, table for a page) of a run's table with all its columns."""
     frame = run.tables[name]
     return f"{plural(len(frame), 'row')}.", page_table(frame, {str(column): str(column) for column in frame})
 

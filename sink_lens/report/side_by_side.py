@@ -189,7 +189,6 @@ def _incomparable_error(runs: Sequence[Run], differing: Mapping[str, Sequence[An
 
 
 def _make_row(name: str, texts: Sequence[str]) -> Row:
-    """Make the row ``name`` of one text per run; texts that differ from the first run's are marked."""
     return Row(name=name, cells=tuple(Entry(text=text, differs=text != texts[0]) for text in texts))
 
 

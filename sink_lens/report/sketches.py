@@ -95,7 +95,6 @@ def _box_words(nodes: pd.DataFrame) -> str:
 
 
 def _join_dimension_labels(labels: Sequence[str]) -> str:
-    """Join labels such as ``dimension 507`` into one: "dimensions 507, 12"."""
     numbers = list(dict.fromkeys(label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label)))
     if not numbers:
         return safe_line(labels[0], limit=40, counted=False)

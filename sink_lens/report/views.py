@@ -316,7 +316,6 @@ def _heads_of_model(captured: Any, *, heads: Sequence[Any] | None, every: bool) 
 
 
 def _float_array(source: Any) -> np.ndarray:
-    """Convert an array, a list, or a tensor of any type and device to an array of floats."""
     try:
         return np.asarray(source.detach().cpu().float() if hasattr(source, "detach") else source, dtype=float)
     except (TypeError, ValueError, NotImplementedError) as error:  # the last by a tensor on the device "meta"

@@ -69,7 +69,6 @@ def unrendered_reason(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _is_assigned(tree: nodes.Template, name: str) -> bool:
-    """Check whether a template sets a variable of this name, or an attribute of it."""
     targets = (one.target for one in tree.find_all((nodes.Assign, nodes.AssignBlock)))
     return any(getattr(one, "name", None) == name for one in targets)
 
@@ -87,7 +86,6 @@ def bos_counts_text(found: Mapping[str, Any]) -> str:
 
 
 def _count_in_front(ids: Sequence[int], token: int | None) -> int:
-    """Count how often ``token`` is repeated in front of ``ids``; 0 if there is no such token."""
     count = 0
     while token is not None and count < len(ids) and ids[count] == token:
         count += 1

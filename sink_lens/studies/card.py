@@ -190,7 +190,6 @@ def _round_floats(value: Any, n: int = 4) -> Any:
 
 
 def _mean_with_interval(samples: Tensor, seen: ObservedModel) -> dict[str, Any]:
-    """Return the mean of ``samples`` (nan left out) with its 95% interval: ``value``, ``low``, ``high``, ``n``."""
     rows = samples.double().numpy()
     rows = rows[~np.isnan(rows)]
     if not len(rows):
@@ -246,7 +245,6 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
 
 
 def _measure_token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
-    """Return the loss of each token after the first, in nats, from one forward pass."""
     return stream(lens, batch, [r.token_loss_reading(lens)], progress=False).stacked("token_loss")[0]
 
 
@@ -294,7 +292,6 @@ def _largest_activation_rows(seen: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _loss_with_change(losses: Tensor, seen: ObservedModel) -> dict[str, Any]:
-    """Return the mean of ``losses`` with its interval, and as ``change`` its difference from the run without edits."""
     change = paired_difference(
         losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
     )
@@ -431,7 +428,6 @@ def _sink_tokens_text(sink: Mapping[str, Any]) -> str:
 
 
 def _kv_cache_text(cache: Mapping[str, Any]) -> str:
-    """List the positions that a KV cache must keep, and say how many of all sink tokens are there."""
     if cache["keep"] is None:
         return "unknown"
     where = join_and(f"position {place}" for place in cache["keep"]) or "no token"

@@ -117,7 +117,6 @@ def read_table_row(run: Run) -> Row:
 
 
 def _interval_columns(name: str, found: Mapping[str, Any]) -> Row:
-    """Return the value of ``found`` as column ``name``, and its interval, if any, as ``NAME_low`` and ``NAME_high``."""
     value, low, high = (found.get(end) for end in ("value", "low", "high"))
     return {name: value} | ({f"{name}_low": low, f"{name}_high": high} if interval_text(low, high) else {})
 
@@ -253,7 +252,6 @@ def show_card(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFra
 
 
 def _value_with_interval(row: Row, name: str) -> str:
-    """Return the column ``name`` of a row as text: the value to three digits, with its interval; empty if None."""
     if row.get(name) in (None, ""):
         return ""
     return f"{as_text(row[name])} {interval_text(row.get(f'{name}_low'), row.get(f'{name}_high'))}".strip()

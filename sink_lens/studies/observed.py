@@ -319,7 +319,6 @@ class ObservedModel:
 
 
 def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:
-    """Return at most eight pairs [unit, share] with a share of ``SUPER_SHARE`` or more, the largest first."""
     top = shares.sort(descending=True, stable=True)
     pairs = zip(top.indices[:8].tolist(), top.values[:8].tolist(), strict=True)
     return [[unit, share] for unit, share in pairs if share >= SUPER_SHARE]

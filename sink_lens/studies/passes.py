@@ -70,7 +70,6 @@ def passes_over_sequences(config: ReadConfig, sizes: Sizes, *, forwards: float) 
 
 
 def _count_forwards(config: StudyConfig) -> float:
-    """Count the forward passes of a study over all its sequences."""
     match config:
         case QuantiseConfig():  # sinks, clean, weights; on three inputs all and each set; on half channels and controls
             return 3 + 3 * (2 + 2 * len(config.channels)) + 0.5 + config.controls / 2

@@ -105,7 +105,6 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
                 inputs: tuple[float, ...] = _INPUTS,
                 part: TokenBatch = part,
             ) -> Float[Tensor, "... batch"]:
-                """The loss of each sequence on each input with everything rounded except what is kept."""
                 bar.update()
                 how: dict[str, Any] = {"targets": targets, "weights": weights, "config": config}
                 return torch.stack([_losses_when_rounded(lens, part, kept, input=one, **how) for one in inputs])
@@ -255,7 +254,6 @@ class _TextHalf:
         return found.estimate >= WORTH_KEEPING_NATS and not found.low <= 0
 
     def _paired_change(self, more: Tensor, less: Tensor) -> Interval:
-        """Return the mean difference ``more - less`` of two losses by sequence, with its 95% interval."""
         rng = np.random.default_rng(self.seed)
         both = (one.double().numpy() for one in (more, less))
         found = paired_difference(*(one.mean(0) for one in both), generator=rng)

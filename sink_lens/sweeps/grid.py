@@ -123,7 +123,6 @@ class EditGrid(OptionLists):
 
 
 def _layers_from_start(given: Any, n_layers: int) -> Any:
-    """Return the layer or layers ``given``, with negative ones counted from the first (-1 is ``n_layers`` - 1)."""
     if isinstance(given, list | tuple):
         return [_layers_from_start(one, n_layers) for one in given]
     return given + n_layers if type(given) is int and -n_layers <= given < 0 else given

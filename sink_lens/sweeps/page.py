@@ -142,18 +142,15 @@ _EACH = 15
 
 
 def _cell_rows(run: Run) -> pd.DataFrame:
-    """Return the run's table of cells; RunError if it lacks columns that the page needs."""
     return run.need("cells", columns=_CELLS)
 
 
 def _title(run: Run) -> str:
-    """Return the page's title: how many edits change the first metric, and which changes it most."""
     table = run.optional("cells", columns=_CELLS)
     return "A sweep of edits" if table is None else words.sweep_title(table, least=_least_effect(run))
 
 
 def _least_effect(run: Run) -> float:
-    """Return the smallest effect, of either sign, that the page counts as a change; 0 if the run does not say."""
     return float(run.provenance.get("least_effect") or 0.0)
 
 
@@ -254,7 +251,6 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
         return "cells" not in run.tables or len(metric_names(run.tables["cells"])) > which
 
     def has_map(run: Run) -> bool:
-        """Check whether some kind of edit was swept over two axes or more, and some cell stands out."""
         if "cells" not in run.tables or not there(run):
             return False
         parts = [part for _, part in _rows_by_edit(of(run))]
@@ -268,7 +264,6 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
 
 
 def _masses(run: Run) -> list[str]:
-    """Return the names of the run's metrics that are the attention to a position."""
     table = _cell_rows(run)
     asked = [one.get("name") for one in run.config.get("metrics") or ()]
     return [metric for metric, name in zip(metric_names(table), asked, strict=False) if name == "sink_mass"]
@@ -318,7 +313,6 @@ def _strongest_cells_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _failed_cells_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the cells that could not be computed, and why."""
     table = _cell_rows(run)
     rows = table.loc[table["error"].notna()]
     heads = {"kind": "edit", "site": "site", "where": "where", "error": "why"}

@@ -69,7 +69,6 @@ class SweepResult(Result):
         return effect_figure(rows, value=value, title=str(rows["metric"].iloc[0]))
 
     def _rows_of_metric(self, metric: str | None) -> pd.DataFrame:
-        """Return a metric's rows of ``frame`` (None: the first metric's); raise InputError if the sweep lacks it."""
         names = list(dict.fromkeys(self.frame["metric"].tolist()))
         if metric is not None and metric not in names:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
@@ -201,5 +200,4 @@ def failed(found: SweepResult) -> bool:
 
 
 def _strongest_by_metric(found: SweepResult) -> dict[str, pd.DataFrame]:
-    """Return metric -> the 8 rows with the largest absolute effects on it."""
     return {metric: found.top(_SHOWN, metric=metric) for metric in dict.fromkeys(map(str, found.frame["metric"]))}

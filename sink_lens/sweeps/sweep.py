@@ -325,14 +325,12 @@ def _block_name(block: Block) -> str:
 
 
 def _is_block_done(writer: RunWriter, block: Block, *, retry_failed: bool) -> bool:
-    """Check whether the folder has a block's table; with ``retry_failed``, a table with failed cells does not count."""
     if not writer.has(_block_name(block)):
         return False
     return not (retry_failed and bool(_read_block(writer, block)["error"].notna().any()))
 
 
 def _read_block(writer: RunWriter, block: Block) -> pd.DataFrame:
-    """Read the table of a finished block; raise RunError if its cells are those of another block."""
     return _read_block_in(writer.folder, block)
 
 

@@ -100,18 +100,15 @@ def _largest_difference_sentences(best: Mapping[Any, Any], metric: str) -> list[
 
 
 def _control_text(row: Mapping[Any, Any]) -> str:
-    """Return the mean effect of a cell's controls as the end of a sentence; "" for a cell without controls."""
     control = float(row.get("control_effect", np.nan))
     return f"; random edits of the same size: {as_text(control)}" if np.isfinite(control) else ""
 
 
 def _changed_count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
-    """Return how many edits change a metric, such as ``3 of 40 edits change``; ``found`` are the rows of these 3."""
     return f"{len(found)} of {plural(len(rows), 'edit')} {'changes' if len(found) == 1 else 'change'}"
 
 
 def _change_text(row: Mapping[Any, Any]) -> str:
-    """Return a row's effect with its interval, and the name of its cell."""
     return f"{effect_text(row)}, by {cell_name(row)}"
 
 
@@ -176,7 +173,6 @@ def n_failed_cells(frame: pd.DataFrame) -> int:
 
 
 def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return a metric's rows of ``frame``, the largest absolute effect first."""
     rows = frame.loc[frame["metric"].eq(metric)]
     return rows.sort_values("effect", key=abs, ascending=False, kind="stable")
 
@@ -224,5 +220,4 @@ def cell_name(row: Mapping[Any, Any]) -> str:
 
 
 def _name_texts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
-    """Return the texts that make a cell's name: each column of ``shown`` that is not blank, written by its function."""
     return [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]

@@ -153,7 +153,6 @@ def _files(folder: Path, patterns: Iterable[str] = ("*",)) -> list[Path]:
 
 
 def _remove(folder: Path, files: Iterable[Path]) -> None:
-    """Remove ``files`` of a folder, and those folders that are empty then."""
     for path in files:
         path.unlink()
     for path in sorted([folder, *folder.rglob("*")], reverse=True):

@@ -137,7 +137,6 @@ def compare(
 
 
 def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
-    """Select a variant's rows of one loss curve from ``finals``, which has a row per run."""
     return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 

@@ -377,7 +377,6 @@ class SinkMonitor:
         return run_guarded
 
     def _warn(self, what: str, why: str) -> None:
-        """Log a warning that says ``what`` happens and, in brackets, why; each ``what`` is logged once."""
         if what not in self._warned:
             self._warned.add(what)
             _LOGGER.warning("the sink monitor: %s (%s)", what, " ".join(why.split()))
@@ -562,7 +561,6 @@ class SinkMonitor:
 
 @contextlib.contextmanager
 def _without_gradients_or_autocast(device: torch.device) -> Iterator[None]:
-    """Turn off gradients and the autocast of ``device`` within the block."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
 
@@ -600,7 +598,6 @@ def _layers_by_module(
 
 
 def _unwrap_module(module: nn.Module) -> nn.Module:
-    """Return the module inside wrappers of compilation, FSDP and activation checkpoints."""
     while name := next((one for one in WRAPPED if one in module._modules), None):
         module = module.get_submodule(name)
     return module

@@ -322,7 +322,6 @@ def _reduce_over_processes(
 
 
 def _argmax_without_nan(values: Sequence[float]) -> int | None:
-    """Return the index of the largest value that is not nan; None if all values are nan."""
     known = [index for index, value in enumerate(values) if not math.isnan(value)]
     return max(known, key=lambda index: values[index]) if known else None
 

@@ -201,5 +201,4 @@ def _warn_of_differences(runs: Sequence[Run], configs: Sequence[dict[str, Any]])
 
 
 def _value_text(value: Any) -> str:
-    """Return a text as it is, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -284,13 +284,11 @@ def _rows_of_same_checkpoints(
 
 
 def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
-    """Return measures as rows of the table ``watch``, with step, tokens so far (``seen``) and the sequences' hash."""
     whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
     return _with_column_types(whole.reindex(columns=list(COLUMNS)))
 
 
 def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table ``watch`` with its columns converted to their types; ``tokens`` may have missing numbers."""
     return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 

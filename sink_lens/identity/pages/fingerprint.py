@@ -120,7 +120,6 @@ def _draw_matrix(figure: Figure, pairs: pd.DataFrame, *, names: Sequence[str]) -
 
 
 def _shorten_at_front(name: str) -> str:
-    """Return a model's name, cut at its beginning if it is too long for a figure."""
     text = safe_line(name)
     return text if len(text) <= _MOST_SHORT else f"…{text[1 - _MOST_SHORT :]}"
 
@@ -154,13 +153,11 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Return the sentences below the page's title; an empty list if the run has no table of pairs."""
     asked = {name: str(run.config.get(name, own)) for name, own in (("inputs", "tokens"), ("decides", "relabelled"))}
     return list(pair_sentences(run.tables["pairs"], **asked)) if "pairs" in run.tables else []
 
 
 def _rename_models(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
-    """Return a table of pairs with new names of the models in its columns a and b; ``names`` is old -> new name."""
     return table.assign(**{end: [names[name] for name in table[end]] for end in "ab"})
 
 
@@ -180,7 +177,6 @@ def _pair_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _pairs_by_null(run: Run) -> pd.DataFrame:
-    """Return the data of the figure: a row per pair and null, with ``tau_bar`` and the null's mean."""
     pairs = run.need("pairs", columns=_PAIRS)[["a", "b", "tau_bar", "verdict"]]
     return pairs.merge(run.need("nulls", columns=_NULLS), on=["a", "b"], how="left")
 

@@ -126,7 +126,6 @@ MOST_NAMED = 4
 
 
 def _mean_with_half_width(row: dict) -> str:
-    """Return the mean of a row of the table ``variants`` as ``MEAN ±HALF``, with half the width of its 95% interval."""
     mean, half = float(row["mean"]), (float(row["high"]) - float(row["low"])) / 2
     places = 3 if abs(mean) < 10 else 0
     text = f"{mean:,.{places}f}".replace("-", "−")

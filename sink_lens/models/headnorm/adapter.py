@@ -98,7 +98,6 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
 
     @property
     def _attention(self) -> Any:
-        """The Hugging Face attention module that this component wraps."""
         return self.original_component
 
 

@@ -49,7 +49,6 @@ def _number_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _text_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and a run's table of the quantities that are indices or texts, for both models."""
     table = run.need("changes", columns=["quantity", "unit", "first_indices", "second_indices"])
     table = name_neurons(table.loc[table["unit"].isin(["index", "text"])])
     shown = table.assign(quantity=[str(name).replace("_", " ") for name in table["quantity"]])

@@ -128,7 +128,6 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
 
 
 def _widest_dimensions(part: pd.DataFrame, *, most: int = 6) -> list[int]:
-    """Return up to ``most`` dimensions of some rows of ``dimensions``, those that are outliers on most tokens first."""
     order = part.sort_values("coverage", ascending=False, kind="stable")["dimension"].to_numpy(int).tolist()
     return list(dict.fromkeys(order))[:most]
 
@@ -207,7 +206,6 @@ def make_text_readable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _agreement_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and a run's table of how many tokens are sinks, massive, and both."""
     table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
     see = "Agreement: of the tokens that are a sink or massive, the share that are both."
     return see, page_table(table, AGREEMENT)

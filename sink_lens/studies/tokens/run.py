@@ -244,7 +244,6 @@ def _marked_token_rows(every: pd.DataFrame, found: _MarkedTokens) -> pd.DataFram
 
 
 def _layers_above(values: Tensor, place: tuple[int, int], threshold: float) -> str:
-    """List as text (``3-11``) the layers where ``values`` of a token, at (sequence, position), reach the threshold."""
     return as_ranges((values[:, place[0], place[1]] >= threshold).nonzero().flatten().tolist())
 
 
@@ -261,7 +260,6 @@ _RATES = {
 
 
 def _token_id_rows(every: pd.DataFrame) -> pd.DataFrame:
-    """Return the table ``token_ids``: how often tokens of each id are marked after position 0, the most often first."""
     by_id = every.loc[every["position"] > 0].groupby("token_id")
     table = by_id.agg(text=("text", "first"), kind=("kind", "first"), **_RATES).reset_index()
     marked = table[["sink_rate", "massive_rate"]].max(axis=1) * table["tokens"]

@@ -144,7 +144,6 @@ def _sentences(run: Run) -> list[str]:
 
 
 def _last_reading(run: Run) -> dict[str, float]:
-    """Return the numbers of the whole model at the last reading, key -> value; empty if there are no readings."""
     readings = run.optional("monitor", columns=_COLUMNS)
     if readings is None or not len(readings):
         return {}
@@ -153,7 +152,6 @@ def _last_reading(run: Run) -> dict[str, float]:
 
 
 def _sink_threshold(run: Run) -> float:
-    """Return the threshold of the sink score in the configuration, or 0.3."""
     found = run.config.get("threshold")
     return float(found) if isinstance(found, int | float) else 0.3
 
@@ -169,7 +167,6 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _reading_table(run: Run) -> tuple[str, PageTable]:
-    """Return (caption, table) of the whole model's readings, the newest first."""
     readings = run.need("monitor", columns=_COLUMNS)
     rows = readings.loc[readings["layer"].isna()]
     wide = rows.pivot_table(index="step", columns="key", values="value", sort=False).reset_index()

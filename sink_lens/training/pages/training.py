@@ -231,7 +231,6 @@ def draw_logged(logged: pd.DataFrame) -> Figure:
 
 
 def _finite_column(log: pd.DataFrame, column: str) -> pd.Series:
-    """Return the finite values of a log's column, with tokens as index; empty if the log has no such column."""
     values = log[column].to_numpy(float) if column in log.columns else np.full(len(log), np.nan)
     there = np.isfinite(values)
     return pd.Series(values[there], index=log["tokens"].to_numpy(float)[there])
@@ -270,7 +269,6 @@ class _TokenScale:
 
 
 def _draw_line(axes: Axes, rows: pd.DataFrame, scale: _TokenScale, **style: Any) -> None:
-    """Draw the column ``value`` of ``rows`` by tokens; nothing if there are no rows."""
     if len(rows):
         rows = rows.sort_values("tokens")
         style = {"markersize": 3.5, "linewidth": 1.5} | style
@@ -278,7 +276,6 @@ def _draw_line(axes: Axes, rows: pd.DataFrame, scale: _TokenScale, **style: Any)
 
 
 def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _TokenScale) -> None:
-    """Draw the training loss of a log by tokens, and its held-out loss if there is any."""
     loss, held_out = _finite_column(log, "loss"), _finite_column(log, "eval_loss")
     axes.plot(scale.positions(loss.index), loss, color=QUIET, linewidth=0.8, label="training")
     if len(held_out):
@@ -302,7 +299,6 @@ _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"
 
 
 def _training_title(run: Run) -> str:
-    """Return a training's title: attention, value norm, last loss and sink rate."""
     kind = run.config.get("attention", "attention")
     norm = run.config.get("value_norm", "none")
     title = f"Training with {safe_line(kind)} attention" + f" and value norm {safe_line(norm)}" * (norm != "none")
@@ -310,7 +306,6 @@ def _training_title(run: Run) -> str:
 
 
 def _watch_title(run: Run) -> str:
-    """Return a title with the name of the watched checkpoints, and the sink rate of the last one."""
     watched = run.config.get("checkpoints")
     name = plural(len(watched), "model") if isinstance(watched, list) else Path(str(watched)).name
     return f"{safe_line(name)}: {_last_values_text(run) or 'checkpoints watched'}"
@@ -345,7 +340,6 @@ def _training_sentences(run: Run) -> list[str]:
 
 
 def _find_birth(watch: pd.DataFrame) -> Birth | None:
-    """Return the birth of the sink at the usual threshold; None if the table does not have this threshold."""
     try:
         return find_birth(watch)
     except InputError:
@@ -400,7 +394,6 @@ def _loss_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _whole_model_measures(watch: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table ``watch`` with measures of the whole model, not of a layer or position."""
     watch, _ = _use_steps_if_tokens_unknown(watch)
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
@@ -428,14 +421,12 @@ def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[st
 
 
 def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
-    """Return (caption, table) of the whole model's measures at each checkpoint."""
     _check_watched(run)
     see = f"The whole model at each checkpoint; a head has a sink if its sink score is above {SINK_THRESHOLD:g}."
     return see, checkpoint_table(run.tables["watch"], threshold=SINK_THRESHOLD)
 
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
-    """Return (caption, table) of the log, newest row first."""
     log = run.need("log", columns=_LOG)
     return "What was logged, newest first." + rest_note(len(log), "log"), page_table(log.iloc[::-1], log.columns)
 
@@ -466,7 +457,6 @@ WATCH = Page(title=_watch_title, headline=_training_sentences, figures=(_COURSE,
 
 
 def _variant_names(run: Run) -> list[str]:
-    """Return the names of a comparison's variants, the baseline first."""
     variants = list(run.config.get("runs") or {})
     return sorted(variants, key=lambda variant: variant != run.config.get("baseline"))
 
@@ -497,7 +487,6 @@ def _compare_title(run: Run) -> str:
 
 
 def _read_findings(run: Run) -> list[str]:
-    """Return the first 40 lines of findings.txt, the sentences of a comparison."""
     path = run.folder / "findings.txt"
     if not path.is_file():
         return ["findings.txt is not in this folder."]
@@ -535,13 +524,11 @@ _LOGGED = ("step", "quantity", "value", "unit")
 
 
 def _logged_figure(run: Run) -> tuple[str, Figure]:
-    """Return (caption, figure) of the losses and sink rates that the user's own Trainer logged."""
     logged = run.need("logged", columns=["run", *_LOGGED])
     return "One run each: one seed has no interval, so no difference can be told from chance.", draw_logged(logged)
 
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
-    """Return (caption, table) of the final loss of every run."""
     see = "The final loss of every run. Undefined: it did not reach the baseline's final loss."
     return see, final_loss_table(run.need("finals", columns=_DRAWN["finals"]))
 
@@ -577,7 +564,6 @@ def variant_measure_table(table: pd.DataFrame) -> PageTable:
 
 
 def _measure_table(run: Run) -> tuple[str, PageTable]:
-    """Return (caption, table) of the variants' measures at the last checkpoint."""
     table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     see = "The last checkpoints side by side: means over seeds with 95% intervals."
     return see, variant_measure_table(table)
