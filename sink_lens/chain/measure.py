@@ -14,7 +14,7 @@ from ..measures.sink_tokens import sampled_queries
 from ..measures.variance import Moments
 from ..models.lens import LensModel
 from . import readings as r
-from .config import TraceConfig
+from .config import Question, Thresholds, TraceConfig
 from .locate import Location, MeasuringPlan, find_location
 
 _SCOUTS, _SCOUT_LENGTH = 8, 64
@@ -173,7 +173,7 @@ def scout(
 
 
 def locate_in_panel(
-    panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], ...] | None = None
+    panel: Panel, *, config: Thresholds | Question, forced: tuple[tuple[int, int], ...] | None = None
 ) -> Location:
     """Locate the sink from the readings of a panel: which of its positions are sinks, growth steps, outlier dimensions.
 

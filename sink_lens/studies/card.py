@@ -105,7 +105,7 @@ def card(
     made = card_contents(seen, chain=None if config.trace is None else read_chain_answers(config.trace, lens))
     found = Measured(
         frames=_card_tables(seen, made),
-        kernel=seen.main_pass.kernel,
+        kernel=seen.panel.streamed.kernel,
         decision=made,
         headline=made["sentence"],
         files={"card.json": made, "card.md": card_markdown(made)},
@@ -273,9 +273,9 @@ def _largest_activation_rows(seen: ObservedModel) -> list[dict[str, Any]]:
     rows = []
     for site in SITES_READ:
         name = f"largest:{site}"
-        if name not in seen.main_pass.values:
+        if name not in seen.panel:
             continue
-        found = seen.main_pass.stacked(name)
+        found = seen.panel[name]
         layer, sequence = divmod(int(found[..., 0].abs().nan_to_num(-1.0).argmax()), found.shape[1])
         value, position, channel, over = found[layer, sequence].tolist()
         rows.append(
@@ -473,7 +473,7 @@ def _card_tables(seen: ObservedModel, made: Mapping[str, Any]) -> dict[str, pd.D
     layers = {
         "layer": range(seen.lens.n_layers),
         "sink_attention": seen.sink_mass.nanmean(1).double().numpy(),
-        "norm_ratio": seen.norm_ratio_at(0)[1:].nanmean(1).double().numpy(),
+        "norm_ratio": seen.panel.norm_ratio()[1:].nanmean(1).double().numpy(),
     }
     dimensions = [{"kind": "outlier"} | row for row in made["outlier_dimensions"]]
     dimensions += [{"kind": "residual"} | row | {"layers": as_ranges(row["layers"])} for row in made["residual_sinks"]]

@@ -67,7 +67,7 @@ def compare_models(
     columns = ("sentence", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
     summary = pd.DataFrame([{name: decision[name] for name in columns}])
     frames = {"changes": pd.DataFrame(changes), "summary": summary, "tensors": tensors}
-    found = Measured(frames=frames, kernel=a.main_pass.kernel, decision=decision, headline=decision["sentence"])
+    found = Measured(frames=frames, kernel=a.panel.streamed.kernel, decision=decision, headline=decision["sentence"])
     return write_study("diff", lens, sequences, config, found, out=out, overwrite=overwrite)
 
 

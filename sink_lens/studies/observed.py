@@ -1,12 +1,13 @@
 """A model as the cards and the comparison of two models see it: one pass of the plain model, numbers kept.
 
 ``ObservedModel`` reads a model once on one batch, and what needs a second run (an edit, a gradient, another layer) when
-it is asked for. Attention, sinks and outlier dimensions are found exactly as in a trace.
+it is asked for. Its numbers are a ``Panel``, in which sinks and outlier dimensions are found as in a trace.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..activations.record import capture, stream
-from ..activations.sink_mask import LEAST, Norms, Received, Rule, sink_positions, sink_rate_reading
-from ..activations.views import LayerView, Reading, Streamed
+from ..activations.sink_mask import LEAST, Received, Rule, sink_rate_reading
+from ..activations.views import LayerView, Reading
 from ..chain import readings as r
 from ..chain.config import DEFAULTS, Thresholds
-from ..chain.locate import Location, find_location
+from ..chain.locate import Location
+from ..chain.measure import Panel, locate_in_panel
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, freeze, zero
 from ..edits.mean_ablation import Averaged
@@ -28,7 +30,7 @@ from ..engine.forward import run_with
 from ..measures import attention
 from ..measures.dimensions import residual_outliers, token_kurtosis
 from ..measures.reductions import mean_where
-from ..measures.sink_tokens import sampled_queries, score_gap
+from ..measures.sink_tokens import ratios_to_median_norm, sampled_queries, score_gap
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, sites_of
@@ -69,11 +71,11 @@ class ObservedModel:
         self.tokens, self.batch_size = tokens, batch_size
         self.thresholds, self.seed = thresholds, seed
         self._received: list[Received] = []
-        self._norms: list[Norms] = []
+        self._received_layers: set[int] = set()
 
     @cached_property
-    def main_pass(self) -> Streamed:
-        """Readings of the one forward pass from which most quantities are computed."""
+    def panel(self) -> Panel:
+        """Readings of the one forward pass from which most quantities are computed; the first token is studied."""
         lens, n = self.lens, self.tokens.n_positions
         positions = r.sampled_positions(n)
         sites = [name for name in SITES_READ if SITES[name].address(lens.family) is not None]
@@ -82,13 +84,11 @@ class ObservedModel:
         readings = [
             *(shared[name] for name in _CORE),
             sink_rate_reading(self.thresholds.threshold, shares=lens.family.sigmoid),
-            r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
-            r.norm_reading("resid_post", positions=positions),
-            *r.state_readings((0,), positions=positions)[:2],
-            *r.typical_token_readings((0,), positions=positions),
+            *_location_readings((0,), positions),
             r.token_loss_reading(lens),
             Reading(name="received", sites=("rows",), function=self._read_attention),
-            Reading(name="kurtosis", sites=("resid_post",), function=self._read_kurtosis),
+            Reading(name="kurtosis", sites=("resid_post",), function=_read_kurtosis),
+            Reading(name="norms", sites=("resid_post",), function=_read_norms),
             Reading(name="residual", sites=("resid_post",), function=_read_large_dimensions),
             *(
                 Reading(name=f"largest:{site}", sites=(site,), function=partial(_read_largest_entry, site=site))
@@ -96,16 +96,29 @@ class ObservedModel:
             ),
         ]
         self._received.clear()
-        self._norms.clear()
-        return stream(
+        streamed = stream(
             lens, self.tokens, readings, keys=(0,), rows=sampled_queries(n), batch_size=self.batch_size, progress=False
+        )
+        return Panel(
+            streamed=streamed,
+            sink_positions=(0,),
+            location=Location(sink_positions=(0,), sink_found=False, steps=(), outliers={}),
+            positions=positions,
+            s1={},
+            shortest=int(self.tokens.lengths.min()),
+            lasting=lens.remaining_scales,
         )
 
     def _read_attention(self, view: LayerView) -> Tensor:
-        """Return the mean attention to each key of a layer from later sampled tokens, and add it to the sink scores."""
+        """Return the mean attention to each key of a layer from later sampled tokens, and add it to the sink scores.
+
+        A layer that comes again is of the next forward pass.
+        """
         assert view.rows is not None
-        if view.layer == self.lens.attention_layers[0]:
+        if not self._received or view.layer in self._received_layers:
             self._received.append(Received(rows=view.rows.cpu(), sigmoid=self.lens.family.sigmoid))
+            self._received_layers.clear()
+        self._received_layers.add(view.layer)
         self._received[-1].add(view)
         rows = attention.row_shares(view["rows"]) if self.lens.family.sigmoid else view["rows"]
         keys = torch.arange(rows.shape[-1], device=rows.device)
@@ -114,17 +127,10 @@ class ObservedModel:
             later = later & (view.rows[:, None] < keys + view.reach)
         return mean_where(rows.mean(1), where=later & view.valid[:, view.rows][:, :, None], dim=1)
 
-    def _read_kurtosis(self, view: LayerView) -> Tensor:
-        """Return each token's kurtosis after a layer (nan at padding), and add the layer to ``_norms``, too."""
-        if view.layer == 0:
-            self._norms.append(Norms())
-        self._norms[-1].add(view)
-        return token_kurtosis(view["resid_post"].float()).masked_fill(~view.valid, math.nan)
-
     @cached_property
     def token_losses(self) -> Float[Tensor, "batch target"]:
         """Loss of each token after the first, in nats; nan at padding."""
-        return self.main_pass.stacked("token_loss")[0]
+        return self.panel["token_loss"][0]
 
     @cached_property
     def losses(self) -> Float[Tensor, " batch"]:
@@ -134,12 +140,13 @@ class ObservedModel:
     @cached_property
     def token_scores(self) -> dict[str, Float[Tensor, "batch position"]]:
         """Two scores of each token: ``attention`` it gets, in fair shares; its ``norm`` over the sequence's median."""
-        _ = self.main_pass  # the pass that fills what is read below
-        valid = self.tokens.valid.cpu().split([len(one.shares) for one in self._received if one.shares is not None])
-        pairs = list(zip(valid, self._received, self._norms, strict=True))
+        norms = self.panel["norms"].amax(0).cpu()  # the panel's pass fills ``_received``
+        valid = self.tokens.valid.cpu()
+        parts = valid.split([len(one.shares) for one in self._received if one.shares is not None])
+        pairs = zip(self._received, parts, strict=True)
         return {
-            "attention": torch.cat([taken.scores(part) for part, taken, _ in pairs]),
-            "norm": torch.cat([taken.scores(part) for part, _, taken in pairs]),
+            "attention": torch.cat([taken.scores(part) for taken, part in pairs]),
+            "norm": norms.masked_fill(~valid, math.nan),
         }
 
     def marked_tokens(self, by: Rule) -> Bool[Tensor, "batch position"]:
@@ -152,39 +159,28 @@ class ObservedModel:
         return torch.zeros_like(scores, dtype=torch.bool) if gap is None else scores >= gap.threshold
 
     @cached_property
+    def sink_panel(self) -> Panel:
+        """The panel with the sink as studied position (0 without a sink); it is read again if the sink is elsewhere."""
+        panel = self.panel
+        sinks = panel.find_sink_positions(min_rate=self.thresholds.min_sink_rate) or (0,)
+        if sinks != panel.sink_positions:
+            positions = r.sampled_positions(self.tokens.n_positions, sink_positions=sinks)
+            readings = _location_readings(sinks, positions)
+            again = stream(self.lens, self.tokens, readings, batch_size=self.batch_size, progress=False)
+            values = {**again.values, "rate_by_key": panel.streamed.values["rate_by_key"]}
+            streamed = replace(panel.streamed, values=values)
+            panel = replace(panel, streamed=streamed, sink_positions=sinks, positions=positions)
+        return replace(panel, location=locate_in_panel(panel, config=self.thresholds))
+
+    @property
     def location(self) -> Location:
         """Sink positions, and the growth steps and outlier dimensions at the strongest one, or at 0 without a sink."""
-        shortest = int(self.tokens.lengths.min())
-        rates = self.main_pass.stacked("rate_by_key")
-        found = sink_positions(rates, shortest=shortest, min_rate=self.thresholds.min_sink_rate)
-        positions = found or (0,)
-        is_sampled = bool((r.sampled_positions(self.tokens.n_positions) == positions[0]).any())
-        return find_location(
-            positions=positions,
-            sink_found=bool(found),
-            ratio=self.norm_ratio_at(positions[0] if is_sampled else 0).nanmean(1),
-            states=self.states_at(positions[0]),
-            typical=torch.cat([self.main_pass.stacked("typical_pre"), self.main_pass.stacked("typical")]).nanmean(1),
-            thresholds=self.thresholds,
-        )
-
-    def states_at(self, position: int) -> Float[Tensor, "layer batch d_model"]:
-        """Return the residual stream at a position: before layer 0, then after each layer."""
-        if position == 0:
-            return torch.cat([self.main_pass.stacked("state_pre"), self.main_pass.stacked("state")])[:, :, 0]
-        kept = capture(self.lens, self.tokens, sites=["resid_pre", "resid_post"], positions=[position], progress=False)
-        layers = [kept["resid_pre", 0], *(kept["resid_post", layer] for layer in range(self.lens.n_layers))]
-        return torch.stack(layers)[:, :, 0].float()
+        return self.sink_panel.location
 
     @cached_property
     def sink_states(self) -> Float[Tensor, "layer batch d_model"]:
         """The residual stream at the sink position (0 without a sink): before layer 0, then after each layer."""
-        return self.states_at(self.location.sink_position)
-
-    def norm_ratio_at(self, position: int) -> Float[Tensor, "layer batch"]:
-        """Return the norm at a position over the median from position 8 on: before layer 0, then after each layer."""
-        norms = torch.cat([self.main_pass.stacked("norm:resid_pre"), self.main_pass.stacked("norm:resid_post")])
-        return r.ratio_to_others(norms, positions=r.sampled_positions(self.tokens.n_positions), key=position)
+        return self.sink_panel.sink_states()
 
     @property
     def outlier_dimensions(self) -> list[int]:
@@ -260,12 +256,12 @@ class ObservedModel:
         Reference: arXiv 2411.07191 (the largest input and output of the down-projection give column and row); which
         layers count is ours (``WRITES_MOST``, ``SPIKE``, ``OF_LARGEST``).
         """
-        output = "down_out" if "largest:down_out" in self.main_pass.values else "mlp_out"
-        if "largest:neurons" not in self.main_pass.values:
+        output = "down_out" if "largest:down_out" in self.panel else "mlp_out"
+        if "largest:neurons" not in self.panel:
             return []
         rows = []
         for layer in range(self.lens.n_layers):
-            inputs, written = self.main_pass["largest:neurons", layer], self.main_pass[f"largest:{output}", layer]
+            inputs, written = (self.panel.at_layer(f"largest:{site}", layer) for site in ("neurons", output))
             value, _, dimension, over = written[int(written[:, 0].abs().argmax())].tolist()
             activation, _, neuron, _ = inputs[int(inputs[:, 0].abs().argmax())].tolist()
             weights = mlp_weights(self.lens, layer=layer)
@@ -299,7 +295,7 @@ class ObservedModel:
 
         Reference: arXiv 2601.22966; the factor and the coverage are ours.
         """
-        flags = self.main_pass.stacked("residual")
+        flags = self.panel["residual"]
         coverage = flags[..., 0].nanmean(1)
         sizes = flags[..., 1].nanmean(1)
         found = {}
@@ -315,7 +311,25 @@ class ObservedModel:
     @property
     def sink_mass(self) -> Float[Tensor, "layer head"]:
         """Mean attention to the first token from the later queries that see it, averaged over sequences."""
-        return self.main_pass.stacked("sink_mass")[..., 0].nanmean(1)
+        return self.panel.at_sink("sink_mass", 0).nanmean(1)
+
+
+def _location_readings(sinks: tuple[int, ...], positions: Tensor) -> list[Reading]:
+    """Make the readings from which a panel is located."""
+    return [
+        r.norm_reading("resid_pre", positions=positions, layers=r.FIRST_LAYER),
+        r.norm_reading("resid_post", positions=positions),
+        *r.state_readings(sinks, positions=positions)[:2],
+        *r.typical_token_readings(sinks, positions=positions),
+    ]
+
+
+def _read_kurtosis(view: LayerView) -> Tensor:
+    return token_kurtosis(view["resid_post"].float()).masked_fill(~view.valid, math.nan)
+
+
+def _read_norms(view: LayerView) -> Tensor:
+    return ratios_to_median_norm(view["resid_post"].float().norm(dim=-1), valid=view.valid)
 
 
 def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:

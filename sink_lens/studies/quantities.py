@@ -1,7 +1,5 @@
 """Quantities that a card gives and that the comparison of two models compares: a number per sequence, or indices."""
 
-import math
-
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,19 +15,17 @@ def sink_rate_by_sequence(seen: ObservedModel, *, threshold: float | None = None
 
     Reference: arXiv 2410.10781, Sink_1.
     """
-    score = seen.main_pass.stacked("sink_score")[..., 0]
-    over = score > (seen.thresholds.threshold if threshold is None else threshold)
-    return over.float().masked_fill(score.isnan(), math.nan).nanmean(dim=(0, 2))
+    return seen.panel.sink_rate(seen.thresholds.threshold if threshold is None else threshold)
 
 
 def first_token_share(seen: ObservedModel) -> Float[Tensor, " batch"]:
     """Return for each sequence the mean attention to the first token from the later queries that can see it."""
-    return seen.main_pass.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2))
+    return seen.panel.at_sink("sink_mass", 0).nanmean(dim=(0, 2))
 
 
 def null_mass_by_sequence(seen: ObservedModel) -> Float[Tensor, " batch"]:
     """Return for each sequence the mean attention that goes to no key, since a learned sink logit takes it."""
-    return seen.main_pass.stacked("null_mass").nanmean(dim=(0, 2))
+    return seen.panel["null_mass"].nanmean(dim=(0, 2))
 
 
 def norm_ratio(seen: ObservedModel) -> Float[Tensor, " batch"]:
@@ -37,18 +33,18 @@ def norm_ratio(seen: ObservedModel) -> Float[Tensor, " batch"]:
 
     The ratio is taken after the layer where its mean over sequences is largest.
     """
-    ratio = seen.norm_ratio_at(0)[1:]
+    ratio = seen.panel.norm_ratio()[1:]
     return ratio[int(ratio.nanmean(1).argmax())]
 
 
 def max_activation(seen: ObservedModel) -> Float[Tensor, " batch"]:
     """Return for each sequence the largest magnitude of an entry of the residual stream, of any layer and token."""
-    return seen.main_pass.stacked("largest:resid_post")[..., 0].abs().amax(0)
+    return seen.panel["largest:resid_post"][..., 0].abs().amax(0)
 
 
 def kurtosis(seen: ObservedModel) -> Float[Tensor, " batch"]:
     """Return for each sequence the excess kurtosis over residual dimensions, averaged over tokens and layers."""
-    return seen.main_pass.stacked("kurtosis").nanmean(dim=(0, 2))
+    return seen.panel["kurtosis"].nanmean(dim=(0, 2))
 
 
 COMPARED = {
