@@ -89,7 +89,6 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
 
 
 def _axis_sizes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:
-    """Yield (name, size) for each axis of a tensor that the type hint names; nothing for any other value."""
     for one in get_args(hint) or (hint,):
         if (text := getattr(one, "dim_str", None)) is None or not is_of_type(value, one):
             continue

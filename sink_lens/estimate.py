@@ -208,7 +208,6 @@ def _read_sizes(name: str) -> Sizes | None:
 
 
 def _estimate_from_sizes(config: Any, asked: PassCounts, models: Sequence[Sizes]) -> Cost:
-    """Estimate a run's cost from its passes (``asked``), its models' sizes and the speed of a matrix product here."""
     found = [one.header for one in models]
     weights = sum(header.weight_bytes(config.dtype) for header in found)
     stored = sum(file.stat().st_size for one in models if one.files for file in one.files.glob("*.safetensors"))
@@ -235,7 +234,6 @@ def _estimate_from_sizes(config: Any, asked: PassCounts, models: Sequence[Sizes]
 
 
 def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
-    """Estimate the cost of a run: load its models, let ``passes`` count its passes, and time one of each model."""
     from torch import Generator
 
     from .data.tokens import random_tokens
@@ -398,7 +396,6 @@ def runs_on_gpu(device: str | None) -> bool:
 
 
 def _gguf_conversion_sentence(sizes: Sizes) -> str:
-    """Return a sentence on the time and space that converting a GGUF file takes; "" for other files."""
     if sizes.files is None or sizes.files.suffix != ".gguf":
         return ""
     header = sizes.header

@@ -54,7 +54,6 @@ def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callabl
     names = read_stub(init)
 
     def get(name: str) -> Any:
-        """Import a name when it is first used."""
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(names))}")
         where, _, own = names[name].partition(":")

@@ -111,7 +111,6 @@ def full_signature(function: Callable[..., Any], taken: Taken) -> inspect.Signat
 
 
 def _option_types(taken: Taken, own: Collection[str]) -> dict[str, tuple[TypeText, Any]]:
-    """Return option -> (type, default) for the options in ``taken`` that are no parameters (``own``) already."""
     from dataclasses import MISSING, fields, is_dataclass  # late, like textwrap: `import sink_lens` is quick
 
     hidden = taken.leave_out.union(own)

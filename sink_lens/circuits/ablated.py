@@ -54,7 +54,6 @@ def compute_circuit_metrics(
 
 
 def _fully_ablated_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
-    """Return the stream at each place, (attention, mlp or logits; layer), if all writers' outputs are ``replaced``."""
     graph = runs.graph
     of_heads = output_biases(graph, runs.weights)
     found, total, at = {}, torch.zeros_like(replaced[:, 0]), 0
@@ -136,7 +135,6 @@ class _CircuitPass:
         return total.expand(len(self.moved), len(index), *self.moved.shape[2:])
 
     def _replace_tail(self, x: Tensor, new: Tensor) -> Tensor:
-        """Return ``x`` with its values from the position ``begin`` on replaced by ``new``."""
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
     def _store_embedding_change(self, x: Tensor, hook: object) -> None:

@@ -61,7 +61,6 @@ def answer_of_circuit(found: CircuitRun | CircuitComparison, view: CircuitView) 
 
 
 def _core_verdict_text(row: dict[Any, Any] | None) -> str:
-    """Return an edge's verdict (core, undecided or contingent) from its row of the core's table; "" if None."""
     if row is None:
         return ""
     if row["core"]:

@@ -173,7 +173,6 @@ _HEAD, _MLP = re.compile(r"[aAL]?(\d+)\.?[hH]?(\d+)"), re.compile(r"(?:m|mlp|MLP
 
 
 def _circuit_from_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:
-    """Make the circuit from ``frame``, which has a row for every edge of the model; ``d_model`` is None if unknown."""
     names = [str(name) for name in frame["edge"]]
     ends = [tuple(name.partition("@")[0].split("->")) for name in names]
     writers, readers = ({one[at] for one in ends} for at in (0, 1))
@@ -199,7 +198,6 @@ def _circuit_from_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircui
 
 
 def _circuit_from_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
-    """Make the circuit from ``frame``, which lists its edges or nodes, in ``graph``; InputError if that is None."""
     if graph is None:
         raise InputError("a list of edges or nodes does not say what the model's graph is; need the model: model=...")
     chosen, scores = np.zeros(graph.n_edges, dtype=bool), np.zeros(graph.n_edges)
@@ -292,7 +290,6 @@ def _eap_ig_graph(cfg: Mapping[str, Any], *, model: Graph | None, n_listed: int)
 
 
 def _circuit_from_json(held: Mapping[str, Any], graph: Graph | None) -> SavedCircuit:
-    """Make the circuit from ``held``, EAP-IG's JSON, for a model with this ``graph`` (None: as in the file)."""
     edges, n_kv_heads = held["edges"], None if graph is None else graph.n_kv_heads
     plain = _eap_ig_graph(held["cfg"], model=graph, n_listed=len(edges))
     if unknown := [name for name in edges if name not in plain.index]:

@@ -126,7 +126,6 @@ def _attention_json(run: Run) -> dict[str, Any]:
 
 
 def _title(run: Run) -> str:
-    """Return the title of the page: the circuit's size, and the share of the metric that it keeps."""
     task, metric = str(run.config.get("task", "")), name_in_words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, safe_line(task))
     table = run.optional("summary", columns=["gap_low", "gap_high", "edges", "all_edges", "metric", "rule"])
@@ -142,7 +141,6 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Return the sentences at the top of the page: the result, and the heads with the largest scores."""
     summary = run.need("summary", columns=["edges", "cpr", "completeness"])
     sentences = list(circuit_sentences(summary, sizes=run.config.get("sizes") or SIZES))
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
@@ -155,7 +153,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _curve_figure(run: Run) -> tuple[str, Figure]:
-    """Return caption and figure of faithfulness over the share of edges that are kept."""
     see = (
         "How much of the metric is left if only that many edges are kept and all others are replaced, on pairs "
         "that were not used to choose the edges. 1 is the whole model; above 1, the dropped edges lowered the "
@@ -185,7 +182,6 @@ def _listed_table(
 
 
 def _pair_table(run: Run) -> tuple[str, PageTable]:
-    """Return caption and table of the prompts with their answers and metrics."""
     table = run.need("pairs", columns=["clean", "corrupted", "correct", "incorrect"])
     heads = {
         "clean": "clean",

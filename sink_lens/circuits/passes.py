@@ -111,7 +111,6 @@ def _make_graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
 
 
 def _longest_pair_length(config: CircuitConfig, sizes: Sizes) -> int | None:
-    """Return the number of tokens of the longest of 8 pairs; None if the tokenizer's file is missing."""
     if config.task == "text":
         return config.length
     tokenizer = sizes.tokenizer()

@@ -364,8 +364,6 @@ def _write_first_prompt(circuit: Circuit, writer: RunWriter) -> None:
 
 
 def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
-    """Make the table ``pairs``: prompts and answers of ``task`` as texts, and the metric of both runs."""
-
     def prompt_text(batch: TokenBatch, row: int) -> str:
         ids = batch.tokens[row, : int(batch.lengths[row])].tolist()
         return str(lens.tokenizer.decode(ids)) if lens.tokenizer is not None else " ".join(map(str, ids))

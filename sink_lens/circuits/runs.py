@@ -248,7 +248,6 @@ class Runs:
         return self.masks[:, rows, begin:].to(self.lens.device, self.weights.dtype)
 
     def _with_metric_values(self) -> "Runs":
-        """Copy the runs with the means and the metric of both runs filled in."""
         found = self if self.ablation in ("resample", "zero") else replace(self, means=self._compute_means())
         clean, corrupted = [], []
         with torch.no_grad():
@@ -263,7 +262,6 @@ class Runs:
         return replace(found, clean_values=torch.cat(clean), corrupted_values=torch.cat(corrupted))
 
     def _compute_means(self) -> Tensor:
-        """Compute each writer's mean output over the clean runs; by position if the ablation is mean_aligned."""
         valid = self.clean.valid
         if self.ablation == "mean_ordinary":
             valid = tokens_to_average(self.lens, self.clean, "mean_ordinary").mask

@@ -67,7 +67,6 @@ def score_edges(
             return score_by_gradients(some, method=method, **limits, scale=scale, advance=bar.update)
 
         def read_if_kept(file: str, rows: range) -> bool:
-            """Read the scores of some pairs if the folder has them; return False if not."""
             if writer is None or not writer.has(file):
                 return False
             held = load_file(writer.folder / f"{file}.safetensors")

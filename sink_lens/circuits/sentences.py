@@ -97,7 +97,6 @@ def _has_integrated_scores(row: Mapping[str, Any]) -> bool:
 
 
 def _node_sentences(row: Mapping[str, Any]) -> str:
-    """Return sentences, from the summary's ``row``, on nodes whose effect the edges' scores miss."""
     unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
     of_zero = row["ablation"] == "zero"
     if not unseen:
@@ -120,7 +119,6 @@ def _node_sentences(row: Mapping[str, Any]) -> str:
 
 
 def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the sink's share of scores and faithfulness; [] if the share is 0 or faithfulness is nan."""
     kept, share = row["without_sink_faithfulness"], row["sink_share"]
     if not np.isfinite(kept) or share == 0:
         return []
@@ -136,7 +134,6 @@ def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
 
 
 def _core_sentences(row: Mapping[str, Any]) -> str:
-    """Return sentences on the numbers of core, confirmed, undecided and contingent edges in the summary's ``row``."""
     together = f", and {row['together_edges']} can go together at no loss, since they cancel"
     together = together if row["together_edges"] > 0 else ""
     alone = f" The core alone keeps {faithfulness_text(row, 'core_')}." if np.isfinite(row["core_faithfulness"]) else ""
@@ -165,7 +162,6 @@ def edge_count_text(row: Mapping[str, Any]) -> str:
 
 
 def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
-    """Return a sentence, from the summary's ``row``, on the share of the metric that the circuit keeps."""
     gap = f"{as_text(row['gap'])} [{as_text(row['gap_low'])}, {as_text(row['gap_high'])}]"
     if not is_gap_clear(row):
         return (

@@ -58,7 +58,6 @@ def summary_row(
 
 
 def _choice_fields(circuit: Circuit, *, rule: str, seen: bool) -> dict[str, Any]:
-    """Return what was asked, on which pairs, and the edges that were chosen."""
     runs = circuit.runs
     return {
         "metric": runs.metric.name,
@@ -84,7 +83,6 @@ def _stability_fields(circuit: Circuit) -> dict[str, Any]:
 
 
 def _faithfulness_fields(curve: pd.DataFrame) -> dict[str, Any]:
-    """Return the summary's fields on faithfulness: that of the circuit, all other edges, and as many others."""
     by = curve.drop_duplicates("by").set_index("by").to_dict("index")
     parts = {"circuit": "", "without": "without_", "as_many": "as_many_"}
     row = {
@@ -112,7 +110,6 @@ def _score_fields(scores: Scores) -> dict[str, float]:
 
 
 def _real_patch_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFrame | None) -> dict[str, Any]:
-    """Return the summary's fields on real patches, from the tables of patched edges and nodes, if there are any."""
     row: dict[str, Any] = dict.fromkeys(("rank_correlation", "missed", "weakest"), np.nan)
     row |= dict.fromkeys(("outside_over", "outside_sampled", "outside_at_most", "patched_nodes"), -1)
     row["unseen_nodes"] = ""
@@ -128,7 +125,6 @@ def _real_patch_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.D
 
 
 def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: FaithfulnessJudge) -> dict[str, Any]:
-    """Return the summary's fields on the core: numbers of its edges (-1 without a core), and its faithfulness."""
     if core is None:
         return dict.fromkeys(
             [f"{name}_edges" for name in ("core", "confirmed", "together", "undecided", "contingent")], -1

@@ -157,7 +157,6 @@ def task_of(
 
 
 def _task_of_pairs(name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition) -> Task:
-    """Make the task ``name`` from the pairs ``kept``: one batch of all clean prompts, one of all corrupted ones."""
     lengths = torch.tensor([len(one.clean) for one in kept])
 
     def make_batch(prompts: Sequence[list[int]]) -> TokenBatch:

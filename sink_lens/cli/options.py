@@ -216,7 +216,6 @@ def off_option_name(field: Field[Any]) -> str:
 
 
 def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
-    """Return the parameter from which typer makes the option of a field; ``doc`` becomes the help of the option."""
     kind, _ = split_off_none(field.type)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     default = None if field.default is MISSING else field.default

@@ -26,7 +26,6 @@ def add_command(kind: RunKind) -> None:
     """Add the command of a kind of run, such as ``trace``, to the app; its options are made from the kind."""
 
     def command(config: Any, *, out: Path | None, overwrite: bool, quiet: bool, **asked: Any) -> Answer:
-        """Compute the run, draw its page, and print its result."""
         view, file, shard = (asked.get(name) for name in ("view", "file", "shard"))
         silence_if_quiet(quiet)
         if out is None and file is not None:

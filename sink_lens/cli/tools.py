@@ -62,7 +62,6 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
 
 
 def _print_status(folder: Path, *, quiet: bool) -> Answer:
-    """Print the state of the run in a folder and of each of its shards; return both states for ``--json``."""
     from ..records import read_run, run_state
     from ..records.shards import shard_progress
 

@@ -207,7 +207,6 @@ def _read_labels(found: Mapping[str, Tensor], index: Given | None) -> Bool[Tenso
 
 
 def _check_shape(tokens: Tensor, name: str, given: Tensor, *, way_out: str = "Give one number a token") -> None:
-    """Refuse what is given for each token as ``name``, if it has not the shape of the tokens."""
     if tokens.ndim != 2 or given.shape != tokens.shape:
         raise InputError(
             f"tokens are {type_and_shape(tokens)}, {name} {type_and_shape(given)}; need (sequences, positions) twice. "

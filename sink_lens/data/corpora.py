@@ -145,7 +145,6 @@ def _open_hub_dataset(source: str) -> Callable[[], Iterable[str]]:
 
 
 def _import_datasets(source: object) -> Any:
-    """Import the package ``datasets``; if it is not installed, raise an InputError that ``source`` needs it."""
     try:
         import datasets
     except ImportError as error:
@@ -169,7 +168,6 @@ def _errors_as_input_error(what: str) -> Iterator[None]:
 
 
 def _texts_of_rows(rows: Iterable[Any], *, what: str) -> Iterator[str]:
-    """Yield the column ``text`` of each row; refuse a row without a text. ``what`` names the rows' source in errors."""
     for row in rows:
         if _COLUMN not in row:
             raise InputError(
@@ -211,7 +209,6 @@ def _read_json_lines(path: Path) -> Iterator[str]:
 
 
 def _read_parquet(path: Path) -> Iterator[str]:
-    """Yield the column ``text`` of each row of a .parquet file."""
     import pyarrow
     import pyarrow.parquet
 

@@ -171,7 +171,6 @@ def _write_pack(
     settings: dict[str, Any],
     progress: bool,
 ) -> None:
-    """Tokenise the documents in ``batches``, and write the two splits and their manifest into an empty folder."""
     dtype = np.dtype("<u2" if settings["vocab_size"] <= 1 << 16 else "<u4")
     n_documents = n_ids = 0
     stream = folder / "stream"

@@ -530,7 +530,6 @@ def _draw_batch(
 
 
 def _document_text(row: object, index: int, column: str) -> str:
-    """Return the text in a column of one row of a data set; refuse a row without a text, by its ``index``."""
     if not isinstance(row, Mapping):
         raise InputError(
             f"row {index} of the data set is a {type(row).__name__}; need a mapping with the column "
@@ -566,7 +565,6 @@ def token_texts(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase | None) -
 
 
 def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:
-    """Refuse token ids and lengths of the wrong type, shape or range."""
     for name, given in (("tokens", tokens), ("lengths", lengths)):
         if not isinstance(given, Tensor) or given.is_meta:
             raise InputError(

@@ -112,7 +112,6 @@ def classify_change(
 
 
 def _check_same_reads(baseline: Outcome, edited: Outcome) -> None:
-    """Refuse two runs that read different positions or layers, or have different numbers of sequences."""
     there = (baseline.positions, baseline.layers, baseline.mass.shape[1])
     here = (edited.positions, edited.layers, edited.mass.shape[1])
     if there != here:

@@ -116,7 +116,6 @@ def mean_aligned(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[Wh
 
 
 def _mean_ablation(model: ModelLike, tokens: Tokens, site: str, *, mean: Mean, where: Where) -> Edit:
-    """Make an edit that sets a part of a site, chosen by ``where``, to the named mean over these tokens."""
     lens = as_lens(model)
     batch = as_batch(tokens)
     if site in SITES and not SITES[site].by_token:

@@ -163,8 +163,6 @@ def _read_answers(
 
 
 def _difference_of_ids(sides: _Sides, *, position: int) -> Metric:
-    """Make the logit difference of token ids at ``position``."""
-
     def function(run: Outcome) -> Tensor:
         found = run.logits_at(positions_from_start(run.lengths, position)).float()
         right, wrong = (_answer_logits(found, side, run) for side in sides)

@@ -179,7 +179,6 @@ def _function_calling(name: str, *options: str) -> Make:
 
 
 def _make_addition(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit ``spec``, which adds a factor times the vector in a file; ``refs`` is not used."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -219,7 +218,6 @@ def _make_mean_edit(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_resampling(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit ``spec``, which gives each sequence the values of another; refuse to put padding at real tokens."""
     from torch import Generator
 
     from .constructors import resample
@@ -243,7 +241,6 @@ def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_amplification(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit ``spec``, which amplifies aggregated values around a centre; ``refs`` measures its means."""
     from .amplification import amplify
 
     assert spec.part.positions is not None

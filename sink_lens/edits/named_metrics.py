@@ -63,7 +63,6 @@ class MetricSpec:
         return max(_read_layers(model, "layers", self.options.get("layers")) or range(model.n_layers))
 
     def _known_options(self) -> tuple[str, ...]:
-        """Return the names of options that the metric takes; refuse an unknown metric, unknown or missing options."""
         if self.name not in METRICS:
             raise InputError(f"there is no metric {self.name!r}; need one of {', '.join(METRICS)}")
         known, needed = METRICS[self.name]

@@ -151,7 +151,6 @@ def natural_rms(
 
 
 def _layers_to_edit(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
-    """Return ``layers``, or all of ``by_layer`` if None; refuse a layer that it lacks; errors call it ``what``."""
     if any(layer < 0 for layer in by_layer):
         raise InputError(f"the {what} is for layers {list(by_layer)}; need layers counted from 0 on")
     if layers is None:

@@ -211,7 +211,6 @@ def _alignment_rows(sums: CosineSums, *, ends: PredictionCounts, lens: LensModel
 
 
 def _measure_sinks(lens: LensModel, draws: RandomSequences) -> dict[str, tuple[float, str]]:
-    """Measure the model's sink on the first 32 sequences of ``draws``; return name of measure -> its value and unit."""
     few = min(_SINK_SEQUENCES, draws.sequences)
     tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]
     frame = chain_measures(lens, from_tensor(tokens), threshold=SINK_THRESHOLD)

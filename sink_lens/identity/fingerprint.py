@@ -149,7 +149,6 @@ def models_to_compare(models: Sequence[ModelLike], config: FingerprintConfig) ->
 
 
 def _make_notes(pairs: pd.DataFrame, *, known: dict[str, ModelFacts], config: FingerprintConfig) -> list[str]:
-    """Return notes on doubtful answers: from the table ``pairs``, the models' facts ``known``, and the settings."""
     said = []
     if config.inputs != "tokens":
         said.append(
@@ -179,7 +178,6 @@ def _make_notes(pairs: pd.DataFrame, *, known: dict[str, ModelFacts], config: Fi
 def _write_run(
     found: Fingerprint, inputs: Inputs, *, out: str | os.PathLike[str] | None, overwrite: bool
 ) -> Fingerprint:
-    """Write a finished comparison (``found``) into the run folder ``out``; return it with its folder."""
     provenance: dict[str, Any] = {
         "models": found.tables["models"]["model"].tolist(),
         "weights_sha256": found.tables["models"]["weights_sha256"].tolist(),

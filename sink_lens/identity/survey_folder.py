@@ -75,7 +75,6 @@ class SurveyTables:
         return {name: self._join_rows(name) for name in self.frames}
 
     def _join_rows(self, name: str) -> pd.DataFrame:
-        """Return the table ``name`` with the rows of all models; the columns that name the model come first."""
         frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
         whole = pd.concat(frames, ignore_index=True)
         front = [column for column in ("model", "variant", "seed", "step") if column in whole.columns]

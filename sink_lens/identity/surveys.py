@@ -117,7 +117,6 @@ def survey(
 
 
 def _finish_survey(folder: Path) -> Result:
-    """Draw the page of the finished survey in ``folder``, and return the survey's result."""
     run = read_run(folder)
     display.draw_page(folder)
     errors = run.tables["models"]["error"].tolist()
@@ -143,7 +142,6 @@ def models_to_survey(config: SurveyConfig) -> list[ModelToMeasure]:
 def _measure_model(
     lens: LensModel, config: SurveyConfig, *, progress: bool
 ) -> tuple[Mapping[str, pd.DataFrame], dict[str, np.ndarray]]:
-    """Measure one model as ``config`` says; return its tables, and sublayer -> contraction direction if measured."""
     given: dict[str, Any] = asdict(_random_sequences(config)) | {"progress": progress}
     if isinstance(config, ContractionConfig):
         measured = contraction(lens, **given, sinks=config.sinks)

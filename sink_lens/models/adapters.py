@@ -181,7 +181,6 @@ def _merged_layer(layer: Any) -> nn.Module:
 
 
 def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
-    """Raise ModelError if ``plain``, the merged copy, gives other logits than ``model``, the user's own (``name``)."""
     ids = probe_tokens(model)
     logits = []
     for one in (model, plain):
@@ -196,7 +195,6 @@ def _check_same_logits(plain: PreTrainedModel, model: PreTrainedModel, *, name: 
 
 
 def _adapter_state(layer: Any) -> tuple[object, ...]:
-    """Return a layer's active adapters, whether adapters are disabled, the merged adapters and the adapters' scales."""
     scales = getattr(layer, "scaling", None) or {}
     return (
         tuple(getattr(layer, "active_adapters", ())),

@@ -138,7 +138,6 @@ def check_model_folder(folder: Path) -> None:
 
 
 def _check_index(folder: Path) -> None:
-    """Raise ModelError if a folder's weight index cannot be read, or names files that are not in the folder itself."""
     for index in folder.glob("*.safetensors.index.json"):
         try:
             files = set(parse_json(index.read_text("utf-8"))["weight_map"].values())

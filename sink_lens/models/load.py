@@ -215,7 +215,6 @@ def random_init(lens: LensModel, *, seed: int) -> LensModel:
 
 
 def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
-    """Raise ModelError if free memory has no room for the weights in ``folder`` (of model ``name``) as ``dtype``."""
     header = read_folder_header(folder)
     # a link may lead nowhere
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.exists())
@@ -274,7 +273,6 @@ def _find_or_convert_folder(name: str, announce: Callable[[str], None] | None) -
 
 
 def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
-    """Return an error's text for a model that ``folder`` (None: the hub) does not give, because of ``error``."""
     reason = first_line_of_error(error)
     if folder is None:
         return (
@@ -299,7 +297,6 @@ def _read_configuration(source: str | Path, *, branch: str = "main") -> PreTrain
 
 
 def _load_tokenizer(source: str, *, branch: str) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer from a folder, or from a hub name at a branch; None if there is no tokenizer file."""
     options: dict[str, Any] = {LENIENT: False, "revision": branch}
     try:
         if all(cached_file(source, file, **options) is None for file in _TOKENIZER_FILES):

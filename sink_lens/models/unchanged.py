@@ -161,7 +161,6 @@ class ModelRecord:
             waiting += [(f"{path}.{key}" if path else key, one) for key, one in reversed(module._modules.items())]
 
     def _record_module(self, module: nn.Module, *, name: str, own: bool) -> None:
-        """Record tensors, modules, class, forward and hooks of the module ``name``; if ``own``, settings and code."""
         growing = any(kind in str(getattr(module, "rope_type", "")) for kind in _GROWING)
         for kind in ("_parameters", "_modules") if growing else ("_parameters", "_buffers", "_modules"):
             table: dict[str, Any] = getattr(module, kind)
@@ -258,7 +257,6 @@ def _is_same(kind: str, now: Any, before: Any) -> bool:
 
 
 def _change_error(kind: str, name: str, *, now: Any, before: Any) -> ModelError:
-    """Return the error for a changed model: the fact of this kind about ``name`` is ``now`` and was ``before``."""
     if name.startswith(("compatibility_mode", PROCESSED)):
         return ModelError(
             "the bridge went into compatibility mode after it was wrapped, where weights are folded or centred, partly "

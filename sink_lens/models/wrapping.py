@@ -109,7 +109,6 @@ def extract_language_model(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase | None, name: str | None) -> LensModel:
-    """Make a ``LensModel`` from the bridge ``model``; a tokenizer or name that is None is taken from the bridge."""
     if is_processed(model):  # folding keeps the logits of most families, and changes the neurons and the norms
         raise ModelError(
             "the bridge is in compatibility mode, where weights are folded or centred; need the weights as they "
@@ -238,7 +237,6 @@ def _states(plain: PreTrainedModel, *, family: Family) -> tuple[tuple[str, Calla
 
 
 def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
-    """Return why fused projections of this family's model ``name`` cannot be split; None if they can or are absent."""
     if family.qkv_layout == "separate" and not family.gate_up_fused:
         return None
     layers: Any = plain.get_submodule(family.layers)
@@ -344,7 +342,6 @@ def _reloadable_tokenizer(
 
 
 def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
-    """Rebuild the Hugging Face model from a bridge, with the bridge's parameters and copies of its buffers."""
     original = bridge.original_model
     if not isinstance(original, PreTrainedModel):
         raise ModelError(f"the bridge holds a {type(original).__name__}; need one built from a Hugging Face model")

@@ -250,7 +250,6 @@ def _open_file(path: Path, more: int = 0) -> int:
 
 
 def _lock_file(path: Path) -> int:
-    """Lock a file for this process and return its file descriptor; raise a RunError if another process has the lock."""
     import fcntl  # not there on Windows, where nothing but this needs it
 
     file = _open_file(path)

@@ -142,7 +142,6 @@ class Run:
         return ", ".join(f"{name} {text}" for name, text in self._facts().items())
 
     def _facts(self) -> dict[str, str]:
-        """Return kind and status, model, folder, names of tables and of missing files, each as a short text."""
         facts = {
             "run": f"{self.kind} ({self.status})",
             "of": str(self.provenance.get("model") or "no model"),
@@ -313,7 +312,6 @@ def read_raw_run_json(folder: Path) -> dict[str, Any]:
 
 
 def _check_run_json(record: Any) -> None:
-    """Raise a ValueError if a value does not have the fields and types of run.json."""
     if not isinstance(record, dict):
         raise ValueError("it holds no table")
     if absent := set(_KINDS) - set(record):

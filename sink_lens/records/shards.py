@@ -228,7 +228,6 @@ def shard_progress(run: Path) -> pd.DataFrame:
 
 
 def _progress_row(run: Path, shard: Shard) -> dict[str, Any]:
-    """Return a shard's row in the table of ``shard_progress``."""
     folder = shard.folder(run)
     if not (folder / RUN_FILE).is_file():
         return {"shard": str(shard), "state": "not begun", "done": 0, "cells": None, "failed": 0, "holder": None}

@@ -313,7 +313,6 @@ class RunWriter:
             raise self._unwritten_error(path, error, size=len(payload)) from error
 
     def _unwritten_error(self, path: Path, error: OSError, *, size: int) -> RunError:
-        """Return the error that ``path`` cannot be written; a full disk gives one that says so."""
         complete = f"Complete in this run: {', '.join(self._record['files']) or 'none'}."
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return RunError(f"{path} cannot be written ({error.strerror}). {complete}")
@@ -587,7 +586,6 @@ def _release_and_remove_lock(lock: FileLock) -> None:
 
 
 def _refuse_other_files(folder: Path) -> None:
-    """Refuse a folder that holds files but no run."""
     held = sorted(path.name for path in folder.iterdir() if path.name != LOCK_FILE)
     if RUN_FILE not in held and set(held) - {part_path(folder / RUN_FILE).name}:
         some = ", ".join(held[:3]) + (", ..." if held[3:] else "")

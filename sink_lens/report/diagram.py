@@ -324,7 +324,6 @@ def _legend_lines(diagram: Diagram, room: float, *, form: _Form, small: float) -
 
 
 def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
-    """Draw a diagram as a figure; ``placed`` says where each box and text stands."""
     figure = new_figure(width=form.width, height=placed.height)
     figure.set_layout_engine("none")
     limits: dict[str, Any] = {"xlim": (0, form.width), "ylim": (0, placed.height)}
@@ -463,7 +462,6 @@ def _arrow_head_size(arrow: Arrow, *, em: float) -> tuple[float, float]:
 
 
 def _draw_arrow(axes: Axes, arrow: Arrow, curve: np.ndarray, *, em: float) -> None:
-    """Draw the line and the head of an arrow along a curve."""
     colour, line = _KINDS.get(arrow.kind, (QUIET, "dotted"))
     width = _arrow_width(arrow, em=em)
     unit = max(width, 1.0)
@@ -537,7 +535,6 @@ def _number_places(
 
 
 def _draw_title_and_legend(axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> None:
-    """Draw the title, the explanation of the numbers, and the legend of the lines."""
     em, small, edge = size / 72, _note_size(form, size), 0.25 * form.width / 13.33 + 0.04
     step = 1.35 * small / 72
     for at, line in enumerate(placed.title):

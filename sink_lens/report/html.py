@@ -136,7 +136,6 @@ def _table_for_page(run: Run, listed: Listed, *, prefix: str) -> Shown:
 
 
 def _incomplete_sentences(run: Run) -> str:
-    """Return a text on a run's error, and on missing and damaged files; "" if the run is complete."""
     missing = [safe_line(name) for name in run.missing if name not in ("report", "report.html")]
     ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(run.status, "")
     sentences = [f"This run {ended}"] if ended else []

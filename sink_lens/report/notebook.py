@@ -39,7 +39,6 @@ def notebook_html(
 
 
 def _part_html(part: object) -> str:
-    """Return a data frame, mapping or figure as HTML; a text is HTML already."""
     from sink_lens.report.style import figure_html
 
     if isinstance(part, str):

@@ -177,7 +177,6 @@ def check_comparable(runs: Sequence[Run], *, group_by: Sequence[str] = ()) -> No
 
 
 def _incomparable_error(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> RunError:
-    """Return the error that lists the settings in which runs differ; ``differing`` is setting -> value of each run."""
     parts = []
     for name, values in differing.items():
         said = ", ".join(f"{safe_line(one, limit=60)} ({run.folder})" for run, one in zip(runs, values, strict=True))
@@ -206,7 +205,6 @@ def _verdict_row(key: str, parts: Sequence[Content], *, name: str) -> Row:
 
 
 def _summary_texts(run: Run) -> dict[str, str]:
-    """Return quantity -> value and interval as text, from the table ``summary`` of a run."""
     table = run.need("summary", columns=["quantity", "value"])
     shown = {}
     for row in table.to_dict("records"):

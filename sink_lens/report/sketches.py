@@ -75,7 +75,6 @@ def sketch_paths(circuit: Any) -> Diagram:
 
 
 def _box_words(nodes: pd.DataFrame) -> str:
-    """Return the text, of at most ``MOST_WORDS`` words, of a box that stands for the ``nodes`` in a table."""
     first = nodes.iloc[0]
     counts = nodes["value"].to_numpy(float)
     supers = "super neurons" if np.isnan(counts).any() else plural(int(counts.sum()), "super neuron")

@@ -226,7 +226,6 @@ def draw_map(
 
 
 def _label_ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool) -> None:
-    """Label the ticks of an axis of positions, layers or other indices (``values``); ``labels`` is index -> text."""
     axis = axes.yaxis if y else axes.xaxis
     if name in ("position", "key") and any(labels.values()) and len(values) <= _MOST_LABELS:
         texts = [token_text(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]
@@ -421,7 +420,6 @@ def figure_svg(figure: Figure, *, name: str) -> str:
 
 
 def _rename_svg_ids(key: str, value: str, *, name: str) -> str:
-    """Return the value of the SVG attribute ``key`` with ``name`` in front of ids, and with the page's colours."""
     local = key.rpartition("}")[2]
     if local == "id":
         return f"{name}-{value}"

@@ -272,7 +272,6 @@ def _is_model(source: Any) -> bool:
 def _run_model(
     model: Any, tokens: Any, *, site: str, sequence: int, layers: Sequence[int] | None
 ) -> tuple[Any, list[str]]:
-    """Return (capture of ``site`` in one sequence, texts of its tokens)."""
     capture, as_lens, as_batch, decode_tokens = (  # by name: the rest of the report is drawn without torch
         import_object(f"sink_lens.{one}")
         for one in (
@@ -349,7 +348,6 @@ def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tok
 def _patterns_of(
     source: Any, *, sequence: int, layers: Sequence[int] | None, heads: Sequence[Any] | None
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the patterns of an array, capture or run (``source``) as (head, query, key), and the heads' names."""
     if isinstance(source, Run):
         patterns, names = _patterns_of_run(source, heads)
     elif hasattr(source, "tensors"):
@@ -369,7 +367,6 @@ def _patterns_of(
 
 
 def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
-    """Return a run's patterns and names of the given heads; for None, of the strongest and the weakest heads."""
     if run.kind != "trace" and not (run.folder / "patterns.safetensors").is_file():
         raise RunError(f"{run_label(run)}, which keeps no attention patterns; need one of sink-lens trace")
     kept = read_patterns(run)
@@ -390,7 +387,6 @@ def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple
 def _patterns_of_capture(
     source: Any, *, sequence: int, layers: Sequence[int] | None, heads: Sequence[int] | None
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the patterns of one captured sequence in the given layers and heads, and the names of the heads."""
     there = sorted(layer for name, layer in source.tensors if name == "pattern")
     chosen = there if layers is None else list(layers)
     if not chosen or set(chosen) - set(there):

@@ -202,7 +202,6 @@ def _interval_fields(found: Interval) -> dict[str, Any]:
 
 
 def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
-    """Return a row for each token id that is a sink, the most frequent first: id, text, times a sink, times in all."""
     tokens = seen.tokens.tokens.cpu()
     valid = seen.tokens.valid.cpu()
     valid[torch.arange(len(valid)), seen.tokens.lengths.cpu() - 1] = False  # nothing attends to the last token
@@ -218,7 +217,6 @@ def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
-    """Compare the loss of the same tokens with and without BOS in front, and say whether BOS is needed."""
     tokenizer = seen.lens.tokenizer
     token = None if tokenizer is None else bos_id(tokenizer)
     if tokenizer is None or token is None:
@@ -249,7 +247,6 @@ def _measure_token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "
 
 
 def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:
-    """Return a row for each outlier dimension: its layers, and its mean value in the layer where that is largest."""
     rows = []
     for dimension in seen.outlier_dimensions:
         layers = [layer for layer, dims in seen.location.outliers.items() if dimension in dims]
@@ -269,7 +266,6 @@ def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _largest_activation_rows(seen: ObservedModel) -> list[dict[str, Any]]:
-    """Return a row for each site: its largest entry, where that is, and the entry over its token's median magnitude."""
     rows = []
     for site in SITES_READ:
         name = f"largest:{site}"
@@ -398,7 +394,6 @@ def card_text_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _writers_text(row: Mapping[str, Any]) -> str:
-    """Name the experts, neurons or sublayers that write the outlier dimension in a layer, with their shares."""
     units = [(name, pair) for name in ("experts", "neurons") for pair in row.get(name, [])]
     if not units:
         said = {
@@ -417,7 +412,6 @@ def _writers_text(row: Mapping[str, Any]) -> str:
 
 
 def _sink_tokens_text(sink: Mapping[str, Any]) -> str:
-    """List the sink tokens with their counts, or only their number if all are at position 0."""
     if not sink["tokens"]:
         return "none"
     if sink["at_first_position"] == 1 and len(sink["tokens"]) > 1:
@@ -469,7 +463,6 @@ def _escape_for_markdown(text: Any) -> str:
 
 
 def _card_tables(seen: ObservedModel, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """Return table name -> table for the run folder of the card ``made``, with the columns that the schema declares."""
     layers = {
         "layer": range(seen.lens.n_layers),
         "sink_attention": seen.sink_mass.nanmean(1).double().numpy(),
@@ -509,7 +502,6 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of the card's table ``writers``: sublayers, experts, neurons and super weights with shares."""
     rows = []
     for row in made["writers"]:
         at = {"layer": row["layer"], "dimension": row["dimension"]}

@@ -72,7 +72,6 @@ def compare_models(
 
 
 def _refuse_unlike_models(first: LensModel, second: LensModel) -> None:
-    """Refuse two models of different shapes or dtypes."""
     for name in _WEIGHT_SIZES:
         mine, its = (getattr(one.config, name, None) for one in (first, second))
         if mine != its and not (name == "vocab_size" and its is not None and mine is not None):
@@ -87,7 +86,6 @@ def _refuse_unlike_models(first: LensModel, second: LensModel) -> None:
 
 
 def _number_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
-    """Return the rows of ``changes`` that are numbers: losses (all, early, later) and what ``COMPARED`` has."""
     first, second = a.token_losses.double(), b.token_losses.double()
     known = {"seed": a.seed, "dtype": a.lens.dtype}
     rows = [_number_row("loss", "nats", first.nanmean(1), second.nanmean(1), **known)]
@@ -127,7 +125,6 @@ def _number_row(
 
 
 def _list_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
-    """Return the rows of ``changes`` from model ``a`` to ``b`` for lists of indices, such as sink positions."""
     quantities = {
         "sink_positions": found_sink_positions,
         "outlier_dimensions": lambda seen: seen.outlier_dimensions,
@@ -141,7 +138,6 @@ def _list_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
-    """Return the row of ``changes`` of a quantity that is no number: a text, or a list of indices, as ``unit`` says."""
     return {
         "quantity": name,
         "unit": unit,
@@ -153,7 +149,6 @@ def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
 
 
 def _setting_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
-    """Return the rows of ``changes`` for settings of both models: fields that differ, BOS counts and tokenization."""
     mine, its = (one.config.to_dict() for one in (first, second))
     fields = {name: (mine.get(name), its.get(name)) for name in sorted({*mine, *its} - set(_UNREAD))}
     rows = [_text_row(name, "text", str(one), str(other)) for name, (one, other) in fields.items() if one != other]
@@ -171,7 +166,6 @@ def _setting_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
 
 
 def _changed_weight_table(first: LensModel, second: LensModel) -> pd.DataFrame:
-    """Return a table of the 20 weights that changed most: tensor, and norm of its change over its norm before."""
     theirs = dict(second.plain.named_parameters())
     rows = []
     with torch.no_grad():
@@ -195,7 +189,6 @@ def _make_json_answer(
     config: CardConfig,
     n: int,
 ) -> dict[str, Any]:
-    """Return the ``--json`` answer: if the second model's loss stays within the bound, and which quantities changed."""
     loss = changes[0]
     is_above = loss["change"] > config.most_loss and not loss["change_low"] <= 0
     found = {
@@ -213,7 +206,6 @@ def _make_json_answer(
 
 
 def _change_sentences(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame) -> str:
-    """Say in two sentences how the loss changed, and what else did; ``found`` has the models' names and the bound."""
     others = [_change_text(row) for row in changes[1:] if row["changed"]]
     if len(tensors):
         top = tensors.iloc[0]

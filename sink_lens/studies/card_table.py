@@ -122,7 +122,6 @@ def _interval_columns(name: str, found: Mapping[str, Any]) -> Row:
 
 
 def _read_trace_row(run: Run) -> Row:
-    """Return the row (column -> value) of a trace's run, read from its tables ``summary`` and ``links``."""
     table = run.need("summary", columns=["quantity", "value", "ci_low", "ci_high", "note"])
     row: Row = {}
     for one in table.rename(columns={"ci_low": "low", "ci_high": "high"}).to_dict("records"):
@@ -141,7 +140,6 @@ def _read_trace_row(run: Run) -> Row:
 
 
 def _read_card_row(run: Run) -> Row:
-    """Return the row (column -> value) of a card's run, read from ``card.json`` in its run folder."""
     try:
         card = parse_json((run.folder / "card.json").read_text(encoding="utf-8"))
         sink, loss, bos = card["sink"], card["loss"], card["bos"]
@@ -173,7 +171,6 @@ def _read_card_row(run: Run) -> Row:
 
 
 def _float_if_number(value: Any) -> Any:
-    """Return a text that is a number as a float, nan as None, and any other value unchanged."""
     if isinstance(value, Real):
         return None if value != value else value  # nan
     try:

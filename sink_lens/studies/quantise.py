@@ -163,7 +163,6 @@ run = command_of(quantise)
 
 
 def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedFormat]:
-    """Return site -> format to round it to; refuse a named site that the model does not have."""
     there = sites_of(lens.family)
     if lens.family.experts is not None:  # there the site has the router's weights in it, which no format rounds
         there = tuple(site for site in there if site != "neurons")
@@ -350,7 +349,6 @@ def _make_json_answer(
     largest: Mapping[bool, Sizes],
     sinks: Bool[Tensor, "batch position"],
 ) -> dict[str, Any]:
-    """Return the ``--json`` answer from the rows of ``conditions``: a verdict, what to keep, and the cost left."""
     judged = [row for row in rows if row["part"] == "judge"]
     by_set = {(row["kept"], row["channels"]): row for row in judged if row["kept"] != "random"}
     random = [row["closed_share"] for row in judged if row["kept"] == "random"]

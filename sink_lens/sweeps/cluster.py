@@ -170,7 +170,6 @@ def run_on_ray(
 
 
 def _send_job(ray: Any, job: Job) -> Any:
-    """Put the job into Ray's object store and return its reference; raise InputError if that fails."""
     try:
         return ray.put(job)
     except TypeError as error:

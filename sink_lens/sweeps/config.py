@@ -134,7 +134,6 @@ class SweepConfig:
 
 
 def _read_prompts(path: str) -> tuple[str, ...]:
-    """Return the lines of a text file that are not blank."""
     check_regular_file(path, what="the file of prompts")
     try:
         lines = Path(path).read_text("utf-8-sig").split("\n")
@@ -218,7 +217,6 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
 
 
 def _check_tables(given: Any, *, where: str) -> Sequence[Mapping[str, Any]]:
-    """Return ``given`` if it is a list of tables, else raise InputError; ``where`` is its name in the error."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         raise InputError(f"{where} is {given!r}; need a list of tables")
     for one in given:

@@ -108,7 +108,6 @@ class EditGrid(OptionLists):
         return [*axes, *self._option_values()], sizes
 
     def _option_values(self) -> list[list[Any]]:
-        """Return the swept values of each option (factor, seed, ...); raise InputError if the kind does not take it."""
         takes = KINDS[self.kind].takes
         found: list[list[Any]] = []
         for name, option in OPTIONS.items():
@@ -207,7 +206,6 @@ class Grid:
         return list(specs.values()), controls
 
     def _random_controls(self, spec: EditSpec, *, axis: str, size: int) -> list[EditSpec]:
-        """Return random controls of the edit ``spec``: its indices on ``axis`` are drawn from 0 to ``size`` - 1."""
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
         n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
         named = json.dumps(spec.fields | {axis: n}, sort_keys=True)  # the draws of a group are those of its text

@@ -108,7 +108,6 @@ def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataF
 
 
 def _rows_by_edit(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Return (name, rows) for each combination of kind of edit, site and centre, in order of first appearance."""
     keys = [name for name in ("kind", "site", "centre") if name in frame.columns]
     if not keys:
         return [("", frame)]
@@ -119,7 +118,6 @@ def _rows_by_edit(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _draw_points(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
-    """Draw the column ``value`` over one swept axis as points, in the panel ``place``; the largest have labels."""
     rows = frame.sort_values(axis)
     x, y = rows[axis].to_numpy(float), rows[value].to_numpy(float)
     axes = panel(figure, place=place, xlabel=axis, ylabel=value.replace("_", " "))
@@ -218,8 +216,6 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
 
 
 def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
-    """Return the two figures of metric number ``which`` (from 0) for the page: the forest plot and the heat map."""
-
     def of(run: Run) -> pd.DataFrame:
         table = _cell_rows(run)
         return table.loc[table["metric"] == metric_names(table)[which]]
@@ -270,7 +266,6 @@ def _masses(run: Run) -> list[str]:
 
 
 def _mass_figure(run: Run) -> tuple[str, Figure]:
-    """Draw each cell's attention to a position before and after the edit, a panel per metric that is one."""
     table = _cell_rows(run)
     masses = _masses(run)[:_MOST_PANELS]
     shown = [sort_by_magnitude(table.loc[table["metric"] == metric], "effect").head(_MOST_NAMED) for metric in masses]
@@ -293,7 +288,6 @@ def _mass_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _strongest_cells_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the strongest cells of each metric, with intervals and controls."""
     table = _cell_rows(run)
     metrics, rows = metric_names(table), table
     if metrics:

@@ -78,7 +78,6 @@ def amplification_sweep(settings: Mapping[str, Any], where: str) -> SweepConfig:
 
 
 def _sweep(asked: IsolateOptions, *, kind: str, **options: Any) -> SweepConfig:
-    """Make the sweep of one ``kind`` of edit, and read the attention to each target and to the sink, and the loss."""
     if asked.prompts and not asked.target_positions:
         raise InputError("prompts were given and no position to edit; need target_positions=...")
     targets = asked.target_positions or (asked.length // 3,)

@@ -283,7 +283,6 @@ def _collect_request(
     config: SweepConfig | None,
     fields: Mapping[str, Any],
 ) -> _Request:
-    """Check the arguments of a call of ``sweep``, load the model and make the tokens that they name; return all."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     texts = [tokens] if isinstance(tokens, str) else tokens if isinstance(tokens, Sequence) else None
     batch = None if tokens is None or texts is not None else as_batch(tokens)
@@ -343,7 +342,6 @@ def _read_block_in(folder: Path, block: Block) -> pd.DataFrame:
 
 
 def _check_blocks(folder: Path, own: Engine, parts: Collection[str], *, most: int) -> None:
-    """Compute one cell of at most ``most`` finished blocks of a folder again; refuse the folder if numbers differ."""
     by_name = {_block_name(block): block for block in own.blocks}
     for name in sample_parts(list(parts), most=most):
         block = by_name[name]

@@ -80,7 +80,6 @@ def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFram
 
 
 def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
-    """Return sentences on a further metric: how many edits change it (``found`` has their rows), and the largest."""
     rows = _rows_of_metric(frame, metric)
     if not len(found):
         largest = _largest_difference_sentences(rows.iloc[0].to_dict(), metric)
@@ -113,7 +112,6 @@ def _change_text(row: Mapping[Any, Any]) -> str:
 
 
 def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
-    """Return the sentence that defines when an edit counts as a change: interval, controls and least effect."""
     controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
     over = ", and if that of the change above random edits does too" if controls else ""
     if controls and "n_controls" in frame.columns and bool((frame["n_controls"].fillna(0) > 1).any()):
@@ -126,7 +124,6 @@ def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
 
 
 def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
-    """Return a sentence on the edits of a metric's rows that have no random edits, if there are any."""
     without = rows.loc[lacks_controls(rows)]
     if not len(without):
         return []

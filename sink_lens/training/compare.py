@@ -141,7 +141,6 @@ def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFra
 
 
 def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
-    """Return a comparison's first sentence: the fields that differ, variants, seeds, and tokens per run."""
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = join_and(map(_quote, variants.others))
     differing = ["learning rate" if name == "lr" else name_in_words(name) for name in variants.group_by]
@@ -180,7 +179,6 @@ def _final_loss_sentences(variant: str, curve: str, gap: Difference, *, finals: 
 
 
 def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Return a sentence that says if a variant reaches the baseline's final ``curve`` loss, and when."""
     rows = _rows_of_curve(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"{_quote(variant)} {{}} the baseline's final {curve} loss"
@@ -203,7 +201,6 @@ def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _undecided_speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Return a sentence with a variant's speed-up in each seed, for ``curve`` losses that cannot be told apart."""
     ratio = _rows_of_curve(finals, variant, curve)["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
@@ -214,7 +211,6 @@ def _undecided_speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame)
 
 
 def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
-    """Return sentences that say in how many seeds of a variant a sink is born, when, and how strong it is."""
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
         f"At the end {rate:.1%} of heads have a sink score above {born[0].threshold:g}; in the layer with the most, "
@@ -229,7 +225,6 @@ def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
 
 
 def _dominance_and_rank_sentences(variants: Variants, measures: pd.DataFrame) -> list[str]:
-    """Return sentences with each variant's dominance ratio and effective rank, means over layers in ``measures``."""
     sentences = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
         means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]

@@ -115,7 +115,6 @@ def compare_logged(config: CompareConfig) -> LogComparison:
 
 
 def _sentence(quantity: str, values: dict[str, dict[int, float]]) -> str:
-    """Return a sentence with each run's last value of ``values`` (run -> step -> value), at one step if possible."""
     is_rate, each, births = quantity == "sink rate", [], ""
     shared = set.intersection(*(set(own) for own in values.values()))
     for name, own in values.items():
@@ -177,5 +176,4 @@ def _states(path: Path) -> list[Path]:
 
 
 def _kind_of(path: Path) -> str | None:
-    """Return the kind of the run in the folder ``path``; None if it holds none."""
     return read_run(path).kind if (path / RUN_FILE).is_file() else None

@@ -49,7 +49,6 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> 
 def _build_variant(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, *, attention: str, value_norm: str
 ) -> HeadNormForCausalLM:
-    """Build the model of ``config``, but with this ``attention`` and ``value_norm``, with weights from its seed."""
     asked: Any = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

@@ -274,7 +274,6 @@ class SinkMonitor:
         return self._readings.frame()
 
     def _collect_reading(self) -> Reading | None:
-        """Compute this step's reading over all processes, store it, and return it; None if any process has none."""
         state, sums = _STOPPED, self._sums
         self._sums = None
         if not self.stopped:
@@ -395,7 +394,6 @@ class SinkMonitor:
         self._labels = None, None
 
     def _hook_layers(self) -> None:
-        """Put hooks on every layer, for its residual stream, and on every attention module."""
         once = iter([-1])
 
         def add_first_stream(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -417,7 +415,6 @@ class SinkMonitor:
             self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the inputs of the sequences to read, and their padding mask, from a call's ``args`` and ``kwargs``."""
         named = dict(zip(inspect.signature(self._model.forward).parameters, args, strict=False)) | kwargs
         tokens = named.get("input_ids")
         tokens = named.get("inputs_embeds") if tokens is None else tokens
@@ -441,7 +438,6 @@ class SinkMonitor:
             self._leave_out_first_tokens("none of them has two tokens")
 
     def _leave_out_first_tokens(self, why: str) -> None:
-        """Leave the numbers of first tokens, norms and outliers out of this reading, with a warning that says why."""
         assert self._sums is not None  # the hooks are on while there is a reading
         self._sums.without_first = True
         self._warn(
@@ -467,8 +463,6 @@ class SinkMonitor:
                     self._rerun_forward(inputs, call=self._model.forward)
 
     def _make_attention_hook(self, numbers: Iterator[int]) -> Callable[..., None]:
-        """Make a hook that reads an attention module's queries and keys; ``numbers`` yields the layer of each call."""
-
         def read_attention(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not torch.compiler.is_compiling() and self._valid is not None:
                 batch = (args[0] if args else kwargs["hidden_states"]).shape[0]
@@ -486,7 +480,6 @@ class SinkMonitor:
         return read_attention
 
     def _add_stream(self, h: Tensor, *, layer: int) -> None:
-        """Add a layer's residual stream ``h``, "batch position d_model", to the sums of the reading."""
         if self._sums is None or self._valid is None:  # a part of the model was called, and not the model
             return
         with _without_gradients_or_autocast(h.device):
@@ -497,7 +490,6 @@ class SinkMonitor:
             self._sums.add_state(h, layer=layer, valid=valid.to(h.device, non_blocking=True))
 
     def _add_attention(self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]) -> None:
-        """Add a layer's attention, computed from its queries and keys ``seen``, to the sums at the tokens ``valid``."""
         sums = self._sums
         assert sums is not None  # the hooks are on while there is a reading
         score, sink, sigmoid, pattern = seen
@@ -540,7 +532,6 @@ class SinkMonitor:
         self._rerun_forward(given, call=inner)
 
     def _rerun_forward(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
-        """Run the forward pass ``call(**inputs)`` with hooks on, in evaluation mode and without gradients."""
         tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
         assert tokens is not None
         self._set_documents(inputs, batch=tokens.shape[0], length=tokens.shape[1])
@@ -604,7 +595,6 @@ def _unwrap_module(module: nn.Module) -> nn.Module:
 
 
 def _unwrap_model(model: nn.Module) -> PreTrainedModel:
-    """Return the Hugging Face model inside the wrappers of parallel training, compilation and adapters."""
     while not isinstance(model, PreTrainedModel):
         inner = _unwrap_module(model)
         if inner is model:
@@ -621,7 +611,6 @@ def _unwrap_model(model: nn.Module) -> PreTrainedModel:
 
 
 def _find_family(model: PreTrainedModel) -> Family:
-    """Return the model's family, by its class or a parent class; refuse layers that share keys."""
     names = [one.__name__ for one in type(model).__mro__]
     known = next((name for name in names if name in FAMILIES), names[0])
     if known.startswith("FSDP"):  # fully_shard makes a class of that name

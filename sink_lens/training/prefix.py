@@ -388,7 +388,6 @@ def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None,
 
 
 def _read_saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
-    """Read the configuration of the adapter saved in ``folder``; refuse another model class than ``architecture``."""
     try:
         saved = parse_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

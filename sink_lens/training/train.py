@@ -110,7 +110,6 @@ def train(
 
 
 def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) -> str:
-    """Return a sentence with model, time, last losses of ``log``, and the range of the value norm's first ``gains``."""
     last, held_out = log.iloc[-1], log["eval_loss"].dropna()
     norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
     if gains:
@@ -161,7 +160,6 @@ def _open_run_folder(
 
 
 def _prepare_run(config: dict[str, Any], writer: RunWriter, *, overwrite: bool) -> Path | None:
-    """Write the configuration into the run folder, and return the checkpoint to resume from, or None."""
     folder = writer.folder / "checkpoints"
     checkpoint_files.refuse_foreign_folders(folder)
     checkpoint_files.remove_unsealed(folder / checkpoint_files.PART)

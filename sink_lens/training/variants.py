@@ -106,7 +106,6 @@ def group_runs(
 
 
 def _check_finished_training(run: Run) -> Run:
-    """Return the run if it is a finished training; refuse it otherwise."""
     if run.kind != "train":
         raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train. Leave it out.")
     if run.status != "finished":
@@ -158,7 +157,6 @@ def _field_differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
 
 
 def _differences_text(runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
-    """Return an error text: for each field of ``names``, the values that the runs have, and a run with each value."""
     parts = []
     for name in names:
         seen: dict[str, Run] = {}
@@ -172,7 +170,6 @@ def _differences_text(runs: Sequence[Run], configs: Sequence[dict[str, Any]], na
 
 
 def _check_same_seeds_and_data(variants: dict[str, dict[int, Run]], runs: Sequence[Run]) -> None:
-    """Refuse variants whose runs have different sets of seeds, and runs that were trained on different data."""
     seeds = {variant: sorted(runs) for variant, runs in variants.items()}
     if len({tuple(one) for one in seeds.values()}) > 1:
         listed_seeds = "; ".join(f"{variant}: {', '.join(map(str, one))}" for variant, one in seeds.items())
@@ -188,7 +185,6 @@ def _check_same_seeds_and_data(variants: dict[str, dict[int, Run]], runs: Sequen
 
 
 def _warn_of_differences(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Warn of each difference between runs that is allowed, such as the device; return the warnings' sentences."""
     sentences: dict[str, None] = {}
     for given, names in (([run.provenance for run in runs], (*CIRCUMSTANCE, "processes")), (configs, WARNED)):
         for name in names:

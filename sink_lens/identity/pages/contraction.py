@@ -37,7 +37,6 @@ _DEPTHS = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
 
 
 def _layer_figure(run: Run) -> tuple[str, Figure]:
-    """Return caption and figure: contraction between sequences and between positions, after each sublayer."""
     layers = _first_and_last_checkpoints(run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"]))
     see = (
         "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. "
@@ -78,7 +77,6 @@ def _first_and_last_checkpoints(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _position_figure(run: Run) -> tuple[str, Figure]:
-    """Return caption and figure: contraction between sequences by position, and norms relative to position 0."""
     table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
     positions = _first_and_last_checkpoints(table)
     see = (
@@ -108,7 +106,6 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _agreement_figure(run: Run) -> tuple[str, Figure]:
-    """Return caption and figure: cosines of every two models' contraction directions, grouped by ``relation_text``."""
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     models = run.need("models", columns=["model", "variant", "seed"])
     see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
@@ -159,7 +156,6 @@ _BESIDE = (
 
 
 def _title(run: Run) -> str:
-    """Return the page's title: how alike the models make different sequences."""
     variants, summary = read_variants_and_models(run)
     if not len(variants):
         rows = summary.loc[summary["measure"] == "inter_excess"].drop_duplicates("variant")
@@ -177,7 +173,6 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Return sentences for below the title: how cosines of states change, how directions of two seeds agree."""
     variants, summary = read_variants_and_models(run)
     names = variant_names(variants)
     sentences = shared_settings_sentence(names) if names else []
@@ -219,7 +214,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _measure_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of each model's contraction and sink measures."""
     summary = run.need("summary", columns=SUMMARY)
     wide = summary.pivot_table(index=["model", "variant"], columns="measure", values="value", sort=False)
     wide = shorten_model_names(wide.reset_index())
@@ -231,7 +225,6 @@ def _measure_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _alignment_table(run: Run) -> tuple[str, PageTable]:
-    """Return caption and table: cosines of the contraction direction with unembeddings and the largest dimension."""
     table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
     heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
     heads |= {"of": "of", "event_frac": "share of predictions"}

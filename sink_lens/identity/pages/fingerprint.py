@@ -54,7 +54,6 @@ def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[s
 
 
 def _sentence_of_pair(row: dict) -> str:
-    """Say whether two models began with the same weights; ``row`` is the pair's row of the table ``pairs``."""
     pair = f"{row['a']} and {row['b']}"
     if row["verdict"] == NO_ANSWER:
         return f"{pair} have no answer: {row['why']}."
@@ -82,7 +81,6 @@ def draw_pairs(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]
 
 
 def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame) -> None:
-    """Draw each pair's ``tau_bar`` over bars of its nulls, mean ± 1.96 standard deviations."""
     axes = panel(figure, xlabel="mean tau over the shared coordinates")
     tau_of = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
     kinds = list(dict.fromkeys(nulls["null"].tolist()))
@@ -162,7 +160,6 @@ def _rename_models(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
 
 
 def _pair_figure(run: Run) -> tuple[str, Figure]:
-    """Return caption and figure of all pairs (see ``draw_pairs``)."""
     pairs, nulls = run.need("pairs", columns=_PAIRS), run.need("nulls", columns=_NULLS)
     models = run.need("models", columns=("model",))
     if not np.isfinite(pairs["tau_bar"].to_numpy(float)).any():
@@ -182,7 +179,6 @@ def _pairs_by_null(run: Run) -> pd.DataFrame:
 
 
 def _pair_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the pairs, the largest tau_bar first."""
     pairs = run.need("pairs", columns=_PAIRS)
     heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "mean tau"}
     heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
@@ -203,7 +199,6 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _null_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of every pair's nulls."""
     nulls = run.need("nulls", columns=_NULLS)
     heads = {"a": "model", "b": "and", "null": "null", "mean": "mean", "sd": "sd", "z": "z"}
     heads |= {"log10_p_paper": "log10 p (1 − Φ)", "log10_p_code": "log10 p (2 (1 − Φ))", "p_draws": "p by draws"}

@@ -27,7 +27,6 @@ from sink_lens.text import as_text, token_text
 
 
 def _coverage_figure(run: Run) -> tuple[str, Figure]:
-    """Return caption and figure: the share of predictions that the k most frequent tokens make up, beside chance."""
     table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
     see = (
         "Share of the predictions that go to the most frequent tokens. Dotted: chance (as many uniform draws); grey: "
@@ -64,7 +63,6 @@ _PREFERRED = (
 
 
 def _title(run: Run) -> str:
-    """Return the page's title: how many models predict one token more often than chance."""
     summary = run.need("summary", columns=[*SUMMARY, "null_high"])
     rows = summary.loc[summary["measure"] == "argmax_top_ratio"]
     over = int((rows["value"].to_numpy(float) > rows["null_high"].to_numpy(float)).sum())
@@ -100,8 +98,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _preference_sentence(rows: pd.DataFrame, name: str) -> str:
-    """Return a sentence: how often the models in ``rows``, called ``name``, predict their top tokens, beside chance."""
-
     def mean(measure: str, column: str = "value") -> str:
         return as_text(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
 
@@ -114,7 +110,6 @@ def _preference_sentence(rows: pd.DataFrame, name: str) -> str:
 
 
 def _token_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the three tokens that each model predicts (and ranks last) most often."""
     table = run.need(
         "tokens", columns=["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
     )

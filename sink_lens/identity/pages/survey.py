@@ -144,7 +144,6 @@ def read_variants_and_models(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _variant_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the measures of every variant."""
     variants = run.need("variants", columns=VARIANTS)
     among = list(dict.fromkeys(variants["variant"].tolist()))
     heads = {"variant": "model", "measure": "measure", "n": "seeds", "mean": "mean"}

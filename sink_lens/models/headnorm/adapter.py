@@ -112,7 +112,6 @@ class HeadNormAdapter(LlamaArchitectureAdapter):
         self.supports_center_writing_weights = False
 
     def _build_attention_bridge(self) -> Any:
-        """Return a new bridge component of the attention, with hook points for gate, norm and head output."""
         head_out = HeadOutputBridge(name="head_out")
         head_out.mark_pos_dim(1)
         norms = {

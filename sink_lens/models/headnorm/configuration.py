@@ -105,7 +105,6 @@ class HeadNormConfig(LlamaConfig):
         super().validate()  # type: ignore[misc]  # huggingface_hub adds it to the class
 
     def _check_own_fields(self) -> None:
-        """Raise InputError if one of this class's own fields has a value that is not allowed."""
         if isinstance(self.num_attention_heads, int) and self.num_attention_heads < 1:
             raise InputError(f"num_attention_heads is {self.num_attention_heads}; need at least 1")
         known = {"attention": ATTENTIONS, "norm": NORMS, "value_norm": VALUE_NORMS, "value_norm_init": VALUE_NORM_INITS}

@@ -71,7 +71,6 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
 
 
 def _check_window_length(model: PreTrainedModel) -> None:
-    """Raise ModelError for a model with a sliding window shorter than its context."""
     config = model.config
     reaches = [sliding_window_of(config, layer=layer) for layer in range(config.num_hidden_layers)]
     window = next((reach for reach in reaches if reach is not None), None)

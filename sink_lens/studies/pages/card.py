@@ -27,7 +27,6 @@ _LOSSES = {
 
 
 def _sink_figure(run: Run) -> tuple[str, Figure]:
-    """Draw by layer the attention to the first token and its norm ratio to the others; return caption and figure."""
     layers = run.need("layers", columns=["layer", "sink_attention", "norm_ratio"])
     see = (
         "Layer by layer: when heads begin to attend to the first token, and when its norm grows. The layer where "
@@ -52,7 +51,6 @@ def _sink_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _title(run: Run) -> str:
-    """Return the title of a run's page, with sink positions, sink rate and outlier dimensions."""
     table = run.optional("summary", columns=["sink_positions", "outlier_dimensions"])
     if table is None or table.empty:
         return "A model's sinks"
@@ -67,7 +65,6 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Return the sentence of a card's run, and one on the positions that a KV cache must keep."""
     sentences = summary_lines(run, limit=900)
     sinks = run.need("summary", columns=["sink_positions"])["sink_positions"].astype("string").fillna("").tolist()[:1]
     if any(sinks):
@@ -81,7 +78,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _dimension_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and a run's table of outlier dimensions and residual sinks."""
     table = run.need("dimensions", columns=["kind", "dimension", "layers", "value", "coverage"])
     see = (
         "Outlier dimensions dominate the studied token; residual ones are large on most other tokens. Which of them "
@@ -93,7 +89,6 @@ def _dimension_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _writer_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and a run's table of the parts that write the outlier dimension."""
     table = run.need("writers", columns=["layer", "dimension", "part", "unit", "share"])
     see = (
         "What writes the dimension in the layers where the token's norm grows. A share is a share of the "
@@ -106,7 +101,6 @@ def _writer_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _loss_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and a run's table of the loss with and without the outlier dimensions."""
     table = run.need("losses", columns=["condition", "loss_nats", "change_nats", "change_low", "change_high"])
     shown = table.assign(
         condition=[_LOSSES.get(str(name), safe_line(name)) for name in table["condition"]],

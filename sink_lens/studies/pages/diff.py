@@ -22,7 +22,6 @@ def name_neurons(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(run: Run) -> str:
-    """Return the title of a run's page, with the change of the loss."""
     table = run.optional("summary", columns=["loss_change_nats", "loss_change_low", "loss_change_high"])
     if table is None or table.empty:
         return "Two models compared"
@@ -36,7 +35,6 @@ def _title(run: Run) -> str:
 
 
 def _number_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and a run's table of the quantities that are numbers, for both models."""
     table = run.need("changes", columns=["quantity", "unit", "first", "second", "change", "change_low", "change_high"])
     table = table.loc[~table["unit"].isin(["index", "text"])]
     shown = table.assign(

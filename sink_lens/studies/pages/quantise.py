@@ -23,7 +23,6 @@ _COLUMNS = [
 
 
 def _title(run: Run) -> str:
-    """Return the title of a run's page, with the format and what to keep in 16 bit."""
     table = run.optional("summary", columns=["verdict", "format"])
     if table is None or table.empty:
         return "What a low-precision format costs"

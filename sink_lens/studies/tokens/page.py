@@ -27,7 +27,6 @@ from sink_lens.text import as_text, join_and, percent, plural, token_text
 
 
 def _histogram_figure(run: Run) -> tuple[str, Figure]:
-    """Draw a run's number of tokens by score, a panel per score, with gap and threshold; return caption and figure."""
     histogram = run.need("histogram", columns=["by", "low", "high", "tokens"])
     thresholds = run.need("thresholds", columns=["by", "threshold", "gap_low", "gap_high"])
     see = (
@@ -57,7 +56,6 @@ def _histogram_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _position_figure(run: Run) -> tuple[str, Figure]:
-    """Draw the share of a run's tokens at each position that are sinks, or massive; return caption and figure."""
     positions = run.need("positions", columns=["position", "sink_rate", "massive_rate"])
     figure = new_figure(width=7.4)
     axes = panel(figure, xlabel="position", ylabel="share of sequences, %")
@@ -72,7 +70,6 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _coverage_figure(run: Run) -> tuple[str, Figure]:
-    """Draw, for each outlier dimension, on what share of tokens it is an outlier; return caption and figure."""
     dimensions = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage"])
     if dimensions.empty:
         raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
@@ -133,7 +130,6 @@ def _widest_dimensions(part: pd.DataFrame, *, most: int = 6) -> list[int]:
 
 
 def _title(run: Run) -> str:
-    """Return the title of a run's page, with the numbers of sinks and massive activations."""
     table = run.optional("agreement", columns=["kind", "tokens", "sinks", "massive"])
     if table is None:
         return "Sink tokens"
@@ -148,7 +144,6 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Return the sentences below a run's title: thresholds, tokens that are sinks and massive, large dimensions."""
     sentences: list[str] = []
     thresholds = run.optional("thresholds", columns=["statement"])
     if thresholds is not None:
@@ -180,7 +175,6 @@ def _agreement_sentences(agreement: pd.DataFrame) -> list[str]:
 
 
 def _marked_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and a run's table of every marked token."""
     table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
     shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
     heads = {"sequence": "sequence", "position": "position", "text": "token", "kind": "kind", "sink": "sink"}
@@ -191,7 +185,6 @@ def _marked_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _token_id_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and a run's table of token ids, the most often marked first."""
     table = run.need("token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"])
     heads = {"text": "token", "token_id": "id", "kind": "kind", "tokens": "occurrences", "sink_rate": "sink rate"}
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}

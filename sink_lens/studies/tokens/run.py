@@ -182,7 +182,6 @@ class _PassReadings:
 
 
 def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool) -> _MarkedTokens:
-    """Score all tokens in forward passes, and mark the sinks and the massive tokens."""
     size = (batch.n_sequences, batch.n_positions)
     scores = {by: torch.full(size, math.nan, dtype=torch.float32) for by in LEAST}
     layers = {
@@ -231,7 +230,6 @@ def is_delimiter(text: str, token_id: int, special: frozenset[int]) -> bool:
 
 
 def _marked_token_rows(every: pd.DataFrame, found: _MarkedTokens) -> pd.DataFrame:
-    """Return the table ``sink_tokens``: ``every`` token that is a sink or massive, with its layers from ``found``."""
     table = every.loc[every["sink"] | every["massive"]].reset_index(drop=True)
     places = list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))
     sink_layers = [_layers_above(found.shares, place, found.thresholds["attention"]) for place in places]
@@ -311,7 +309,6 @@ def _score_histogram(found: _MarkedTokens) -> pd.DataFrame:
 
 
 def _threshold_rows(found: _MarkedTokens, config: TokensConfig) -> pd.DataFrame:
-    """Return the table ``thresholds``: per score its threshold, gap, number of marked tokens and a statement."""
     rows = []
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
     for by, gap in found.gaps.items():
@@ -337,7 +334,6 @@ def _threshold_rows(found: _MarkedTokens, config: TokensConfig) -> pd.DataFrame:
 
 
 def _agreement_rows(every: pd.DataFrame) -> pd.DataFrame:
-    """Return the table ``agreement`` from a table of every token: per kind how many are sinks, massive, and both."""
     rows = []
     for kind in ("first", "delimiter", "other", "all"):
         part = every if kind == "all" else every.loc[every["kind"] == kind]

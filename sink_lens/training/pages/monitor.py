@@ -99,7 +99,6 @@ def _alarm_table(run: Run) -> pd.DataFrame | None:
 
 
 def _title(run: Run) -> str:
-    """Return the page's title: where and by which step a sink is born, and the share of heads from begin to end."""
     alarms, readings = _alarm_table(run), run.optional("monitor", columns=_COLUMNS)
     if alarms is None:  # or of a run that does not say at which position
         return "Training watched"
@@ -122,7 +121,6 @@ def _title(run: Run) -> str:
 
 
 def _sentences(run: Run) -> list[str]:
-    """Return the page's sentences: the alarms, and the sink's rate and mass at the last reading."""
     alarms = _alarm_table(run)
     told = [] if alarms is None else [safe_line(one, limit=300) for one in alarms["sentence"].tolist()]
     sentences = [f"{capitalise(one)}." for one in told[:_MOST_SENTENCES]]
@@ -157,7 +155,6 @@ def _sink_threshold(run: Run) -> float:
 
 
 def _course_figure(run: Run) -> tuple[str, Figure]:
-    """Return (caption, figure) of the monitor's readings by step."""
     readings = run.need("monitor", columns=_COLUMNS)
     see = (
         "Each panel shows one measure of the monitor by step; several lines are several layers. A dashed line is an "

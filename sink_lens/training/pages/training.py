@@ -285,7 +285,6 @@ def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _TokenScale) -> None:
 def _draw_band(
     axes: Axes, rows: pd.DataFrame, scale: _TokenScale, *, label: str, color: str, marker: str, marks: bool = False
 ) -> None:
-    """Draw means by tokens as a line, with their intervals as a band; ``marks`` (or at most 30 rows) adds points."""
     rows = rows.sort_values("tokens")
     x, (mean, low, high) = scale.positions(rows["tokens"]), rows[["mean", "low", "high"]].to_numpy(float).T
     if np.isfinite(low).any():
@@ -312,7 +311,6 @@ def _watch_title(run: Run) -> str:
 
 
 def _last_values_text(run: Run) -> str:
-    """Return a text with a run's last loss (held out, if logged) and last sink rate; empty if it has neither."""
     log, watch = run.optional("log", columns=_LOG), run.optional("watch", columns=_WATCH)
     parts = []
     for column, name in (("eval_loss", "held-out loss"), ("loss", "loss")):
@@ -325,7 +323,6 @@ def _last_values_text(run: Run) -> str:
 
 
 def _training_sentences(run: Run) -> list[str]:
-    """Return sentences that say how long a training was, its last losses, and, if it was watched, its sink."""
     sentences = []
     log = run.optional("log", columns=_LOG)
     if log is not None and len(log):
@@ -347,7 +344,6 @@ def _find_birth(watch: pd.DataFrame) -> Birth | None:
 
 
 def _sink_sentence(watch: pd.DataFrame) -> str:
-    """Return a sentence that says when position 0 became a sink, if at all, at the usual threshold."""
     born = _find_birth(watch)
     if born is None:
         return f"The share of heads with a sink score above {SINK_THRESHOLD:g} was not measured."
@@ -366,7 +362,6 @@ def _check_watched(run: Run) -> None:
 
 
 def _course_figure(run: Run) -> tuple[str, Figure]:
-    """Return (caption, figure) of the measures of the run's checkpoints by tokens."""
     _check_watched(run)
     watch = run.need("watch", columns=_WATCH)
     watch = watch.loc[watch["measure"] != "error"]
@@ -379,7 +374,6 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _loss_figure(run: Run) -> tuple[str, Figure]:
-    """Return (caption, figure) of the training and held-out loss by tokens."""
     log = run.need("log", columns=_LOG)
     figure = new_figure(width=7.4, height=3.2)
     axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
@@ -462,7 +456,6 @@ def _variant_names(run: Run) -> list[str]:
 
 
 def _compare_title(run: Run) -> str:
-    """Return the title of a comparison: the variants, and the difference of their final losses."""
     logged = run.optional("logged", columns=["run"])
     if logged is not None:
         return f"Logs of {safe_line(join_and(dict.fromkeys(logged['run'].tolist())))}"
@@ -504,7 +497,6 @@ _DRAWN = {
 
 
 def _comparison_figure(run: Run) -> tuple[str, Figure]:
-    """Return (caption, figure) of a comparison's losses, differences to the baseline, and course of the sink."""
     tables = {name: run.need(name, columns=columns) for name, columns in _DRAWN.items()}
     if empty := [name for name, table in tables.items() if not len(table)]:
         raise RunError(f"the table {empty[0]!r} has no rows. Compare again to see it.")
