@@ -9,6 +9,7 @@ half-precision type. Whether they are equal to the last bit is a fact about a CP
 states: ``engine.trust`` finds it out where the numbers are computed.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -346,6 +347,84 @@ LEFT_OUT = {
 """Architecture without a row -> why."""
 
 
+_NEEDED: dict[str, list[tuple[Callable[[Any], Any], str]]] = {
+    "FalconForCausalLM": [
+        (
+            lambda config: config.multi_query and config.parallel_attn,
+            "this FalconForCausalLM has several key heads, or an MLP behind its attention; need multi_query and "
+            "parallel_attn, which 7B has",
+        )
+    ],
+    "GPTBigCodeForCausalLM": [
+        (
+            lambda config: config.multi_query,
+            "this GPTBigCodeForCausalLM has several key heads; need one with multi_query",
+        )
+    ],
+    "OPTForCausalLM": [
+        (
+            lambda config: config.do_layer_norm_before and config.word_embed_proj_dim == config.hidden_size,
+            "this OPTForCausalLM norms behind its sublayers, or projects its embeddings to another width, as 350M "
+            "does; need one of the other sizes",
+        )
+    ],
+    "Qwen3MoeForCausalLM": [
+        (
+            lambda config: not config.mlp_only_layers and config.decoder_sparse_step == 1,
+            "some of its layers have no experts; need a Qwen3-MoE whose layers all have them",
+        )
+    ],
+    "GraniteMoeHybridForCausalLM": [
+        (
+            lambda config: config.position_embedding_type in ("rope", "nope"),
+            "the position_embedding_type of this GraniteMoeHybridForCausalLM is {config.position_embedding_type!r}; "
+            "need 'rope' or 'nope'. Set it in config.json",
+        ),
+        (
+            lambda config: not config.num_local_experts,
+            "the layers of this GraniteMoeHybridForCausalLM have routed experts beside a shared MLP, and no module "
+            "adds up what they give; need one without routed experts",
+        ),
+    ],
+    "Gemma4ForCausalLM": [
+        (
+            lambda config: config.use_bidirectional_attention != "all",
+            "the tokens of this Gemma4ForCausalLM see those behind them; need a causal model",
+        )
+    ],
+}
+"""Architecture -> what its configuration must meet, each with the error of one that does not."""
+
+_BY_CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "StableLmForCausalLM": lambda config: (
+        {"mlp_norm": FAMILIES["StableLmForCausalLM"].attn_norm} if config.use_parallel_residual else {}
+    ),
+    "Gemma4ForCausalLM": lambda config: {
+        **({} if config.hidden_size_per_layer_input else {"per_layer": None}),
+        **(dict.fromkeys(("gate", "up", "down")) if config.enable_moe_block else {}),
+    },
+    "JambaForCausalLM": lambda config: (
+        {"gate": "gate_proj", "up": "up_proj", "down": "down_proj", "experts": None, "dense": ()}
+        if max(config.layers_num_experts or [1]) == 1
+        else {}
+    ),
+    "Glm4MoeForCausalLM": lambda config: {"qk_norm": "head"} if config.use_qk_norm else {},
+    "FalconH1ForCausalLM": lambda config: {
+        "attn_in_multiplier": float(config.attention_in_multiplier),
+        "attn_multiplier": float(config.attention_out_multiplier),
+        "mixer_multiplier": float(config.ssm_out_multiplier),
+        "mlp_multiplier": float(config.mlp_multipliers[1]),
+    },
+    "HeadNormForCausalLM": lambda config: {
+        "sigmoid": config.attention == "sigmoid",
+        "sink_logit": config.attention in ("sink_logit", "off_by_one", "key_bias"),
+        "head_gate": "head_gate" if config.attention.startswith("gate_") else None,
+        "qk_norm": "head" if config.qk_norm else None,
+    },
+}
+"""Architecture -> the fields of its row that its configuration changes."""
+
+
 def family_of(architecture: str) -> Family:
     """Look up the table row of an architecture by its Hugging Face class name; raise ModelError if there is none."""
     if architecture not in FAMILIES:
@@ -364,65 +443,24 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
     for name, reason in _REFUSED.get(architecture, {}).items():
         if getattr(config, name, None):
             raise ModelError(f"this {architecture} has {name}={getattr(config, name)!r}: {reason}")
-    if architecture == "FalconForCausalLM" and not (config.multi_query and config.parallel_attn):
-        raise ModelError(
-            "this FalconForCausalLM has several key heads, or an MLP behind its attention; need multi_query and "
-            "parallel_attn, which 7B has"
-        )
-    if architecture == "GPTBigCodeForCausalLM" and not config.multi_query:
-        raise ModelError("this GPTBigCodeForCausalLM has several key heads; need one with multi_query")
-    if architecture == "OPTForCausalLM" and not (
-        config.do_layer_norm_before and config.word_embed_proj_dim == config.hidden_size
-    ):
-        raise ModelError(
-            "this OPTForCausalLM norms behind its sublayers, or projects its embeddings to another width, as 350M "
-            "does; need one of the other sizes"
-        )
-    if architecture == "StableLmForCausalLM" and config.use_parallel_residual:
-        return replace(row, mlp_norm=row.attn_norm)
-    if architecture == "Qwen3MoeForCausalLM" and (config.mlp_only_layers or config.decoder_sparse_step != 1):
-        raise ModelError("some of its layers have no experts; need a Qwen3-MoE whose layers all have them")
-    if architecture == "GraniteMoeHybridForCausalLM" and config.position_embedding_type not in ("rope", "nope"):
-        raise ModelError(
-            f"the position_embedding_type of this {architecture} is {config.position_embedding_type!r}; need 'rope' "
-            "or 'nope'. Set it in config.json"
-        )
-    if architecture == "GraniteMoeHybridForCausalLM" and config.num_local_experts:
-        raise ModelError(
-            f"the layers of this {architecture} have routed experts beside a shared MLP, and no module adds up what "
-            "they give; need one without routed experts"
-        )
-    if architecture == "Gemma4ForCausalLM":
-        if config.use_bidirectional_attention == "all":
-            raise ModelError("the tokens of this Gemma4ForCausalLM see those behind them; need a causal model")
-        without = {} if config.hidden_size_per_layer_input else {"per_layer": None}
-        return replace(row, **without, **({"gate": None, "up": None, "down": None} if config.enable_moe_block else {}))
+    for is_met, message in _NEEDED.get(architecture, ()):
+        if not is_met(config):
+            raise ModelError(message.format(config=config))
+    changes = _changed_fields(architecture, config, row)
+    return replace(row, **changes) if changes else row
+
+
+def _changed_fields(architecture: str, config: Any, row: Family) -> dict[str, Any]:
+    """Return the fields of the row that a configuration changes."""
+    if architecture in _BY_CONFIG:
+        return _BY_CONFIG[architecture](config)
     if row.kv_latent is not None and config.q_lora_rank is None:  # V2-Lite
-        return replace(row, q="q_proj", q_latent=None)
-    if architecture == "JambaForCausalLM" and max(config.layers_num_experts or [1]) == 1:
-        return replace(row, gate="gate_proj", up="up_proj", down="down_proj", experts=None, dense=())
-    if architecture == "Glm4MoeForCausalLM" and config.use_qk_norm:
-        return replace(row, qk_norm="head")
-    if architecture == "FalconH1ForCausalLM":
-        return replace(
-            row,
-            attn_in_multiplier=float(config.attention_in_multiplier),
-            attn_multiplier=float(config.attention_out_multiplier),
-            mixer_multiplier=float(config.ssm_out_multiplier),
-            mlp_multiplier=float(config.mlp_multipliers[1]),
-        )
+        return {"q": "q_proj", "q_latent": None}
     if hasattr(config, "residual_multiplier"):
-        by = float(config.residual_multiplier)
-        return replace(row, attn_multiplier=by, mixer_multiplier=by, mlp_multiplier=by)
-    if architecture != "HeadNormForCausalLM":
-        return row
-    return replace(
-        row,
-        sigmoid=config.attention == "sigmoid",
-        sink_logit=config.attention in ("sink_logit", "off_by_one", "key_bias"),
-        head_gate="head_gate" if config.attention.startswith("gate_") else None,
-        qk_norm="head" if config.qk_norm else None,
-    )
+        return dict.fromkeys(
+            ("attn_multiplier", "mixer_multiplier", "mlp_multiplier"), float(config.residual_multiplier)
+        )
+    return {}
 
 
 def head_sizes(config: Any, *, family: Family, layer: int) -> dict[str, int]:
