@@ -149,14 +149,6 @@ class Circuit:
         """Indices of the pairs on which edges are chosen, and of the pairs on which circuits are judged."""
         return stability.random_halves(self.templates, generator=np.random.default_rng([self.seed, 2]))
 
-    @property
-    def jaccard_of_halves(self) -> float:
-        """Number of edges that the circuits of both halves share, divided by the number in at least one of them."""
-        means = (self.scores.values[rows].mean(0) for rows in self.halves)
-        return stability.jaccard(
-            *(choose_edges(self.graph, one, self.size, how=self.choice, outputs=self.outputs) for one in means)
-        )
-
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A table of the circuit's edges and of the next largest ones, sorted by absolute score.

@@ -7,9 +7,11 @@ import numpy as np
 import pandas as pd
 
 from .checks import CONFIRMED, make_check
+from .choice import choose_edges
 from .circuit import Circuit
 from .curve import FaithfulnessJudge, smallest_faithful_share
 from .scores import Scores
+from .stability import jaccard
 
 
 def summary_row(
@@ -76,8 +78,10 @@ def _choice_fields(circuit: Circuit, *, rule: str, seen: bool) -> dict[str, Any]
 
 
 def _stability_fields(circuit: Circuit) -> dict[str, Any]:
+    means = (circuit.scores.values[rows].mean(0) for rows in circuit.halves)
+    how: dict[str, Any] = {"how": circuit.choice, "outputs": circuit.outputs}
     return {
-        "jaccard_halves": circuit.jaccard_of_halves,
+        "jaccard_halves": jaccard(*(choose_edges(circuit.graph, mean, circuit.size, **how) for mean in means)),
         "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
     }
 

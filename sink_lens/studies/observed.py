@@ -172,7 +172,7 @@ class ObservedModel:
             panel = replace(panel, streamed=streamed, sink_positions=sinks, positions=positions)
         return replace(panel, location=locate_in_panel(panel, config=self.thresholds))
 
-    @property
+    @cached_property
     def location(self) -> Location:
         """Sink positions, and the growth steps and outlier dimensions at the strongest one, or at 0 without a sink."""
         return self.sink_panel.location

@@ -15,8 +15,10 @@ from sink_lens.chain.locate import (
     onset_layer,
 )
 from sink_lens.chain.measure import scout_and_measure
+from sink_lens.chain.readings import sampled_positions
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
+from sink_lens.models.tiny import BOS_ID, planted
 from sink_lens.studies.observed import ObservedModel
 from tests.zoo import build
 
@@ -93,6 +95,19 @@ def test_outlier_dimensions_of_the_zoo_are_the_sinks_own(name, family):
     for location in (scout_and_measure(lens, tokens, config=config).location, ObservedModel(lens, tokens).location):
         assert location.outliers == zoo.truth.outliers
         assert location.growth_layers == zoo.truth.grows
+
+
+def test_a_card_locates_a_sink_at_a_position_that_is_not_sampled_as_a_trace_does():
+    lens = wrap(planted().model)
+    tokens = from_tensor(torch.randint(3, 300, (2, 160), generator=torch.Generator().manual_seed(2)))
+    at = next(one for one in range(20, 100) if one not in sampled_positions(160).tolist())
+    tokens.tokens[:, 0], tokens.tokens[:, at] = 7, BOS_ID
+    traced = scout_and_measure(lens, tokens, config=TraceConfig(random_init=False)).location
+    location = ObservedModel(lens, tokens).location
+    assert location.sink_positions == traced.sink_positions == (at,)
+    assert location.outliers == traced.outliers
+    assert [step.ratio_after for step in location.steps] == pytest.approx([step.ratio_after for step in traced.steps])
+    assert location.steps
 
 
 def found(ratio, states, forced=None):
