@@ -83,7 +83,6 @@ def show_patch(found: PatchResult | AttributionResult, view: PatchView) -> "Iter
 
 
 def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "PageTable":
-    """Return a table of the ``top`` strongest patches in ``found``: place, metric, effect, effect of controls."""
     heads = {"value": found.metric, "effect": "effect", "95%": "95%", "control_effect": "controls"}
     heads |= {"normalised_effect": "of the way", "approximation": "approx."}
     frame = found.strongest(top)
@@ -101,7 +100,6 @@ def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "Pa
 
 
 def _text_table(headings: tuple[str, ...], rows: list[Any]) -> "PageTable":
-    """Make a table of texts with these headings and rows."""
     from ..report.page import PageTable
 
     return PageTable(heads=headings, numeric=tuple(False for _ in headings), rows=rows)

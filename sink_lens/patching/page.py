@@ -116,14 +116,12 @@ def mapped_column(frame: pd.DataFrame) -> str:
 
 
 def _position_labels(run: Run) -> dict[int, str]:
-    """Return position -> the token that all prompts share there, or the clean and the corrupted one."""
     tokens = run.optional("tokens", columns=["position", "text"])
     rows = [] if tokens is None else tokens.to_dict("records")
     return {int(row["position"]): token_text(row["text"]) for row in rows}
 
 
 def _changed_labels(run: Run) -> dict[int, str]:
-    """Return position -> text of both tokens, for the positions at which the prompts differ."""
     table = run.optional("differences", columns=["position", "clean", "corrupted"])
     if table is None:
         return {}
@@ -132,7 +130,6 @@ def _changed_labels(run: Run) -> dict[int, str]:
 
 
 def _title(run: Run) -> str:
-    """Return the page's title: where the stream carries the metric, else the strongest patch and its effect."""
     site, direction = site_label(run.config.get("site", "activations")), safe_line(run.config.get("direction", ""))
     title = f"Patching the {site}, {direction}"
     table = run.optional("patches", columns=["effect"])
@@ -194,7 +191,6 @@ def _layer_ranges(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _metric_text(run: Run) -> str:
-    """Return the metric in words, with the tokens that it compares."""
     name = safe_line(run.config.get("metric_name") or name_in_words(str(run.config.get("metric", "the metric"))))
     correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
     named = name == "logit difference" and correct
@@ -202,7 +198,6 @@ def _metric_text(run: Run) -> str:
 
 
 def _strongest_text(table: pd.DataFrame) -> str:
-    """Return the first patch in ``table`` in words: place, effect, and its share of the difference of both prompts."""
     best = table.to_dict("records")[0]
     where = ", ".join(f"{name} {as_text(best[name])}" for name in _BY if name in table.columns)
     text, share = f"{where}: {as_text(float(best['effect']))}", float(best.get("normalised_effect", np.nan))
@@ -214,7 +209,6 @@ def _strongest_text(table: pd.DataFrame) -> str:
 
 
 def _prompt_sentences(run: Run) -> list[str]:
-    """Return sentences on the clean prompt, the corrupted prompt and the tokens that differ, as far as known."""
     sentences = []
     for name in ("clean", "corrupted"):
         texts = run.config.get(name) or []
@@ -226,7 +220,6 @@ def _prompt_sentences(run: Run) -> list[str]:
 
 
 def _headline(run: Run) -> list[str]:
-    """Return the sentences at the top of the page: prompts, largest effect, and the places that were patched."""
     table = sort_by_magnitude(run.need("patches", columns=["effect", "changed"]), "effect")
     prompts = "; ".join(_prompt_sentences(run))
     sentences = [f"{capitalise(prompts)}."] if prompts else []
@@ -243,7 +236,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _heatmap_figure(run: Run) -> tuple[str, Figure]:
-    """Return the caption and the figure of the heat map of effects."""
     table = run.need("patches", columns=["effect"])
     if not len(table):
         raise RunError("the table 'patches' has no rows. Run again to see it.")
@@ -262,7 +254,6 @@ def _heatmap_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the patches, sorted by absolute effect."""
     table = sort_by_magnitude(run.need("patches", columns=["effect"]), "effect")
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
@@ -276,7 +267,6 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the positions at which the prompts differ."""
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
     shown = table.assign(**{name: [token_text(text) for text in table[name]] for name in ("clean", "corrupted")})
     see = "Where the two prompts differ (a dot is a space)." + rest_note(len(table), "differences")

@@ -159,7 +159,6 @@ def _read_digits(answers: list[Answer], name: str, answers_as: AnswersAs | None,
 
 
 def _is_token_id(value: object) -> bool:
-    """Check whether a value is a whole number from 0 to 2**31 - 1, and no bool."""
     return type(value) is int and 0 <= value < 2**31
 
 

@@ -244,7 +244,6 @@ class PatchResult(MeasuredPatches):
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows as HTML: the metric of both runs and the strongest patches."""
         if self.waits:
             return display.result_html(self.headline, notes=self.notes)
         drawn = [self.heatmap()] if self.by else []
@@ -299,7 +298,6 @@ class AttributionResult(MeasuredPatches):
         return {"patches": self.frame, "differences": self.differences, "tokens": label_table(self.labels)}
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows as HTML: the baseline metric and the largest approximated effects."""
         drawn = [self.heatmap()] if self.by else []
         return display.result_html(self.headline, *drawn, self.strongest(), notes=self.notes)
 
@@ -370,7 +368,6 @@ def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> 
 
 
 def _rename_for_folder(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table as the run folder has it: an approximation's column ``effect`` is named ``approximation``."""
     if "method" not in frame:
         return frame
     return frame.drop(columns="method").rename(columns={"effect": "approximation"})

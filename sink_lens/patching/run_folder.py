@@ -42,7 +42,6 @@ def patch_in_folder(
     planned: list[Patches] = []
 
     def plan_patches(writer: RunWriter) -> dict[str, int]:
-        """Plan the patches; return the name of each block -> its number of patches."""
         held = writer.has("plan")
         patches = request.patches(read_plan(writer.folder / "plan.json") if held else None)
         if patches.engine is not None and not held:
@@ -98,14 +97,12 @@ def leave_unfinished(
 
 
 def _write_plan(writer: RunWriter, patches: Patches) -> None:
-    """Write the plan of forward passes, and delete the blocks in the folder: they belong to a plan that is lost."""
     assert patches.engine is not None
     writer.clear()
     writer.write_text("plan.json", patches.engine.plan.as_json())
 
 
 def _keep_baseline(writer: RunWriter, runs: RunPair) -> None:
-    """Write the metric of both runs into the folder, or compare it with what the folder has."""
     keep_or_compare(writer, "baseline.json", {"baseline": runs.baseline.tolist(), "source": runs.source.tolist()})
 
 

@@ -135,7 +135,6 @@ def chain_circuit(run: Run) -> ChainCircuit:
 
 
 def _value_average_shares(effects: pd.DataFrame | None) -> dict[str, float]:
-    """Return what the ordinary size, direction and distance of the sink's value average remove, as far as measured."""
     if effects is None or "edit" not in effects:
         return {}
     shares = dict(zip(effects["edit"], effects["share"].astype(float), strict=True))
@@ -182,7 +181,6 @@ def _read_growth_steps(run: Run) -> list[_GrowthStep]:
 
 
 def _shared_nodes(position: int, *, joined: Sequence[NamedLink], links: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield a row for the studied ``position`` and each node of the links ``joined`` that all growth steps share."""
     deviations = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
     yield {"id": "position", "kind": "position", "label": f"position {position}"}
     into = {_node_kind(link.target): link.name for link in reversed(joined)}
@@ -259,7 +257,6 @@ def _link_edges(
 
 
 def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[str, Any]]:
-    """Yield an edge for each row of the run's table ``paths`` whose ends are nodes of the chain's ``growth_steps``."""
     columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
     table = run.optional("paths", columns=columns)
     first = growth_steps[0].step
@@ -306,19 +303,16 @@ def _path_ends(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, s
 
 
 def _values_in_layers(table: pd.DataFrame | None, column: str, position: int, layers: tuple[int, int]) -> list[Any]:
-    """Return the values in ``column`` at ``position``, for ``layers`` (first, last); [] if ``table`` is None."""
     if table is None:
         return []
     return table.loc[table["layer"].between(*layers) & (table["sink_position"] == position), column].tolist()
 
 
 def _row_dicts(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table, each as a dictionary from column to value."""
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 
 def _frame_of_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame:
-    """Make a data frame of ``rows`` with ``columns``; a blank is nan in a column of ``_NUMBERS``, else empty text."""
     frame = pd.DataFrame(rows, columns=list(columns))
     for name in columns:
         if name in _NUMBERS:

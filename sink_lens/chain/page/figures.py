@@ -246,7 +246,6 @@ def spread_heights(heights: Sequence[float], *, gap: float, top: float) -> list[
 
 
 def _nan_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean of the finite values along the last axis; nan if there is none."""
     there = np.isfinite(values)
     counts = there.sum(axis=-1)
     return np.where(counts > 0, np.where(there, values, 0).sum(axis=-1) / np.maximum(counts, 1), np.nan)
@@ -257,7 +256,6 @@ _NAME = 0.25
 
 
 def _write_neuron_names(axes: Axes, points: pd.DataFrame) -> None:
-    """Write the name of each neuron in ``points`` beside its point, at heights where no two names overlap."""
     low, high = axes.get_ylim()
     x_low, x_high = (math.log10(end) for end in axes.get_xlim())
     gap = 0.07 * (high - low)

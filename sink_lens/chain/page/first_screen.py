@@ -67,7 +67,6 @@ def _verdicts_html(run: Run, links: Sequence[LinkRow]) -> str:
 
 
 def _judged_links(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
-    """Return the verdict on each link, with its primary statistic and its intervention's share as text."""
     rows = {row.link: row for row in reversed(links) if row.primary}
     judged = []
     for link in named_links(run):

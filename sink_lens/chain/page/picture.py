@@ -109,7 +109,6 @@ def draw_chain(circuit: Any, *, style: Style, width: float | None) -> Figure:
 
 
 def _words_around(circuit: Any) -> tuple[str, str]:
-    """Return (title, what the numbers are)."""
     position, model = circuit.about["sink_position"], safe_line(circuit.about["model"], limit=40)
     if not circuit.about["is_sink"]:
         title = f"What was measured at position {position} of {model}, which has no attention sink"
@@ -130,7 +129,6 @@ def _words_around(circuit: Any) -> tuple[str, str]:
 
 
 def _boxes_and_bonds(circuit: Any) -> tuple[dict[str, _Box], list[_Bond]]:
-    """Return (id -> box, links) of the growth steps that are drawn."""
     steps = sorted(set(circuit.nodes["step"].dropna()))
     nodes = circuit.nodes.loc[~circuit.nodes["step"].isin(steps[_MOST_STEPS:])]
     links = circuit.edges.loc[circuit.edges["quantity"] == "intervention_share"]
@@ -233,7 +231,6 @@ def _draw(boxes: Mapping[str, _Box], bonds: Sequence[_Bond], *, title: str, says
 def _labels_by_level(
     boxes: Mapping[str, _Box], bonds: Sequence[_Bond], *, width: float, form: _Form
 ) -> dict[int, list[tuple[str, str, bool]]]:
-    """Return level -> the lines (text, colour, bold) of the links that leave it; if there are several, with the end."""
     found: dict[int, list[tuple[str, str, bool]]] = {}
     levels = [boxes[bond.ends[0][0]].level for bond in bonds]
     for bond, level in zip(bonds, levels, strict=True):

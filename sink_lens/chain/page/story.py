@@ -342,7 +342,6 @@ def _outlier_dimensions(dimensions: pd.DataFrame, position: int | None, *, layer
 
 
 def _super_neuron_names(neurons: pd.DataFrame, position: int | None) -> list[str]:
-    """Name the super neurons at a position (None: at any), such as ``L11.N1229``; the largest contribution first."""
     table = neurons if position is None else neurons.loc[neurons["sink_position"] == position]
     table = table.loc[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
     names = table[["layer", "neuron"]].itertuples(index=False)
@@ -376,7 +375,6 @@ def link_rows(run: Run) -> list[LinkRow]:
 
 
 def _intervention_texts(run: Run) -> dict[str, dict[str, str]]:
-    """Return link -> the texts on its primary intervention, by field of ``LinkRow``; empty without interventions."""
     columns = ["link", "edit", "share", "ci_low", "ci_high", "control_share", "is_primary"]
     table = run.optional("effects", columns=columns)
     if table is None:
@@ -405,7 +403,6 @@ def _percent_or_empty(share: float) -> str:
 
 
 def _loss_text(row: Mapping[Any, Any]) -> str:
-    """Return the loss before and after an intervention, and its change, as text; empty if the row lacks a loss."""
     before, after = row.get("baseline_loss_nats", math.nan), row.get("loss_nats", math.nan)
     known = not (math.isnan(before) or math.isnan(after))
     return f"{before:.2f} → {after:.2f} ({signed_change(after - before, 2)})" if known else ""

@@ -38,7 +38,6 @@ def read_intervention_table(run: Run, name: str, columns: list[str]) -> pd.DataF
 
 
 def _path_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the measured paths, the largest share first."""
     columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
     table = read_intervention_table(run, "paths", columns)
     steps = {*table["read_step"]} - {ALL_STEPS}
@@ -75,7 +74,6 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _effect_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the interventions on the links, with their controls."""
     columns = ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"]
     table = read_intervention_table(run, "effects", columns)
     titles = {link.name: link.in_words for link in named_links(run)}
@@ -109,7 +107,6 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _maker_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the sets of parts that were ablated together, beside random sets."""
     table = run.need("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"])
     table = table.loc[table["control_of"].eq("")]
     shown = table.assign(
@@ -147,7 +144,6 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _makers_sentence(run: Run, sets: pd.DataFrame) -> str:
-    """Say that the chain's intervention ablates more neurons than the super neurons' set in ``sets``; else empty."""
     effects = run.optional("effects", columns=["link", "edit", "share", "is_primary"])
     size = sets.loc[sets["set"] == "super neurons", "size"].tolist()
     if effects is None or not size:
@@ -165,7 +161,6 @@ def _makers_sentence(run: Run, sets: pd.DataFrame) -> str:
 
 
 def _placement_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of attention by kind of token and position."""
     table = read_intervention_table(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
     table = table.assign(
         isolated=np.where(table["isolated"].eq(True), "yes", "no"),
@@ -189,7 +184,6 @@ def _placement_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _super_neuron_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and the table of the super neurons at the studied position."""
     heads = {
         "layer": "layer",
         "neuron": "neuron",

@@ -24,7 +24,6 @@ _LEAST_ADDED = 0.01
 
 
 def _sink_score_figure(run: Run) -> tuple[str, Figure]:
-    """Return the caption and the figure of the sink score of every head, layer by head."""
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
     position = studied_position(run)
@@ -39,7 +38,6 @@ def _sink_score_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _sink_mass_figure(run: Run) -> tuple[str, Figure]:
-    """Return the caption and the figure of attention to the sink by layer, its onset marked."""
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score", "sink_mass"])
     position, threshold = studied_position(run), story.threshold or 0.3
@@ -51,7 +49,6 @@ def _sink_mass_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _norm_figure(run: Run) -> tuple[str, Figure]:
-    """Return the caption and the figure of the sink token's norm and strongest dimension by layer."""
     position = studied_position(run)
     steps = run.optional("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
     curve = _norm_rows(run, position)
@@ -69,12 +66,10 @@ def _norm_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _studied_token(run: Run) -> str:
-    """Name the studied token: the sink token, or the token at its position if it is no sink."""
     return "the sink token" if find_story(run).is_sink else f"the token at position {studied_position(run)}"
 
 
 def _norm_rows(run: Run, position: int) -> pd.DataFrame:
-    """Return the rows of the table ``layers`` at a position; a RunError if there are none."""
     layers = run.need("layers", columns=["layer", "sink_position", "norm_ratio", "outlier_value"])
     layers = layers.loc[layers["sink_position"] == position]
     if not len(layers):
@@ -83,7 +78,6 @@ def _norm_rows(run: Run, position: int) -> pd.DataFrame:
 
 
 def _variance_figure(run: Run) -> tuple[str, Figure]:
-    """Return the caption and the figure of S1 and S2 of z by position in the layers before the sink."""
     story = find_story(run)
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
     z = table.loc[table["site"] == "z"]
@@ -119,7 +113,6 @@ def _layers_to_draw(z: pd.DataFrame, story: Story) -> list[int]:
 
 
 def _neuron_figure(run: Run) -> tuple[str, Figure]:
-    """Return the caption and the figure of every neuron of the growth layers at the sink token."""
     columns = ["layer", "neuron", "sink_position", "contribution", "spike_ratio", "is_super"]
     columns += ["gate_norm_rank", "up_norm_rank"]
     position = studied_position(run)
@@ -139,7 +132,6 @@ def _neuron_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _dimension_figure(run: Run) -> tuple[str, Figure]:
-    """Return the caption and the figure of the largest dimensions in the layer where one dominates most."""
     columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
     position = studied_position(run)
@@ -157,7 +149,6 @@ def _dimension_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _key_split_figure(run: Run) -> tuple[str, Figure]:
-    """Return the caption and the figure of the parts of the sink's key and of its logit by layer."""
     table = run.need("key_split", columns=["layer", "key_cosine_sink", "logit_advantage_sink"])
     if not len(table):
         raise RunError("no outlier dimension enters any layer, so there is no key to split.")
@@ -172,7 +163,6 @@ def _key_split_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _circuit_figure(run: Run) -> tuple[str, Figure]:
-    """Return the caption and the figure of the trace's circuit."""
     drawn = circuit.chain_circuit(run)
     if not drawn.about["is_sink"]:
         at = f"position {drawn.about['sink_position']}"
@@ -190,19 +180,16 @@ def _path_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _sink_rows(name: str, columns: list[str], run: Run) -> pd.DataFrame:
-    """Return ``columns`` of the run's table ``name`` at the studied position, for a figure's CSV."""
     table = run.need(name, columns=["sink_position"])
     return table.loc[table["sink_position"] == studied_position(run)].filter(items=columns)
 
 
 def _neuron_rows(run: Run) -> pd.DataFrame:
-    """Return the rows of the 500 neurons with the largest contributions at the studied position."""
     table = run.need("neurons", columns=["sink_position", "contribution"])
     return sort_by_magnitude(table.loc[table["sink_position"] == studied_position(run)], "contribution").head(500)
 
 
 def _variance_rows(run: Run) -> pd.DataFrame:
-    """Return S1 and S2 of z by position, in the layers that the figure shows."""
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
     z = table.loc[table["site"] == "z"]
     return z.loc[z["layer"].isin(_layers_to_draw(z, find_story(run)))]
@@ -256,7 +243,6 @@ _FIGURES = (
 
 
 def _amplification_figure(run: Run) -> tuple[str, Figure]:
-    """Return the caption and the figure of the attention that amplified variance adds."""
     columns = ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
     table = figures.add_change_columns(read_intervention_table(run, "amplification", columns))
     first = table.iloc[0]
@@ -278,7 +264,6 @@ def _amplification_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _mediation_figure(run: Run) -> tuple[str, Figure]:
-    """Return the caption and the figure of the share of the sink that survives each freeze."""
     columns = ["intervention", "frozen", "step", "layers_from", "layers_to"]
     columns += ["surviving_share", "control_surviving_share"]
     table = read_intervention_table(run, "mediation", columns)

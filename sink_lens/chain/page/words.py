@@ -71,7 +71,6 @@ def join_phrases(phrases: list[Phrase]) -> str:
 
 
 def _phrases_without_sink(tables: Tables) -> list[Phrase]:
-    """Return the phrases of the headline of a model without a sink."""
     found = [Phrase(key="no sink", text="No position is an attention sink", rows=("heads: sink_rate",))]
     values = _summary_values(tables)
     if "strongest_position" in values:
@@ -94,7 +93,6 @@ def _phrases_without_sink(tables: Tables) -> list[Phrase]:
 
 
 def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
-    """Return the phrases on the sink (its ``position`` and ``rate``) and on what makes it, the most important first."""
     values, text = _summary_values(tables), f"Position {position} is the attention sink"
     rows = ("heads: sink_rate at the position",)
     if "aligned_position" in values:
@@ -145,7 +143,6 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
 
 
 def _maker_phrases(tables: Tables) -> list[Phrase]:
-    """Return a phrase on the smallest set of parts that removes half of the sink; [] if random sets remove as much."""
     sets = tables.get("maker_sets")
     rows = [] if sets is None else sets.loc[sets["set"].eq("half") & sets["control_of"].eq("")].to_dict("records")
     found = []
@@ -175,13 +172,11 @@ def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
 
 
 def _carrier_phrases(tables: Tables) -> list[Phrase]:
-    """Return phrases on the links that carry the sink, or that none was shown to carry it; [] without interventions."""
     answers = answers_by_link(tables)
     if not answers or not len(tables.get("effects", ())):
         return []
 
     def named(*, last_resort: bool, told: Collection[str] = ("yes",)) -> list[tuple[str, str]]:
-        """Links whose questions all have one of the answers ``told``, and what each carries the sink as."""
         return [
             (link, words.carries_as(tables))
             for link, words in WORDS.items()
@@ -283,7 +278,6 @@ def why_undecided(tables: Tables, link: str) -> str:
 
 
 def _row_that_answers(effects: pd.DataFrame, link: str, question: str) -> dict[str, Any]:
-    """Return the row of ``effects`` that answers one of the questions ``BOTH`` about a link; {} if there is none."""
     column = "is_primary" if question == BOTH[0] or "carries" not in effects.columns else "carries"
     rows = effects.loc[effects["link"].eq(link) & effects[column].eq(True)].to_dict("records")
     return {str(name): value for name, value in rows[0].items()} if rows else {}
@@ -329,7 +323,6 @@ def _int_from_text(value: object) -> int:
 
 
 def _summary_values(tables: Tables) -> dict[str, Any]:
-    """Return quantity -> value from the table ``summary``; empty without that table."""
     table = tables.get("summary")
     return {} if table is None else dict(zip(table["quantity"], table["value"], strict=True))
 
