@@ -196,21 +196,17 @@ def trace(
     why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:
         warnings.warn(f"no intervention is made: {why_not}; links are judged by what is measured alone", stacklevel=2)
+    provenance = trace_provenance(lens, batch, config=config, kernel=kernel) | {"links": [link.name for link in links]}
+    if there is not None:
+        provenance["at"] = {"ids": list(there.ids), "token": there.text, "found": there.found}
     with place_of_run(out, name=lens.name) as place:
         try:
             writer = create_run(
                 place.folder,
                 kind="trace",
                 config=dataclasses.asdict(config),
-                provenance=trace_provenance(lens, batch, config=config, kernel=kernel)
-                | {"links": [link.name for link in links]}
-                | (
-                    {} if there is None else {"at": {"ids": list(there.ids), "token": there.text, "found": there.found}}
-                ),
-                expects=FILES
-                + (("experts",) if lens.d_expert is not None else ())
-                + (("random_init_heads", "random_init_links") if config.random_init else ())
-                + (TABLES if config.interventions else ()),
+                provenance=provenance,
+                expects=_expected_tables(lens, config),
                 overwrite=overwrite,
                 recomputes=True,
             )
@@ -298,6 +294,17 @@ def _measure_and_judge(
     kept.frames["summary"] = summary.summary_table(located, kept.frames, config=config, **beside)
     writer.write_csv("summary", kept.frames["summary"])
     return kept.frames, panel.location
+
+
+def _expected_tables(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
+    found = [*FILES]
+    if lens.d_expert is not None:
+        found.append("experts")
+    if config.random_init:
+        found += ["random_init_heads", "random_init_links"]
+    if config.interventions:
+        found += TABLES
+    return tuple(found)
 
 
 def _locate_and_measure(asked: _Inputs) -> summary.Located:
