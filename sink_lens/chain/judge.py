@@ -1,20 +1,25 @@
-"""Three answers about each link, and the verdict that follows from them.
+"""The verdict on each link, from three answers.
 
-*Present*: yes if the interval of the link's primary statistic lies over a stated floor and over every null; no if it
-lies under the floor or under a null, or if what it would be measured on is not there; not applicable if what the link
-starts from is not there; not asked in a hybrid that has no layer to ask it in. The random-init baseline is one draw,
-and one draw is not a control: its values stand beside the others and decide nothing. *Necessary or sufficient*: the
-interval of the share of the sink that the link's intervention removes (or makes) over a floor and over the largest of
-its controls; *in part* if it is over the controls and under the floor. *Carries*: the same where what the link leads to
-is mean ablated, or of the first link moved to the ordinary distance from the mean. Without a sink the last two are not
-applicable, and what was measured is still there. Where no interventions were made, these two are not tested, and the
-verdict is *present, not tested* or *absent*: a link holds only where an intervention says so. ``DERIVED`` is the table
-from answers to a verdict; no link is failed because another one is absent. Each answer is decided by an interval that
-lies wholly on one side of its bars, so that more sequences decide what was undecided, and turn no verdict over.
+1. Take the link's primary statistic with its interval over sequences, its floor and its nulls. The random-init baseline
+   is one draw, and one draw is not a control: its values stand beside the others and decide nothing.
+2. *Present*: yes if the interval lies over the floor and over every null; no if it lies under the floor or under a
+   null, or if what it would be measured on is not there; not applicable if what the link starts from is not there; not
+   asked in a hybrid that has no layer to ask it in.
+3. *Necessary or sufficient*: compare the share of the sink that the link's intervention removes (or makes),
+   (A - A_edited) / A, with a floor and with the largest of its controls; *in part* if its interval is over the controls
+   and under the floor.
+4. *Carries*: the same where what the link leads to is mean ablated, or of the first link moved to the ordinary distance
+   from the mean.
+5. Without a sink steps 3 and 4 are not applicable, and what was measured is still there. Without interventions they are
+   not tested, and the verdict is *present, not tested* or *absent*: a link holds only where an intervention says so.
+6. Look the three answers up in ``DERIVED``. No link is failed because another one is absent.
+7. A link about single dimensions hangs on the basis of the stream, which a rotation changes without changing the
+   function. If it fails or has no source, ask the same of the directions that the token has (``Link.own_direction``).
+   If they hold, or hold in part, the link is *not in this basis*.
 
-A link about single dimensions hangs on the basis of the stream, which a rotation changes without changing the function.
-If no dimension dominates, so that it fails or has no source, the same questions are asked of the directions that the
-token has (``Link.own_direction``). If they hold, or hold in part, it is *not in this basis*.
+Each answer is decided by an interval that lies wholly on one side of its bars, so that more sequences decide what was
+undecided, and turn no verdict over. The links are those of arXiv 2605.06611; the rules are ours, and their error rates
+are in ``docs/zoo.md``.
 """
 
 import math

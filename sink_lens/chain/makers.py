@@ -1,27 +1,28 @@
 """The makers of the sink: parts that write to its position, ranked by a screen and confirmed by ablating sets of them.
 
-Neurons, heads, a hybrid's mixers and Gemma 4's inputs of a layer (each one part a layer), the token's embedding, biases
-of the keys and learned sink logits of *all* layers are ranked by the largest of their screens (``screen``). Then, on
-the sequences that the screen saw:
+A set S of parts removes the share (A - A_S) / mean A of the sink: A is the attention to the sink in a sequence, A_S the
+same with S ablated. The mean share over sequences less its standard error counts, since sequences may differ.
 
-1. prefixes of the ranking are ablated together, to find the shortest that removes half, and four fifths, of the sink:
-   in the mean less its standard error, since sequences may differ;
-2. each is thinned: what can be left out while the share still goes is left out. It is a small set, not the smallest,
-   and holds the smaller one;
-3. *all makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way, and those
-   of the next parts that each remove clearly more with it. Parts upstream of it can make the sink as well: those before
-   the last gap in the integrated effects, where one part has at least ``GAP`` times the effect of the next, belong to
-   them, kind by kind, if those of a kind remove a quarter of the sink without that set; so does every one of the
-   ``NEXT`` highest parts that alone removes that much.
-4. If no such set removes half, the embedding is ablated alone and with each of them: it is no part of the screen where
+1. Rank neurons, heads, a hybrid's mixers and Gemma 4's inputs of a layer (each one part a layer), the token's
+   embedding, biases of the keys and learned sink logits of *all* layers by the largest of their screens (``screen``).
+2. On the sequences that the screen saw, ablate prefixes of the ranking together, to find the shortest that removes
+   half, and four fifths, of the sink.
+3. Thin each: leave out what can be left out while the share still goes. It is a small set, not the smallest, and holds
+   the smaller one.
+4. *All makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way, and those of
+   the next parts that each remove clearly more with it.
+5. Parts upstream of it can make the sink as well: those before the last gap in the integrated effects, where one part
+   has at least ``GAP`` times the effect of the next, belong to them, kind by kind, if those of a kind remove a quarter
+   of the sink without that set; so does every one of the ``NEXT`` highest parts that alone removes that much.
+6. If no such set removes half, ablate the embedding alone and with each of them: it is no part of the screen where
    others write the same, and either may be enough. The sets are then searched in the same way, and all hold it.
-5. A maker whose ablation, alone or with its like of the same layer, takes half of a later neuron's activation at the
+7. A maker whose ablation, alone or with its like of the same layer, takes half of a later neuron's activation at the
    sink position is *upstream* of that neuron: ablating the one or the other is the same cut. All others *write*.
+8. On other sequences, ablate every set beside random sets of the same size and layers, with the loss of each.
 
-On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To
-ablate is to set a part to its mean over ordinary tokens at the sink position (``mean_ordinary``), a key's bias to 0 at
-all keys, and a sink logit to nothing. In a model without a sink the makers of its massive activation are searched, or
-of its learned sink logits where it has them; the column ``target`` says which.
+To ablate is to set a part to its mean over ordinary tokens at the sink position (``mean_ordinary``), a key's bias to 0
+at all keys, and a sink logit to nothing. In a model without a sink the makers of its massive activation are searched,
+or of its learned sink logits where it has them; the column ``target`` says which.
 """
 
 import math

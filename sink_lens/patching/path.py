@@ -1,14 +1,15 @@
-"""Path patching: the effect of a sender on the metric through one receiver only.
+"""Path patching: the effect of a sender s on the metric m through one receiver r only.
 
-There are three steps, all on the patched sequences (corrupted for denoising, clean for noising):
+    effect = m(x with r := r*) - m(x),    r* = r(x with s := s(y), frozen)
 
-1. Read both runs: the sender's value in the source run, and, in the baseline run, the output that every attention
-   layer and every MLP adds to the stream.
-2. Repeat the baseline run with the sender's value replaced, and with every sublayer output between sender and receiver
-   *frozen* at its baseline value. Only the residual stream, and the sender's and receiver's own sublayers, carry the
-   change. Keep the receiver's value in this run.
-3. Repeat the baseline run with the receiver set to this value and everything after it computed as usual. The metric of
-   this run is the result.
+1. Take both runs: x, which is patched (corrupted for denoising, clean for noising), and the source run y.
+2. Read s(y), the sender's value in the source run, and the output that every attention layer and every MLP adds to the
+   stream in x.
+3. Repeat x with the sender set to s(y), and with every sublayer output between sender and receiver *frozen* at its
+   value in x. Only the residual stream, and the sender's and receiver's own sublayers, carry the change.
+4. Keep the receiver's value in this run, r*.
+5. Repeat x with the receiver set to r* and everything after it computed as usual. The metric of this run minus that of
+   x is the effect; the normalised effect is its share of m(y) - m(x).
 
 The frozen outputs are what layers in between add to the stream (``attn_out``, ``mlp_out``, a mixer's), and those in
 the sender's and receiver's own layers that are computed after the sender and before the receiver. The sender's own
