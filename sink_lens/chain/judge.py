@@ -147,7 +147,6 @@ def link_answers(
         return Answers(present, "not tested", "not tested")
 
     def answer(row: Effect, least: float, part_until: float = 0.0) -> Answer:
-        """The answer of an intervention; no if the link has nothing to break."""
         if row is None:  # what is not there cannot make the sink that is
             return "no" if present == "no" else "undecided"
         return _ANSWER[intervention_verdict(row, floor=least, part_until=part_until)]

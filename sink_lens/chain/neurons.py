@@ -189,7 +189,6 @@ def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, sup
 
 
 def _join_frames(frames: list[pd.DataFrame], *, columns: list[str]) -> pd.DataFrame:
-    """Join ``frames`` below each other, columns in their types; an empty table with ``columns`` if there are none."""
     joined = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
     return joined.astype({name: _TYPES[name] for name in joined})
 

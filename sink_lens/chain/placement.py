@@ -146,7 +146,6 @@ def _batch_with_ids(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
 
 
 def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
-    """Run cases that have the same tokens, and return their rows of the table ``placement``."""
     tokens, length = cases[0].tokens, cases[0].tokens.n_positions
     cut = setting.tokens.n_positions - length  # BOS
     sinks = {place - cut for place in setting.location.sink_positions}
@@ -165,7 +164,6 @@ def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, objec
 
 
 def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> float:
-    """Compute the mass of a position of ``tokens`` under uniform attention, mean over the layers that read the sink."""
     reaches = [setting.lens.reach(layer) for layer in setting.sink_layers]
     return float(torch.stack([uniform_mass(tokens.valid, key=position, reach=reach) for reach in reaches]).nanmean())
 

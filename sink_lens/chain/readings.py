@@ -101,8 +101,6 @@ def attention_readings(
     """
 
     def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
-        """A reading of the columns of attention to each sink position."""
-
         def read(view: LayerView) -> Tensor:
             pairs = zip(view["mass"].unbind(-1), sink_positions, strict=True)
             at = {"valid": view.valid, "reach": view.reach}
@@ -300,7 +298,6 @@ def later_queries(view: LayerView, *, key: int) -> Bool[Tensor, "batch query"]:
 
 
 def _sampled_values(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
-    """Return a site's values at sampled positions, and a mask of these positions that is False at padding."""
     x, valid = view[site], view.valid
     if len(positions) < x.shape[1]:
         index = positions.to(x.device)
@@ -309,6 +306,5 @@ def _sampled_values(view: LayerView, site: str, positions: Tensor) -> tuple[Tens
 
 
 def _sampled_vectors(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
-    """Return a site's values at sampled positions, heads joined, in float32, and a mask that is False at padding."""
     x, valid = _sampled_values(view, site, positions)
     return x.flatten(2).float(), valid

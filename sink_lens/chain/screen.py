@@ -51,7 +51,6 @@ _Effects = dict[tuple[Kind, int], Tensor]
 
 
 def _add_effects(effects: _Effects, kind: Kind, layer: int, values: Tensor) -> None:
-    """Add ``values``, the effects of the parts of one ``kind`` and ``layer``, to ``effects``, in place."""
     place: tuple[Kind, int] = (kind, layer)
     values = values.detach().double().cpu()
     effects[place] = effects[place] + values if place in effects else values

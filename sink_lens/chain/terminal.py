@@ -48,7 +48,6 @@ def brief_answer(trace: "Trace") -> RenderableType:
 
 
 def _link_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list[RenderableType]:
-    """Draw each link: its verdict, what its intervention makes or (at ``sink_position``) removes, and a sentence."""
     links, effects = frames["links"], frames.get("effects")
     made = [] if effects is None else effects.loc[effects["is_primary"].astype(bool)].to_dict("records")
     intervened = {row["link"]: row for row in made}

@@ -259,7 +259,6 @@ class _Inputs:
 def _measure_and_judge(
     asked: _Inputs, *, writer: RunWriter, stages: "_StageBar"
 ) -> tuple[dict[str, pd.DataFrame], Location]:
-    """Measure, intervene and judge; write each table once it is made, and return all tables and the sink's location."""
     lens, config, links = asked.lens, asked.config, asked.links
     kept = RunTables(writer, begin=stages.begin)
     kept.write("chain", chain_table(links))
@@ -314,7 +313,6 @@ def _locate_and_measure(asked: _Inputs) -> summary.Located:
     answered: list[int | None] = []  # the position of each first answer
 
     def answer(rates: Tensor) -> None:
-        """Say where the sink is, as soon as sink rates are known and where later ones say something else."""
         place, said = summary.first_sink_answer(rates, config=config, tokens=batch, position=given)
         if [place] != answered[-1:]:
             _LOG.info("%s", said)
@@ -421,7 +419,6 @@ class _StageBar:
 
 
 def _condition_table(asked: _Inputs, located: summary.Located) -> pd.DataFrame:
-    """Make the table ``conditions``: a row for the chosen BOS condition, and one for the opposite if it is read."""
     config, other, names = asked.config, None if located.aligned else asked.other, {True: "with", False: "without"}
     name = names[located.batch.bos]
     rows = [tables.condition_row(located.panel, condition=name, chosen=True, config=config)]
@@ -433,7 +430,6 @@ def _condition_table(asked: _Inputs, located: summary.Located) -> pd.DataFrame:
 
 
 def _measure_untrained(asked: _Inputs, located: summary.Located) -> tuple[LensModel, Panel]:
-    """Measure the model with random weights, at the sink and growth steps that ``located`` has of the trained one."""
     config, batch, found = asked.config, located.batch, located.panel.location
     untrained = random_init(asked.lens, seed=config.seed)
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
