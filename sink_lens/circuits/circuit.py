@@ -253,7 +253,8 @@ class Circuit:
         """
         from ..report.explorer import curve_rows
 
-        return self._shown(**{} if curve is None else {"curve": curve_rows(curve.frame)}).explore()
+        about: dict[str, Any] = {} if curve is None else {"curve": curve_rows(curve.frame)}
+        return self._shown(**about).explore()
 
     def draw(
         self, style: Literal["page", "paper"] = "page", *, most: int = MOST_DRAWN, width: float | None = None
