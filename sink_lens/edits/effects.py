@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from ..edits.outcome import Outcome
@@ -45,21 +44,6 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
         add("loss_nats", None, None, baseline.loss, edited.loss)
     columns = ["quantity", "layer", "position", "baseline", "edited", "effect", "ci_low", "ci_high", "n"]
     return pd.DataFrame(rows, columns=columns).astype({"layer": "Int64", "position": "Int64"})
-
-
-def attention_by_layer(baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int) -> pd.DataFrame:
-    """Make a table of the mean attention to target and sink position, in both runs; it has one row for each layer."""
-    _check_same_reads(baseline, edited)
-    for position in (target_position, sink_position):
-        if position not in baseline.positions:
-            raise InputError(
-                f"position {position} was not read; need one of {list(baseline.positions)}: pass it in positions"
-            )
-    columns: dict[str, Tensor] = {"layer": torch.tensor(baseline.layers)}
-    for where, position in (("target", target_position), ("sink", sink_position)):
-        for prefix, run in (("baseline_", baseline), ("", edited)):
-            columns[f"{prefix}{where}_mass"] = run.mass[..., run.positions.index(position)].nanmean(dim=(1, 2))
-    return pd.DataFrame({name: values.numpy() for name, values in columns.items()})
 
 
 def gained_share(

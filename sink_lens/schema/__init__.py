@@ -82,8 +82,6 @@ LEAST_PATH = 0.05
 """A path that moves less of the sink than this has no controls and is not drawn; the tables have it."""
 LEAST_ADDED = 0.02
 """Surviving shares are undefined if an intervention adds less attention than this."""
-NORM_ALONE = 2.0
-"""The page warns if the norm-only control multiplies the attention by at least this factor."""
 
 ANSWERS = ("yes", "in part", "no", "undecided", "not applicable", "not tested", "not asked")
 """What a question about a link may be answered."""

@@ -10,7 +10,7 @@ import torch
 
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import scale
-from sink_lens.edits.effects import attention_by_layer, classify_change, effect, gained_share, removed_share
+from sink_lens.edits.effects import classify_change, effect, gained_share, removed_share
 from sink_lens.edits.outcome import Outcome
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
@@ -97,26 +97,10 @@ def test_padding_is_no_token_of_a_table(lens_of):
         batch = replace(from_tensor(ids), lengths=torch.tensor([6, 12]))
         batch.tokens[0, 6:] = pad
         runs = [run_with(lens_of("llama"), batch, one, positions=(8, 0)) for one in ((), scale("attn_out", 3.0))]
-        layers = attention_by_layer(*runs, target_position=8, sink_position=0)
-        tables.append((effect(*runs, generator=rng()), layers))
-    for first, second in zip(*tables, strict=True):
-        pd.testing.assert_frame_equal(first, second)
-    by_position = tables[0][0].set_index(["quantity", "layer", "position"])["n"]
+        tables.append(effect(*runs, generator=rng()))
+    pd.testing.assert_frame_equal(*tables)
+    by_position = tables[0].set_index(["quantity", "layer", "position"])["n"]
     assert (by_position["norm", 1, 8], by_position["norm", 1, 0]) == (1, 2)
-
-
-def test_a_layer_has_masses_at_both_positions():
-    before, after = outcome([0.1, 0.3], [0.8, 0.6]), outcome([0.5, 0.7], [0.2, 0.4])
-    table = attention_by_layer(before, after, target_position=TARGET, sink_position=SINK)
-    assert table["layer"].tolist() == [1, 2]
-    columns = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass"]
-    assert table.iloc[1][columns].tolist() == pytest.approx([0.2, 0.6, 0.7, 0.3])
-
-
-def test_a_position_that_was_not_read_is_refused():
-    run = outcome([0.1], [0.8])
-    with pytest.raises(InputError, match=r"position 3 was not read; need one of \[5, 0\]: pass it in positions"):
-        attention_by_layer(run, run, target_position=3, sink_position=SINK)
 
 
 def test_the_share_made_is_what_came_over_what_the_old_one_had():
@@ -178,5 +162,3 @@ def test_runs_that_are_no_pair_are_refused(other):
     run = outcome([0.1], [0.8])
     with pytest.raises(InputError, match="need the same: give both runs the same tokens, positions and layers"):
         effect(run, other, generator=rng())
-    with pytest.raises(InputError, match="need the same"):
-        attention_by_layer(run, other, target_position=TARGET, sink_position=SINK)
