@@ -1,6 +1,6 @@
 """The passes of ``trace``: a scouting one that finds where to look, and one that measures everything there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,6 +49,29 @@ class Panel:
     """Tokens of the shortest sequence: every sequence has the positions before it, and only those can be sinks."""
     lasting: tuple[float, ...]
     """See ``LensModel.remaining_scales``."""
+
+    @classmethod
+    def unlocated(
+        cls,
+        streamed: Streamed,
+        *,
+        lens: LensModel,
+        tokens: TokenBatch,
+        sink_positions: tuple[int, ...],
+        positions: Int[Tensor, " position"],
+        sink_found: bool = False,
+        moments: Mapping[tuple[str, int], Moments] | None = None,
+    ) -> "Panel":
+        """Make the panel of a pass in which no growth step and no outlier dimension was looked for yet."""
+        return cls(
+            streamed=streamed,
+            sink_positions=sink_positions,
+            location=Location(sink_positions=sink_positions, sink_found=sink_found, steps=(), outliers={}),
+            positions=positions,
+            s1={place: moment.std().float().mean(-1) for place, moment in (moments or {}).items()},
+            shortest=min(tokens.n_positions, int(tokens.lengths.min())),
+            lasting=lens.remaining_scales,
+        )
 
     @property
     def n_sequences(self) -> int:
@@ -160,15 +183,9 @@ def scout(
         found = sink_positions(rates, shortest=shortest, min_rate=config.min_sink_rate)
     sinks = found or (0,)
     sites = r.sampled_positions(few.n_positions, sink_positions=sinks)
-    norms = [
-        r.norm_reading("resid_pre", positions=sites, layers=r.FIRST_LAYER),
-        r.norm_reading("resid_post", positions=sites),
-    ]
-    typical = r.typical_token_readings(sinks, positions=sites)
-    streamed = stream(lens, few, [*norms, *r.state_readings(sinks, positions=sites)[:2], *typical], progress=False)
-    nothing = Location(sink_positions=sinks, sink_found=bool(found), steps=(), outliers={})
-    at = {"positions": sites, "shortest": shortest, "lasting": lens.remaining_scales}
-    panel = Panel(streamed=streamed, sink_positions=sinks, location=nothing, s1={}, **at)
+    streamed = stream(lens, few, r.location_readings(sinks, positions=sites), progress=False)
+    at = {"sink_positions": sinks, "positions": sites, "sink_found": bool(found)}
+    panel = Panel.unlocated(streamed, lens=lens, tokens=few, **at)
     return locate_in_panel(panel, config=config, forced=forced)
 
 
@@ -249,14 +266,8 @@ def measure(
         progress=label is not None,
         label=label or "",
     )
-    panel = Panel(
-        streamed=streamed,
-        sink_positions=sinks,
-        location=Location(sink_positions=sinks, sink_found=False, steps=(), outliers={}),
-        positions=positions,
-        s1={place: moment.std().float().mean(-1) for place, moment in moments.items()},
-        shortest=int(tokens.lengths.min()),
-        lasting=lens.remaining_scales,
+    panel = Panel.unlocated(
+        streamed, lens=lens, tokens=tokens, sink_positions=sinks, positions=positions, moments=moments
     )
     return replace(panel, location=locate_in_panel(panel, config=config, forced=forced))
 

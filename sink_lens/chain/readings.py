@@ -200,6 +200,16 @@ def typical_token_readings(sink_positions: tuple[int, ...], *, positions: Int[Te
     return [typical("typical_pre", "resid_pre", FIRST_LAYER), typical("typical", "resid_post", None)]
 
 
+def location_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
+    """Make the readings from which a panel is located: norms, states at the sink positions, and typical tokens."""
+    return [
+        norm_reading("resid_pre", positions=positions, layers=FIRST_LAYER),
+        norm_reading("resid_post", positions=positions),
+        *state_readings(sink_positions, positions=positions)[:2],
+        *typical_token_readings(sink_positions, positions=positions),
+    ]
+
+
 def value_norm_reading(
     lens: LensModel, *, sink_positions: tuple[int, ...], positions: Int[Tensor, " position"]
 ) -> Reading:

@@ -84,7 +84,7 @@ class ObservedModel:
         readings = [
             *(shared[name] for name in _CORE),
             sink_rate_reading(self.thresholds.threshold, shares=lens.family.sigmoid),
-            *_location_readings((0,), positions),
+            *r.location_readings((0,), positions=positions),
             r.token_loss_reading(lens),
             Reading(name="received", sites=("rows",), function=self._read_attention),
             Reading(name="kurtosis", sites=("resid_post",), function=_read_kurtosis),
@@ -99,15 +99,7 @@ class ObservedModel:
         streamed = stream(
             lens, self.tokens, readings, keys=(0,), rows=sampled_queries(n), batch_size=self.batch_size, progress=False
         )
-        return Panel(
-            streamed=streamed,
-            sink_positions=(0,),
-            location=Location(sink_positions=(0,), sink_found=False, steps=(), outliers={}),
-            positions=positions,
-            s1={},
-            shortest=int(self.tokens.lengths.min()),
-            lasting=lens.remaining_scales,
-        )
+        return Panel.unlocated(streamed, lens=lens, tokens=self.tokens, sink_positions=(0,), positions=positions)
 
     def _read_attention(self, view: LayerView) -> Tensor:
         """Return the mean attention to each key of a layer from later sampled tokens, and add it to the sink scores.
@@ -165,7 +157,7 @@ class ObservedModel:
         sinks = panel.find_sink_positions(min_rate=self.thresholds.min_sink_rate) or (0,)
         if sinks != panel.sink_positions:
             positions = r.sampled_positions(self.tokens.n_positions, sink_positions=sinks)
-            readings = _location_readings(sinks, positions)
+            readings = r.location_readings(sinks, positions=positions)
             again = stream(self.lens, self.tokens, readings, batch_size=self.batch_size, progress=False)
             values = {**again.values, "rate_by_key": panel.streamed.values["rate_by_key"]}
             streamed = replace(panel.streamed, values=values)
@@ -312,16 +304,6 @@ class ObservedModel:
     def sink_mass(self) -> Float[Tensor, "layer head"]:
         """Mean attention to the first token from the later queries that see it, averaged over sequences."""
         return self.panel.at_sink("sink_mass", 0).nanmean(1)
-
-
-def _location_readings(sinks: tuple[int, ...], positions: Tensor) -> list[Reading]:
-    """Make the readings from which a panel is located."""
-    return [
-        r.norm_reading("resid_pre", positions=positions, layers=r.FIRST_LAYER),
-        r.norm_reading("resid_post", positions=positions),
-        *r.state_readings(sinks, positions=positions)[:2],
-        *r.typical_token_readings(sinks, positions=positions),
-    ]
 
 
 def _read_kurtosis(view: LayerView) -> Tensor:
