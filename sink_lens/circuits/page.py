@@ -128,7 +128,9 @@ def _attention_json(run: Run) -> dict[str, Any]:
 def _title(run: Run) -> str:
     task, metric = str(run.config.get("task", "")), name_in_words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, safe_line(task))
-    table = run.optional("summary", columns=["gap_low", "gap_high", "edges", "all_edges", "metric", "rule"])
+    table = run.optional(
+        "summary", columns=["gap_low", "gap_high", "edges", "asked_edges", "all_edges", "metric", "rule"]
+    )
     if table is None or not len(table):
         return f"The circuit of {what}"
     row = table.to_dict("records")[0]
@@ -136,7 +138,8 @@ def _title(run: Run) -> str:
         return f"The circuit of {what}: what it carries is undefined"
     kept = f"keep {faithfulness_text(row)} of what all edges add to the {name_in_words(str(row['metric']))}"
     if row["rule"] == "none":
-        return f"{capitalise(what)}: no circuit below all edges keeps 80%; the largest {edge_count_text(row)} {kept}"
+        largest = f"; the largest {edge_count_text(row)} {kept}" * (row["asked_edges"] < row["all_edges"])
+        return f"{capitalise(what)}: no circuit below all edges keeps 80%{largest}"
     return f"The circuit of {what}: {edge_count_text(row)} {kept}"
 
 

@@ -170,13 +170,14 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
         )
     given = row["rule"] == "given"
     judges = f"on all {row['judged_on']} pairs" if given else "on pairs that were not used to choose it"
-    has = f"The circuit has {edge_count_text(row)} and keeps"
+    has, none = f"The circuit has {edge_count_text(row)} and keeps", "No circuit below all edges keeps 80%"
+    of = f"of what all edges add to the {name_in_words(str(row['metric']))}, {gap}, {judges}."
     if row["rule"] == "none":
-        has = f"No circuit below all edges keeps 80%. The largest {edge_count_text(row)} keep"
+        if row["asked_edges"] >= row["all_edges"]:
+            return f"{none} {of}"
+        has = f"{none}. The largest {edge_count_text(row)} keep"
     return (
-        f"{has} {faithfulness_text(row)} of what all edges add to the "
-        f"{name_in_words(str(row['metric']))}, {gap}, {judges}. All other edges, without it, "
-        f"keep {faithfulness_text(row, 'without_')}."
+        f"{has} {faithfulness_text(row)} {of} All other edges, without it, keep {faithfulness_text(row, 'without_')}."
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from scipy.stats import binom
 from torch.nn.utils.rnn import pad_sequence
 
 from ..configuration import make_config
@@ -19,6 +20,7 @@ from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError
 from ..signatures import takes
+from ..stats import SURE
 from .config import CircuitConfig, ReadyTask
 from .pairs import TokenPair, make_token_pairs
 
@@ -117,12 +119,13 @@ def task_of(
         model: what ``load`` takes, or a ``LensModel``.
         task: one that is ready, or ``file``; the configuration's if None.
         generator: draws names, nouns and tokens; one of the configuration's seed if None.
-        least: smallest share of prompts that the model must get right.
+        least: smallest share of prompts that the model must get right. If it gets some wrong, chance must give as many
+            right ones in at most 1% of draws; 0 drops both limits.
         config: the number of pairs, a file of them, spans of its columns, BOS; the default one if None.
         **fields: fields of ``CircuitConfig``, such as ``pairs=64``; they win over those of ``config``.
 
     Raises:
-        InputError: no pair whose tokens fit, or a task that the model does not do.
+        InputError: no pair whose tokens fit, or a task that the model does not do, or not better than chance.
     """
     from ..edits.metrics import evaluate
     from ..engine.forward import run_with
@@ -151,6 +154,12 @@ def task_of(
             f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}; need at "
             f"least {least:.0%}, because a circuit cannot explain what a model does not do. Choose another task or "
             "model"
+        )
+    if least and len(right) < len(kept) and (chance := binom.sf(len(right) - 1, len(kept), 0.5)) > SURE:
+        raise InputError(
+            f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}, and chance "
+            f"gives as many in {chance:.0%} of draws; need at most {SURE:.0%}, because pairs that a model gets right "
+            "by chance have no circuit. Give more pairs, or other ones"
         )
     chosen = [kept[row] for row in right[: config.pairs]]
     return replace(_task_of_pairs(name, chosen, lens=lens, bos=config.bos), n_tried=len(kept), n_answered=len(right))

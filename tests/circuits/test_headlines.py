@@ -137,6 +137,8 @@ def test_the_title_says_of_what_it_is_and_the_page_which_heads_score_most(tmp_pa
     title, said = page_of(tmp_path / "none", config=task, change=NO_SIZE | {"rule": "none"})
     assert title.startswith("Ioi: no circuit below all edges")
     assert "the largest 152" in title
+    whole = NO_SIZE | {"rule": "none", "asked_edges": ROW["all_edges"]}
+    assert all("largest 152" not in one for one in page_of(tmp_path / "whole", config=task, change=whole))
     title, said = page_of(tmp_path / "two", config=task, change=UNDEFINED, heads=False)
     assert "undefined" in title
     assert "L0.H1" not in said

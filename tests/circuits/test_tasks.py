@@ -50,6 +50,11 @@ def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):
     file.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(InputError, match="does not do"):
         task_of(speaking("llama"), "file", pairs_file=str(file), generator=np.random.default_rng(0))
+    for row in rows[: len(rows) * 5 // 8]:  # as chance does it
+        row["correct"], row["incorrect"] = row["incorrect"], row["correct"]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(InputError, match=r"15 of 24 .* chance .* 15%"):
+        task_of(speaking("llama"), "file", pairs_file=str(file))
     with torch.no_grad():  # answers that both prompts prefer: there and back, the differences cancel
         logits = sum(speaking("llama").plain(tokens).logits[:, -1] for tokens in pair(n=6, length=9))
     best, worst = logits.argmax(-1).tolist(), logits.argmin(-1).tolist()
