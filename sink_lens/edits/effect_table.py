@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ..stats import Interval, corrected_p, paired_differences
+from ..stats import SURE, Interval, corrected_p, paired_differences
 
 
 def effect_table(
@@ -60,3 +60,42 @@ def _row_means(rows: np.ndarray) -> np.ndarray:
     defined = ~np.isnan(rows)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(defined, rows, 0.0).sum(axis=1) / defined.sum(axis=1)
+
+
+def are_shown(rows: pd.DataFrame) -> np.ndarray:
+    """Return True for each row whose effect is shown: beyond chance, random edits and rounding.
+
+    An effect of less than a millionth of the baseline is the rounding of float32, and one that is above its random
+    edits by less than one of their standard deviations is theirs. Chance must make the largest of all effects as large
+    in at most ``SURE`` of tables.
+    """
+    shown = rows_beyond_chance(rows)
+    if "baseline" in rows.columns:
+        shown &= ~(rows["effect"].abs() <= 1e-6 * rows["baseline"].abs()).to_numpy(bool)
+    if {"over_control", "control_sd"} <= set(rows.columns):
+        shown &= ~(rows["over_control"].abs() < rows["control_sd"]).to_numpy(bool)
+    return shown & (rows["corrected_p"].to_numpy(float) <= SURE if "corrected_p" in rows.columns else True)
+
+
+def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows whose effect is shown; all rows if none has an interval: one sequence, or approximations."""
+    if "ci_low" not in table.columns or bool(table["ci_low"].isna().all()):
+        return table
+    return table.loc[are_shown(table)]
+
+
+def rows_beyond_chance(rows: pd.DataFrame) -> np.ndarray:
+    """Return True for each row whose interval excludes 0; if any row has controls, that above them must too."""
+    low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
+    told = (low > 0) | (high < 0)
+    if {"over_low", "over_high"} <= set(rows.columns):
+        low, high = (rows[name].to_numpy(float) for name in ("over_low", "over_high"))
+        told &= (low > 0) | (high < 0) | lacks_controls(rows).all()
+    return told
+
+
+def lacks_controls(rows: pd.DataFrame) -> np.ndarray:
+    """Return True for each row without random edits."""
+    if "over_low" not in rows.columns:
+        return np.ones(len(rows), dtype=bool)
+    return ~np.isfinite(rows["over_low"].to_numpy(float))

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from sink_lens.edits.effect_table import rows_beyond_chance, shown_rows
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.diagram import Style
@@ -32,7 +33,7 @@ from sink_lens.report.style import (
     with_serifs,
     without_formulas,
 )
-from sink_lens.stats import SURE, sort_by_magnitude
+from sink_lens.stats import sort_by_magnitude
 from sink_lens.text import (
     as_text,
     by_chance_text,
@@ -138,19 +139,15 @@ def _title(run: Run) -> str:
     if moved := _carrying_positions_text(table, run):
         return capitalise(f"{_metric_text(run)} {moved}")
     table = sort_by_magnitude(table, "effect")
-    if {"ci_low", "ci_high"} <= set(table.columns) and bool(table["ci_low"].notna().any()):
-        shown = table.loc[table["ci_low"].gt(0) | table["ci_high"].lt(0)]
-        beyond = f" beyond what chance makes the largest of {len(table)}" if len(shown) else ""
-        if "corrected_p" in shown.columns:
-            shown = shown.loc[shown["corrected_p"].le(SURE)]
-        if not len(shown):
-            largest = f"the largest effect is at {_strongest_text(table)}"
-            return f"{title}: no patch is shown to move {_metric_text(run)}{beyond}; {largest}"
-        table = shown
-    strongest = table["effect"].to_numpy(float)
+    shown = shown_rows(table)
+    if not len(shown):
+        beyond = f" beyond what chance makes the largest of {len(table)}" if rows_beyond_chance(table).any() else ""
+        largest = f"the largest effect is at {_strongest_text(table)}"
+        return f"{title}: no patch is shown to move {_metric_text(run)}{beyond}; {largest}"
+    strongest = shown["effect"].to_numpy(float)
     alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1
     also = f"; {alike} more within {1 - _ALIKE:.0%} of it" if alike > 0 else ""
-    return f"{title}: {_metric_text(run)} is moved most at {_strongest_text(table)}{also}"
+    return f"{title}: {_metric_text(run)} is moved most at {_strongest_text(shown)}{also}"
 
 
 def _carrying_positions_text(table: pd.DataFrame, run: Run) -> str:
@@ -160,8 +157,9 @@ def _carrying_positions_text(table: pd.DataFrame, run: Run) -> str:
         return ""
     if "normalised_effect" not in table or not np.isfinite(table["normalised_effect"].to_numpy(float)).all():
         return ""
-    ranges = [one for one in _layer_ranges(table) if one["value"] >= _CARRIES and one["layers"][1] > one["layers"][0]]
-    ranges = sorted(ranges, key=lambda one: one["layers"])
+    ranges = _layer_ranges(shown_rows(table))
+    ranges = [one for one in ranges if one["value"] >= _CARRIES and one["layers"][1] > one["layers"][0]]
+    ranges.sort(key=lambda one: one["layers"])
     if not ranges or len({one["position"] for one in ranges}) != len(ranges):
         return ""
     first, *others = ranges

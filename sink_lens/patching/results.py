@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from transformer_lens.patching import PatchingResult
 
+from ..edits.effect_table import shown_rows
 from ..edits.part import Part
 from ..engine.trust import TOLERANCE
 from ..errors import InputError, RunError
@@ -97,7 +98,7 @@ class MeasuredPatches:
 
     @property
     def headline(self) -> str:
-        """The metric of both runs and the largest effect, as sentences; of a shard, that others are not done."""
+        """The metric of both runs and the largest effect that is shown, as sentences; of a shard, that others wait."""
         if self.waits:
             return self.waits
         how = ", to first order" if isinstance(self, AttributionResult) else ""
@@ -107,9 +108,12 @@ class MeasuredPatches:
         )
         if not len(self.frame) or not self.by:
             return said
-        top = self.strongest(1).iloc[0]
-        where = ", ".join(f"{name} {top[name]}" for name in self.by)
-        return f"{said} The largest effect is {top['effect']:.4g}, at {where}."
+        shown = sort_by_magnitude(shown_rows(self.frame), "effect")
+        top = (shown if len(shown) else self.strongest(1)).iloc[0]
+        where = f"{top['effect']:.4g}, at " + ", ".join(f"{name} {top[name]}" for name in self.by)
+        if not len(shown):
+            return f"{said} No patch is shown to move it; the largest effect is {where}."
+        return f"{said} The largest effect is {where}."
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write a run folder of the result, for ``read_run`` and ``sink-lens report``; return its path.

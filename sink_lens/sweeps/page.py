@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from sink_lens.edits.effect_table import lacks_controls, rows_beyond_chance
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import INTERVALS, Drawn, Listed, Page, PageTable, ci_texts, page_table
@@ -30,10 +31,8 @@ from sink_lens.sweeps.words import (
     MARK,
     cell_name,
     few_sequences_note,
-    lacks_controls,
     metric_names,
     n_failed_cells,
-    rows_beyond_chance,
 )
 from sink_lens.text import safe_line, site_label
 

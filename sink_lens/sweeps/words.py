@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..edits.effect_table import are_shown, lacks_controls, rows_beyond_chance
 from ..schema import FEW
 from ..stats import SURE
 from ..text import as_text, by_chance_text, edit_strength, interval_text, plural, safe_line, site_label
@@ -137,13 +138,6 @@ def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-def lacks_controls(rows: pd.DataFrame) -> np.ndarray:
-    """Return True for each row without random edits."""
-    if "over_low" not in rows.columns:
-        return np.ones(len(rows), dtype=bool)
-    return ~np.isfinite(rows["over_low"].to_numpy(float))
-
-
 def _sds_text(frame: pd.DataFrame, least: float) -> str:
     """Return the least effect in words, with what its standard deviation is of in ``frame``."""
     counts = frame["n_controls"].fillna(0).to_numpy(float) if "n_controls" in frame.columns else np.zeros(1)
@@ -175,29 +169,9 @@ def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFrame:
-    """Return a metric's rows with effects beyond chance, of at least ``least`` standard deviations, the largest first.
-
-    An effect of less than a millionth of the baseline is the rounding of float32, and one that is above its random
-    edits by less than one of their standard deviations is theirs. Chance must make the largest of all edits as
-    large in at most ``SURE`` of sweeps.
-    """
+    """Return a metric's rows with effects that are shown, of at least ``least`` standard deviations, largest first."""
     rows = _rows_of_metric(frame, metric)
-    effect, baseline, sds = (rows[name].abs().to_numpy(float) for name in ("effect", "baseline", "effect_in_sds"))
-    theirs = np.zeros(len(rows), dtype=bool)
-    if {"over_control", "control_sd"} <= set(rows.columns):
-        theirs = (rows["over_control"].abs() < rows["control_sd"]).to_numpy(bool)
-    sure = rows["corrected_p"].to_numpy(float) <= SURE if "corrected_p" in rows.columns else True
-    return rows.loc[rows_beyond_chance(rows) & sure & ~theirs & (sds >= least) & ~(effect <= 1e-6 * baseline)]
-
-
-def rows_beyond_chance(rows: pd.DataFrame) -> np.ndarray:
-    """Return True for each row whose interval excludes 0; if any row has controls, that above them must too."""
-    low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
-    told = (low > 0) | (high < 0)
-    if {"over_low", "over_high"} <= set(rows.columns):
-        low, high = (rows[name].to_numpy(float) for name in ("over_low", "over_high"))
-        told &= (low > 0) | (high < 0) | lacks_controls(rows).all()
-    return told
+    return rows.loc[are_shown(rows) & (rows["effect_in_sds"].abs().to_numpy(float) >= least)]
 
 
 def effect_text(row: Mapping[Any, Any]) -> str:

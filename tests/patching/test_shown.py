@@ -1,5 +1,8 @@
 """What a result of patching says when it is printed."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +27,19 @@ def test_a_result_is_printed_in_at_most_three_lines_with_its_largest_effect(tmp_
     run = read_run(tmp_path / "run")
     assert len(repr(run).splitlines()) == 1
     assert "patch (finished)" in repr(run)
+
+
+def test_a_headline_names_the_largest_effect_that_is_shown():
+    pairs = [torch.tensor(one * 3) for one in PAIR]
+    result = patch(tiny("llama"), *pairs, metric="loss", controls=0, progress=False)
+    of = lambda ends, p: replace(result, rows=result.rows.assign(ci_low=ends, ci_high=ends, corrected_p=p)).headline  # noqa: E731
+    first, second = result.strongest(2)["effect"]
+    least = np.where(result.rows["effect"] == first, 1.0, 0.01)
+    assert f"largest effect is {second:.4g}" in of(1.0, least)
+    for ends, p in ((np.nan, np.nan), (1.0, 0.0)):  # one sequence has no interval
+        assert f"largest effect is {first:.4g}" in of(ends, p)
+    assert "No patch is shown" in of(1.0, 1.0)
+    assert "No patch is shown" in of(0.0, 0.0)
 
 
 def test_a_result_without_a_folder_has_no_report():

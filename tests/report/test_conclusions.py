@@ -79,6 +79,16 @@ def test_the_title_of_a_patch_names_an_effect_whose_interval_excludes_zero(tmp_p
         assert said in page_content(run).title
 
 
+@pytest.mark.parametrize(
+    ("p", "said"), [(0.011, "no patch is shown"), (0.009, "is carried at position 0 up to layer 1")]
+)
+def test_a_position_carries_what_chance_does_not(tmp_path, p, said):
+    patches = {"layer": [0, 1], "position": 0, "effect": 9.0, "normalised_effect": 0.9, "changed": True}
+    patches |= {"ci_low": 8.0, "ci_high": 10.0, "corrected_p": p}
+    run = a_run(tmp_path / "run", "patch", config={"metric": "loss", "site": "resid_pre"}, patches=patches)
+    assert said in page_content(run).title
+
+
 def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_path):
     readings = {"step": [0, 8], "key": "rate_first", "layer": pd.array([pd.NA] * 2, dtype="Int64"), "value": 0.02}
     alarms = pd.DataFrame({"step": [0], "rule": "", "position": 0, "sentence": ""}).head(0)
