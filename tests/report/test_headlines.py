@@ -80,13 +80,13 @@ def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5,
         return page("card", folder=folder, summary=[row])
 
 
-def diff(*, within=True, changed=True, tensors=(), low=0.4):
+def diff(*, within=True, changed=True, loss=True, tensors=(), low=0.4):
     change = {"change": 0.5, "change_low": 0.4, "change_high": 0.6, "first": 3.0, "second": 3.5, "unit": "nats"}
     changes = [change | {"quantity": name, "changed": changed} for name in ("loss", "sink_rate")]
     found = {"first": "ONE", "second": "OTHER", "within_bound": within, "most_loss": 0.01}
     row = {"sentence": card_pair._change_sentences(found, changes, pd.DataFrame(tensors)), "loss_change_nats": 0.5}
     row |= {"loss_change_low": low, "loss_change_high": 0.6}
-    return page("diff", config={"others": ["OTHER"]}, summary=[row])
+    return page("diff", config={"others": ["OTHER"]}, summary=[row], changes=[{**changes[0], "changed": loss}])
 
 
 def quantised(**change):
@@ -290,6 +290,7 @@ CASES = {
     ],
     "diff": [
         (diff, {}, {"low": NAN}, ["title"], []),
+        (diff, {}, {"loss": False}, [], ["title: same"]),
         (diff, {}, {"within": False}, ["within"], ["not within"]),
         (diff, {}, {"changed": False}, ["others"], ["nothing else"]),
         (diff, {}, {"tensors": pd.DataFrame({"tensor": ["TENSOR"], "change": 0.3})}, [], ["weights"]),

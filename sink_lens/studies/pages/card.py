@@ -106,7 +106,7 @@ def _loss_table(run: Run) -> tuple[str, PageTable]:
         condition=[_LOSSES.get(str(name), safe_line(name)) for name in table["condition"]],
         interval=ci_texts(table, "change_low", "change_high"),
     )
-    see = "The loss with the outlier dimensions set to zero, and set to their mean."
+    see = "The loss with the outlier dimensions set to zero, and set to their mean. No other dimensions were tried."
     heads = {"condition": "condition", "loss_nats": "loss, nats", "change_nats": "change", "interval": "95%"}
     return see, page_table(shown, heads)
 

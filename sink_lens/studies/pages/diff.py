@@ -31,7 +31,10 @@ def _title(run: Run) -> str:
     others = run.config.get("others") or [None]
     other = Path(str(others[0] or "the second model"))
     second = other.name if other.is_absolute() else other
-    return f"The loss changes by {change} nats, from the first model to {safe_line(second)}"
+    changes = run.optional("changes", columns=["quantity", "changed"])
+    same = changes is not None and not changes.loc[changes["quantity"].eq("loss"), "changed"].astype(bool).any()
+    said = f"No change of the loss is shown ({change} nats)" if same else f"The loss changes by {change} nats"
+    return f"{said}, from the first model to {safe_line(second)}"
 
 
 def _number_table(run: Run) -> tuple[str, PageTable]:
@@ -41,7 +44,10 @@ def _number_table(run: Run) -> tuple[str, PageTable]:
         quantity=[str(name).replace("_", " ") for name in table["quantity"]],
         interval=ci_texts(table, "change_low", "change_high"),
     )
-    see = "Both models on the same tokens, paired by sequence; an interval without 0 is a change."
+    see = (
+        "Both models on the same tokens, paired by sequence, without controls. A change counts if its interval "
+        "excludes 0 and it is above rounding."
+    )
     heads = {"quantity": "quantity", "first": "first", "second": "second", "change": "change", "interval": "95%"}
     return see, page_table(shown, heads)
 
