@@ -28,7 +28,7 @@ from ..engine.gradients import add_zero, keep_tensor
 from ..models.packed import check_gradients_pass
 from ..models.running import exclusive_use
 from .circuit import Circuit
-from .stream import gradient_before_norm, hook_name_of
+from .stream import NodeWeights, gradient_before_norm, hook_name_of
 
 MOST_HEADS, LONGEST, MOST_PARTS = 24, 128, 6
 """Heads, tokens of the prompt, and parts of each kind that are kept."""
@@ -46,10 +46,7 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
         ``side`` (query or key), ``by`` (writer or dimension), ``part`` (its name, or rest) and its ``value``.
     """
     runs, graph = circuit.runs.select_pairs([0]), circuit.graph
-    length = int(runs.clean.lengths[0])
-    nodes = circuit.nodes
-    used = nodes["kind"].eq("head") & (nodes["edges_in"].gt(0) | nodes["edges_out"].gt(0))
-    heads = [(int(row["layer"]), int(row["head"])) for row in nodes.loc[used].head(MOST_HEADS).to_dict("records")]
+    length, heads = int(runs.clean.lengths[0]), _largest_heads(circuit)
     if not 1 < length <= LONGEST or not heads:
         return pd.DataFrame(columns=list(COLUMNS)), {}
     runs.check_weights()
@@ -74,29 +71,47 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
             pattern = seen["pattern", layer][0, head, :length, :length].detach().float().cpu()
             patterns[name] = pattern.numpy()
             query, key = length - 1, int(pattern[-1].argmax())
-            scores = seen["scores", layer][0, head, query, :length]
-            reach = (torch.arange(length, device=scores.device) != key) & (scores > torch.finfo(scores.dtype).min / 2)
-            if not bool(reach.any()):
+            advantage = _advantage(seen["scores", layer][0, head, query, :length], key)
+            if advantage is None:
                 continue
-            advantage = scores[key] - scores[reach].mean()
-            given = torch.autograd.grad(advantage, [zeros[site, layer] for site in ("q", "k")], retain_graph=True)
+            gradients = torch.autograd.grad(advantage, [zeros[site, layer] for site in ("q", "k")], retain_graph=True)
             about = {"head": name, "query": query, "key": key, "share": float(pattern[-1, key])}
             about["advantage"] = float(advantage.detach())
-            first = graph.n_writers_before(graph.places["attention", layer][0])
+            n_before = graph.n_writers_before(graph.places["attention", layer][0])
+            writers = [writer.name for writer in graph.writers[:n_before]]
             x = seen["resid_pre", layer].detach()[0].to(runs.weights.dtype)
-            own = runs.weights.layers[layer]
-            for side, gradient in zip("qk", given, strict=True):
-                weight, _ = own.by_head[side]
-                gradient = gradient[0].to(runs.weights.dtype)
-                gradient = gradient.unflatten(-1, (weight.shape[0], -1)) if gradient.dim() == 2 else gradient
-                back = einsum(gradient, weight, "position head d_head, head d_head d_model -> position d_model")
-                back = gradient_before_norm(back[None, None], x[None], own.attn_norm, held=True)[0, 0]
-                by_writer = einsum(added[0, :first], back, "writer position d_model, position d_model -> writer").cpu()
-                by_dimension = einsum(x, back, "position d_model, position d_model -> d_model").cpu()
+            dimensions = [str(one) for one in range(x.shape[-1])]
+            for side, gradient in zip("qk", gradients, strict=True):
+                back = _gradient_at_stream(gradient[0], x, side, runs.weights.layers[layer])
+                by_writer = einsum(added[0, :n_before], back, "writer position d_model, position d_model -> writer")
+                by_dimension = einsum(x, back, "position d_model, position d_model -> d_model")
                 named = about | {"side": {"q": "query", "k": "key"}[side]}
-                rows += _largest_rows(named, "writer", [writer.name for writer in graph.writers[:first]], by_writer)
-                rows += _largest_rows(named, "dimension", [str(one) for one in range(len(by_dimension))], by_dimension)
+                rows += _largest_rows(named, "writer", writers, by_writer.cpu())
+                rows += _largest_rows(named, "dimension", dimensions, by_dimension.cpu())
     return pd.DataFrame(rows, columns=list(COLUMNS)), patterns
+
+
+def _largest_heads(circuit: Circuit) -> list[tuple[int, int]]:
+    nodes = circuit.nodes
+    used = nodes["kind"].eq("head") & (nodes["edges_in"].gt(0) | nodes["edges_out"].gt(0))
+    return [(int(row["layer"]), int(row["head"])) for row in nodes.loc[used].head(MOST_HEADS).to_dict("records")]
+
+
+def _advantage(scores: Float[Tensor, " key"], key: int) -> Tensor | None:
+    """Return the score of ``key`` over the mean of the other keys that the query sees; None if it sees no other."""
+    others = (torch.arange(len(scores), device=scores.device) != key) & (scores > torch.finfo(scores.dtype).min / 2)
+    return scores[key] - scores[others].mean() if bool(others.any()) else None
+
+
+def _gradient_at_stream(
+    gradient: Tensor, x: Float[Tensor, "position d_model"], side: str, layer: NodeWeights
+) -> Float[Tensor, "position d_model"]:
+    """Carry the gradient of projected queries or keys (``side``) back to the stream ``x`` before the layer's norm."""
+    weight, _ = layer.by_head[side]
+    gradient = gradient.to(x.dtype)
+    gradient = gradient.unflatten(-1, (weight.shape[0], -1)) if gradient.dim() == 2 else gradient
+    back = einsum(gradient, weight, "position head d_head, head d_head d_model -> position d_model")
+    return gradient_before_norm(back[None, None], x[None], layer.attn_norm, held=True)[0, 0]
 
 
 def _largest_rows(
