@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ..activations.attention import choose_kernel
+from ..activations.attention import Kernel, choose_kernel
 from ..activations.forward import check_tokens
 from ..activations.precision import measure_rounding
 from ..activations.record import capture
@@ -161,42 +161,13 @@ def trace(
     Raises:
         ModelError, InputError, KernelError, RunError: before anything is written, what was found and needed.
     """
-    if isinstance(model, nn.Module):
-        model = as_lens(model)
-    if isinstance(tokens, str):
-        fields, tokens = fields | {"tokens": tokens}, None
-    sequences = None if tokens is None else as_batch(tokens)
-    name = model.name if isinstance(model, LensModel) else str(model)
-    config = make_config(TraceConfig, config, fields | {"model": name}, where="trace")
-    if not isinstance(model, LensModel) and sequences is None:
-        check_sequences(config)
-        if config.target_position is not None and not config.prompts:
-            check_interior_position(config.target_position, shortest=config.length)
-    refuse_unknown_names(config.floors_by_link, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
-    lens = model if isinstance(model, LensModel) else load_model(config)
-    kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
-    batch = sequences if sequences is not None else make_tokens(lens, config=config, bos=config.bos)
-    reads_other = sequences is None and config.at is None
-    other = batch_in_other_bos_condition(lens, batch, config=config) if reads_other else None
-    there = None if config.at is None else cut_at_token(lens, batch, config=config)
-    batch = batch if there is None else there.tokens
-    check_tokens(lens, batch)
-    if config.target_position is not None:
-        refuse_integer_positions(batch, [config.target_position], of="target_position")
-        check_interior_position(config.target_position, shortest=int(batch.lengths.min()))
-    batch = as_batch(batch)
-    site_of("neurons", family=lens.family)  # refused where there are none
-    if lens.offloaded and config.random_init:
-        raise InputError(
-            f"{lens.name} does not fit into memory, and neither does its random-init baseline; trace without the "
-            "baseline: random_init=False"
-        )
-    if lens.device.type == "cpu" and not lens.offloaded:
-        check_trace_fits_memory(lens, config)
+    asked = _make_inputs(model, tokens, config=config, links=links, progress=progress, fields=fields)
+    lens, batch, there, config = asked.lens, asked.batch, asked.there, asked.config
     why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:
         warnings.warn(f"no intervention is made: {why_not}; links are judged by what is measured alone", stacklevel=2)
-    provenance = trace_provenance(lens, batch, config=config, kernel=kernel) | {"links": [link.name for link in links]}
+    provenance = trace_provenance(lens, batch, config=config, kernel=asked.kernel)
+    provenance["links"] = [link.name for link in links]
     if there is not None:
         provenance["at"] = {"ids": list(there.ids), "token": there.text, "found": there.found}
     with place_of_run(out, name=lens.name) as place:
@@ -214,9 +185,6 @@ def trace(
             location = parse_location((place.folder / _LOCATION_FILE).read_text("utf-8"))
             frames = dict(read_run(place.folder).tables)
         else:
-            asked = _Inputs(
-                lens=lens, batch=batch, other=other, there=there, config=config, links=links, progress=progress
-            )
             with writer, _StageBar(config, progress=progress) as stages:
                 frames, location = _measure_and_judge(asked, writer=writer, stages=stages)
                 writer.write_text(_LOCATION_FILE, location.as_json())
@@ -247,6 +215,7 @@ class _Inputs:
     there: Occurrences | None
     """The positions of the token that the configuration names, if it names one."""
     config: TraceConfig
+    kernel: Kernel
     links: Sequence[Link]
     progress: bool
 
@@ -254,6 +223,53 @@ class _Inputs:
         """Measure a batch with the readings of all links; ``how`` are more options of ``scout_and_measure``."""
         own, shown = [link.readings for link in self.links], label if self.progress else None
         return scout_and_measure(self.lens, batch, **{"config": self.config, "own": own, "label": shown} | how)
+
+
+def _make_inputs(
+    model: ModelLike,
+    tokens: Tokens | str | None,
+    *,
+    config: TraceConfig | None,
+    links: Sequence[Link],
+    progress: bool,
+    fields: Mapping[str, Any],
+) -> _Inputs:
+    """Load the model, make its sequences, and refuse what cannot be traced."""
+    if isinstance(model, nn.Module):
+        model = as_lens(model)
+    if isinstance(tokens, str):
+        fields, tokens = {**fields, "tokens": tokens}, None
+    sequences = None if tokens is None else as_batch(tokens)
+    name = model.name if isinstance(model, LensModel) else str(model)
+    config = make_config(TraceConfig, config, {**fields, "model": name}, where="trace")
+    if not isinstance(model, LensModel) and sequences is None:
+        check_sequences(config)
+        if config.target_position is not None and not config.prompts:
+            check_interior_position(config.target_position, shortest=config.length)
+    refuse_unknown_names(config.floors_by_link, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
+    lens = model if isinstance(model, LensModel) else load_model(config)
+    kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
+    batch = sequences if sequences is not None else make_tokens(lens, config=config, bos=config.bos)
+    reads_other = sequences is None and config.at is None
+    other = batch_in_other_bos_condition(lens, batch, config=config) if reads_other else None
+    there = None if config.at is None else cut_at_token(lens, batch, config=config)
+    batch = batch if there is None else there.tokens
+    check_tokens(lens, batch)
+    if config.target_position is not None:
+        refuse_integer_positions(batch, [config.target_position], of="target_position")
+        check_interior_position(config.target_position, shortest=int(batch.lengths.min()))
+    batch = as_batch(batch)
+    site_of("neurons", family=lens.family)  # refused where there are none
+    if lens.offloaded and config.random_init:
+        raise InputError(
+            f"{lens.name} does not fit into memory, and neither does its random-init baseline; trace without the "
+            "baseline: random_init=False"
+        )
+    if lens.device.type == "cpu" and not lens.offloaded:
+        check_trace_fits_memory(lens, config)
+    return _Inputs(
+        lens=lens, batch=batch, other=other, there=there, config=config, kernel=kernel, links=links, progress=progress
+    )
 
 
 def _measure_and_judge(
