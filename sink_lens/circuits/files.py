@@ -96,8 +96,12 @@ class SavedCircuit:
         writers, readers = _match_nodes(graph, plain)
         scores = writers.T @ graph.matrix(self.scores.astype(float)).sum(0) @ (readers / readers.sum(1, keepdims=True))
         kept = writers.T @ graph.matrix(self.chosen.astype(float)).sum(0) @ readers > 0
-        cfg = {"n_layers": plain.n_layers, "n_heads": plain.n_heads, "d_model": plain.d_model}
-        cfg |= {"parallel_attn_mlp": plain.parallel}
+        cfg = {
+            "n_layers": plain.n_layers,
+            "n_heads": plain.n_heads,
+            "d_model": plain.d_model,
+            "parallel_attn_mlp": plain.parallel,
+        }
         _, first, second = plain.ends
         edges = {
             str(name): {"score": float(score), "in_graph": bool(inside)}

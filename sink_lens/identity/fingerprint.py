@@ -187,8 +187,13 @@ def _write_run(
         "dtype": sorted(set(found.tables["models"]["dtype"])),
         "versions": package_versions(),
     }
-    record: dict[str, Any] = {"config": asdict(found.config), "provenance": provenance, "overwrite": overwrite}
-    record |= {"kind": "fingerprint", "expects": ("models", "pairs", "nulls", "findings")}
+    record: dict[str, Any] = {
+        "config": asdict(found.config),
+        "provenance": provenance,
+        "overwrite": overwrite,
+        "kind": "fingerprint",
+        "expects": ("models", "pairs", "nulls", "findings"),
+    }
     with place_of_run(out, name="fingerprint") as place, create_run(place.folder, **record) as writer:
         writer.write_csv("models", found.tables["models"])
         writer.write_table("pairs", found.frame)

@@ -37,8 +37,14 @@ def axis_sizes(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
         n_positions: number of tokens in a sequence.
     """
     sizes = dict.fromkeys(("position", "query", "key"), n_positions)
-    sizes |= {"head": model.n_heads, "kv_head": model.n_kv_heads}
-    sizes |= {"d_model": model.d_model, "d_head": model.d_head, "d_value": model.d_value, "d_mlp": model.d_mlp}
+    sizes |= {
+        "head": model.n_heads,
+        "kv_head": model.n_kv_heads,
+        "d_model": model.d_model,
+        "d_head": model.d_head,
+        "d_value": model.d_value,
+        "d_mlp": model.d_mlp,
+    }
     sizes |= zip(("d_q_latent", "d_kv_latent"), model.d_latents, strict=True)
     return tuple(sizes[axis] for axis in axes.split()[1:])
 

@@ -98,8 +98,13 @@ def load(
         InputError: arguments are unknown or contradict each other.
     """
     if isinstance(model, nn.Module):
-        given = {"device": device, "dtype": dtype, "device_map": device_map}
-        given |= {"max_memory": max_memory, "revision": revision}
+        given = {
+            "device": device,
+            "dtype": dtype,
+            "device_map": device_map,
+            "max_memory": max_memory,
+            "revision": revision,
+        }
         if asked := [key for key, value in given.items() if value is not None]:
             raise InputError(
                 f"{', '.join(asked)} given with a model object; they go with a name only. Move or cast the object "

@@ -239,9 +239,14 @@ def neuron_activations(
         raise InputError(f"neuron {outside[0]} does not exist; need 0 to {values.shape[1] - 1}")
     ((_, at),) = captured.tensors
     names = [_harmless_text(neuron_name(at, one)) for one in shown]
-    props = {"tokens": [_harmless_text(text) for text in texts], "activations": values[:, None, shown]}
-    props |= {"firstDimensionName": "Layer", "firstDimensionLabels": [str(at)]}
-    props |= {"secondDimensionName": "Neuron", "secondDimensionLabels": names}
+    props = {
+        "tokens": [_harmless_text(text) for text in texts],
+        "activations": values[:, None, shown],
+        "firstDimensionName": "Layer",
+        "firstDimensionLabels": [str(at)],
+        "secondDimensionName": "Neuron",
+        "secondDimensionLabels": names,
+    }
     height = 260 + _LINE * (sum(map(len, texts)) // _CHARACTERS)
     title = f"Activation over the tokens, {plural(len(names), 'neuron')} of layer {at}"
     return View(kind="TextNeuronActivations", props=props, height=height, title=title)

@@ -486,8 +486,14 @@ def _card_tables(seen: ObservedModel, made: Mapping[str, Any]) -> dict[str, pd.D
         "outlier_dimensions": ",".join(str(row["dimension"]) for row in made["outlier_dimensions"]),
         "loss_nats": made["loss"]["clean"]["value"],
     }
-    rows = {"layers": layers, "dimensions": dimensions, "writers": _writer_rows(made), "losses": losses}
-    rows |= {"maxima": made["largest_activations"], "summary": [summary]}
+    rows = {
+        "layers": layers,
+        "dimensions": dimensions,
+        "writers": _writer_rows(made),
+        "losses": losses,
+        "maxima": made["largest_activations"],
+        "summary": [summary],
+    }
     frames = {name: pd.DataFrame(some, columns=column_names("card", name)) for name, some in rows.items()}
     return frames | {name: frames[name].astype(types) for name, types in _TYPES.items()}
 

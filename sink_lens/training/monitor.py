@@ -179,8 +179,12 @@ class SinkMonitor:
         if self._folder is None or _process_number() > 0:
             return
         parameter = next(self._model.parameters())
-        config = {"every": self._every, "sequences": self._sequences, "threshold": self._threshold}
-        config |= {"fixed_tokens": self._tokens is not None}
+        config = {
+            "every": self._every,
+            "sequences": self._sequences,
+            "threshold": self._threshold,
+            "fixed_tokens": self._tokens is not None,
+        }
         try:
             log = ReadingLog.open(
                 self._folder,

@@ -217,17 +217,33 @@ def _measure_table(run: Run) -> tuple[str, PageTable]:
     summary = run.need("summary", columns=SUMMARY)
     wide = summary.pivot_table(index=["model", "variant"], columns="measure", values="value", sort=False)
     wide = shorten_model_names(wide.reset_index())
-    heads = {"model": "model", "discrepancy": "last − first", "inter_excess": "inter", "intra_excess": "intra"}
-    heads |= {"sink_mass": "sink mass", "uniform_mass": "uniform", "sink_rate": "sink rate", "s2_ratio": "S2 ratio"}
-    heads |= {"norm_ratio": "norm ratio", "dominance_ratio": "dominance"}
+    heads = {
+        "model": "model",
+        "discrepancy": "last − first",
+        "inter_excess": "inter",
+        "intra_excess": "intra",
+        "sink_mass": "sink mass",
+        "uniform_mass": "uniform",
+        "sink_rate": "sink rate",
+        "s2_ratio": "S2 ratio",
+        "norm_ratio": "norm ratio",
+        "dominance_ratio": "dominance",
+    }
     see = "The positional discrepancy beside the sink measures at position 0; uniform: the mass under equal attention."
     return see + rest_note(len(wide), "summary.csv", most=60), page_table(wide, heads, most=60)
 
 
 def _alignment_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
-    heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
-    heads |= {"of": "of", "event_frac": "share of predictions"}
+    heads = {
+        "model": "model",
+        "what": "the direction beside",
+        "which": "which",
+        "cosine": "cosine",
+        "rank": "rank",
+        "of": "of",
+        "event_frac": "share of predictions",
+    }
     see = (
         "How well the contraction direction aligns with the unembedding of the preferred tokens, and with the "
         "first token's largest dimension. Rank 1: nothing aligns better."

@@ -180,10 +180,19 @@ def _pairs_by_null(run: Run) -> pd.DataFrame:
 
 def _pair_table(run: Run) -> tuple[str, PageTable]:
     pairs = run.need("pairs", columns=_PAIRS)
-    heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "mean tau"}
-    heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
-    heads |= {"log10_p_pipeline": "pipeline", "log10_p_analytical": "analytical"}
-    heads |= {"too_narrow": "analytical too narrow by"}
+    heads = {
+        "a": "model",
+        "b": "and",
+        "verdict": "verdict",
+        "why": "because",
+        "tau_bar": "mean tau",
+        "shared": "shared",
+        "expected": "by chance",
+        "log10_p_relabelled": "log10 p, relabelled",
+        "log10_p_pipeline": "pipeline",
+        "log10_p_analytical": "analytical",
+        "too_narrow": "analytical too narrow by",
+    }
     scaled = len(pairs.loc[pairs["shares_scale"].eq(True)])
     see = (
         "The effect is the mean tau; p only says how sure it is that the effect is not 0. A pair with an effect "
@@ -200,8 +209,17 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
 
 def _null_table(run: Run) -> tuple[str, PageTable]:
     nulls = run.need("nulls", columns=_NULLS)
-    heads = {"a": "model", "b": "and", "null": "null", "mean": "mean", "sd": "sd", "z": "z"}
-    heads |= {"log10_p_paper": "log10 p (1 − Φ)", "log10_p_code": "log10 p (2 (1 − Φ))", "p_draws": "p by draws"}
+    heads = {
+        "a": "model",
+        "b": "and",
+        "null": "null",
+        "mean": "mean",
+        "sd": "sd",
+        "z": "z",
+        "log10_p_paper": "log10 p (1 − Φ)",
+        "log10_p_code": "log10 p (2 (1 − Φ))",
+        "p_draws": "p by draws",
+    }
     see = (
         "Published nulls: analytical, matrices, pipeline. Ours: shuffled keeps the correlations between a model's "
         "coordinates, relabelled also keeps what both models share about an input. p is given by both conventions: "

@@ -115,8 +115,15 @@ def _token_table(run: Run) -> tuple[str, PageTable]:
     )
     first = table.groupby(["model", "kind"], sort=False).head(3)
     first = shorten_model_names(first).assign(text=[token_text(text) for text in first["text"].tolist()])
-    heads = {"model": "model", "kind": "kind", "token": "id", "text": "token", "count": "times", "share": "share"}
-    heads |= {"probability_ratio": "mean probability × vocabulary"}
+    heads = {
+        "model": "model",
+        "kind": "kind",
+        "token": "id",
+        "text": "token",
+        "count": "times",
+        "share": "share",
+        "probability_ratio": "mean probability × vocabulary",
+    }
     see = "The three tokens that each model predicts most often; tokens.parquet has twenty."
     return see + rest_note(len(first), "tokens", most=60), page_table(first, heads, most=60)
 

@@ -146,9 +146,17 @@ def read_variants_and_models(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
 def _variant_table(run: Run) -> tuple[str, PageTable]:
     variants = run.need("variants", columns=VARIANTS)
     among = list(dict.fromkeys(variants["variant"].tolist()))
-    heads = {"variant": "model", "measure": "measure", "n": "seeds", "mean": "mean"}
-    heads |= {"low": "95% from", "high": "to", "difference": "− first", "difference_low": "95% from"}
-    heads |= {"difference_high": "to "}
+    heads = {
+        "variant": "model",
+        "measure": "measure",
+        "n": "seeds",
+        "mean": "mean",
+        "low": "95% from",
+        "high": "to",
+        "difference": "− first",
+        "difference_low": "95% from",
+        "difference_high": "to ",
+    }
     see = "Means and 95% t intervals over seeds, and the difference from the first line of its kind, paired by seed."
     shown = variants.assign(
         variant=[legend_name(variant, among=among) for variant in variants["variant"].tolist()],

@@ -177,18 +177,38 @@ def _agreement_sentences(agreement: pd.DataFrame) -> list[str]:
 def _marked_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
     shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
-    heads = {"sequence": "sequence", "position": "position", "text": "token", "kind": "kind", "sink": "sink"}
-    heads |= {"massive": "massive", "share_score": "fair shares", "received": "attention", "norm_ratio": "norm ratio"}
-    heads |= {"sink_layers": "sink in layers", "massive_layers": "massive in layers", "dimensions": "dimensions"}
+    heads = {
+        "sequence": "sequence",
+        "position": "position",
+        "text": "token",
+        "kind": "kind",
+        "sink": "sink",
+        "massive": "massive",
+        "share_score": "fair shares",
+        "received": "attention",
+        "norm_ratio": "norm ratio",
+        "sink_layers": "sink in layers",
+        "massive_layers": "massive in layers",
+        "dimensions": "dimensions",
+    }
     see = "Every marked token, the most attended first." if len(table) else "No token is marked."
     return see + rest_note(len(table), "sink_tokens"), page_table(make_text_readable(shown), heads)
 
 
 def _token_id_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"])
-    heads = {"text": "token", "token_id": "id", "kind": "kind", "tokens": "occurrences", "sink_rate": "sink rate"}
-    heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
-    heads |= {"median_norm": "norm ratio, median", "largest_norm": "largest "}
+    heads = {
+        "text": "token",
+        "token_id": "id",
+        "kind": "kind",
+        "tokens": "occurrences",
+        "sink_rate": "sink rate",
+        "massive_rate": "massive rate",
+        "median_share": "fair shares, median",
+        "largest_share": "largest",
+        "median_norm": "norm ratio, median",
+        "largest_norm": "largest ",
+    }
     see = "Tokens after position 0 by id: the most often marked first, then the most attended."
     return see + rest_note(len(table), "token_ids"), page_table(make_text_readable(table), heads)
 
@@ -240,8 +260,15 @@ def show_tokens(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output: numbers of sinks and massive tokens, the strongest token ids, large dimensions."""
     yield found.headline
     yield page_table(found.tables["agreement"], AGREEMENT)
-    ids = {"text": "after position 0", "token_id": "id", "tokens": "occurrences", "sink_rate": "sink"}
-    ids |= {"massive_rate": "massive", "largest_share": "shares, at most", "largest_norm": "norm, at most"}
+    ids = {
+        "text": "after position 0",
+        "token_id": "id",
+        "tokens": "occurrences",
+        "sink_rate": "sink",
+        "massive_rate": "massive",
+        "largest_share": "shares, at most",
+        "largest_norm": "norm, at most",
+    }
     yield page_table(make_text_readable(found.tables["token_ids"].head(8)), ids)
     yield from dimension_sentences(found.tables["dimensions"])
 

@@ -393,9 +393,19 @@ def _whole_model_measures(watch: pd.DataFrame) -> pd.DataFrame:
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
 
 
-BRIEF = {"step": "step", "tokens": "tokens", "sink_rate": "sinks", "sink_mass": "mass", "s2_ratio": "S2"}
-BRIEF |= {"norm_ratio": "norm", "dominance_ratio": "dominance", "effective_rank": "rank"}
-BRIEF |= {"effective_rank_without": "w/o 0", "growth_steps": "growth", "super_neurons": "neurons"}
+BRIEF = {
+    "step": "step",
+    "tokens": "tokens",
+    "sink_rate": "sinks",
+    "sink_mass": "mass",
+    "s2_ratio": "S2",
+    "norm_ratio": "norm",
+    "dominance_ratio": "dominance",
+    "effective_rank": "rank",
+    "effective_rank_without": "w/o 0",
+    "growth_steps": "growth",
+    "super_neurons": "neurons",
+}
 """Column of the table of checkpoints -> its head where there is little room."""
 
 
@@ -527,8 +537,15 @@ def _final_table(run: Run) -> tuple[str, PageTable]:
 
 def final_loss_table(table: pd.DataFrame) -> PageTable:
     """Return a page's table of final losses: differences to the baseline, and tokens to reach the baseline's loss."""
-    heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
-    heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
+    heads = {
+        "curve": "curve",
+        "variant": "variant",
+        "seed": "seed",
+        "loss": "loss, nats",
+        "difference": "− baseline",
+        "reached": "reaches the baseline's end at",
+        "acceleration": "times as fast",
+    }
     return page_table(table, heads, most=60)
 
 
