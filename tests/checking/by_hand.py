@@ -56,6 +56,7 @@ def place(model, site, layer):
         "attn_out": (block.post_attention_layernorm if post_norm else output, False),
         "neurons": (down, True),
         "written": (down, False),
+        "mlp_in": (getattr(block, "mlp", None), True),
         "stream": (block, False),
     }
     return (keys | found)[site]
@@ -64,11 +65,43 @@ def place(model, site, layer):
 def down_of(block):
     """The down-projection; None where neurons have no module, as in the experts of gpt_oss."""
     mlp = getattr(block, "mlp", None) or getattr(block, "feed_forward", None)
-    down = getattr(mlp, "down_proj", None) or getattr(mlp, "w2", None)
+    down = getattr(mlp, "down_proj", None) or getattr(mlp, "w2", None) or getattr(mlp, "c_proj", None)
     return down if isinstance(down, torch.nn.Linear) else None
 
 
-SITES = ("z", "attn_out", "neurons", "written", "stream", "key_in", "k", "q", "normed_k")
+def expert_of(block, unit):
+    """Of a neuron that is counted over all experts: their module, the expert (None: the shared one) and its index."""
+    experts = block.mlp.experts
+    width = experts.down_proj.shape[-1]
+    if unit < width * experts.num_experts:
+        return experts, unit // width, unit % width
+    return block.mlp.shared_expert, None, unit - width * experts.num_experts
+
+
+def column_of(block, unit):
+    """The parameter with the output weights of a neuron, and the index of its column."""
+    if (down := down_of(block)) is not None:
+        return down.weight, (slice(None), unit)
+    module, expert, index = expert_of(block, unit)
+    if expert is None:
+        return module.down_proj.weight, (slice(None), index)
+    return module.down_proj, (expert, slice(None), index)
+
+
+@torch.no_grad()
+def activity(block, x, unit):
+    """What multiplies the output weights of an expert's neuron, with the router's weight or the gate's."""
+    module, expert, index = expert_of(block, unit)
+    if expert is None:
+        neurons = module.act_fn(module.gate_proj(x)) * module.up_proj(x)
+        return neurons[..., index] * torch.sigmoid(block.mlp.shared_expert_gate(x))[..., 0]
+    _, weights, chosen = block.mlp.gate(x.flatten(0, 1))
+    weight = (weights * (chosen == expert)).sum(-1).view(x.shape[:-1])
+    gate, up = (x @ part.T for part in module.gate_up_proj[expert].chunk(2))
+    return (module.act_fn(gate) * up)[..., index] * weight
+
+
+SITES = ("z", "attn_out", "neurons", "written", "mlp_in", "stream", "key_in", "k", "q", "normed_k")
 
 
 def hook(module, is_input, function):
@@ -135,6 +168,7 @@ def mass(zoo, ran, at, *, layers=None):
     asks = (at[:, None] & seen).any(-1) & ~at
     asks[:, :EARLIEST] = False
     found = (by_query * asks[None, :, None]).sum((1, 3)) / asks.sum()
+    found = found[:, [head for head in range(found.shape[1]) if head not in zoo.truth.logit_heads]]
     return found if layers is None else found[list(layers)]
 
 
@@ -156,7 +190,8 @@ def put(at, value):
 def put_units(at, value, units):
     def edit(x):
         x = x.clone()
-        x[..., units] = torch.where(at[..., None], value[..., units], x[..., units])
+        there = at.view(*at.shape, *[1] * (x.ndim - at.ndim))  # heads have an axis of their own in some families
+        x[..., units] = torch.where(there, value[..., units], x[..., units])
         return x
 
     return edit
@@ -179,7 +214,8 @@ def without(zoo, makers):
         for maker in makers:
             block = None if maker.layer is None else blocks(model)[maker.layer]
             if maker.kind == "neuron":
-                keep(down_of(block).weight)[:, maker.index] = 0.0
+                parameter, column = column_of(block, maker.index)
+                keep(parameter)[column] = 0.0
             elif maker.kind == "mixer":
                 keep((getattr(block, "mamba", None) or block.conv).out_proj.weight).zero_()
             elif maker.kind == "head":
@@ -257,6 +293,16 @@ def present(zoo, tokens):
                 of = ran.sites[whole, layer][at][:, dimension]
                 shares.append(float((given / of).abs().mean()))
         found["neurons_dimension"] = min(shares) if supers else max(shares, default=0.0)
+    elif truth.outliers and truth.makers[0].kind == "neuron":
+        (maker,) = truth.makers
+        block = blocks(model)[maker.layer]
+        parameter, column = column_of(block, maker.index)
+        active = activity(block, ran.sites["mlp_in", maker.layer], maker.index)
+        found["variance_neurons"] = float(active[at].abs().mean() / active[others].abs().mean().clamp(min=1e-9))
+        (dimension,) = truth.outliers[maker.layer]
+        written = active[at] * parameter[column][dimension]
+        change = ran.sites["stream", maker.layer] - ran.sites["stream", maker.layer - 1]
+        found["neurons_dimension"] = float((written / change[at][:, dimension]).abs().mean())
     elif supers:  # how much larger the largest dimension is than the next, but for those that are large elsewhere too
         streams = [ran.sites["stream", layer].abs() for layer in range(len(blocks(model)))]
         top = [(x[at].mean(0) * (mean_of(x, at) < 10)).topk(2).values for x in streams]
@@ -299,6 +345,9 @@ def shares_removed(zoo, tokens):
         found["variance_neurons"] = removed(edits)
         with _without_entries(zoo, clean, at):
             found["neurons_dimension"] = removed([])
+    elif truth.makers[0].kind == "neuron":  # of an expert, whose neurons no module shows
+        with without(zoo, truth.makers):
+            found["variance_neurons"] = found["neurons_dimension"] = removed([])
     if truth.outliers:
         found["dimension_key"] = removed(_given(zoo, clean, at))
     return found
@@ -388,6 +437,9 @@ def shares_carried(zoo, tokens):
     if ("neurons", 0) in clean.sites:
         supers = neurons_of(zoo) or {layer: slice(None) for layer in range(len(blocks(model)))}
         found["variance_neurons"] = carried([units("neurons", layer, some) for layer, some in supers.items()])
+    elif truth.makers[0].kind == "neuron":  # of an expert that no other token is sent to
+        with without(zoo, truth.makers):
+            found["variance_neurons"] = carried([])
     if truth.outliers:
         dims = {layer: list(some) for layer, some in truth.outliers.items()}
         found["neurons_dimension"] = carried([units("stream", i, some) for i, some in dims.items() if i >= 0])

@@ -24,11 +24,18 @@ from .easily_missed import (
 from .hybrids import in_mixer_layer, mixer_spike, state_sink
 from .latent import latent_key
 from .read_wrongly import (
+    attention_step,
     bystanders,
     embedding_or_neuron,
+    expert_neuron,
     four_dimensions,
+    half_logits,
+    heads_in_a_step,
+    known_by_dimension,
+    late_stop,
     part_of_key,
     small_dimension,
+    small_stream,
     zero_values,
 )
 from .seen_in_trained import (
@@ -125,6 +132,13 @@ ZOO: Mapping[str, Species] = {
     "four_dimensions": _written("aq", four_dimensions, *NORMED_BEFORE),
     "zero_values": _written("ar", zero_values, *NORMED_BEFORE),
     "embedding_or_neuron": _written("as", embedding_or_neuron, "llama", "qwen2"),
+    "known_by_dimension": _written("at", known_by_dimension, *NORMED_BEFORE),
+    "heads_in_a_step": _written("au", heads_in_a_step, *NORMED_BEFORE),
+    "expert_neuron": _written("av", expert_neuron, "mixtral", "qwen3_moe", "qwen2_moe"),
+    "attention_step": _written("aw", attention_step, *NORMED_BEFORE),
+    "late_stop": _written("ax", late_stop, *NORMED_BEFORE),
+    "half_logits": _written("ay", half_logits, "gpt_oss", "headnorm"),
+    "small_stream": _written("az", small_stream, "starcoder2", "stablelm"),
     **{f"broken_{link}": _written("broken", partial(broken, link)) for link in BREAKS},
 }
 """Name -> the kind of model."""

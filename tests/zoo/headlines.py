@@ -11,6 +11,7 @@ from sink_lens.chain.links.words import Phrase
 from sink_lens.models.tiny import BOS_ID
 
 from .truth import ZooModel
+from .writing import N_HEADS
 
 _VARIANCE, _OUTPUT, _NEURONS, _WRITES, _KEY, _MEETS = (
     "aggregation_variance",
@@ -27,6 +28,8 @@ def bound_of(zoo: ZooModel) -> str | None:
     truth = zoo.truth
     if truth.sink == "behind":
         return "own position or token" if truth.alone else "own position"
+    if truth.sink_from:
+        return "own position and token"
     if zoo.late_every == 1 or (truth.sink == "token" and BOS_ID not in truth.tokens):
         return "own token"
     if truth.sink == "first":
@@ -54,6 +57,7 @@ def permitted(zoo: ZooModel) -> set[str]:
         return {"no sink", "strongest", *found} | ({"state"} if truth.kept is not None else set())
     found = {"sink", "others", "elsewhere", "untested", "marked"} | ({"makers"} if truth.makers else set())
     found |= {"some", "bound: some tokens"} if zoo.first_every > 1 else set()
+    found |= {"sink logit"} if truth.logit_heads else set()
     if (bound := bound_of(zoo)) is not None:
         found.add(f"bound: {bound}")
     found |= {f"by {link}" for link in carriers(zoo)} or {"nothing shown"}
@@ -68,9 +72,13 @@ def permitted(zoo: ZooModel) -> set[str]:
 
 
 def untrue(zoo: ZooModel, tokens: Int[Tensor, "batch position"], phrases: Iterable[Phrase]) -> list[str]:
-    """The phrases of a headline that are not true of the model on these sequences."""
-    true, sinks, wrong = permitted(zoo), zoo.sinks(tokens), []
+    """The phrases of a headline that are not true of the model on these sequences, and those that it had to say."""
+    true, sinks = permitted(zoo), zoo.sinks(tokens)
     position, phrases = 0, tuple(phrases)
+    needed = {"sink logit"} if zoo.truth.logit_heads else set()
+    if zoo.at is not None and not bool(sinks.all(0).any()):  # the token stands somewhere else in each sequence
+        true, needed = {"no sink", "strongest", "marked"}, {"no sink", "marked"}
+    wrong = [f"not said: {key}" for key in sorted(needed - {phrase.key for phrase in phrases})]
     least = 0.0 if any(phrase.key == "some" for phrase in phrases) else 0.5
     for phrase in phrases:
         keys = phrase.key.split(" + ")
@@ -87,6 +95,12 @@ def untrue(zoo: ZooModel, tokens: Int[Tensor, "batch position"], phrases: Iterab
         if phrase.key == "others" and right:
             places = [int(one) for one in re.findall(r"\d+", phrase.text.partition("(")[0])]
             right = bool(sinks[:, places].any(0).all())
+        if phrase.key == "marked" and zoo.at is not None and right:
+            count = re.search(r" in (\d+) sequence", phrase.text)
+            right = count is not None and int(count[1]) == int(sinks.any(1).sum())
+        if phrase.key == "sink logit" and zoo.truth.logit_heads and right:
+            share = len(zoo.truth.locked) * len(zoo.truth.logit_heads) / (zoo.model.config.num_hidden_layers * N_HEADS)
+            right = said[0] == round(100 * share)
         if phrase.key == "elsewhere" and right:
             right = said[0] == int((sinks.any(1) & ~sinks[:, position]).sum())
         if f"by {_KEY}" in keys and right:

@@ -357,8 +357,11 @@ def standing(made: Draft, *tokens: int, layer: int, dimension: int) -> float:
 
 
 @torch.no_grad()
-def carry(made: Draft, *, layer: int, head: int, reads: int, writes: int) -> None:
-    """Write a head that attends evenly and writes the mean of one dimension into another."""
+def carry(made: Draft, *, layer: int, head: int, reads: int, writes: int, weight: float = 0.3) -> None:
+    """Write a head that attends evenly and writes the mean of one dimension into another.
+
+    Before a norm of what is written, that norm's gain sets how much it is, not the weight.
+    """
     block = made.model.model.layers[layer]
     value, output = block.self_attn.v_proj.weight, block.self_attn.o_proj.weight
     row = head // (N_HEADS // N_KV_HEADS) * D_HEAD
@@ -366,7 +369,7 @@ def carry(made: Draft, *, layer: int, head: int, reads: int, writes: int) -> Non
     value[row, reads] = 1.0
     for other in range(N_HEADS):
         output[:, other * D_HEAD : other * D_HEAD + 2] = 0.0
-    output[writes, head * D_HEAD] = 1.0 if made.post_norm else 0.3
+    output[writes, head * D_HEAD] = 1.0 if made.post_norm else weight
     if made.post_norm:
         value[row + 1, made.shared] = 1.0
         output[made.ballast, head * D_HEAD + 1] = 8.0 / SHARED

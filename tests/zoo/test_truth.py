@@ -152,6 +152,10 @@ def _agrees_on_the_sink(zoo):
         assert shares.nan_to_num().max() < 0.2, zoo.seed  # nan without attention
     else:
         assert (mass[locked] > 0.8).all(), zoo.seed
+        if heads := list(truth.logit_heads):
+            null = by_hand.null_mass(ran)[:, heads]
+            assert (null[locked] > 0.8).all(), zoo.seed
+            assert (null[free] < 0.05).all(), zoo.seed
         if zoo.name == "slow_growth":  # there it grows from layer to layer
             assert (mass.mean(1).diff() > -0.05).all(), zoo.seed
             free = free[:2]

@@ -82,6 +82,10 @@ class Truth:
     """The token ids that are no sink at the first position, if the sink is there whatever other token it has."""
     only_first: bool = False
     """True if the token is a sink at position 0 only."""
+    sink_from: int = 0
+    """First position at which the token is a sink."""
+    logit_heads: tuple[int, ...] = ()
+    """The heads of the locked layers in which a learned sink logit takes the attention; the others have the sink."""
     reach: int | None = None
     """Number of positions that a query sees, itself included; None means all positions up to its own."""
     locked: tuple[int, ...] = ()
@@ -138,6 +142,11 @@ class ZooModel:
     """Every so many sequences begin with one of them, the first sequence among them."""
     placed: tuple[tuple[int, int], ...] = ()
     """Position and token of what each sequence has."""
+    n_ordinary: int | None = None
+    """Number of ordinary tokens that the sequences are made of; None is all."""
+    at: int | None = None
+    """Token that the model is traced at. It stands once in each sequence: from position 16 on in every fifth sequence
+    from the first and from the third, at positions 8 to 11 in the others."""
     truth: Truth
 
     def draw(self, sequences: int, *, length: int = 32, generator: torch.Generator) -> Int[Tensor, "batch position"]:
@@ -146,8 +155,8 @@ class ZooModel:
         Raises:
             InputError: The vocabulary has too few ordinary tokens for this length.
         """
-        special = {*self.delimiters, *self.firsts, *(token for _, token in self.placed)}
-        ordinary = [i for i in range(FIRST_ORDINARY, VOCAB_SIZE) if i not in special]
+        special = {*self.delimiters, *self.firsts, *(token for _, token in self.placed), self.at}
+        ordinary = [i for i in range(FIRST_ORDINARY, VOCAB_SIZE) if i not in special][: self.n_ordinary]
         if not 8 <= length <= len(ordinary):
             raise InputError(f"length is {length}; need 8 to {len(ordinary)}, so that no token comes twice")
         ids = torch.tensor(ordinary)
@@ -165,6 +174,10 @@ class ZooModel:
             ]
         for position, token in self.placed:
             tokens[:, position] = token
+        if self.at is not None:
+            for number, row in enumerate(tokens):
+                first, end = (16, max(17, length - 9)) if number % 5 in (0, 2) else (8, 12)
+                row[int(torch.randint(first, end, (), generator=generator))] = self.at
         if self.delimiters:
             for row in tokens:
                 places = 1 + torch.randperm(length - 1, generator=generator)[:3]
@@ -182,6 +195,7 @@ class ZooModel:
             found[:, 1] |= torch.isin(tokens[:, 0], torch.tensor(self.truth.tokens))
         elif self.truth.sink == "token":
             found = torch.isin(tokens, torch.tensor(self.truth.tokens))
+            found[:, : self.truth.sink_from] = False
             if self.truth.only_first:
                 found[:, 1:] = False
         return found

@@ -15,11 +15,14 @@ A mechanism can be written into five architectures:
   that are multiplied by the root of the width.
 
 Hybrids (`hybrids`) are as `llama`, with a mixer in place of the attention of every second layer; models with latent
-attention (`latent`) as `llama`, with a latent between the stream and the keys and values.
+attention (`latent`) as `llama`, with a latent between the stream and the keys and values. Mixtures of experts
+(`mixtral`, `qwen3_moe`, `qwen2_moe`, `gpt_oss`) are as `llama` too; planted neurons are those of one routed expert, or
+of the shared one. `stablelm` and `starcoder2` have a LayerNorm; neurons of `starcoder2` have no gate.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -51,7 +54,16 @@ _CANDIDATES = 8192
 _CONTENT = 1.6
 _TYPES = {name: name for name in ("llama", "qwen2", "qwen3", "olmo2", "mistral")}
 _TYPES |= {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "headnorm": "sink_lens_headnorm"}
-_TYPES |= {name: name for name in ("lfm2", "jamba", "bamba", "youtu", "deepseek_v2")}
+_TYPES |= {name: name for name in ("lfm2", "jamba", "bamba", "youtu", "deepseek_v2", "stablelm", "starcoder2")}
+_SHARES = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": _SHARES | {"moe_intermediate_size": 160, "norm_topk_prob": True},
+    "qwen2_moe": _SHARES | {"shared_expert_intermediate_size": 160},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 256},
+}
+"""Mixture of experts -> fields of its configuration."""
+_TYPES |= {name: name for name in _EXPERTS}
 _MIXERS = {"lfm2": "conv", "jamba": "mamba", "bamba": "mamba"}
 """Hybrid -> the module that every second layer has in place of attention."""
 LATENT = {"q_lora_rank": 20, "kv_lora_rank": 18, "qk_nope_head_dim": 14, "qk_rope_head_dim": 10, "v_head_dim": 18}
@@ -85,6 +97,10 @@ class Draft:
     free: tuple[int, ...]
     """All others."""
     sign: float
+    expert: int = -1
+    """The routed expert of the planted neurons; -1 is the shared one, or the MLP of a model without experts."""
+    scale: float = 1.0
+    """Size of the stream, whose ordinary token has a norm of about 3 where it is 1."""
 
     @property
     def n_layers(self) -> int:
@@ -104,12 +120,12 @@ class Draft:
     @property
     def qk_norm(self) -> bool:
         """Return whether queries and keys are normed."""
-        return self.family in ("qwen3", "olmo2", "gemma3", "gemma4", "lfm2")
+        return self.family in ("qwen3", "olmo2", "gemma3", "gemma4", "lfm2", "qwen3_moe")
 
     @property
     def unit(self) -> float:
         """Entry of the embedding that is 1 in the stream."""
-        return D_MODEL**-0.5 if self.family in ("gemma3", "gemma4") else 1.0
+        return self.scale * (D_MODEL**-0.5 if self.family in ("gemma3", "gemma4") else 1.0)
 
     def gain(self, norm: Any, value: float, at: Any = slice(None)) -> None:
         """Set the gain of a norm."""
@@ -123,11 +139,19 @@ class Draft:
             norm.weight[at] = (norm.weight[at] + stored) * factor - stored
 
     def mlp(self, layer: int) -> tuple[Any, Any, Any]:
-        """Gate, up and down-projection of a layer."""
+        """Gate, up and down-projection of a layer, those of the planted neurons' expert."""
+        return self.mlps(layer)[self.expert]
+
+    def mlps(self, layer: int) -> list[tuple[Any, Any, Any]]:
+        """Gate, up and down-projections of a layer, those of each routed expert first."""
         block = self.model.model.layers[layer]
         module = block.feed_forward if self.family in _MIXERS else block.mlp
-        names = ("w1", "w3", "w2") if self.family == "lfm2" else ("gate_proj", "up_proj", "down_proj")
-        return tuple(getattr(module, name) for name in names)  # type: ignore[return-value]  # three
+        experts = getattr(module, "experts", None)
+        routed = [] if experts is None else [_views(experts, number) for number in range(experts.num_experts)]
+        dense = module if experts is None else getattr(module, "shared_expert", None)
+        names = {"lfm2": ("w1", "w3", "w2"), "starcoder2": ("c_fc", "c_fc", "c_proj")}
+        own = names.get(self.family, ("gate_proj", "up_proj", "down_proj"))
+        return routed if dense is None else [*routed, tuple(getattr(dense, name) for name in own)]
 
     def mixer(self, layer: int) -> Any:
         """The mixer of a hybrid's layer."""
@@ -157,8 +181,17 @@ class Draft:
         return torch.randperm(D_MLP, generator=self.generator)[:count].tolist()
 
 
+def _views(experts: Any, number: int) -> tuple[Any, Any, Any]:
+    """Gate, up and down-projection of one expert, as views of the tensors of all."""
+    both, down = experts.gate_up_proj.detach()[number], experts.down_proj.detach()[number]
+    parts = (both.T[::2], both.T[1::2], down.T) if hasattr(experts, "down_proj_bias") else (*both.chunk(2), down)
+    return tuple(SimpleNamespace(weight=part) for part in parts)  # type: ignore[return-value]  # three
+
+
 @torch.no_grad()
-def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **fields: Any) -> Draft:
+def draft(
+    *, family: str, seed: int, n_layers: int = 5, coded: bool = False, scale: float = 1.0, **fields: Any
+) -> Draft:
     """Make a random model whose reserved dimensions contain only the shared component and, on request, the codes.
 
     Args:
@@ -166,6 +199,7 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
         seed: Seed of the weights, indices and signs.
         n_layers: Number of layers.
         coded: Whether every token has a code of random signs.
+        scale: Size of the stream.
         **fields: Fields of the Hugging Face configuration.
 
     Raises:
@@ -189,8 +223,9 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
         "pad_token_id": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     }
-    if family in ("olmo2", "qwen2"):
+    if family in ("olmo2", "qwen2", "qwen2_moe", "stablelm", "starcoder2"):
         del sizes["head_dim"]
+    sizes |= _EXPERTS.get(family, {})
     if family in ("gemma3", "gemma4"):
         own = {"query_pre_attn_scalar": D_HEAD} if family == "gemma3" else {"global_head_dim": D_HEAD}
         sizes |= own | {"sliding_window": 256}
@@ -202,6 +237,8 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
         del sizes["head_dim"]
         sizes |= LATENT | {"num_key_value_heads": N_HEADS, "tie_word_embeddings": False}
         sizes |= {"q_lora_rank": None, "first_k_dense_replace": n_layers} if family == "deepseek_v2" else {}
+    if family in ("stablelm", "starcoder2"):
+        sizes["layer_norm_eps" if family == "stablelm" else "norm_epsilon"] = sizes.pop("rms_norm_eps")
     config = HeadNormConfig if family == "headnorm" else CONFIG_MAPPING[_TYPES[family]]
     model: Any = build_random_model(config(**(sizes | fields)), seed=seed, noise=0.02)
     generator = torch.Generator().manual_seed(seed)
@@ -221,6 +258,8 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
         carried=carried,
         free=tuple(order),
         sign=sign,
+        expert=int(torch.randint(4, (), generator=generator)) if family in _EXPERTS and family != "qwen2_moe" else -1,
+        scale=scale,
         **reserved,
     )
     quiet = [*reserved.values(), *codes, *carried]
@@ -232,16 +271,19 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
     if coded:
         embedding[:, list(codes)] = _code_words(generator) * made.unit * _CODE
     for layer, block in enumerate(model.model.layers):
-        attention, (gate, up, down) = made.attention(layer), made.mlp(layer)
+        attention, mlps = made.attention(layer), made.mlps(layer)
         mixed = made.mixer(layer).out_proj if attention is None else attention[3]
         read = made.mixer(layer).in_proj if attention is None else attention[2]
-        for writer in (mixed, down):
-            writer.weight.mul_(0.5)
+        for writer in (mixed, *(down for *_, down in mlps)):
+            writer.weight.mul_(0.5 * scale)
             writer.weight[quiet] *= _QUIET
             writer.weight[[made.outlier, made.second]] = 0.0
+        for bias in _output_biases(block) if family in ("starcoder2", *_EXPERTS) else ():
+            bias.mul_(scale)
+            bias[..., quiet] = 0.0
         if attention is not None and read is not None:
             read.weight[:, made.shared] = 0.0
-        for reader in (gate, up, *([] if read is None else [read])):
+        for reader in (*(one for gate, up, _ in mlps for one in (gate, up)), *([] if read is None else [read])):
             reader.weight[:, [made.outlier, made.second, made.ballast]] = 0.0
         if made.post_norm:
             for norm in (block.post_attention_layernorm, block.post_feedforward_layernorm):
@@ -250,6 +292,12 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
         if attention is not None:
             _level(made, layer)
     return made
+
+
+def _output_biases(block: Any) -> list[Tensor]:
+    """The biases that a layer adds to the stream."""
+    names = ("self_attn.o_proj.bias", "mlp.c_proj.bias", "mlp.experts.down_proj_bias")
+    return [own for name, own in block.named_parameters() if name in names]
 
 
 def _hybrid(family: str, *, n_layers: int) -> dict[str, Any]:
@@ -331,8 +379,18 @@ def activation(made: Draft, *, token: int, layer: int, index: int) -> float:
     """Output of a neuron for a token at the first position, which sees only itself."""
     found: list[float] = []
     *_, down = made.mlp(layer)
-    handle = down.register_forward_pre_hook(lambda _, given: found.append(float(given[0][0, 0, index])))
     config = made.model.config
+    if made.family in _EXPERTS:  # with the router's weight, or the gate's
+        read = lambda _, __, out: found.append(float((out[0] if isinstance(out, tuple) else out)[0, 0, made.outlier]))  # noqa: E731
+        handle = made.model.model.layers[layer].mlp.register_forward_hook(read)
+        with torch.no_grad():
+            for weight in (0.0, 1.0):
+                down.weight[made.outlier, index] = weight
+                made.model.model(torch.tensor([[token]]), use_cache=False)
+            down.weight[made.outlier, index] = 0.0
+        handle.remove()
+        return found[1] - found[0]
+    handle = down.register_forward_pre_hook(lambda _, given: found.append(float(given[0][0, 0, index])))
     n_layers, config.num_hidden_layers = config.num_hidden_layers, layer + 1  # the later layers are not run
     if made.family in {*_MIXERS, "gemma4"}:  # whose layers are counted in other fields too
         config.num_hidden_layers = n_layers

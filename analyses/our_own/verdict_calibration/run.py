@@ -21,10 +21,12 @@ from scipy.stats import binomtest
 
 from analyses.claims import Measured, Work, main
 from analyses.rates import share as of_all
-from sink_lens import TokenBatch, TraceConfig, read_run, trace, wrap
+from sink_lens import LensModel, TokenBatch, TraceConfig, read_run, trace, wrap
+from sink_lens.chain.at_token import cut_at_token
 from sink_lens.chain.links.words import Phrase
 from sink_lens.chain.page.story import evidence_tables, find_story
 from sink_lens.chain.page.words import headline_phrases
+from sink_lens.chain.trace import Trace
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import Run, write_atomically
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
@@ -102,10 +104,14 @@ def traced(name: str, family: str, seed: int, *, quick: bool = False) -> pd.Data
     tokens = zoo.draw(SEQUENCES, length=LENGTH, generator=torch.Generator().manual_seed(seed))
     lens = replace(wrap(zoo.model, tokenizer=tiny_tokenizer()), name=name)
     config = TraceConfig(model=name, random_init=False, seed=seed, quick=quick)
-    with tempfile.TemporaryDirectory() as folder:
-        batch = TokenBatch.from_tensor(tokens)
-        found = trace(lens, config=config, tokens=batch, out=Path(folder) / "run", progress=False, report=False)
-        said = untrue(zoo, tokens, headline_of(read_run(Path(folder) / "run")))
+    batch = TokenBatch.from_tensor(tokens)
+    found, phrases = _trace(lens, batch, config)
+    said = untrue(zoo, tokens, phrases)
+    if zoo.at is not None:  # traced again at the token, where each sequence has it; this answers all but the headline
+        batch, config = TokenBatch.from_tensor(tokens, tokenizer=lens.tokenizer), replace(config, at=str(zoo.at))
+        found, phrases = _trace(lens, batch, config)
+        tokens = cut_at_token(lens, batch, config=config).tokens.tokens
+        said += untrue(zoo, tokens, phrases)
     rows = [("sink", "position", *sink_of(zoo, tokens, found))]
     rows.append(("headline", "phrases", "true", ", ".join(said) or "true"))
     rows += makers_of(zoo, found)
@@ -118,6 +124,13 @@ def traced(name: str, family: str, seed: int, *, quick: bool = False) -> pd.Data
         rows.append((link, "verdict", of, said.loc[link, "verdict"]))
     table = pd.DataFrame(rows, columns=["subject", "question", "truth", "said"])
     return table.assign(model=name, family=zoo.family, seed=seed)
+
+
+def _trace(lens: LensModel, batch: TokenBatch, config: TraceConfig) -> tuple[Trace, tuple[Phrase, ...]]:
+    """Trace, and return the phrases of the headline too."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = trace(lens, config=config, tokens=batch, out=Path(folder) / "run", progress=False, report=False)
+        return found, headline_of(read_run(Path(folder) / "run"))
 
 
 def headline_of(run: Run) -> tuple[Phrase, ...]:
