@@ -18,7 +18,7 @@ from .config import TraceConfig
 
 AUTO = "auto"
 _BEFORE = 8
-"""Fewest tokens before an occurrence, without BOS; as many as it takes where only later occurrences are sinks."""
+"""Fewest tokens before an occurrence, without BOS; as many as the first sink has where earlier ones are none."""
 _AFTER = (48, 32, 24, 16, 12, 8)
 """Numbers of tokens after an occurrence that are tried: the first one that enough occurrences have is taken."""
 _FEWEST = 4
@@ -55,9 +55,9 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
     text = token_label(ids, lens.tokenizer)
     marked = sink_mask(lens, batch)
     sinks = [position for number, position in places if marked[number, position]]
-    early = [one for number, one in places if not marked[number, one] and one < min(sinks, default=0)]
-    before = max([_BEFORE, *(position + 1 - int(batch.bos) for position in early if position >= _BEFORE)])
-    if before > _BEFORE and has_learned_positions(lens):
+    early = [one for number, one in places if not marked[number, one] and _BEFORE <= one < min(sinks, default=0)]
+    before = max(_BEFORE, min(sinks) - int(batch.bos)) if early else _BEFORE
+    if early and has_learned_positions(lens):
         raise InputError(
             f"{text} is a sink from position {min(sinks)} on, and none up to position {max(early)}; need a model "
             f"without learned positions, in which its rows can be cut there. {lens.name} has them: trace it without at"

@@ -58,6 +58,17 @@ def test_bos_stays_in_front():
     assert found.tokens.tokens[:, [0, 9]].unique(dim=0).tolist() == [[1, zoo.delimiters[0]]]
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_token_that_is_a_sink_from_some_position_on_is_one_in_every_row(family):
+    zoo = build("late_stop", seed=1, family=family)
+    batch = from_tensor(zoo.draw(32, length=48, generator=torch.Generator().manual_seed(0)))
+    batch = dataclasses.replace(batch, bos=True, bos_condition="with")
+    found = cut_at_token(wrap(zoo.model), batch, config=asked(at=str(zoo.at)))
+    assert found.position == 16  # the first one that is a sink stands there; earlier ones are none
+    assert zoo.sinks(found.tokens.tokens)[:, found.position].all()
+    assert found.found == 32
+
+
 @pytest.mark.parametrize("name", ["id", "auto"])
 def test_the_delimiter_of_the_zoo_is_traced(name, tmp_path):
     zoo, lens = delimited()

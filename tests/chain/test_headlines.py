@@ -116,8 +116,8 @@ CASES = {
     "makers": (intervened({}, maker_sets=sets()), intervened({}, maker_sets=sets(control_largest=0.55))),
     "makers, costly": (costly(masked=6.0), costly(masked=7.3)),
     "no variance": (
-        intervened({"aggregation_variance": ("yes", "no", "no")}),
-        intervened({"aggregation_variance": ("yes", "undecided", "no")}),
+        intervened({"aggregation_variance": ("yes", "no", "no"), "variance_preserved": ("yes", "no", "no")}),
+        intervened({"aggregation_variance": ("yes", "no", "no"), "variance_preserved": ("yes", "yes", "yes")}),
     ),
 }
 WITHOUT = ("no sink", "strongest", "state", "sink logit")

@@ -76,7 +76,9 @@ class LinkWords:
     named_without: Callable[[Tables], Phrase | None] = lambda _: None
     """What the headline adds if it does not, and the link was shown not to carry the sink."""
     no_part: Phrase | None = None
-    """What the headline says if breaking the link and ablating what it leads to both do nothing."""
+    """What the headline says if all answers of ``no_part_asks`` are no."""
+    no_part_asks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Link -> the questions whose answer must be no before the headline says that the link plays no part."""
     breaking: str = "breaking it"
     """The intervention as the subject of a sentence."""
     does: str = "remove"
@@ -259,7 +261,10 @@ def _value_average_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
         return []
     size, direction, distance = (percent(made[name]["share"]) for name in (SIZE, DIRECTION, DISTANCE))
     random = percent(max(0.0, *(float(made[name]["control_largest"]) for name in (SIZE, DIRECTION, DISTANCE))))
-    acts = "the value average of the sink token does not make the sink"
+    whole = [one for one in made.values() if one["link"] == "variance_preserved" and bool(one["is_primary"])]
+    acts = "it is not clear if the value average of the sink token makes the sink"
+    if whole and all(float(one["ci_high"]) < LEAST_SHARE for one in (made[DISTANCE], *whole)):
+        acts = "the value average of the sink token does not make the sink"
     if float(made[DISTANCE]["ci_low"]) > max(LEAST_SHARE, float(made[DISTANCE]["control_largest"])):
         acts = f"the value average of the sink token makes the sink {_BY[value_average_by(tables)]}"
     return [
@@ -287,8 +292,13 @@ WORDS: Mapping[str, LinkWords] = {
         no_part=Phrase(
             key="no variance",
             text="Averaging plays no part",
-            rows=("links: aggregation_variance, necessary_or_sufficient and carries",),
+            rows=(
+                "links: aggregation_variance, necessary_or_sufficient and carries; "
+                "variance_preserved, necessary_or_sufficient",
+            ),
         ),
+        # what attention writes is linear in the averages: where it matters, so do they, if not by their variance
+        no_part_asks={"aggregation_variance": BOTH, "variance_preserved": BOTH[:1]},
         breaking="isolating a position",
         does="make",
         does_not="it makes no sink",

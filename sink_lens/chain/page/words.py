@@ -136,8 +136,9 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
     answers = answers_by_link(tables)
     idle = [
         words.no_part
-        for link, words in WORDS.items()
-        if words.no_part is not None and all(answers.get(link, {}).get(name) == "no" for name in BOTH)
+        for words in WORDS.values()
+        if words.no_part is not None
+        and all(answers.get(link, {}).get(name) == "no" for link, asked in words.no_part_asks.items() for name in asked)
     ]
     return [*found, *_carrier_phrases(tables), *_maker_phrases(tables), *idle]
 
