@@ -80,8 +80,12 @@ def combinations() -> list[tuple[str, str]]:
 
 
 def unseen() -> set[tuple[str, str]]:
-    """The combinations on which no rule on growth, erasure, biases and headlines was chosen: every other one."""
-    return set([one for one in combinations() if one[0] != "untrained"][1::2])
+    """The combinations on which no rule on growth, erasure, biases and headlines was chosen: every other one.
+
+    The kinds from ``known_by_dimension`` on came later, and rules were changed on some of them.
+    """
+    later = [name for name, kind in ZOO.items() if kind.letter >= "at" and len(kind.letter) == 2]
+    return set([one for one in combinations() if one[0] not in ("untrained", *later)][1::2])
 
 
 def answers(asked: list[tuple[str, str, int]], *, folder: Path) -> Iterator[pd.DataFrame]:
