@@ -111,8 +111,8 @@ COSTLY = 0.25
 """An intervention is off-distribution where the lower end of its loss, over that of masking the sink, is above this
 many nats."""
 ERROR_RATES = (
-    "0 of 447 intact links were said to fail, 0 of 231 others to hold, and 0 of 45 models without a sink to have one; "
-    "0 of 160 headlines had an untrue phrase. On 160 traces of models whose mechanism was written by hand, one for "
+    "0 of 507 intact links were said to fail, 0 of 261 others to hold, and 0 of 45 models without a sink to have one; "
+    "0 of 175 headlines had an untrue phrase. On 175 traces of models whose mechanism was written by hand, one for "
     "each model and architecture (docs/zoo.md, with the answers that are wrong more often). None of these models is "
     "larger than a few million parameters."
 )
