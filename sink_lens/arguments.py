@@ -76,7 +76,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
             continue
         for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
             if not is_of_type(one, hints[name]):
-                raise InputError(f"{name} of {name_of} is {value_in_words(one)}; need {type_in_words(hints[name])}")
+                raise InputError(f"{name} of {name_of} is {value_in_words(one)}; need {_type_in_words(hints[name])}")
     known: dict[str, tuple[int, str]] = {}
     for name in [name for name in given if name in hints]:
         for axis, size in _axis_sizes(given[name], hints[name]):
@@ -208,12 +208,12 @@ def _is_list_hint(hint: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Iterable) and not issubclass(origin, Mapping)
 
 
-def type_in_words(hint: Any) -> str:
+def _type_in_words(hint: Any) -> str:
     """Describe a type hint in an error, such as "a whole number or None"."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        single = " or ".join(dict.fromkeys(type_in_words(one) for one in inner if not _is_list_hint(one)))
-        lists = [type_in_words(one) for one in inner if _is_list_hint(one)]
+        single = " or ".join(dict.fromkeys(_type_in_words(one) for one in inner if not _is_list_hint(one)))
+        lists = [_type_in_words(one) for one in inner if _is_list_hint(one)]
         lists = ["a list of these" if one == f"a list, each {single}" else one for one in lists]
         return " or ".join(dict.fromkeys([*([single] if single else []), *lists]))
     if origin is Literal:
@@ -225,7 +225,7 @@ def type_in_words(hint: Any) -> str:
     if origin is Callable:
         return "a function"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"a table of {type_in_words(inner[0])} to {type_in_words(inner[1])}"
+        return f"a table of {_type_in_words(inner[0])} to {_type_in_words(inner[1])}"
     if isinstance(origin, type) and issubclass(origin, Iterable):
-        return f"a list, each {type_in_words(inner[0])}" if inner else "a list"
+        return f"a list, each {_type_in_words(inner[0])}" if inner else "a list"
     return f"a {hint.__name__}" if isinstance(hint, type) else str(hint).replace("typing.", "")

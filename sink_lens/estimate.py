@@ -192,7 +192,7 @@ def estimate_cost(config: Any, passes: CountPasses) -> Cost:
     Raises:
         ModelError, InputError, KernelError: the run itself would raise this error before it measures.
     """
-    if not getattr(config, "device_map", None) and not runs_on_gpu(config.device):
+    if not getattr(config, "device_map", None) and not _runs_on_gpu(config.device):
         sizes = _read_sizes(config.model)
         asked = sizes and passes(config, sizes)
         models = [sizes, *map(_read_sizes, asked.others)] if asked else []
@@ -335,12 +335,12 @@ def time_call(piece: Callable[[], object], *, device: "torch.device | str", warm
     """Return the seconds that a call of ``piece`` takes on the device, after ``warm_up`` calls that are not timed."""
     for _ in range(warm_up):
         piece()
-    begun = read_synchronised_clock(device)
+    begun = _read_synchronised_clock(device)
     piece()
-    return read_synchronised_clock(device) - begun
+    return _read_synchronised_clock(device) - begun
 
 
-def read_synchronised_clock(device: "torch.device | str") -> float:
+def _read_synchronised_clock(device: "torch.device | str") -> float:
     """Return the clock's time in seconds; on a GPU, wait first until it has finished its work."""
     import torch
 
@@ -383,7 +383,7 @@ def layer_activation_bytes(header: Header, *, tokens: int) -> int:
     return _COPIES * 4 * tokens * 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
 
 
-def runs_on_gpu(device: str | None) -> bool:
+def _runs_on_gpu(device: str | None) -> bool:
     """Check whether a model loaded with this ``device`` setting runs on a GPU; None takes a GPU if there is one."""
     if device is not None:
         return device.partition(":")[0] != "cpu"

@@ -117,7 +117,7 @@ def _option_types(taken: Taken, own: Collection[str]) -> dict[str, tuple[TypeTex
     if not is_dataclass(taken.of):
         hints = get_type_hints(taken.of)
         defaults = {name: "" if hint is str else None for name, hint in hints.items()}
-        return {name: (TypeText(type_text(hints[name])), one) for name, one in defaults.items() if name not in hidden}
+        return {name: (TypeText(_type_text(hints[name])), one) for name, one in defaults.items() if name not in hidden}
     found = {}
     for field in fields(taken.of):
         if field.name not in hidden:
@@ -129,7 +129,7 @@ def _option_types(taken: Taken, own: Collection[str]) -> dict[str, tuple[TypeTex
 
 def _field_type_text(kind: Any, metadata: Mapping[str, Any], *, optional: bool) -> str:
     """Return the type of a field as Python may give it: a list for a tuple, a path for a file's name, an object."""
-    text = re.sub(r"[\w.]+:(?=\w)", "", metadata.get("python", "{}")).format(type_text(kind))
+    text = re.sub(r"[\w.]+:(?=\w)", "", metadata.get("python", "{}")).format(_type_text(kind))
     written = metadata.get("written", "")
     if "Iterable[" in text and written:
         text = f"Mapping[str, Any] | {text}" if written == "pairs" else f"{text} | str"
@@ -139,17 +139,17 @@ def _field_type_text(kind: Any, metadata: Mapping[str, Any], *, optional: bool) 
     return " | ".join([*(one for one in kinds if one != "None"), *(["None"] if "None" in kinds or optional else [])])
 
 
-def type_text(hint: Any) -> str:
+def _type_text(hint: Any) -> str:
     """Return a type hint as text, such as ``Iterable[int] | None``; a tuple of any length is any iterable."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " | ".join(map(type_text, inner))
+        return " | ".join(map(_type_text, inner))
     if origin is Literal:
         return f"Literal[{', '.join(map(_literal, inner))}]"
     if origin is tuple and inner[-1] is ...:
-        return f"Iterable[{type_text(inner[0])}]"
+        return f"Iterable[{_type_text(inner[0])}]"
     if origin is not None:
-        return f"{origin.__name__}[{', '.join(map(type_text, inner))}]"
+        return f"{origin.__name__}[{', '.join(map(_type_text, inner))}]"
     return "None" if hint in (None, type(None)) else "Any" if hint is Any else getattr(hint, "__name__", str(hint))
 
 

@@ -89,7 +89,7 @@ def evaluate(
     """
     config = make_config(CircuitConfig, config, fields, where="circuits.evaluate")
     runs = run_given_pairs(model, pairs, metric=metric, config=config)
-    own, graph = as_saved_circuit(circuit, runs.lens).map_to_graph(runs.graph), runs.graph
+    own, graph = _as_saved_circuit(circuit, runs.lens).map_to_graph(runs.graph), runs.graph
     if not own.n_edges:
         raise InputError("the circuit has no edge; need one that is marked as in it")
     if len(sizes) and not own.scores.any():
@@ -114,8 +114,7 @@ def evaluate(
     return CircuitEvaluation(frame=frame, gap=judge.gap)
 
 
-def as_saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCircuit:
-    """Return a circuit, or the circuit in the file at a path, as a ``SavedCircuit``."""
+def _as_saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCircuit:
     if isinstance(circuit, Circuit):
         found_on = "" if circuit.given else circuit.runs.clean.hash
         return SavedCircuit(graph=circuit.graph, scores=circuit.mean_scores, chosen=circuit.chosen, found_on=found_on)
@@ -169,7 +168,7 @@ def compare(one: Given, other: Given, *, model: ModelLike | None = None) -> Circ
         InputError: a circuit that cannot be read, or two of different models.
     """
     lens = None if model is None else as_lens(model)
-    first, found = (as_saved_circuit(circuit, lens) for circuit in (one, other))
+    first, found = (_as_saved_circuit(circuit, lens) for circuit in (one, other))
     second = found.map_to_graph(first.graph)
     if found.graph.spans != first.graph.spans:  # its scores are sums over all positions
         second = replace(second, scores=np.zeros(first.graph.n_edges))

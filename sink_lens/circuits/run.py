@@ -271,7 +271,7 @@ def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[
     curve, gap = _judge_sizes(asked, half, writer, progress=progress)
     areas = curve_areas(curve.loc[curve["by"].isin(["edges", "nodes", "random"])])
     writer.write_table("areas", areas)
-    circuit, rule = choose_circuit(half, curve, config=config, given=given)
+    circuit, rule = _choose_circuit(half, curve, config=config, given=given)
     writer.write_table("nodes", circuit.nodes)
     writer.read_or_make("edges", lambda: circuit.every_edge)
     writer.write_table("circuit", circuit.edges)
@@ -318,7 +318,7 @@ def _judge_sizes(
 
     def compute_curve_table() -> pd.DataFrame:
         found = half.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
-        chosen, _ = choose_circuit(half, found.frame, config=config, given=asked.given)
+        chosen, _ = _choose_circuit(half, found.frame, config=config, given=asked.given)
         own = _circuit_curve_rows(chosen, half)
         gap = chosen.faithfulness_judge.gap if chosen.given else found.gap
         writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
@@ -387,7 +387,7 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
     )
 
 
-def choose_circuit(
+def _choose_circuit(
     half: Circuit, curve: pd.DataFrame, *, config: CircuitConfig, given: SavedCircuit | None
 ) -> tuple[Circuit, str]:
     """Choose the circuit of a run, and return it with the rule that chose it.

@@ -95,7 +95,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     Raises:
         OSError: the manifest cannot be written.
     """
-    files = {path.name: {**size_and_time(path), "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
+    files = {path.name: {**_size_and_time(path), "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
     text = json.dumps({**content, "files": files}, indent=2, ensure_ascii=False)
     (folder / MANIFEST).write_text(f"{text}\n", encoding="utf-8")
 
@@ -124,7 +124,7 @@ def describe_damage(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bo
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        found = size_and_time(path)
+        found = _size_and_time(path)
         if found["bytes"] != recorded["bytes"]:
             return f"{name} has {found['bytes']:,} bytes and had {recorded['bytes']:,}"
         touched = found["mtime_ns"] != recorded.get("mtime_ns")
@@ -133,8 +133,7 @@ def describe_damage(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bo
     return None
 
 
-def size_and_time(path: Path) -> dict[str, int]:
-    """Return a file's size (``bytes``) and time of last change (``mtime_ns``), found without reading the file."""
+def _size_and_time(path: Path) -> dict[str, int]:
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 

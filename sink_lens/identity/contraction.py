@@ -97,10 +97,10 @@ def contraction(
         for chunk in draws.chunks(lens):
             stream(lens, chunk, readings, progress=False)
             bar.update(chunk.n_sequences)
-    return make_contraction(sums, ends=ends, lens=lens, sinks=_measure_sinks(lens, draws) if sinks else {})
+    return _make_contraction(sums, ends=ends, lens=lens, sinks=_measure_sinks(lens, draws) if sinks else {})
 
 
-def make_contraction(
+def _make_contraction(
     sums: CosineSums, *, ends: PredictionCounts, lens: LensModel, sinks: Mapping[str, tuple[float, str]]
 ) -> Contraction:
     """Make the result of ``lens`` from sums of its states, counts of its predictions (``ends``) and sink measures."""

@@ -103,7 +103,7 @@ class CosineSums:
 
         The array is [1 + block, place]: row 0 has all sequences, row 1 + g all but the sequences of block g.
         """
-        found = [mean_pair_cosines(self.ends[place][:, end].double(), self.sizes) for place in self.places]
+        found = [_mean_pair_cosines(self.ends[place][:, end].double(), self.sizes) for place in self.places]
         return np.stack(found, axis=1)
 
     def intra_cosines(self) -> np.ndarray:
@@ -140,7 +140,7 @@ class PredictionCounts:
             counts += torch.bincount(which.cpu(), minlength=len(counts))
 
 
-def mean_pair_cosines(sums: Tensor, sizes: Tensor) -> np.ndarray:
+def _mean_pair_cosines(sums: Tensor, sizes: Tensor) -> np.ndarray:
     """Return the mean cosine of all pairs of unit vectors: first of all vectors, then without those of each block.
 
     ``sums`` has the sum of each block's vectors [block, d_model], and ``sizes`` their number.

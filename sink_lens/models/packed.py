@@ -23,10 +23,10 @@ MOST_ROUNDING = 2e-2
 
 def is_packed(module: nn.Module, name: str = "weight") -> bool:
     """Check whether a module's parameter ``name`` is anything but plain floating-point numbers of 16 bits or more."""
-    return is_packed_tensor(getattr(module, name, None))
+    return _is_packed_tensor(getattr(module, name, None))
 
 
-def is_packed_tensor(weight: Any) -> bool:
+def _is_packed_tensor(weight: Any) -> bool:
     """Check whether a parameter is anything but plain floating-point numbers of 16 bits or more."""
     return not (type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.itemsize > 1)
 
@@ -82,11 +82,11 @@ def check_gradients_pass(model: nn.Module) -> None:
     The kernel of bitsandbytes for 4 bit on a CPU passes none, so that what comes through the layer would be missing.
     """
     own = ((one, weight) for one in model.modules() for weight in one._parameters.values() if weight is not None)
-    packed = {(type(one), type(weight)): one for one, weight in own if is_packed_tensor(weight)}
+    packed = {(type(one), type(weight)): one for one, weight in own if _is_packed_tensor(weight)}
     for module in (one for one in packed.values() if not isinstance(one, nn.Embedding)):
         part: Any = module
         bias: Any = getattr(part, "bias", None)
-        dtype = next((one.dtype for one in model.parameters() if not is_packed_tensor(one)), torch.float32)
+        dtype = next((one.dtype for one in model.parameters() if not _is_packed_tensor(one)), torch.float32)
         device = next(iter([*part.parameters(), *part.buffers()])).device
         probe = torch.linspace(-1, 1, input_width(part), dtype=dtype, device=device)[None]
         with in_memory(part), torch.enable_grad(), warnings.catch_warnings():

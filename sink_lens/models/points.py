@@ -96,8 +96,7 @@ def _run_point(
     return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
 
-def find_hook_point(lens: LensModel, name: str) -> HookPoint:
-    """Return the bridge's hook point of this name, such as ``blocks.3.attn.hook_z``."""
+def _find_hook_point(lens: LensModel, name: str) -> HookPoint:
     found: Any = lens.bridge
     for part in name.split("."):
         found = found[int(part)] if part.isdigit() else getattr(found, part, None)
@@ -110,7 +109,7 @@ def register_hooks(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Ten
     placed: list[tuple[HookPoint, LensHandle]] = []
     try:
         for name, function in hooks:
-            point = find_hook_point(lens, name)
+            point = _find_hook_point(lens, name)
             placed.append((point, point.add_hook(function)))
         yield
     finally:

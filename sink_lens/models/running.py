@@ -59,12 +59,12 @@ def exclusive_use(lens: LensModel) -> Iterator[None]:
 
 def new_lens_state(record: ModelRecord, *modules: nn.Module) -> LensState:
     """Make the state of a new lens from the record of its model and the lock of the model that has these modules."""
-    turns = shared_lock(*modules)
+    turns = _shared_lock(*modules)
     turns.noted.add(record)
     return LensState(turns=turns, unchanged=record)
 
 
-def shared_lock(*modules: nn.Module) -> ModelLock:
+def _shared_lock(*modules: nn.Module) -> ModelLock:
     """Return the lock that all lenses on one model share; one of the model's modules is enough to find it."""
     with _NEW:
         found = next((_TURNS[one] for one in modules if one in _TURNS), None) or ModelLock()
@@ -75,7 +75,7 @@ def shared_lock(*modules: nn.Module) -> ModelLock:
 
 def take_turn_to_wrap(*modules: nn.Module, name: str) -> contextlib.AbstractContextManager[object]:
     """Within the block, only this caller may use a model with any of ``modules``; ``name`` is the model's in errors."""
-    return _hold_lock(shared_lock(*modules), name=name)
+    return _hold_lock(_shared_lock(*modules), name=name)
 
 
 @contextlib.contextmanager
@@ -133,7 +133,7 @@ def _disable_settings(settings: list[dict[str, Any]], *names: str) -> Iterator[N
             own[name] = before
 
 
-def in_eval_mode(lens: LensModel) -> contextlib.AbstractContextManager[None]:
+def _in_eval_mode(lens: LensModel) -> contextlib.AbstractContextManager[None]:
     """Within the block, all modules of both paths are in eval mode and uncompiled; needs ``exclusive_use``."""
     return _disable_settings(lens.state.unchanged.settings, "training", COMPILED)
 
@@ -141,7 +141,7 @@ def in_eval_mode(lens: LensModel) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def prepare_pass(lens: LensModel) -> Iterator[None]:
     """Within the block, only this caller may use the model, for one forward in eval mode; see ``exclusive_use``."""
-    with exclusive_use(lens), forbid_nested_passes(lens), in_eval_mode(lens):
+    with exclusive_use(lens), forbid_nested_passes(lens), _in_eval_mode(lens):
         yield
 
 
@@ -151,7 +151,7 @@ def prepare_passes(lens: LensModel) -> Iterator[None]:
 
     The caller puts each of its passes into a block of ``forbid_nested_passes``.
     """
-    with exclusive_use(lens), in_eval_mode(lens):
+    with exclusive_use(lens), _in_eval_mode(lens):
         yield
 
 

@@ -63,7 +63,7 @@ def losses_from_states(
     """
     found = [states.new_empty(0, dtype=torch.float32)]
     for own, ids in zip(states.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
-        found.append(target_losses(logits_from_states(lens, own), ids, overwrite=True))
+        found.append(_target_losses(logits_from_states(lens, own), ids, overwrite=True))
     return torch.cat(found)
 
 
@@ -72,10 +72,10 @@ def next_token_losses(
 ) -> Float[Tensor, "batch target"]:
     """Return the loss of every token but the first, in nats, from the logits at the position before it."""
     rows = zip(logits[:, :-1], copy_to_device(tokens[:, 1:], logits.device), strict=True)
-    return torch.stack([target_losses(own.float(), ids) for own, ids in rows])
+    return torch.stack([_target_losses(own.float(), ids) for own, ids in rows])
 
 
-def target_losses(
+def _target_losses(
     logits: Float[Tensor, "row vocab"], targets: Int[Tensor, " row"], *, overwrite: bool = False
 ) -> Float[Tensor, " row"]:
     """Return the loss of each target token in nats.

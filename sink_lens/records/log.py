@@ -117,7 +117,7 @@ class RunLog:
             return 0
         try:
             known = read_log_columns(self.path)
-            last = max((line.part for line in read_all_log_lines(self.path)), default=-1)
+            last = max((line.part for line in _read_all_log_lines(self.path)), default=-1)
         except ValueError as error:
             raise RunError(f"{self.path} is damaged ({error}). Choose another folder.") from error
         if known != columns:
@@ -174,7 +174,7 @@ def read_log_columns(path: Path) -> dict[str, dict[str, str]]:
     return columns
 
 
-def read_all_log_lines(path: Path) -> Iterator[Line]:
+def _read_all_log_lines(path: Path) -> Iterator[Line]:
     """Yield every whole line of a log after the first; a resumed run may have written later lines for the same steps.
 
     Raises:
@@ -206,13 +206,13 @@ def read_log_lines(path: Path) -> Iterator[Line]:
         ValueError: a line was not written by ``RunLog``.
     """
     begins: dict[int, float] = {}
-    for line in read_all_log_lines(path):
+    for line in _read_all_log_lines(path):
         begins.setdefault(line.part, line.at)
     until, bound = {}, math.inf
     for part in sorted(begins, reverse=True):
         until[part] = bound
         bound = min(bound, begins[part])
-    yield from (line for line in read_all_log_lines(path) if line.at < until[line.part])
+    yield from (line for line in _read_all_log_lines(path) if line.at < until[line.part])
 
 
 def read_log(path: Path) -> dict[str, pd.DataFrame]:

@@ -87,7 +87,7 @@ class Tables(Mapping[str, pd.DataFrame]):
             if not is_file_intact(path, self._files[path.name]):
                 raise ValueError(f"it is not what {RUN_FILE} says was written")
             if path.name == LOG_FILE:
-                table = check_table(read_log(path)[name], kind=self._kind, name=name)
+                table = _check_table(read_log(path)[name], kind=self._kind, name=name)
             else:
                 table = read_table(path, kind=self._kind)
             if self._most is not None and len(table) > self._most:
@@ -237,7 +237,7 @@ def read_table(path: Path, *, kind: str) -> pd.DataFrame:
         ValueError: a column holds another type than the schema says, such as lists, or texts instead of numbers.
     """
     table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    return check_table(table, kind=kind, name=path.stem, text_too=path.suffix == ".csv")
+    return _check_table(table, kind=kind, name=path.stem, text_too=path.suffix == ".csv")
 
 
 def read_columns(path: Path, columns: Sequence[str], *, kind: str) -> pd.DataFrame:
@@ -255,7 +255,7 @@ def read_columns(path: Path, columns: Sequence[str], *, kind: str) -> pd.DataFra
     return frame
 
 
-def check_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:
+def _check_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:
     """Check a table's columns against the schema of table ``name`` in runs of a kind; return the table unchanged.
 
     Raises:

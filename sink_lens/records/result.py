@@ -75,7 +75,7 @@ class Result(Finding):
     @property
     def run(self) -> Run:
         """The run, as ``read_run`` reads it from its folder."""
-        return read_result_run(self.folder, self.place)
+        return _read_result_run(self.folder, self.place)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Copy the run into a folder, for ``read_run`` and ``sink-lens report``; return the folder's path.
@@ -83,7 +83,7 @@ class Result(Finding):
         Raises:
             RunError: the folder cannot be used, or holds a finished run and ``overwrite`` is False.
         """
-        return copy_run(self.run.folder, folder, overwrite=overwrite)
+        return _copy_run(self.run.folder, folder, overwrite=overwrite)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Draw the page of the run, one HTML file, and return its path; None draws it in the run's folder.
@@ -109,15 +109,14 @@ class Result(Finding):
 
     def __repr__(self) -> str:
         """Return at most three lines: the first sentences, and the folder."""
-        return short_result_text(self.headline, self.folder)
+        return _short_result_text(self.headline, self.folder)
 
 
-def short_result_text(headline: str, folder: Path | None) -> str:
-    """Return the first line of a headline, and the folder, if any, as a result is printed."""
+def _short_result_text(headline: str, folder: Path | None) -> str:
     return (headline.splitlines() or [""])[0] + ("" if folder is None else f"\nin {folder}")
 
 
-def read_result_run(folder: Path | None, place: Place | None) -> Run:
+def _read_result_run(folder: Path | None, place: Place | None) -> Run:
     """Read the run of a result from its folder, or from its temporary place, which stays as long as the run does."""
     if folder is not None:
         return read_run(folder)
@@ -126,7 +125,7 @@ def read_result_run(folder: Path | None, place: Place | None) -> Run:
     return replace(read_run(place.folder), place=place)
 
 
-def copy_run(run: Path, folder: str | Path, *, overwrite: bool) -> Path:
+def _copy_run(run: Path, folder: str | Path, *, overwrite: bool) -> Path:
     """Copy a run into another folder, under the rules of ``create_run``; return the folder's path."""
     folder = Path(folder)
     check_folder_free(folder, overwrite=overwrite)

@@ -122,12 +122,12 @@ def compute_run(
         with open_run(run, overwrite=overwrite) as writer:
             parts = begin(writer)
             _check_parts(writer, parts, check)
-            copy_shard_parts(writer, parts, check)
+            _copy_shard_parts(writer, parts, check)
             result = finish(writer)
         remove_shards(run)
         return result
     one = Shard.parse(shard)
-    if others := sorted({of.count for of in list_shards(run)} - {one.count}):
+    if others := sorted({of.count for of in _list_shards(run)} - {one.count}):
         raise RunError(
             f"{run} holds shards of {others[0]}, and this is {one}; need one division. Take I/{others[0]}, or "
             "leave out the shard, which takes what is done and computes the rest"
@@ -152,7 +152,7 @@ def compute_run(
             if not all_shards_finished(run):
                 writer.leave_unfinished()
                 return None
-            copy_shard_parts(writer, parts, check)
+            _copy_shard_parts(writer, parts, check)
         result = finish(writer)
         remove_shards(run)
     return result
@@ -163,15 +163,14 @@ def _check_parts(writer: RunWriter, parts: Collection[str], check: Callable[[Pat
         check(writer.folder, held)
 
 
-def list_shards(run: Path) -> list[Shard]:
-    """Return the shards of a run that have a folder with a run.json, in the order of their numbers."""
+def _list_shards(run: Path) -> list[Shard]:
     found = [_FOLDER.fullmatch(path.name) for path in run.glob("shard-*-of-*") if (path / RUN_FILE).is_file()]
     return sorted((Shard(int(one[1]), int(one[2])) for one in found if one), key=lambda one: (one.count, one.number))
 
 
 def all_shards_finished(run: Path) -> bool:
     """Check whether all shards of a run have a folder there and are finished."""
-    found = list_shards(run)
+    found = _list_shards(run)
     done = [read_run_json(shard.folder(run))["status"] == "finished" for shard in found]
     return bool(found) and len(found) == found[0].count and all(done)
 
@@ -181,13 +180,15 @@ def process_name() -> str:
     return f"{gethostname()}, process {os.getpid()}"
 
 
-def copy_shard_parts(writer: RunWriter, parts: Collection[str], check: Callable[[Path, Collection[str]], None]) -> None:
+def _copy_shard_parts(
+    writer: RunWriter, parts: Collection[str], check: Callable[[Path, Collection[str]], None]
+) -> None:
     """Copy the files of finished ``parts`` from all shards into the run folder of ``writer``, if it lacks them.
 
     Raises:
         RunError: a shard is still being computed, or is of another run: ``check`` compares what is in it.
     """
-    shards = list_shards(writer.folder)
+    shards = _list_shards(writer.folder)
     for shard in shards:
         if run_state(shard.folder(writer.folder)) == "running":
             record = read_run_json(shard.folder(writer.folder))
@@ -215,13 +216,13 @@ def copy_shard_parts(writer: RunWriter, parts: Collection[str], check: Callable[
 
 def remove_shards(run: Path) -> None:
     """Remove all shards of a run, after their parts were copied into the run's folder; other files in them stay."""
-    for shard in list_shards(run):
+    for shard in _list_shards(run):
         remove_run(shard.folder(run))
 
 
 def shard_progress(run: Path) -> pd.DataFrame:
     """Return a table with a row per shard: shard, state, cells done, all cells, cells failed, and who computes it."""
-    begun = list_shards(run)
+    begun = _list_shards(run)
     count = begun[0].count if begun else 0
     found = pd.DataFrame([_progress_row(run, Shard(number, count)) for number in range(1, count + 1)])
     return found.astype({"cells": "Int64"}) if count else found

@@ -176,7 +176,7 @@ class RunWriter:
 
     def refuse_other(self, folder: Path, record: Mapping[str, Any]) -> None:
         """Refuse the shard in ``folder``, whose run.json is ``record``, if it is of another run than this one."""
-        refuse_other_run(folder, earlier=record, record=self._record, compared=IDENTITY)
+        _refuse_other_run(folder, earlier=record, record=self._record, compared=IDENTITY)
 
     def leave_unfinished(self) -> None:
         """Let the run count as unfinished when the block ends: run.json stays as it is."""
@@ -240,7 +240,7 @@ class RunWriter:
             self._write(self.folder / RUN_FILE, _json_bytes(earlier)).replace(self.folder / RUN_FILE)
         if not overwrite:
             compared = IDENTITY if self._recomputes else IDENTITY + CIRCUMSTANCE
-            refuse_other_run(self.folder, earlier=earlier, record=self._record, compared=compared, reopen=reopen)
+            _refuse_other_run(self.folder, earlier=earlier, record=self._record, compared=compared, reopen=reopen)
         self._record["written"] = written
         if overwrite:
             self._record["replaces"] = earlier
@@ -595,7 +595,7 @@ def _refuse_other_files(folder: Path) -> None:
         )
 
 
-def refuse_other_run(
+def _refuse_other_run(
     folder: Path,
     *,
     earlier: Mapping[str, Any],

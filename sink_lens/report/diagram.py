@@ -200,13 +200,13 @@ def _lay_out_diagram(
     if title is None or foot is None or len(title) > 2 or len(foot) > 4:
         return None
     label = max(
-        (text_width(arrow.label, family=form.family, size=size, bold=True) for arrow in diagram.arrows), default=0.0
+        (_text_width(arrow.label, family=form.family, size=size, bold=True) for arrow in diagram.arrows), default=0.0
     )
     above = len(title) * line + (0.5 * em if title else 0) + edge
     n_lines = len(foot) + len(_legend_lines(diagram, room, form=form, small=small))
     below = n_lines * 1.35 * small / 72 + 0.4 * em + edge
     rows, tallest = _places_across(levels)
-    natural = max(text_width(box.text, family=form.family, size=size) for box in diagram.boxes) / _FULL + 2 * pad
+    natural = max(_text_width(box.text, family=form.family, size=size) for box in diagram.boxes) / _FULL + 2 * pad
     beside = 0.0
     if form.down:
         across = room / tallest - (0.35 * em if tallest > 1 else 0)
@@ -275,7 +275,7 @@ def _note_size(form: _Form, size: int) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def text_width(text: str, *, family: str, size: float, bold: bool = False) -> float:
+def _text_width(text: str, *, family: str, size: float, bold: bool = False) -> float:
     """Return the width of a text in inches, in a font of ``family`` at ``size`` points, ``bold`` or not."""
     font = FontProperties(family=[family, "DejaVu Sans"], size=size, weight="bold" if bold else "normal")
     return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
@@ -300,9 +300,9 @@ def fill_lines(words: Sequence[str], width: float, *, family: str, size: float, 
     width *= _FULL
     for word in words:
         longer = f"{lines[-1]} {word}" if lines else word
-        if lines and text_width(longer, family=family, size=size, bold=bold) <= width:
+        if lines and _text_width(longer, family=family, size=size, bold=bold) <= width:
             lines[-1] = longer
-        elif text_width(word, family=family, size=size, bold=bold) <= width:
+        elif _text_width(word, family=family, size=size, bold=bold) <= width:
             lines.append(word)
         else:
             return None
@@ -315,7 +315,7 @@ def _legend_lines(diagram: Diagram, room: float, *, form: _Form, small: float) -
     x = 0.0
     for kind in dict.fromkeys(arrow.kind for arrow in diagram.arrows):
         if kind in diagram.key:
-            wide = 2.5 * small / 72 + text_width(diagram.key[kind], family=form.family, size=small)
+            wide = 2.5 * small / 72 + _text_width(diagram.key[kind], family=form.family, size=small)
             if not lines or x + wide > room:
                 lines, x = [*lines, []], 0.0
             lines[-1].append((kind, diagram.key[kind], x))
@@ -492,7 +492,7 @@ def _draw_arrow_numbers(
     for number, (arrow, curve) in enumerate(zip(diagram.arrows, curves, strict=True)):
         if not arrow.label:
             continue
-        wide, tall = text_width(arrow.label, family=form.family, size=size, bold=True) + 0.2 * em, 1.05 * em
+        wide, tall = _text_width(arrow.label, family=form.family, size=size, bold=True) + 0.2 * em, 1.05 * em
         best: tuple[float, float, float, Bbox] | None = None
         out, into = (sum(getattr(one, end) == getattr(arrow, end) for one in diagram.arrows) for end in _ENDS)
         middle = 0.5 if out == into else 0.34 if into > out else 0.66  # away from where the arrows meet

@@ -46,7 +46,7 @@ class Explorer:
     @property
     def html(self) -> str:
         """The whole page as HTML; it opens without a network."""
-        title = " and ".join(graph_title(graph) for graph in self.graphs)
+        title = " and ".join(_graph_title(graph) for graph in self.graphs)
         code = explorer_script(self.graphs)
         hashes = script_hashes(code, explorer_javascript())
         template = template_environment().get_template("explorer_page.html")
@@ -71,7 +71,7 @@ def pattern_base64(pattern: np.ndarray) -> str:
     return base64.b64encode((255 * past).round().clip(0, 255).astype(np.uint8).tobytes()).decode()
 
 
-def graph_title(graph: Mapping[str, Any]) -> str:
+def _graph_title(graph: Mapping[str, Any]) -> str:
     """Return the title that sink_lens gave a graph in Neuronpedia's JSON; without one, the graph's slug."""
     metadata = graph["metadata"]
     return safe_line(metadata.get("sink_lens", {}).get("title") or metadata.get("slug") or "A graph", limit=120)

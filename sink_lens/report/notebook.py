@@ -29,11 +29,11 @@ def notebook_html(
     Each part is a data frame, a mapping of names to values, a figure, or a text of HTML.
     """
     lines = sentences.split("\n") if isinstance(sentences, str) else list(sentences)
-    paragraphs = "".join(f"<p style='margin: .2em 0; max-width: 60em'>{text_html(line)}</p>" for line in lines if line)
-    small = [f"Note: {text_html(note)}" for note in notes]
+    paragraphs = "".join(f"<p style='margin: .2em 0; max-width: 60em'>{_text_html(line)}</p>" for line in lines if line)
+    small = [f"Note: {_text_html(note)}" for note in notes]
     if folder is not None:
         report = folder / PAGE_FILE
-        small.append(f"In <code>{text_html(report if report.exists() else folder)}</code>")
+        small.append(f"In <code>{_text_html(report if report.exists() else folder)}</code>")
     tail = "".join(f"<p style='margin: .2em 0; color: {QUIET}'>{line}</p>" for line in small)
     return f"<div>{paragraphs}{''.join(map(_part_html, parts))}{tail}</div>"
 
@@ -53,34 +53,33 @@ def table_html(frame: pd.DataFrame, headings: Headings | None = None, *, most: i
     shown = page_table(frame, frame.columns if headings is None else headings, most=most)
     align = [f"{CELL} text-align: {'right' if numeric else 'left'}" for numeric in shown.numeric]
     cells = zip(shown.heads, align, strict=True)
-    head = "".join(f"<th style='{style}'>{text_html(name)}</th>" for name, style in cells)
+    head = "".join(f"<th style='{style}'>{_text_html(name)}</th>" for name, style in cells)
     rows = [
         "".join(
-            f"<td style='{style}'><bdi>{text_html(cell)}</bdi></td>" for cell, style in zip(row, align, strict=True)
+            f"<td style='{style}'><bdi>{_text_html(cell)}</bdi></td>" for cell, style in zip(row, align, strict=True)
         )
         for row in shown.rows
     ]
     rest = len(frame) - len(rows)
     more = f"<p style='margin: 0; color: {QUIET}'>and {rest:,} more</p>" if rest > 0 else ""
-    return scrolling_table_html(rows, head=f"<thead><tr>{head}</tr></thead>") + more
+    return _scrolling_table_html(rows, head=f"<thead><tr>{head}</tr></thead>") + more
 
 
 def facts_html(values: Mapping[str, Any]) -> str:
     """Return a mapping as an HTML table, one name and value per row."""
     style = f"{CELL} text-align: left"
     rows = [
-        f"<th style='{style}'>{text_html(name)}</th><td style='{style}'>{text_html(as_text(value))}</td>"
+        f"<th style='{style}'>{_text_html(name)}</th><td style='{style}'>{_text_html(as_text(value))}</td>"
         for name, value in values.items()
     ]
-    return scrolling_table_html(rows)
+    return _scrolling_table_html(rows)
 
 
-def text_html(text: object) -> str:
+def _text_html(text: object) -> str:
     """Escape a text for HTML, cut to 400 characters."""
     return escape(safe_line(text, limit=400))
 
 
-def scrolling_table_html(rows: Iterable[str], *, head: str = "") -> str:
-    """Return an HTML table that scrolls sideways; each of ``rows`` is the HTML of a row's cells, ``head`` its thead."""
+def _scrolling_table_html(rows: Iterable[str], *, head: str = "") -> str:
     body = f"<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody>"
     return f"<div style='overflow-x: auto'><table style='border-collapse: collapse'>{head}{body}</table></div>"

@@ -171,7 +171,7 @@ def draw_heat_map(axes: Axes, values: np.ndarray) -> ScalarMappable:
     return axes.imshow(values, cmap="viridis", vmin=0, vmax=1, interpolation="none", aspect="auto")
 
 
-def values_on_grid(
+def _values_on_grid(
     frame: pd.DataFrame, pair: tuple[str, str | None], *, value: str
 ) -> tuple[np.ndarray, list[Any], list[Any], bool]:
     """Return (grid of the column ``value``, labels of its rows, labels of its columns, True if rows share a place).
@@ -215,7 +215,7 @@ def draw_map(
     Colours go from -limit to limit. ``labels`` is position -> text.
     """
     down, across = pair
-    grid, rows, columns, crowded = values_on_grid(frame, pair, value=value)
+    grid, rows, columns, crowded = _values_on_grid(frame, pair, value=value)
     ylabel = WORDS.get(down, down) + (", strongest" if crowded else "")
     axes = panel(figure, place=place, xlabel="" if across is None else WORDS.get(across, across), grid=False)
     axes.set_ylabel(ylabel, fontsize=FONT, color=INK)

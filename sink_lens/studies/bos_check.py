@@ -22,7 +22,7 @@ def count_bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """
     token = bos_id(tokenizer)
     found: dict[str, Any] = {"text": _count_in_front(tokenizer("a", verbose=False)["input_ids"], token)}
-    if why := unrendered_reason(tokenizer):
+    if why := _unrendered_reason(tokenizer):
         return found | {"chat": None, "chat_tokenised_again": None, "chat_not_rendered": why}
     try:
         chat = str(tokenizer.apply_chat_template([{"role": "user", "content": "Hello there"}], tokenize=False))
@@ -41,7 +41,7 @@ _MARKS = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
 _LOOPS = (nodes.For, nodes.Macro, nodes.CallBlock)
 
 
-def unrendered_reason(tokenizer: PreTrainedTokenizerBase) -> str:
+def _unrendered_reason(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return why a chat template is not rendered here, since it may never end; empty if it is, or if there is none.
 
     A template may be anybody's program. One is rendered that has at most one level of loops, no ``range`` or

@@ -108,7 +108,7 @@ def card(
         kernel=seen.panel.streamed.kernel,
         decision=made,
         headline=made["sentence"],
-        files={"card.json": made, "card.md": card_markdown(made)},
+        files={"card.json": made, "card.md": _card_markdown(made)},
     )
     return write_study("card", lens, batch, config, found, out=out, overwrite=overwrite)
 
@@ -429,7 +429,7 @@ def _kv_cache_text(cache: Mapping[str, Any]) -> str:
     return f"{where} ({there})" if cache["sink_tokens"] else where
 
 
-def card_markdown(found: Mapping[str, Any]) -> str:
+def _card_markdown(found: Mapping[str, Any]) -> str:
     """Return the card (``found``) as a Markdown section for a model card: sentence, table, conditions and notes."""
     on = found["measured_on"]
     lines = [f"| {name} | {_escape_for_markdown(value)} |" for name, value in card_text_rows(found)]

@@ -67,7 +67,7 @@ def cards(
     """
     asked = make_config(CardConfig, config, fields)
     rows = make_table_rows(models, asked, tokens=tokens, out=out, overwrite=overwrite, progress=progress)
-    return unrounded_table(rows, choose_columns(rows, columns or asked.columns))
+    return _unrounded_table(rows, choose_columns(rows, columns or asked.columns))
 
 
 def make_table_rows(
@@ -192,8 +192,7 @@ def choose_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
     return [name for name in DEFAULT_COLUMNS if name in there]
 
 
-def unrounded_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
-    """Return the table of the rows with these columns, unrounded; interval ends are ``NAME_low`` and ``NAME_high``."""
+def _unrounded_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
     known = {*columns, *(name for row in rows for name in row)}
     names = [one for name in columns for one in (name, f"{name}_low", f"{name}_high") if one in known]
     return pd.DataFrame([[row.get(name) for name in names] for row in rows], columns=names, dtype=object)
@@ -258,7 +257,7 @@ def answer_of_card(found: Study | CardTable) -> Mapping[str, Any]:
     """Return the ``--json`` answer of a card, a comparison or a table."""
     if not isinstance(found, CardTable):
         return found.decision
-    return {"columns": found.columns, "rows": unrounded_table(found.rows, found.columns)}
+    return {"columns": found.columns, "rows": _unrounded_table(found.rows, found.columns)}
 
 
 def is_loss_above_bound(found: Study | CardTable) -> bool:

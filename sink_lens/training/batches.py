@@ -50,7 +50,7 @@ def load_training_rows(config: TrainConfig, *, progress: bool) -> TrainingRows:
         InputError: no such data or tokenizer, more ids than the model has, or too little text.
     """
     source = text_hash(open_texts(config.data))
-    tokenizer = load_tokenizer(config, source=source)
+    tokenizer = _load_tokenizer(config, source=source)
     check_vocabulary(tokenizer, vocab_size=config.vocab_size)
     asked = f"{source} {tokenizer_hash(tokenizer)} {config.length} {config.bos == 'with'} {config.eval_frac}"
     train, evaluation = pack(
@@ -106,7 +106,7 @@ def check_given_rows(
     )
 
 
-def load_tokenizer(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase:
+def _load_tokenizer(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase:
     """Load a training's tokenizer; ``bpe`` is trained on its text once and cached under the text's hash, ``source``.
 
     Raises:

@@ -106,7 +106,7 @@ def compare(
         said.append(speed_up(variant, curve, finals))
     tables = {"curves": curves, "bands": mean_curve_table(curves), "finals": finals}
     tables["differences"] = pd.DataFrame(differences)
-    watched, why_not = read_watch_tables(variants)
+    watched, why_not = _read_watch_tables(variants)
     if why_not:
         notes.append(why_not)
     else:
@@ -121,8 +121,8 @@ def compare(
             notes.append(
                 "weights of sigmoid attention do not sum to 1: its mass is a mean weight, not a share of a row"
             )
-        tables["measures"] = final_measure_table(variants, side)
-        tables["course"] = course_table(variants, side)
+        tables["measures"] = _final_measure_table(variants, side)
+        tables["course"] = _course_table(variants, side)
         born: dict[str, list[Birth]] = {}
         for frame in watched:
             born.setdefault(frame["variant"].iloc[0], []).append(find_birth(frame, threshold=config.threshold))
@@ -273,7 +273,7 @@ SIDES = (
 KEYS = ["measure", "threshold"]
 
 
-def read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
+def _read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
     """Return (tables, reason): each run's table ``watch`` with its variant and seed as columns, and an empty text.
 
     If a run was not watched, or not on the same sequences as the others, there are no tables, and ``reason`` says why.
@@ -302,7 +302,7 @@ def _rows_to_compare(frame: pd.DataFrame) -> pd.DataFrame:
     return every.reindex(columns=["variant", "seed", "step", "tokens", "measure", "threshold", "value", "unit"])
 
 
-def final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
+def _final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     """Return the variants' measures at the last checkpoint that every run has, one row per variant and measure.
 
     ``table`` has the rows to compare of all runs' ``watch``. Columns of the result: variant, measure, threshold, unit,
@@ -335,7 +335,7 @@ def final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame
     return every.drop(columns="order")
 
 
-def course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
+def _course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     """Return the course of each measure in training, averaged over the seeds of each variant.
 
     ``table`` has the rows to compare of all runs' ``watch``. Columns of the result: variant, measure, threshold,

@@ -95,7 +95,7 @@ def compare_logged(config: CompareConfig) -> LogComparison:
     names = names if len(set(names)) == len(names) else [str(path) for path in paths]
     frames, notes = [], []
     for name, path in zip(names, paths, strict=True):
-        frame, note = read_logged(path)
+        frame, note = _read_logged(path)
         frames.append(frame.assign(run=name))
         notes += [note] if note else []
     table = pd.concat(frames, ignore_index=True).reindex(columns=["run", "step", "quantity", "value", "unit"])
@@ -131,7 +131,7 @@ def _sentence(quantity: str, values: dict[str, dict[int, float]]) -> str:
     return f"The {what}, {when}: {join_and(each)}.{births}{rule}"
 
 
-def read_logged(path: Path) -> tuple[pd.DataFrame, str]:
+def _read_logged(path: Path) -> tuple[pd.DataFrame, str]:
     """Read a run: (step, quantity, value and unit of all that was logged, a note if sinks are left out).
 
     Raises:

@@ -40,7 +40,7 @@ def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, *, target: float) -> f
     return float(tokens[last] + share * (tokens[last + 1] - tokens[last]))
 
 
-def read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
     """Read the losses of a run's curve, ``training`` (smoothed) or ``evaluation``, as two arrays: (tokens, losses).
 
     Both arrays are empty if the run has no such losses.
@@ -67,7 +67,7 @@ def curve_table(variants: Variants) -> pd.DataFrame:
     frames = []
     for curve in CURVES:
         found = {
-            variant: {seed: read_losses(run, curve) for seed, run in runs.items()}
+            variant: {seed: _read_losses(run, curve) for seed, run in runs.items()}
             for variant, runs in variants.runs.items()
         }
         every = [rows for runs in found.values() for rows in runs.values()]
@@ -134,8 +134,8 @@ def final_table(variants: Variants) -> pd.DataFrame:
     for curve in CURVES:
         for variant, runs in variants.runs.items():
             for seed, run in runs.items():
-                tokens, loss = read_losses(run, curve)
-                base_tokens, base = read_losses(variants.runs[variants.baseline][seed], curve)
+                tokens, loss = _read_losses(run, curve)
+                base_tokens, base = _read_losses(variants.runs[variants.baseline][seed], curve)
                 if len(loss) == 0 or len(base) == 0:
                     continue
                 own = tokens_to_reach(tokens, loss, target=base[-1])

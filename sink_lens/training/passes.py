@@ -13,7 +13,7 @@ _COPIES = 4
 """Copies of the parameters: weights, gradients and the two moments of the optimizer."""
 
 
-def count_training_passes(config: TrainConfig) -> PassCounts:
+def _count_training_passes(config: TrainConfig) -> PassCounts:
     """Return the forward and backward passes of a training, with the memory of its parameters and activations."""
     n_parameters, undecayed = count_parameters(config)
     micro, tokens = config.batch // config.accumulation, config.batch * config.length
@@ -43,7 +43,7 @@ def estimate_training_cost(config: TrainConfig) -> Cost:
     Raises:
         InputError: ``train`` would refuse the configuration (the data are not looked at).
     """
-    asked, n_parameters = count_training_passes(config), count_parameters(config)[0]
+    asked, n_parameters = _count_training_passes(config), count_parameters(config)[0]
     shared: dict[str, Any] = {"model": config.size, "passes": asked, "bytes_weights": 4 * n_parameters}
     on_cpu = config.device == "cpu"
     if config.device is None:

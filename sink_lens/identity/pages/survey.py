@@ -54,7 +54,7 @@ Measures = Sequence[tuple[str, str, bool]]
 """Measures of a figure's panels: name, label, and whether the scale is logarithmic."""
 
 
-def seed_figure(run: Run, measures: Measures) -> Figure:
+def _seed_figure(run: Run, measures: Measures) -> Figure:
     """Draw one line per variant and one panel per measure: a dot per seed, and the mean over seeds with its interval.
 
     Raises:
@@ -89,9 +89,9 @@ def seed_figure(run: Run, measures: Measures) -> Figure:
     return without_formulas(figure)
 
 
-def step_figure(run: Run, measures: Measures) -> Figure:
+def _step_figure(run: Run, measures: Measures) -> Figure:
     """Draw the measures of checkpoints against their training step: one panel per measure, one line per training."""
-    rows = select_measures(run, measures=measures, with_step=True)
+    rows = _select_measures(run, measures=measures, with_step=True)
     if not len(rows):
         raise RunError("this figure needs the checkpoints of a training; there is none.")
     figure = new_figure(width=9.2, height=2.9 * -(-len(measures) // 3))
@@ -194,15 +194,13 @@ def shared_settings_sentence(variants: Sequence[str]) -> list[str]:
     return [f"All models: {', '.join(shared)}."] if shared else []
 
 
-def select_measures(run: Run, *, measures: Measures, with_step: bool = False) -> pd.DataFrame:
-    """Return the rows of the table ``summary`` for ``measures``; with ``with_step`` only rows of checkpoints."""
+def _select_measures(run: Run, *, measures: Measures, with_step: bool = False) -> pd.DataFrame:
     summary = run.need("summary", columns=SUMMARY)
     rows = summary.loc[summary["measure"].isin([name for name, *_ in measures])]
     return rows.dropna(subset=["step"]) if with_step else rows
 
 
-def has_variants(run: Run) -> bool:
-    """Check whether some models of the run belong to variants, whose seeds are averaged."""
+def _has_variants(run: Run) -> bool:
     return "variants" in run.tables and len(run.tables["variants"]) > 0
 
 
@@ -213,8 +211,10 @@ def seeds_differ(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
 
 def figure_over_seeds(key: str, *, title: str, see: str, measures: Measures) -> Drawn:
     """Make the figure ``key`` of ``measures`` over seeds, for runs that have variants; ``see`` is its caption."""
-    data = partial(select_measures, measures=measures)
-    return Drawn(key=key, title=title, make=lambda run: (see, seed_figure(run, measures)), data=data, when=has_variants)
+    data = partial(_select_measures, measures=measures)
+    return Drawn(
+        key=key, title=title, make=lambda run: (see, _seed_figure(run, measures)), data=data, when=_has_variants
+    )
 
 
 def figure_along_training(key: str, *, see: str, measures: Measures) -> Drawn:
@@ -222,13 +222,13 @@ def figure_along_training(key: str, *, see: str, measures: Measures) -> Drawn:
     return Drawn(
         key=key,
         title="Along training",
-        make=lambda run: (see, step_figure(run, measures)),
-        data=partial(select_measures, measures=measures, with_step=True),
+        make=lambda run: (see, _step_figure(run, measures)),
+        data=partial(_select_measures, measures=measures, with_step=True),
         when=lambda run: "summary" in run.tables and bool(run.tables["summary"]["step"].notna().any()),
     )
 
 
-VARIANTS_LISTED = Listed(key="variants", title="Over seeds", make=_variant_table, when=has_variants)
+VARIANTS_LISTED = Listed(key="variants", title="Over seeds", make=_variant_table, when=_has_variants)
 
 
 def show_survey(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[str | PageTable]:

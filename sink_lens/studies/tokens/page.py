@@ -102,7 +102,7 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
     return see, without_formulas(figure)
 
 
-def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
+def _dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
     """Say which dimensions are residual sinks, and which are outliers of marked tokens.
 
     Args:
@@ -153,7 +153,7 @@ def _headline(run: Run) -> list[str]:
         sentences += _agreement_sentences(agreement)
     dimensions = run.optional("dimensions", columns=["kind", "dimension", "layer", "coverage", "ratio"])
     if dimensions is not None:
-        sentences += [f"{text[0].upper()}{text[1:]}." for text in dimension_sentences(dimensions)]
+        sentences += [f"{text[0].upper()}{text[1:]}." for text in _dimension_sentences(dimensions)]
     return sentences
 
 
@@ -192,7 +192,7 @@ def _marked_table(run: Run) -> tuple[str, PageTable]:
         "dimensions": "dimensions",
     }
     see = "Every marked token, the most attended first." if len(table) else "No token is marked."
-    return see + rest_note(len(table), "sink_tokens"), page_table(make_text_readable(shown), heads)
+    return see + rest_note(len(table), "sink_tokens"), page_table(_make_text_readable(shown), heads)
 
 
 def _token_id_table(run: Run) -> tuple[str, PageTable]:
@@ -210,11 +210,10 @@ def _token_id_table(run: Run) -> tuple[str, PageTable]:
         "largest_norm": "largest ",
     }
     see = "Tokens after position 0 by id: the most often marked first, then the most attended."
-    return see + rest_note(len(table), "token_ids"), page_table(make_text_readable(table), heads)
+    return see + rest_note(len(table), "token_ids"), page_table(_make_text_readable(table), heads)
 
 
-def make_text_readable(table: pd.DataFrame) -> pd.DataFrame:
-    """Make the column ``text`` of a table safe and short to show, with dots for spaces."""
+def _make_text_readable(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(text=[token_text(text) for text in table["text"]])
 
 
@@ -269,8 +268,8 @@ def show_tokens(found: Result) -> Iterator[str | PageTable]:
         "largest_share": "shares, at most",
         "largest_norm": "norm, at most",
     }
-    yield page_table(make_text_readable(found.tables["token_ids"].head(8)), ids)
-    yield from dimension_sentences(found.tables["dimensions"])
+    yield page_table(_make_text_readable(found.tables["token_ids"].head(8)), ids)
+    yield from _dimension_sentences(found.tables["dimensions"])
 
 
 def answer_of_tokens(found: Result) -> dict[str, Any]:

@@ -46,7 +46,7 @@ _PANELS = (
 _MOST_SENTENCES = 6
 
 
-def draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, threshold: float = 0.3) -> Figure:
+def _draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, threshold: float = 0.3) -> Figure:
     """Draw the monitor's keys by step: a panel for each key, layers by colour, alarms as lines.
 
     Args:
@@ -160,7 +160,7 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
         "Each panel shows one measure of the monitor by step; several lines are several layers. A dashed line is an "
         "alarm. Check whether the sink comes with the norm and the outlier, or before them."
     )
-    return see, draw_course(readings, alarms=_alarm_table(run), threshold=_sink_threshold(run))
+    return see, _draw_course(readings, alarms=_alarm_table(run), threshold=_sink_threshold(run))
 
 
 def _reading_table(run: Run) -> tuple[str, PageTable]:
