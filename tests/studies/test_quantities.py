@@ -7,6 +7,7 @@ import pytest
 import scipy.stats
 import torch
 
+from sink_lens.activations.views import LayerView
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
 from sink_lens.models.load import wrap
@@ -88,3 +89,17 @@ def test_a_card_of_one_or_two_models_says_these_numbers(tmp_path):
     changes = study.tables["changes"].set_index("quantity")["first"]
     assert {name: changes[name] for name in number} == pytest.approx(number, rel=1e-3, abs=1e-5)
     assert changes["loss"] == pytest.approx(float(raw()[2].mean()), rel=1e-5)
+
+
+def test_the_scores_of_tokens_do_not_hang_on_the_order_in_which_layers_are_read():
+    tokens, rows = seen().tokens, torch.arange(T)
+    attention = raw()[0][..., rows, :]
+    scores = []
+    for order in (range(len(attention)), reversed(range(len(attention)))):
+        own, layers = ObservedModel(seen().lens, tokens), list(order)
+        for layer in layers * 2:  # of two passes
+            view = {"layer": layer, "tensors": {"rows": attention[layer]}, "rows": rows}
+            own._read_attention(LayerView(**view, valid=tokens.valid, tokens=tokens.tokens))
+        assert len(own._received) == 2
+        scores.append(own._received[1].scores(tokens.valid))
+    torch.testing.assert_close(*scores, equal_nan=True)
