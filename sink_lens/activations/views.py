@@ -245,7 +245,6 @@ class Streamed:
         return pd.concat(frames, ignore_index=True)
 
     def _results_of(self, name: str) -> Mapping[int, Tensor]:
-        """Return layer -> tensor of the reading ``name``; refuse a name of no reading, or a reading without results."""
         if name not in self.values:
             raise InputError(f"there is no reading {name!r}; need one of {', '.join(self.values)}")
         if not self.values[name]:

@@ -89,7 +89,6 @@ def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[i
 
 
 def _top_token_rows(logits: torch.Tensor, right: int | None, lens: LensModel, *, top: int) -> list[dict[str, object]]:
-    """Make a row for each of the ``top`` likeliest tokens, and one for the answer ``right`` if it is not among them."""
     shares = logits.double().softmax(-1)
     shown = logits.topk(min(top, len(logits))).indices.tolist()
     if right is not None and right not in shown:

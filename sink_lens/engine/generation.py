@@ -151,7 +151,6 @@ def generate(
 
 
 def _note_on_config(lens: LensModel) -> str:
-    """Name the settings of the model's ``generation_config`` that change a text; "" if there are none."""
     config = getattr(lens.plain, "generation_config", None)
     told = {} if config is None else config.to_diff_dict()
     found = [f"{name}={told[name]}" for name in _CHANGES_TEXT if told.get(name) not in (None, False, [])]
@@ -280,7 +279,6 @@ class _Cache:
 def _logits_by_whole_pass(
     lens: LensModel, tokens: Tensor, edits: tuple[Edit, ...], *, record: Applied
 ) -> Float[Tensor, " vocab"]:
-    """Compute the logits after ``tokens`` by a pass over all positions; ``record`` notes which edits had an effect."""
     n = tokens.shape[1]
     numbers, present = [], []
     for number, one in enumerate(edits):
@@ -300,7 +298,6 @@ def _logits_by_whole_pass(
 
 
 def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens, *, bos: BosCondition) -> TokenBatch:
-    """Make a batch of one sequence from the prompt; refuse several. ``bos`` is the BOS condition of a text."""
     if not isinstance(prompt, str | Tensor | Mapping | TokenBatch):
         prompt = torch.tensor(list(prompt))
     if isinstance(prompt, Tensor):
@@ -314,12 +311,10 @@ def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens
 
 
 def _end_ids(lens: LensModel) -> set[Any]:
-    """Return the token ids at which the model ends a text."""
     configured = getattr(lens.plain.generation_config, "eos_token_id", None)
     several = configured if isinstance(configured, list) else [configured]
     return {*several, getattr(lens.tokenizer, "eos_token_id", None)}
 
 
 def _text_of_ids(lens: LensModel, ids: tuple[int, ...], *, whole: bool = False) -> str:
-    """Decode token ids, with special tokens if ``whole``; empty without a tokenizer."""
     return "" if lens.tokenizer is None else str(lens.tokenizer.decode(list(ids), skip_special_tokens=not whole))

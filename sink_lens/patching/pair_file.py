@@ -163,7 +163,6 @@ def _is_token_id(value: object) -> bool:
 
 
 def _read_span_positions(value: Any, said: str) -> tuple[int, ...]:
-    """Read the positions of a span in one pair from ``value``, a field of the file, which errors call ``said``."""
     if value is None or value in ("", []):
         raise InputError(f"{said} has no positions; need them in every pair, such as 4 or 4-6")
     if isinstance(value, list) and all(type(one) is int for one in value):
