@@ -69,10 +69,10 @@ def trace(
     random_init: bool = True,
     interventions: bool = True,
     quick: bool = False,
-    intervention_sequences: int = 20,
+    intervention_sequences: int | None = None,
     intervention_length: int = 64,
     target_position: int | None = None,
-    controls: int = 19,
+    controls: int | None = None,
     floors: Mapping[str, Any] | Iterable[str] | None = None,
 ) -> Trace: ...
 

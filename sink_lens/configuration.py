@@ -127,7 +127,7 @@ def convert_field_value(field: Field[Any], kind: Any, value: Any, *, name: str =
     """
     name = name or field.name
     kind, optional = split_off_none(kind)
-    if value is None and optional:
+    if value is None and (optional or field.default is None):
         return None
     if "objects" in field.metadata and not isinstance(value, str | None):
         return value

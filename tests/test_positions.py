@@ -182,3 +182,21 @@ def test_the_way_out_and_the_first_token_are_not_refused(lens, left):
     run = run_with(lens, batch, [edits.zero("z", positions=[2])], positions=(0, 2))
     assert run.valid[:, 0].all()
     assert run_with(lens, left).mass.isfinite().all()
+    ends, whole = (capture(lens, left, sites=["pattern"], layers=[1], positions=at) for at in ([0, -1], None))
+    first = left["attention_mask"].int().argmax(1)
+    wanted = [whole["pattern", 1][row, :, [int(begin), -1]] for row, begin in enumerate(first)]
+    torch.testing.assert_close(ends["pattern", 1], torch.stack(wanted), equal_nan=True)
+
+
+def test_attention_to_the_last_token_is_refused_and_nan_where_it_is_the_last_of_some(lens, batch, padded):
+    last = batch.n_positions - 1
+    for at in (-1, last):
+        run = run_with(lens, batch, positions=(at,))
+        assert "nan" in repr(run)
+        with pytest.raises(InputError, match="last token"):
+            run.mass_at(at)
+    ends = padded.lengths - 1
+    assert run_with(lens, padded, positions=(int(ends.min()),)).mass_at(int(ends.min())).isnan().tolist() == [
+        False,
+        True,
+    ]

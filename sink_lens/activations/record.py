@@ -148,8 +148,8 @@ def capture(
             given, nan elsewhere (and between texts that are packed into a row). Padding of a batch is captured too.
         sites: names from ``sink_lens.models.sites``.
         layers: layers to capture, -1 the last; None means all (in a hybrid, those that have the sites).
-        positions: positions in each text to capture (query positions for scores and pattern), -1 its last token; the
-            first axis is then the texts. None means all.
+        positions: positions in each text to capture (query positions for scores and pattern), 0 its first token and -1
+            its last; the first axis is then the texts. None means all.
         path: ``bridge`` runs the bridge with its own attention, ``plain`` the plain module. ``auto`` runs the bridge's
             blocks with a fused kernel, or with the bridge's own attention if scores or pattern are read. It runs the
             plain module if there is no bridge, or if the bridge does not show a site as the model uses it.
@@ -171,7 +171,7 @@ def capture(
     check_layers(chosen, lens)
     for name in names:
         check_layers_have_site(lens, chosen, site=name)
-    refuse_integer_positions(batch, positions or (), of="positions")
+    refuse_integer_positions(batch, filter(None, positions or ()), of="positions")  # 0 is each text's first token
     places = None if positions is None else positions_in_texts(positions, batch)
     needed = bytes_to_capture(lens, batch, sites=names, layers=chosen, positions=positions)
     allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC)

@@ -65,8 +65,9 @@ def sink_mask(
 ) -> Bool[Tensor, "batch position"]:
     """Mark the tokens that are sinks, where they were given; False at padding, and everywhere in a model without sinks.
 
-    The threshold is the middle of a gap in the scores of these tokens. Without a gap nothing is marked, which is
-    logged. For a data set that is read in chunks, find the threshold once on many tokens
+    The threshold is the middle of a gap in the scores of these tokens. Without a gap nothing is marked, and a warning
+    is logged: there is no sink, or these tokens do not decide it. What decided is logged as INFO. For a data set that
+    is read in chunks, find the threshold once on many tokens
     (``score_gap(sink_scores(lens, tokens), least=LEAST["attention"])``) and pass it with every chunk.
 
     By attention, a token is judged by the later tokens of its sequence, so the last token of a sequence is never
@@ -86,6 +87,22 @@ def sink_mask(
     """
     lens = as_lens(model)
     batch = as_batch(tokens, lens.tokenizer)
+    marked, said = mark_sinks(lens, batch, by=by, threshold=threshold, batch_size=batch_size)
+    for text, answer in said.items():
+        log.log(logging.INFO if answer == "marked" else logging.WARNING, "%s", text)
+    return marked
+
+
+def mark_sinks(
+    lens: LensModel,
+    batch: TokenBatch,
+    *,
+    by: Rule = "attention",
+    threshold: float | None = None,
+    batch_size: int | None = None,
+) -> tuple[Bool[Tensor, "batch position"], dict[str, "Answer"]]:
+    """Do as ``sink_mask``; return the mask, and the answers of its gaps with their texts instead of logging them."""
+    said: dict[str, Answer] = {}
     if by == "either" and threshold is not None:
         raise InputError("a threshold was given for either; need by='attention' or by='norm', which have their own")
     rules: tuple[Rule, ...] = tuple(LEAST) if by == "either" else (by,)
@@ -94,10 +111,10 @@ def sink_mask(
         limit = LEAST_RATE if threshold is None and rule == "rate" else threshold
         if limit is None:
             found = score_gap(scores, least=LEAST[rule])
-            log.debug("marked as sinks %s", gap_text(found, scores, by=rule))
+            said[gap_text(found, scores, by=rule)] = gap_answer(found, scores, by=rule)
             limit = math.inf if found is None else found.threshold
         marked |= scores >= limit
-    return as_given(marked & batch.valid.cpu(), batch.given)
+    return as_given(marked & batch.valid.cpu(), batch.given), said
 
 
 def sink_scores(
@@ -271,13 +288,38 @@ class Norms:
         return self.largest.cpu().masked_fill(~valid.cpu(), math.nan)
 
 
-def gap_text(found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: Rule) -> str:
-    """Write in a sentence the threshold and the gap ``found`` in the scores of rule ``by``, or that there is none."""
+Answer = Literal["marked", "none", "undecided"]
+"""Tokens are marked; there is no sink; or these tokens do not decide whether there is one."""
+_FEWEST_TOKENS = 16
+"""A text of fewer tokens shows little of what attention its first ones draw."""
+
+
+def gap_answer(
+    found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: Rule, least: float | None = None
+) -> Answer:
+    """Say whether tokens are marked by the gap ``found`` in ``scores``; ``least`` is the least score of a sink."""
+    if found is not None:
+        return "marked"
     known = scores[~scores.isnan()]
+    is_short = by == "attention" and scores.shape[1] < _FEWEST_TOKENS
+    too_low = len(known) and float(known.max()) < (LEAST[by] if least is None else least)
+    return "none" if too_low and not is_short else "undecided"
+
+
+def gap_text(
+    found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: Rule, least: float | None = None
+) -> str:
+    """Write in a sentence the threshold and the gap ``found`` in the scores of rule ``by``, or why there is none."""
+    known, least = scores[~scores.isnan()], LEAST[by] if least is None else least
     what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]
+    sink = {"attention": "sink", "norm": "massive activation"}[by]
     if found is None:
-        largest = f"the largest of {len(known):,} is {float(known.max()):.3g} {what}"
-        return f"by {by}: no gap, so no token is marked; {largest}"
+        largest = f"the largest of {len(known):,} is {float(known.max()) if len(known) else math.nan:.3g} {what}"
+        if gap_answer(found, scores, by=by, least=least) == "none":
+            return f"by {by}: no {sink}, so no token is marked; {largest}, and a {sink} has at least {least:g}"
+        is_short = by == "attention" and scores.shape[1] < _FEWEST_TOKENS
+        why = f"texts of fewer than {_FEWEST_TOKENS} tokens show little" if is_short else "no gap separates them"
+        return f"by {by}: not decided, so no token is marked; {largest}, and {why}"
     stray = f", {found.within:,} of them close to the threshold" if found.within else ""
     return (
         f"by {by}: {found.above:,} of {len(known):,} tokens are at {found.high:.3g} {what} or above, the others at "

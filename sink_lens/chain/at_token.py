@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..activations.sink_mask import sink_mask, sink_rates
+from ..activations.sink_mask import mark_sinks, sink_rates
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -53,7 +53,7 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
         if row[position] in ids
     ]
     text = token_label(ids, lens.tokenizer)
-    marked = sink_mask(lens, batch)
+    marked, _ = mark_sinks(lens, batch)
     sinks = [position for number, position in places if marked[number, position]]
     early = [one for number, one in places if not marked[number, one] and _BEFORE <= one < min(sinks, default=0)]
     before = max(_BEFORE, min(sinks) - int(batch.bos)) if early else _BEFORE

@@ -1,7 +1,7 @@
 """The configuration of ``trace``: a frozen record, written whole into ``run.json``."""
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from ..configuration import check_at_least, check_at_most, check_field_types
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_input_config
@@ -21,7 +21,8 @@ CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 12, 8
 """Maximum number of sequences on which makers are searched: in a full trace, and in a quick one."""
 PATH_LENGTH, PATH_CONTROLS = 24, 3
 """Positions from the sink on that the paths are read at, and most draws of their controls."""
-_QUICK = {"intervention_sequences": 8, "controls": FEW_CONTROLS}
+_FULL_AND_QUICK = {"intervention_sequences": (20, 8), "controls": (CONTROLS, FEW_CONTROLS)}
+"""Option -> its default in a full and in a quick trace."""
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""
 _CALIBRATED = (
@@ -145,16 +146,16 @@ class TraceConfig(Question):
     interventions: bool = True
     """Intervene on every link too; a link then holds only if measurement and intervention agree."""
     quick: bool = False
-    """Quick look: interventions on 8 sequences and 5 controls on 4 of them, unless these are not at their defaults."""
-    intervention_sequences: int = 20
+    """Quick look: interventions on 8 sequences and 5 controls on 4 of them, unless other numbers are asked for."""
+    intervention_sequences: int = None  # type: ignore[assignment]  # resolved below
     """Maximum number of sequences for interventions, spread over the text; makers are searched on the others, and on
-    the same ones where no others are left."""
+    the same ones where no others are left. Default: 20, and 8 in a quick trace."""
     intervention_length: int = field(default=64, metadata={"metavar": "T"})
     """Maximum number of positions of each of these sequences, counted from the sink on."""
     target_position: int | None = None
     """Interior position at which interventions make a sink. Default: a third of the length."""
-    controls: int = CONTROLS
-    """Number of draws of every random control: neurons, dimensions, positions."""
+    controls: int = None  # type: ignore[assignment]
+    """Number of draws of every random control: neurons, dimensions, positions. Default: 19, and 5 in a quick trace."""
     floors: tuple[str, ...] | None = field(
         default=None, metadata={"option": "floor", "metavar": "LINK=VALUE", "written": "pairs"}
     )
@@ -162,10 +163,9 @@ class TraceConfig(Question):
     intervention must move, such as intervention=0.5; repeat for several."""
 
     def __post_init__(self) -> None:
-        if self.quick is True:  # what is no bool is refused with the other fields
-            for name, few in _QUICK.items():
-                if getattr(self, name) == type(self).__dataclass_fields__[name].default:
-                    object.__setattr__(self, name, few)
+        for name, numbers in _FULL_AND_QUICK.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, numbers[self.quick is True])  # no bool is refused with the other fields
         Question.__post_init__(self)
         if not isinstance(self.at, str | None):
             raise InputError(f"at is {self.at!r}; need a text: a token, its id in digits, or auto")
@@ -179,6 +179,11 @@ class TraceConfig(Question):
                 finite = False
             if not finite:
                 raise InputError(f"a floor is {pair!r}; need LINK=NUMBER, such as variance_preserved=0.2")
+
+    def quickly(self) -> "TraceConfig":
+        """Return the configuration of a quick trace; what stands at the default of a full one gets the quick one's."""
+        unasked = [name for name, (full, _) in _FULL_AND_QUICK.items() if getattr(self, name) == full]
+        return replace(self, quick=True, **dict.fromkeys(unasked))  # type: ignore[arg-type]
 
     @property
     def most_control_sequences(self) -> int:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..activations.record import LayerView, Reading, stream
-from ..activations.sink_mask import sink_mask
+from ..activations.sink_mask import mark_sinks
 from ..data.token_ids import bos_id as bos_id_of
 from ..data.tokens import TokenBatch
 from ..errors import InputError
@@ -100,7 +100,7 @@ def find_marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tens
 
     No sequence is in the mask if less than half of all marked tokens stand at that position.
     """
-    marked = sink_mask(lens, batch)
+    marked, _ = mark_sinks(lens, batch)
     counts = marked.sum(0)
     position = int(counts.argmax())
     return position, marked[:, position] & bool(2 * counts[position] >= counts.sum())
@@ -137,7 +137,7 @@ def find_marked_tokens(lens: LensModel, batch: TokenBatch, *, studied: Sequence[
 
     Cost: a pass without the unembedding, and one more if there are some.
     """
-    marked = sink_mask(lens, batch)
+    marked, _ = mark_sinks(lens, batch)
     marked[:, list(studied)] = False
     having = marked.any(1)
     if not bool(having.any()):

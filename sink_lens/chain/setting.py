@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.record import Reading, stream
-from ..activations.sink_mask import sink_mask
+from ..activations.sink_mask import mark_sinks
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, freeze
 from ..edits.hooks import warn_of_edits_without_effect
@@ -368,7 +368,7 @@ def make_setting(
     reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
     needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
     metrics, cells = [*map(sink_mass, keys), loss_of()], [cell_of_edits(isolate([target]))]
-    sinks = sink_mask(lens, few, by="either")
+    sinks, _ = mark_sinks(lens, few, by="either")
     sinks[:, location.sink_position] |= location.sink_found
     return Setting(
         lens=lens,

@@ -26,7 +26,7 @@ from ..activations.record import capture
 from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens, refuse_integer_positions
 from ..errors import InputError, UndrawnError
-from ..models.inputs import check_sequences, load_model, make_tokens
+from ..models.inputs import check_sequences, config_of_given, load_model, make_tokens
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect_garbage, free_bytes, store_parameters_on_disk, weight_bytes
@@ -241,7 +241,11 @@ def _make_inputs(
         fields, tokens = {**fields, "tokens": tokens}, None
     sequences = None if tokens is None else as_batch(tokens)
     name = model.name if isinstance(model, LensModel) else str(model)
+    if config is not None and fields.get("quick") is True and not config.quick:
+        config = config.quickly()
     config = make_config(TraceConfig, config, {**fields, "model": name}, where="trace")
+    if sequences is not None:
+        config = config_of_given(config, sequences, asked=fields)
     if not isinstance(model, LensModel) and sequences is None:
         check_sequences(config)
         if config.target_position is not None and not config.prompts:

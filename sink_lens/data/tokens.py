@@ -383,8 +383,9 @@ def as_batch(
 
     Raises:
         InputError: there are texts and no tokenizer, or a mapping without ids in rows of one length, or with a key that
-            is not read.
+            is not read; or ``bos`` was asked for, and there is no text.
     """
+    refuse_bos_of_ids([given], bos)
     if isinstance(given, TokenBatch):
         return given if given.given is None else replace(given, given=None)
     if isinstance(given, Tensor):
@@ -399,6 +400,15 @@ def as_batch(
             labelled = None
         return replace(batch, given=places, labelled=labelled)
     return from_prompts([given] if isinstance(given, str) else given, tokenizer, bos=bos)
+
+
+def refuse_bos_of_ids(given: Iterable[Any], bos: BosCondition) -> None:
+    """Raise InputError if ``bos`` was asked for, and all that is given are token ids, to which it adds nothing."""
+    if bos != "auto" and all(isinstance(one, TokenBatch | Tensor | Mapping) for one in given):
+        raise InputError(
+            f"bos={bos!r} was given beside token ids, which are taken as they are; need texts for it. Leave bos out, "
+            "or put the id of BOS in front yourself"
+        )
 
 
 def _need_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:

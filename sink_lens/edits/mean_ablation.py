@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ..activations.record import capture
-from ..activations.sink_mask import sink_mask
+from ..activations.sink_mask import mark_sinks
 from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..errors import InputError
 from ..models.lens import layers_from_zero
@@ -68,7 +68,7 @@ def tokens_to_average(
     valid = tokens.valid.cpu()
     if mean != "mean_ordinary":
         return Averaged(mean=mean, mask=valid, n_sinks=0)
-    ordinary = valid & ~(sink_mask(model, tokens, by="either") if sinks is None else sinks).cpu()
+    ordinary = valid & ~(mark_sinks(as_lens(model), tokens, by="either")[0] if sinks is None else sinks).cpu()
     n_sinks = int(valid.sum()) - int(ordinary.sum())
     if not ordinary.any():
         raise InputError(

@@ -63,7 +63,7 @@ def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) ->
     chosen = None if layers is None else tuple(sorted({int(layer) for layer in layers}))
     return Metric(
         name=f"sink mass at position {sink_position}" + ("" if chosen is None else f", layers {as_ranges(chosen)}"),
-        function=lambda run: run.mass_at(sink_position, layers=chosen),
+        function=lambda run: run.mass_or_nan(sink_position, layers=chosen),
         positions=(sink_position,),
         layers=chosen,
         state=False,

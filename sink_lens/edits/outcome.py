@@ -114,11 +114,27 @@ class Outcome:
         return display.result_html(said, self._means(), notes=self.notes)
 
     def _means(self) -> dict[str, float]:
-        means = {f"attention to position {one}": float(self.mass_at(one).nanmean()) for one in self.positions}
+        means = {f"attention to position {one}": float(self.mass_or_nan(one).nanmean()) for one in self.positions}
         return means | ({} if self.loss is None else {"loss, nats": float(self.loss.nanmean())})
 
     def mass_at(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
-        """Return each sequence's mean attention to a position, over heads and ``layers`` (None: all that were read)."""
+        """Return each sequence's mean attention to a position, over heads and ``layers`` (None: all that were read).
+
+        It is nan where the position is a sequence's last token, which no later token attends to.
+
+        Raises:
+            InputError: it was not read, or it is the last token of every sequence.
+        """
+        self._place_of(position)
+        if position == -1 or bool((self.lengths == position + 1).all()):
+            raise InputError(
+                f"position {position} is the last token of every sequence, which no later token attends to; need an "
+                "earlier position, or state_at, which reads its residual stream"
+            )
+        return self.mass_or_nan(position, layers=layers)
+
+    def mass_or_nan(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
+        """Return what ``mass_at`` does, and nan at a last token everywhere."""
         # Make it contiguous: the order of summation must not depend on how many other positions were read.
         rows = [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
         return self.mass[rows][..., self._place_of(position)].contiguous().nanmean(dim=(0, 2))

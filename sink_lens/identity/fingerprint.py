@@ -15,7 +15,15 @@ from ..configuration import make_config
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
-from ..records import Result, check_folder_free, create_run, default_run_folder, package_versions, place_of_run
+from ..records import (
+    Result,
+    check_folder_free,
+    create_run,
+    default_run_folder,
+    package_versions,
+    place_of_run,
+    utc_now_text,
+)
 from ..schema import column_names
 from ..signatures import takes
 from .config import TWO, FingerprintConfig
@@ -77,6 +85,7 @@ def fingerprint(
     Reference: arXiv 2509.26404.
     """
     check_folder_free(out, overwrite=overwrite)
+    started = utc_now_text()
     config = make_config(FingerprintConfig, config, fields, where="fingerprint")
     found = models_to_compare(models, config)
     opened = {one.name: partial(one.open, device=config.device, dtype=config.dtype) for one in found}
@@ -123,7 +132,7 @@ def fingerprint(
         headline="\n".join(pair_sentences(pairs, inputs=config.inputs, decides=config.decides)),
         notes=tuple(_make_notes(pairs, known=known, config=config)),
     )
-    return _write_run(made, inputs, out=out, overwrite=overwrite)
+    return _write_run(made, inputs, out=out, overwrite=overwrite, started=started)
 
 
 def models_to_compare(models: Sequence[ModelLike], config: FingerprintConfig) -> list[ModelToMeasure]:
@@ -176,7 +185,7 @@ def _make_notes(pairs: pd.DataFrame, *, known: dict[str, ModelFacts], config: Fi
 
 
 def _write_run(
-    found: Fingerprint, inputs: Inputs, *, out: str | os.PathLike[str] | None, overwrite: bool
+    found: Fingerprint, inputs: Inputs, *, out: str | os.PathLike[str] | None, overwrite: bool, started: str
 ) -> Fingerprint:
     provenance: dict[str, Any] = {
         "models": found.tables["models"]["model"].tolist(),
@@ -191,6 +200,7 @@ def _write_run(
         "config": asdict(found.config),
         "provenance": provenance,
         "overwrite": overwrite,
+        "started": started,
         "kind": "fingerprint",
         "expects": ("models", "pairs", "nulls", "findings"),
     }

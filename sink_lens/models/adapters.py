@@ -67,6 +67,22 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
     return base
 
 
+def injected_adapters_note(model: nn.Module) -> str | None:
+    """Return a note that a model given as it is, not as a ``PeftModel``, holds active adapters; None if it does not.
+
+    ``get_peft_model`` puts adapters into the base model's own object, which then computes what the adapted one does.
+    """
+    layers = [layer for _, layer in _adapted_layers(model)]
+    own = getattr(model, "_hf_peft_config_loaded", False)  # by the model's own add_adapter: asked for
+    if own or all(getattr(layer, "disable_adapters", False) for layer in layers):
+        return None
+    return (
+        f"{type(model).__name__} holds adapters in {len(layers)} layers, which are measured with it: get_peft_model "
+        "put them into this object, which is the base model no more. For the base model load it again, or measure the "
+        "PeftModel within its disable_adapter()"
+    )
+
+
 def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
     """Return a copy of the model (``name`` in errors) with its adapters merged into its weights; None without adapters.
 
@@ -113,7 +129,8 @@ def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
     )
     found = [layer for _, layer in layers]
     kinds = sorted({_adapter_type(one) for one in (getattr(model, "peft_config", None) or {}).values()})
-    note = f"measured as a copy of the model with its adapters merged ({', '.join(kinds) or 'adapter layers'})"
+    are = "disabled" if all(getattr(layer, "disable_adapters", False) for layer in found) else "merged"
+    note = f"measured as a copy of the model with its adapters {are} ({', '.join(kinds) or 'adapter layers'})"
     states = lambda: [_adapter_state(layer) for layer in found]  # noqa: E731
     return MergedModel(plain=plain, source=model, copied=copied, states=states, note=note)
 

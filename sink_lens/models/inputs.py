@@ -1,7 +1,10 @@
 """Load the model and the sequences that a configuration such as ``TraceConfig`` describes; write their provenance."""
 
+import dataclasses
 import logging
+from collections.abc import Collection
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -16,6 +19,9 @@ from .lens import LensModel
 from .load import config_hash, load, weights_hash
 
 log = logging.getLogger(__name__)
+C = TypeVar("C")
+_OF_TEXT = ("text", "prompts", "bos", "sequences", "length")
+"""Options that say which sequences are made."""
 
 
 def load_model(config: InputConfig) -> LensModel:
@@ -45,6 +51,26 @@ def check_sequences(config: InputConfig) -> Header | None:
     if header is not None:
         check_sequences_fit(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
     return header
+
+
+def refuse_beside_tokens(asked: Collection[str]) -> None:
+    """Raise InputError if options of sequences are among the names that were ``asked`` for, beside given tokens."""
+    if unread := [name for name in _OF_TEXT if name in asked]:
+        raise InputError(
+            f"{', '.join(unread)} given beside tokens, which are the sequences already; need one of them. Leave out "
+            f"{', '.join(unread)}, or the tokens"
+        )
+
+
+def config_of_given(config: C, batch: TokenBatch, *, asked: Collection[str]) -> C:
+    """Return a configuration whose options of sequences are those of ``batch``, which the user gave instead of them.
+
+    Raises:
+        InputError: one of these options is among the names that the user ``asked`` for.
+    """
+    refuse_beside_tokens(asked)
+    size = {"sequences": batch.n_sequences, "length": batch.n_positions, "bos": batch.bos_condition}
+    return dataclasses.replace(config, text=None, prompts=(), **size)  # type: ignore[type-var]
 
 
 def make_tokens(lens: LensModel, *, config: InputConfig, bos: BosCondition) -> TokenBatch:

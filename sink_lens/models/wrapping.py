@@ -3,9 +3,12 @@
 import contextlib
 import copy
 import dataclasses
+import logging
 import random
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -39,6 +42,7 @@ from .private_apis import (
 from .running import new_lens_state, take_turn_to_wrap
 from .unchanged import ModelRecord
 
+_LOG = logging.getLogger(__name__)
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even if the model's own does not; "
     "give wrap the model's own tokenizer"
@@ -80,14 +84,25 @@ def wrap(
     if isinstance(model, TransformerBridge):
         with take_turn_to_wrap(model, name=name or model.cfg.model_name):
             return _wrap_bridge(model, tokenizer=tokenizer, name=name)
-    model = adapters.unwrap_peft(getattr(model, UNCOMPILED, model))
+    given = getattr(model, UNCOMPILED, model)
+    model = adapters.unwrap_peft(given)
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
+    note = adapters.injected_adapters_note(model) if model is given else None
     model = extract_language_model(model)
     family = checks.checked_family(model)
-    name = name or source_of_config(model.config) or family.architecture
+    name = name or _name_of_source(model) or family.architecture
+    if note is not None:
+        _LOG.warning("%s", note)
+    notes = () if note is None else (note,)
     with take_turn_to_wrap(model.base_model, name=name):
-        return assemble_lens(model, tokenizer=tokenizer, family=family, name=name)
+        return assemble_lens(model, tokenizer=tokenizer, family=family, name=name, notes=notes)
+
+
+def _name_of_source(model: PreTrainedModel) -> str:
+    """Return the name or folder that a model was read from; "" if it is named by a hash, as a converted file's is."""
+    source = source_of_config(model.config)
+    return "" if re.fullmatch("[0-9a-f]{64}", Path(source).name) else source
 
 
 def extract_language_model(model: PreTrainedModel) -> PreTrainedModel:

@@ -6,6 +6,7 @@ from typing import cast
 
 import pandas as pd
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..activations.forward import check_tokens
@@ -51,7 +52,10 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     Raises:
         InputError: the numbers of sequences or the lengths differ, or tokens are not in the model's vocabulary.
     """
-    batches = as_batch(clean, lens.tokenizer, bos=bos), as_batch(corrupted, lens.tokenizer, bos=bos)
+    batches = tuple(
+        as_batch(one, lens.tokenizer, bos="auto" if isinstance(one, TokenBatch | Tensor | Mapping) else bos)
+        for one in (clean, corrupted)
+    )
     for batch in batches:
         check_tokens(lens, batch)
     first, second = batches

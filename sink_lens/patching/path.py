@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..configuration import make_config
 from ..data.described import BosCondition
-from ..data.tokens import TokenBatch, positions_in_all
+from ..data.tokens import TokenBatch, positions_in_all, refuse_bos_of_ids
 from ..edits.constructors import ORDER, Edit, freeze
 from ..edits.hooks import edits_for_model
 from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate
@@ -147,6 +147,7 @@ def path_patch(
     for name, such in (("sender", "('z', 3, 0)"), ("receiver", "('q', 4, 1)"), ("metric", "metrics.sink_mass(0)")):
         if getattr(asked, name) is None:
             raise InputError(f"no {name} was given; need one, such as {such}")
+    refuse_bos_of_ids((clean, corrupted), asked.bos)
     pair = pair_prompts(lens, clean, corrupted, bos=asked.bos)
     refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(asked.direction)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..arguments import value_in_words
 from ..configuration import make_config
-from ..data.tokens import TokenBatch, positions_in_all
+from ..data.tokens import TokenBatch, positions_in_all, refuse_bos_of_ids
 from ..edits.constructors import Edit
 from ..edits.hooks import edits_in_texts
 from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate, logit_difference
@@ -176,6 +176,8 @@ def prepare_runs(
 ) -> tuple[RunPair, list[Part], PromptPair]:
     """Return the two runs, the parts to patch and the pair of prompts; None stands for the configuration's texts."""
     config.refuse_no_metric()
+    if clean is not None and corrupted is not None:
+        refuse_bos_of_ids((clean, corrupted), config.bos)
     if clean is None:
         clean = batch_of_prompts(config.prompts[0], lens, bos=config.bos)
     elif config.pairs_file is not None:

@@ -19,6 +19,7 @@ from sink_lens.records.writing import (
     create_run,
     default_run_folder,
     refuse_file_of_run,
+    utc_now_text,
     write_atomically,
 )
 
@@ -45,5 +46,6 @@ __all__ = [
     "read_run",
     "refuse_file_of_run",
     "run_state",
+    "utc_now_text",
     "write_atomically",
 ]

@@ -288,7 +288,7 @@ class RunWriter:
             (self.folder / RUN_FILE).unlink(missing_ok=True)  # nothing was measured: leave nothing behind
             return
         status = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self._record |= {"status": status, "ended": _utc_now_text()}
+        self._record |= {"status": status, "ended": utc_now_text()}
         if status == "failed":
             self._record["error"] = f"{type(error).__name__}: {error}"
         try:
@@ -429,6 +429,7 @@ def create_run(
     reopen: bool = False,
     recomputes: bool = False,
     patience: float = 0,
+    started: str | None = None,
 ) -> RunWriter:
     """Open a run folder for writing, new or continued, under a lock; use it in a `with` statement.
 
@@ -447,6 +448,7 @@ def create_run(
         recomputes: The run computes some of its finished numbers again before it goes on, and compares them: other
             versions, another device or kernel are a note then, and no reason to refuse.
         patience: Seconds to wait for a folder that is in use, such as by a page that is drawn.
+        started: When the run began (``utc_now_text``), if it has measured before it writes; None is now.
 
     Raises:
         UndrawnError: The folder holds this exact run, finished but without its page.
@@ -459,7 +461,7 @@ def create_run(
     record = {
         "kind": kind,
         "status": "running",
-        "started": _utc_now_text(),
+        "started": started or utc_now_text(),
         "ended": None,
         "error": None,
         "config": plain_json(config),
@@ -626,5 +628,6 @@ def _refuse_other_run(
         )
 
 
-def _utc_now_text() -> str:
+def utc_now_text() -> str:
+    """Return the time, as run.json has it."""
     return datetime.now(UTC).isoformat(timespec="seconds")

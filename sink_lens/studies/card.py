@@ -26,7 +26,7 @@ from ..data.tokens import TokenBatch, Tokens
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, config_hash, weights_hash
-from ..records import check_folder_free, read_run
+from ..records import check_folder_free, read_run, utc_now_text
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
 from ..signatures import takes
 from ..stats import Interval, interval, paired_difference
@@ -90,16 +90,20 @@ def card(
         RunError: the folder is in use, or holds another run; or the trace's folder has no run.
     """
     if other is not None:
-        fields |= {"others": (str(other) if isinstance(other, str | Path) else as_lens(other).name,)}
+        other = other if isinstance(other, str | Path) else as_lens(other)
+        fields |= {"others": (other.name if isinstance(other, LensModel) else str(other),)}
     check_folder_free(out, overwrite=overwrite)
+    started = utc_now_text()
     config, lens, batch = resolve_inputs(
         CardConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False
     )
     if len(config.others) > 1:
         count = 1 + len(config.others)
         raise InputError(f"{count} models were given; need one, or two to compare. sink_lens.studies.cards takes more")
+    config.makes_table()  # refuses an option that nothing would read
+    to = {"out": out, "overwrite": overwrite, "started": started}
     if config.is_comparison:
-        return compare_models(lens, batch, config, other=other, out=out, overwrite=overwrite)
+        return compare_models(lens, batch, config, other=other, **to)
     limits = Thresholds(threshold=config.threshold)
     seen = ObservedModel(lens, batch, thresholds=limits, seed=config.seed, batch_size=config.batch_size)
     made = card_contents(seen, chain=None if config.trace is None else read_chain_answers(config.trace, lens))
@@ -110,7 +114,7 @@ def card(
         headline=made["sentence"],
         files={"card.json": made, "card.md": _card_markdown(made)},
     )
-    return write_study("card", lens, batch, config, found, out=out, overwrite=overwrite)
+    return write_study("card", lens, batch, config, found, **to)
 
 
 def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:

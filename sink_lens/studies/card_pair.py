@@ -47,6 +47,7 @@ def compare_models(
     other: ModelLike | None = None,
     out: str | Path | None,
     overwrite: bool,
+    started: str,
 ) -> Study:
     """Compare two models on the same sequences, and write the comparison into the run folder ``out``, of kind ``diff``.
 
@@ -57,18 +58,48 @@ def compare_models(
     else:
         second = as_lens(other)
     _refuse_unlike_models(lens, second)
+    settings, same = _setting_rows(lens, second), _have_same_weights(lens, second)
+    if same and not settings and _share_memory(lens, second):
+        raise InputError(
+            "both models are one model in memory: they share their weights, and nothing differs; need two. "
+            "get_peft_model puts adapters into the base model's own object: load the base model again, or give "
+            "get_peft_model a copy.deepcopy of it"
+        )
     how = {"thresholds": Thresholds(threshold=config.threshold), "seed": config.seed, "batch_size": config.batch_size}
     a, b = (ObservedModel(one, sequences, **how) for one in (lens, second))
-    changes = [*_number_rows(a, b), *_list_rows(a, b), *_setting_rows(lens, second)]
-    names = (short_model_name(lens.name), short_model_name(second.name))
+    changes = [*_number_rows(a, b), *_list_rows(a, b), *settings]
+    names = tuple(map(_name_in_words, (lens, second), ("the first model", "the second model")))
     names = names if names[0] != names[1] else (names[0], "the second model")
     tensors = _changed_weight_table(lens, second)
-    decision = _make_json_answer(changes, tensors, names=names, config=config, n=len(a.token_losses))
+    decision = _make_json_answer(changes, tensors, names=names, config=config, n=len(a.token_losses), same=same)
     columns = ("sentence", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
     summary = pd.DataFrame([{name: decision[name] for name in columns}])
     frames = {"changes": pd.DataFrame(changes), "summary": summary, "tensors": tensors}
     found = Measured(frames=frames, kernel=a.panel.streamed.kernel, decision=decision, headline=decision["sentence"])
-    return write_study("diff", lens, sequences, config, found, out=out, overwrite=overwrite)
+    return write_study("diff", lens, sequences, config, found, out=out, overwrite=overwrite, started=started)
+
+
+def _name_in_words(lens: LensModel, unnamed: str) -> str:
+    """Return the model's name; ``unnamed`` for a model in memory, which has the name of its class."""
+    return unnamed if lens.name == lens.family.architecture else short_model_name(lens.name)
+
+
+def _have_same_weights(first: LensModel, second: LensModel) -> bool:
+    if first.offloaded or second.offloaded:
+        return False
+    mine, its = (dict(one.plain.named_parameters()) for one in (first, second))
+    return mine.keys() == its.keys() and all(
+        weight.shape == its[name].shape and torch.equal(weight, its[name].to(weight.device))
+        for name, weight in mine.items()
+    )
+
+
+def _share_memory(first: LensModel, second: LensModel) -> bool:
+    mine, its = (
+        {(one.device, one.data_ptr()) for one in lens.plain.parameters() if one.numel() and one.device.type != "meta"}
+        for lens in (first, second)
+    )
+    return not mine.isdisjoint(its)
 
 
 def _refuse_unlike_models(first: LensModel, second: LensModel) -> None:
@@ -94,7 +125,12 @@ def _number_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
         if first[:, block].shape[1]:
             mean = (first[:, block].nanmean(1), second[:, block].nanmean(1))
             rows.append(_number_row(name, "nats", *mean, **known))
-    return rows + [_number_row(name, unit, of(a), of(b), **known) for name, (unit, of) in COMPARED.items()]
+    rows += [_number_row(name, unit, of(a), of(b), **known) for name, (unit, of) in COMPARED.items()]
+    return [row for row in rows if row["quantity"] != "attention_to_no_key" or _is_above_rounding(row)]
+
+
+def _is_above_rounding(row: Mapping[str, Any]) -> bool:
+    return not max(abs(row["first"]), abs(row["second"])) <= ROUNDING
 
 
 def _number_row(
@@ -185,9 +221,10 @@ def _make_json_answer(
     changes: Sequence[Mapping[str, Any]],
     tensors: pd.DataFrame,
     *,
-    names: tuple[str, str],
+    names: Sequence[str],
     config: CardConfig,
     n: int,
+    same: bool = False,
 ) -> dict[str, Any]:
     loss = changes[0]
     is_above = loss["change"] > config.most_loss and not loss["change_low"] <= 0
@@ -200,6 +237,7 @@ def _make_json_answer(
         "loss_change_low": loss["change_low"],
         "loss_change_high": loss["change_high"],
         "n": n,
+        "same_weights": same,
         "changes": [row["quantity"] for row in changes if row["changed"]],
     }
     return {"sentence": _change_sentences(found, changes, tensors)} | found
@@ -214,8 +252,18 @@ def _change_sentences(found: Mapping[str, Any], changes: Sequence[Mapping[str, A
     return (
         f"From {found['first']} to {found['second']}: {_change_text(changes[0])}, {within} the bound of "
         f"{as_text(found['most_loss'])} nats. "
+        + ("Both have the same weights. " if found["same_weights"] else "")
         + (f"What else changed: {join_and(others, most=4)}." if others else "Nothing else changed beyond its interval.")
+        + _unchanged_sink_text(changes)
     )
+
+
+def _unchanged_sink_text(changes: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sentence that the sink did not change, if none of its quantities did and a model has one."""
+    sink = [row for row in changes if row["quantity"] in ("sink_rate", "first_token_attention", "sink_positions")]
+    if not sink or any(row["changed"] for row in sink) or not sink[-1]["first_indices"]:
+        return ""
+    return f" The sink did not change beyond its interval: {join_and([_change_text(row) for row in sink[:2]])}."
 
 
 def _change_text(row: Mapping[str, Any]) -> str:

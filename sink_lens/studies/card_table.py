@@ -12,6 +12,7 @@ from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import Tokens
 from ..errors import InputError, RunError
 from ..files import parse_json
+from ..models.inputs import refuse_beside_tokens
 from ..models.load import ModelLike, as_lens
 from ..records import Run, default_run_folder, read_run
 from ..signatures import takes
@@ -65,6 +66,8 @@ def cards(
         InputError: no model, a column that no row has, or what ``card`` refuses.
         RunError: a folder that holds a run of another kind, or what ``card`` refuses.
     """
+    if tokens is not None and not isinstance(tokens, str):
+        refuse_beside_tokens(fields)
     asked = make_config(CardConfig, config, fields)
     rows = make_table_rows(models, asked, tokens=tokens, out=out, overwrite=overwrite, progress=progress)
     return _unrounded_table(rows, choose_columns(rows, columns or asked.columns))
@@ -231,7 +234,7 @@ def show_card(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFra
         changes = found.tables["changes"]
         is_text = changes["unit"].isin(["index", "text"])
         numbers = ("quantity", "first", "second", "change", "change_low", "change_high", "changed")
-        yield changes.loc[~is_text].filter(items=numbers)
+        yield changes.loc[~is_text].filter(items=numbers).rename(columns={"changed": "beyond its interval"})
         yield name_neurons(changes.loc[is_text]).filter(
             items=("quantity", "first_indices", "second_indices", "changed")
         )

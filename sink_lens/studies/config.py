@@ -57,9 +57,11 @@ class CardConfig(ReadConfig):
         names = (self.model, *self.others)
         table = len(names) > 2 or any(map(is_run_folder, names))
         default = CardConfig()
-        for name in ("most_loss", "trace") if table else ("columns",):
+        table_needs = "more than two models (sink_lens.studies.cards), or folders of runs"
+        unread = {"trace": "one model"} if table else {"columns": table_needs}
+        unread |= {} if self.is_comparison and not table else {"most_loss": "two models that are compared"}
+        for name, needs in unread.items():
             if getattr(self, name) != getattr(default, name):
-                needs = "one model, or two that are compared" if table else "more than two models, or folders of runs"
                 raise InputError(f"{name}=... was given; need {needs} for it")
         return table
 

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..activations.record import Reading, stream
-from ..activations.sink_mask import sink_mask
+from ..activations.sink_mask import mark_sinks
 from ..activations.views import LayerView
 from ..chain.evidence import ratio_of_means
 from ..data.tokens import TokenBatch
@@ -91,7 +91,7 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
         )
     half_size = batch.n_sequences // 2
     halves = {"choose": batch[:half_size], "judge": batch[half_size:]}
-    sinks = {name: sink_mask(lens, part, by="norm").cpu() for name, part in halves.items()}
+    sinks = {name: mark_sinks(lens, part, by="norm")[0].cpu() for name, part in halves.items()}
     largest = _largest_magnitudes(lens, halves["choose"], sinks=sinks["choose"], sites=list(targets))
     rows: list[dict[str, Any]] = []
     chosen, costly = None, True

@@ -14,11 +14,11 @@ from ..activations.forward import check_tokens
 from ..chain.config import ReadConfig
 from ..configuration import make_config
 from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens
-from ..models.inputs import check_sequences, describe_provenance, load_model, make_tokens
+from ..models.inputs import check_sequences, config_of_given, describe_provenance, load_model, make_tokens
 from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
-from ..records import check_folder_free, create_run, default_run_folder, place_of_run
+from ..records import check_folder_free, create_run, default_run_folder, place_of_run, utc_now_text
 from ..schema import table_of
 from ..signatures import takes
 
@@ -47,8 +47,11 @@ def resolve_inputs(
         ModelError: ``every_layer`` is True, and the model has layers without attention.
     """
     tokens = tokens if tokens is None or isinstance(tokens, str) else as_batch(tokens)
-    config = make_study_config(wanted, model, config=config, tokens=tokens, fields=fields)
     is_named = isinstance(model, str | Path)
+    model = model if is_named else as_lens(model)
+    config = make_study_config(wanted, model, config=config, tokens=tokens, fields=fields)
+    if isinstance(tokens, TokenBatch):
+        config = config_of_given(config, tokens, asked=fields)
     if is_named and not isinstance(tokens, TokenBatch):  # refuse what the model cannot have before its weights are read
         check_sequences(config)
     lens = load_model(config) if is_named else as_lens(model)
@@ -156,10 +159,11 @@ def study(
             **fields: Any,
         ) -> Study:
             check_folder_free(out, overwrite=overwrite)
+            started = utc_now_text()
             given = {"config": config, "tokens": tokens, "fields": fields, "every_layer": every_layer}
             settled, lens, batch = resolve_inputs(asked, model, **given)
             how = {"config": settled, "progress": progress}
-            to = {"out": out, "overwrite": overwrite, "result": result}
+            to = {"out": out, "overwrite": overwrite, "result": result, "started": started}
             return write_study(kind or measure.__name__, lens, batch, settled, measure(lens, batch, **how), **to)
 
         said = inspect.cleandoc(measure.__doc__ or "")
@@ -190,6 +194,7 @@ def write_study(
     *,
     out: str | Path | None,
     overwrite: bool,
+    started: str,
     result: type[Study] = Study,
 ) -> Study:
     """Return what a study ``found`` on ``batch`` as a ``result``; write it into the run folder ``out``, if given."""
@@ -204,6 +209,7 @@ def write_study(
             provenance=describe_provenance(lens, batch, kernel=found.kernel) | {"seeds": seeds},
             expects=(*frames, *dict.fromkeys(name.partition(".")[0] for name in found.files)),
             overwrite=overwrite,
+            started=started,
         ) as writer,
     ):
         for name, frame in frames.items():

@@ -53,6 +53,20 @@ def test_a_model_without_a_sink_has_no_false_positive(name, family):
     assert not sink_mask(wrap(model.model), drawn(model)).any()
 
 
+def test_no_sink_and_not_decided_are_told_apart(caplog):
+    caplog.set_level(logging.INFO)
+    untrained, sink = wrap(tiny("llama")), build("embedding", family="llama")
+    for lens, tokens, answer, level in (
+        (untrained, drawn(sink).tokens[:, :32] % 60, "no sink", "WARNING"),
+        (untrained, drawn(sink).tokens[:, :8] % 60, "not decided", "WARNING"),
+        (wrap(sink.model), drawn(sink), "threshold", "INFO"),
+    ):
+        caplog.clear()
+        assert sink_mask(lens, tokens).any() == (level == "INFO")
+        (record,) = [one for one in caplog.records if one.name.endswith("sink_mask")]
+        assert (answer in record.getMessage(), record.levelname) == (True, level)
+
+
 @pytest.mark.parametrize("family", ZOO["spike"].families)
 def test_a_massive_activation_that_is_no_sink_is_marked_by_its_norm_and_by_either(family):
     model = build("spike", family=family)

@@ -1,10 +1,12 @@
 """What a trace can be asked, and what is refused before anything is loaded."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from sink_lens.chain.config import TraceConfig
+from sink_lens.configuration import make_config
 from sink_lens.errors import InputError
 
 
@@ -35,3 +37,13 @@ from sink_lens.errors import InputError
 def test_refuses(given, text):
     with pytest.raises(InputError, match=text.replace("(", r"\(")):
         TraceConfig(model="m", **given)
+
+
+def test_a_number_that_is_asked_for_wins_over_a_quick_look():
+    numbers = lambda config: (config.controls, config.intervention_sequences)  # noqa: E731
+    assert numbers(TraceConfig()) == (19, 20)
+    assert numbers(TraceConfig(quick=True)) == numbers(TraceConfig().quickly()) == (5, 8)
+    asked = TraceConfig(quick=True, controls=19, intervention_sequences=20)
+    assert numbers(asked) == numbers(replace(asked, sequences=9)) == (19, 20)
+    assert numbers(TraceConfig(controls=7).quickly()) == (7, 8)
+    assert numbers(make_config(TraceConfig, None, {"quick": True, "controls": None})) == (5, 8)

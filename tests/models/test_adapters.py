@@ -55,6 +55,19 @@ def test_the_merged_copy_gives_the_logits_of_the_users_model(family):
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 
 
+def test_a_base_model_that_holds_adapters_says_so_and_a_model_asked_for_with_them_does_not(caplog):
+    base = tiny("llama")
+    with torch.random.fork_rng():
+        tuned = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)).eval()
+    holds = lambda: any("get_peft_model" in note for note in wrap(base).notes)  # noqa: E731
+    assert holds()
+    assert any("get_peft_model" in one.getMessage() for one in caplog.records)
+    assert not any("get_peft_model" in note for note in wrap(tuned).notes)
+    with tuned.disable_adapter():
+        assert not holds()
+        assert any("disabled" in note for note in wrap(tuned).notes)
+
+
 ADAPTERS = {
     "of rank-stabilised scale": LoraConfig(r=2, target_modules=["q_proj", "down_proj"], use_rslora=True),
     "with magnitudes": LoraConfig(r=2, target_modules=["q_proj"], use_dora=True),

@@ -6,6 +6,7 @@ import math
 import pandas as pd
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
@@ -207,3 +208,32 @@ def test_models_of_other_shapes_and_one_model_alone_are_refused(base, tmp_path):
 def test_a_change_names_neurons_as_neurons():
     row = {"quantity": "writing_neurons", "unit": "index", "first_indices": "1.49, 11.1229", "second_indices": ""}
     assert _change_text(row) == "writing neurons L1.N49, L11.N1229 → none"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_a_model_is_not_compared_with_itself_in_memory(base):
+    held = copy.deepcopy(base)
+    settings = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    with torch.random.fork_rng():
+        tuned = get_peft_model(held, settings).eval()
+    for pair in ((held, tuned), (base, base)):
+        with pytest.raises(InputError, match="one model in memory"):
+            card(*pair, tokens=sequences(), progress=False)
+    study = card(base, tuned, tokens=sequences(), progress=False)
+    assert list(study.tables["tensors"]["tensor"])
+    assert (study.decision["first"], study.decision["second"]) == ("the first model", "the second model")
+    assert not study.decision["same_weights"]
+
+
+def test_equal_weights_and_an_unchanged_sink_are_said(base):
+    study = card(base, copy.deepcopy(base), tokens=sequences(), progress=False)
+    assert study.decision["same_weights"]
+    assert "Both have the same weights. " in study.headline
+    assert "The sink did not change" in study.headline
+    assert "attention_to_no_key" not in set(study.tables["changes"]["quantity"])
+
+
+def test_a_model_that_was_read_from_a_file_named_by_a_hash_has_no_name():
+    model = copy.deepcopy(planted().model)
+    model.config._name_or_path = f"/cache/{'b1' * 32}"
+    assert wrap(model).name == "LlamaForCausalLM"

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...activations.attention import choose_kernel
 from ...activations.forward import pieces_by_length
 from ...activations.record import stream
-from ...activations.sink_mask import LEAST, Norms, Received, Rule, gap_text
+from ...activations.sink_mask import LEAST, Norms, Received, Rule, gap_answer, gap_text
 from ...activations.views import LayerView, Reading
 from ...data.tokens import TokenBatch, decode_tokens
 from ...measures.dimensions import residual_outliers
@@ -311,17 +311,20 @@ def _score_histogram(found: _MarkedTokens) -> pd.DataFrame:
 def _threshold_rows(found: _MarkedTokens, config: TokensConfig) -> pd.DataFrame:
     rows = []
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
+    least = {"attention": config.least_share, "norm": config.least_norm}
     for by, gap in found.gaps.items():
-        marked = found.scores[by] >= found.thresholds[by]
-        statement = gap_text(gap, found.scores[by], by=by)
+        marked, of = found.scores[by] >= found.thresholds[by], {"by": by, "least": least[by]}
+        statement, answer = gap_text(gap, found.scores[by], **of), gap_answer(gap, found.scores[by], **of)
         if given[by] is not None:
             statement = f"by {by}: {int(marked.sum()):,} tokens are at {given[by]:g} or above, the given threshold"
+            answer = "marked" if marked.any() else "none"
         rows.append(
             {
                 "by": by,
                 "threshold": found.thresholds[by] if math.isfinite(found.thresholds[by]) else math.nan,
                 "asked": given[by] is not None,
                 "gap": gap is not None,
+                "answer": answer,
                 "gap_low": math.nan if gap is None else gap.low,
                 "gap_high": math.nan if gap is None else gap.high,
                 "within": 0 if gap is None else gap.within,
