@@ -52,6 +52,11 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
             else:
                 self._show_in_notebook(text)
 
+    def leave_line(self, text: str, *, seconds: float) -> None:
+        """Write a line on a part of ``seconds``, if the output is kept as in a log and the part was not short."""
+        if not self.disable and not self._watched and seconds >= SHORT and not _in_notebook():
+            sys.stderr.write(f"{text}\n")
+
     def _show_in_notebook(self, text: str) -> None:
         if self._line is None:
             display = sys.modules["IPython.display"].display  # a kernel has it; where there is none, nobody needs it

@@ -183,10 +183,11 @@ def first_sink_answer(
     rate_at = rates.nanmean(dim=(0, 1)).nan_to_num(0.0)
     place = int(rate_at.argmax()) if position is None else position
     n_read, n_positions = rates.shape[1:]
-    of = f"all {n_read}" if n_read == tokens.n_sequences else f"{n_read} of {tokens.n_sequences}"
-    cut = f"the first {n_positions} tokens of " if n_positions < int(tokens.lengths.min()) else ""
-    read = f"in {rate_at[place]:.0%} of heads on {cut}{of} sequences"
+    every, cut = n_read == tokens.n_sequences, n_positions < int(tokens.lengths.min())
+    first = f"the first {n_positions} tokens of " if cut else ""
+    read = f"in {rate_at[place]:.0%} of heads" + (f" on {first}all {n_read} sequences" if every else "")
+    after = "" if every else f"after {first}{n_read} of {tokens.n_sequences} sequences: "
     if not bool(rate_at[place] >= config.min_sink_rate):
         has = "comes nearest, with one" if position is None else "has one"
-        return None, f"no attention sink so far: position {place} {has} {read}"
-    return place, f"attention sink at position {place}, {read} (sink score above {config.threshold:g})"
+        return None, f"{after}no attention sink so far: position {place} {has} {read}"
+    return place, f"{after}attention sink at position {place}, {read} (sink score above {config.threshold:g})"

@@ -23,6 +23,8 @@ _STYLES = {"holds": "green", "in part": "blue", "fails": "red", "undecided": "ye
 _ARROWS = {link.name: link.arrow for link in LINKS}
 _MARKS = {"holds": "+", "in part": "~", "fails": "x", "undecided": "?", "present, not tested": "o"}
 """Verdict -> its mark; every other has a dash."""
+_CLAIMED = ("holds", "in part", "present, not tested")
+"""Verdicts below which the link's own sentence stands as it is."""
 
 
 def show_trace(trace: "Trace") -> Iterator[RenderableType]:
@@ -59,10 +61,13 @@ def _link_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> li
         if link in intervened:
             row = intervened[link]
             largest = row.get("control_largest", np.nan)
-            control = "" if np.isnan(largest) else f"controls at most {percent(largest)}"
+            control = "" if np.isnan(largest) else f"its controls at most {percent(largest)}"
             ends = interval_text(row["ci_low"], row["ci_high"], shown=percent)
             did = f"{'makes' if row['position'] != sink_position else 'removes'} {percent(row['share'])} {ends}"
-        sentence = next(iter(link_remarks(frames, str(link))), claims.get(link, ""))
+        claim = claims.get(link, "")
+        if claim and verdict not in _CLAIMED:
+            claim = f"this was not shown: {claim[:1].lower()}{claim[1:]}"
+        sentence = next(iter(link_remarks(frames, str(link))), claim)
         named = _ARROWS.get(link, name_in_words(str(link)))
         rows.append((f"{_MARKS.get(verdict, '-')} {verdict}", named, did, control, capitalise(sentence)))
     wide = [max((len(row[column]) for row in rows), default=0) for column in range(3)]

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -417,25 +418,33 @@ class _StageBar:
         total = sum(_STAGES[name][1] for name in self._left)
         first, form = _STAGES[self._left[0]][0], "trace: {desc}"
         self._bar = tqdm(total=total, desc=first, bar_format=form, smoothing=0, disable=not progress, leave=False)
-        self._now = ""
+        self._now, self._begun = "", time.monotonic()
 
     def __enter__(self) -> "_StageBar":
         self.begin("measuring")
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._say_finished()
         self._bar.set_description_str("trace", refresh=False)
         self._bar.close()
 
     def begin(self, name: str) -> None:
         """Show the stage whose first table is ``name``; a table that begins no stage changes nothing."""
         if name in self._left:
+            self._say_finished()
             done = self._left.index(name)
             self._bar.update(sum(_STAGES[one][1] for one in [self._now, *self._left[:done]] if one in _STAGES))
-            self._now, self._left = name, self._left[done + 1 :]
+            self._now, self._left, self._begun = name, self._left[done + 1 :], time.monotonic()
             if self._bar.n:
                 self._bar.bar_format = "trace: {desc}, about {remaining} left"
             self._bar.set_description_str(_STAGES[name][0])
+
+    def _say_finished(self) -> None:
+        """Leave a line of the stage that ends, where the output is kept and nobody watches a bar."""
+        seconds = time.monotonic() - self._begun
+        if self._now:
+            self._bar.leave_line(f"{_STAGES[self._now][0]}: {self._bar.format_interval(seconds)}", seconds=seconds)
 
 
 def _condition_table(asked: _Inputs, located: summary.Located) -> pd.DataFrame:

@@ -84,6 +84,8 @@ class LinkWords:
     does: str = "remove"
     """What the intervention may do to a sink."""
     does_not: str = "the sink does not hang on it"
+    stands_out: str = "it stands out"
+    """What was measured, if the link is present."""
     broken: str = "breaking it removes {}"
     """What the intervention did, around the share of the sink."""
     remarks: Callable[[Tables, Mapping[str, Any]], list[str]] = lambda *_: []
@@ -197,7 +199,7 @@ def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
     if own and ALL_BUT in effects and effects[ALL_BUT]["ci_low"] > own["ci_high"]:
         said.append(
             f"the dimensions' part of the key makes {percent(own['share'])} of the sink, everything else in it "
-            f"{percent(effects[ALL_BUT]['share'])}"
+            f"{percent(effects[ALL_BUT]['share'])} (each by itself, so the two need not add up to all)"
         )
     if dimensions_cancel_bias(tables):
         of = statistics_by_name(tables, "dimension_key")
@@ -269,7 +271,7 @@ def _value_average_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
         acts = f"the value average of the sink token makes the sink {_BY[value_average_by(tables)]}"
     return [
         f"{acts}: at an ordinary size the sink loses {size}, in an ordinary direction {direction}, at an ordinary "
-        f"distance from the text's mean {distance} (with random directions as long: at most {random})"
+        f"distance from the text's mean {distance} (these three edits with random directions: at most {random})"
     ]
 
 
@@ -317,6 +319,7 @@ WORDS: Mapping[str, LinkWords] = {
     ),
     "neurons_dimension": LinkWords(
         breaking="taking it from the key",
+        stands_out="the neurons write it",
         broken="taking it from the key removes {}",
         remarks=_span_sentences,
         gentler=("everything", "key"),

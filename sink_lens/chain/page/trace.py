@@ -170,12 +170,18 @@ def _circuit_figure(run: Run) -> tuple[str, Figure]:
     elif not drawn.is_causal:
         see = "What was measured at the sink. No link was intervened on: no arrow says that one thing causes another."
     else:
-        see = "An arrow's line and sign are the link's verdict. Heads are counted in the layers after a growth step."
+        see = (
+            "An arrow's line and sign are the link's verdict. Heads are counted in the layers after a growth step if "
+            "their mean score over sequences passes the threshold; the headline has the mean of each sequence's share."
+        )
     return see, drawn.draw()
 
 
 def _path_figure(run: Run) -> tuple[str, Figure]:
-    see = "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower it."
+    see = (
+        "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower it. "
+        "A path takes what one part writes out of another's input, before the norm, which then enlarges what is left."
+    )
     return see, circuit.chain_circuit(run).draw_paths()
 
 

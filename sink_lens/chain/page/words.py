@@ -22,7 +22,7 @@ from sink_lens.schema import (
     LEAST_SINK,
     TELLING_LOSS,
 )
-from sink_lens.text import capitalise, interval_text, join_and, percent, plural, signed_change
+from sink_lens.text import capitalise, interval_text, join_and, label_parts, percent, plural, signed_change
 
 MOST_WORDS = 45
 """Most words of a headline."""
@@ -150,6 +150,8 @@ def _maker_phrases(tables: Tables) -> list[Phrase]:
     for row in rows:
         if row["target"] == "sink" and {"size", "removed"} <= set(row) and is_beyond_chance(row):
             parts = "one part" if int(row["size"]) == 1 else plural(int(row["size"]), "part")
+            named = [label_parts(one) for one in str(row.get("parts") or "").split(", ") if one]
+            parts += f" ({join_and(named, most=4)})" if named else ""
             text = f"Switching off {parts} removes {percent(float(row['removed']))} of it"
             stands_on = ("maker_sets: set == half, ci_low above 0 and control_largest",)
             key, damage = "makers", _damage_clause(row, tables)
@@ -231,7 +233,7 @@ def link_remarks(tables: Tables, link: str) -> list[str]:
     if own and row["ci_low"] > INTERVENTION_FLOOR and row["control_largest"] >= row["ci_low"]:
         said.append(f"a control moves as much ({percent(row['control_largest'])}), so that this shows nothing")
     elif answers["present"] == "yes" and answers["necessary_or_sufficient"] == "no" and own:
-        said.append(f"it stands out, but {words.does_not}: {words.broken.format(moved)}")
+        said.append(f"{words.stands_out}, but {words.does_not}: {words.broken.format(moved)}")
     elif answers["present"] == "no" and answers["necessary_or_sufficient"] in ("yes", "in part") and not why:
         said.append(f"it does not stand out by this statistic, yet {words.broken.format(moved)}")
     return [*said, *words.remarks(tables, {str(name): value for name, value in row.items()})]
