@@ -89,7 +89,7 @@ def sink_mask(
     batch = as_batch(tokens, lens.tokenizer)
     marked, said = mark_sinks(lens, batch, by=by, threshold=threshold, batch_size=batch_size)
     for text, answer in said.items():
-        log.log(logging.INFO if answer == "marked" else logging.WARNING, "%s", text)
+        log.log(logging.INFO if answer == "marked" else logging.WARNING, "marked as sinks %s", text)
     return marked
 
 

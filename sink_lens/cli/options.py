@@ -269,7 +269,9 @@ InShard = Annotated[
         metavar="I/N|slurm",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the result and its folder: no progress, no tables.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", help="Print only the folder of the run: no result, no progress, no tables.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would cost, and write nothing.")]
 

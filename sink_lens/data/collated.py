@@ -23,6 +23,7 @@ _ENDS = "cu_seq_lens"
 """What the names of running totals of lengths begin with."""
 _READ = ("input_ids", "attention_mask", "position_ids", "seq_idx", "labels")
 _UNLABELLED = -100
+_NO_TYPES = ": tokenizer(..., return_token_type_ids=False). GPT-2 and its kin add an embedding even for zeros"
 
 Texts = tuple[Int[Tensor, "document position"], Int[Tensor, " document"], Given | None]
 """Tokens, a text a row and padded on the right, their lengths, and where they were given."""
@@ -57,7 +58,7 @@ def collated_texts(given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None, Giv
         if name not in found and _holds_numbers(value):
             raise InputError(
                 f"the key {name!r} was given beside the token ids, and nothing here reads it; need some of "
-                f"{', '.join(_READ)}, {_ENDS}_q. Leave it out"
+                f"{', '.join(_READ)}, {_ENDS}_q. Leave it out{_NO_TYPES if name == 'token_type_ids' else ''}"
             )
     if "labels" in found:
         _check_shape(tokens, "labels", found["labels"])

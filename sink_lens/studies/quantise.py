@@ -153,6 +153,7 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
     ids = batch.tokens.cpu().numpy()[sequence, position]
     frames = {
         "conditions": pd.DataFrame(rows).astype({"draw": "Int64", "chosen": bool}),
+        "channels": _channel_rows(decision["kept_channels"]),
         "sinks": pd.DataFrame({"sequence": sequence, "position": position, "token_id": ids}),
         "summary": pd.DataFrame([{name: value for name, value in decision.items() if name not in _NOT_IN_TABLE}]),
     }
@@ -160,6 +161,13 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
 
 
 run = command_of(quantise)
+
+
+def _channel_rows(kept: Channels) -> pd.DataFrame:
+    rows = [(site, layer, one) for site, layers in kept.items() for layer, some in layers.items() for one in some]
+    return pd.DataFrame(rows, columns=["site", "layer", "channel"]).astype(
+        {"site": "str", "layer": "int64", "channel": "int64"}
+    )
 
 
 def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedFormat]:
@@ -336,7 +344,10 @@ def draw_other_channels(
     return found
 
 
-_NOT_IN_TABLE = ("model", "goal", "cache", "weights", "kept_channels", "notes")
+_NOT_IN_TABLE = (
+    *("model", "goal", "cache", "weights", "kept_channels", "notes"),
+    *("sink_positions", "channels_alone"),
+)
 """Fields of the decision that the table ``summary`` lacks."""
 
 
@@ -365,11 +376,13 @@ def _make_json_answer(
         "quantised_loss_nats": worst["loss_nats"],
         **{f"cost_{end}": worst[f"change_{end}"] for end in ("nats", "low", "high")},
         "sink_tokens": 0.0,
+        "sink_positions": [],
         "channels": 0,
         "kept_channels": {},
         "kept_loss_nats": kept.get("loss_nats", math.nan),
         **{f"left_{end}": kept.get(f"change_{end}", math.nan) for end in ("nats", "low", "high")},
         **{f"closed_{end}": kept.get(f"closed_{end}", math.nan) for end in ("share", "low", "high")},
+        "channels_alone": [math.nan] * 3,
         "random_most": max(random, default=math.nan),
         "controls": len(random),
         "n": clean["n"],
@@ -380,9 +393,18 @@ def _make_json_answer(
     elif kept:
         found["verdict"] = "keep" if kept["closed_share"] >= config.goal else "goal missed"
         found["sink_tokens"] = float(sinks.sum(1).double().mean()) if kept["sink_tokens"] else 0.0
+        if kept["sink_tokens"]:
+            found["sink_positions"] = sinks.sum(0).nonzero().flatten().tolist()
+        if kept["kept"] == "both":
+            alone = by_set["channels", kept["channels"]]
+            found["channels_alone"] = [alone[f"closed_{end}"] for end in ("share", "low", "high")]
         found["channels"] = kept["channels"]
         found["kept_channels"] = largest_channels(largest[kept["sink_tokens"]], kept["channels"])
     return found | {"sentence": _advice_sentence(found)}
+
+
+_FEW_PLACES = 4
+"""Most positions of sink tokens that a sentence names."""
 
 
 def _advice_sentence(found: Mapping[str, Any]) -> str:
@@ -404,13 +426,24 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
     share = f"all of the gap ({share})" if found["closed_share"] >= 1 else f"{share} of the gap"
     closed = f"{share}, {random}"
     if found["verdict"] == "no small set":
-        return f"No small set of tokens and channels helps: {cost}, and the best of those tried closes {closed}."
-    sinks = [f"the sink tokens ({as_text(found['sink_tokens'])} a sequence)"] if found["sink_tokens"] else []
+        return (
+            f"No small set of tokens and channels helps: {cost}, and the set that was chosen on one half of the text "
+            f"closes on the other {closed}."
+        )
+    places = found["sink_positions"]
+    at = f", at position{'s' if len(places) > 1 else ''} {join_and(places)}" if 0 < len(places) <= _FEW_PLACES else ""
+    sinks = [f"the sink tokens ({as_text(found['sink_tokens'])} a sequence{at})"] if found["sink_tokens"] else []
     many = "largest channel" if found["channels"] == 1 else f"{found['channels']} largest channels"
     channels = [f"the {many} of each linear layer's input"] if found["channels"] else []
     left = f"{as_text(found['left_nats'])} nats {bounds(found['left_low'], found['left_high'])}"
     kept = join_and([*sinks, *channels])
     told = f"{left} are left, which closes {closed}; chosen on one half of the text, judged on the other."
+    alone, low, high = found["channels_alone"]
+    if alone >= found["closed_low"]:
+        told += (
+            f" The channels alone close {percent(alone)} {bounds(low, high, shown=percent)}: that the sink tokens add "
+        )
+        told += "to this is not clear."
     if found["verdict"] == "goal missed":
         return (
             f"No set that was chosen closes {percent(found['goal'])} of the gap on held-out text: {cost}; with "

@@ -57,8 +57,8 @@ def test_no_sink_and_not_decided_are_told_apart(caplog):
     caplog.set_level(logging.INFO)
     untrained, sink = wrap(tiny("llama")), build("embedding", family="llama")
     for lens, tokens, answer, level in (
-        (untrained, drawn(sink).tokens[:, :32] % 60, "no sink", "WARNING"),
-        (untrained, drawn(sink).tokens[:, :8] % 60, "not decided", "WARNING"),
+        (untrained, drawn(sink)[:, :32] % 60, "no sink", "WARNING"),
+        (untrained, drawn(sink)[:, :8] % 60, "not decided", "WARNING"),
         (wrap(sink.model), drawn(sink), "threshold", "INFO"),
     ):
         caplog.clear()

@@ -11,6 +11,7 @@ from sink_lens.chain.links.words import WORDS
 from sink_lens.chain.page.first_screen import word_meanings
 from sink_lens.chain.page.words import BOUND, headline_phrases, join_phrases
 from sink_lens.chain.summary import sink_binding
+from sink_lens.chain.terminal import _link_lines
 from sink_lens.schema import DIRECTION, DISTANCE, RESCALED, SIZE, SPAN
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -212,3 +213,17 @@ def test_the_sentences_are_whole_and_say_what_carries_it_in_one():
     *_, two = said(intervened({"variance_neurons": YES, "variance_preserved": YES}), is_sink=True).values()
     for link in ("variance_neurons", "variance_preserved"):
         assert WORDS[link].carries_as({}).lower() in two.lower()
+
+
+def test_the_parts_that_make_the_sink_are_named():
+    parts = "1.7, head 0.2, 2.5, embedding 3, 4.1"
+    text = said(intervened({}, maker_sets=sets().assign(parts=parts, size=5)), is_sink=True)["makers"]
+    assert "5 parts (L1.N7, L0.H2, L2.N5, embedding of token 3 and 1 more)" in text
+
+
+@pytest.mark.parametrize(("verdict", "claimed"), [("holds", True), ("in part", True), ("fails", False)])
+def test_the_terminal_asserts_no_link_that_fails(verdict, claimed):
+    chain = pd.DataFrame([{"link": "variance_preserved", "sentence": "W_O passes it on"}])
+    table = pd.DataFrame([{"link": "variance_preserved", "verdict": verdict, "is_primary": True}])
+    *_, below = _link_lines({"links": table, "chain": chain}, sink_position=0)
+    assert str(below.renderable).startswith("W_O passes it on") == claimed

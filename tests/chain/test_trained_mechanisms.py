@@ -100,7 +100,7 @@ def test_a_dimension_that_no_key_reads_carries_nothing(traced):
     assert "direction" in keys
     assert "by dimension_key" not in keys
     (said,) = findings.link_remarks(story.evidence_tables(run), "neurons_dimension")
-    assert said.startswith("it stands out, but the sink does not hang on it")
+    assert said.startswith("the neurons write it, but the sink does not hang on it")
     assert any(
         "everything else in it" in one for one in findings.link_remarks(story.evidence_tables(run), "dimension_key")
     )

@@ -107,7 +107,7 @@ def test_the_command_prints_and_answers_programs(tmp_path):
     rate = {"sink_rate": 0.4, "sink_rate_low": 0.3, "sink_rate_high": 0.5}
     assert found["rows"] == [{"model": "a_b|c", **rate, "bos_needed": None}]
     for options, said in (
-        (("--most-loss", "1"), "--most-loss was given; need one model, or two that are compared for it"),
+        (("--most-loss", "1"), "--most-loss was given; need two models that are compared for it"),
         (("--out", tmp_path / "new"), "out was given and every row is that of a run"),
         (("--dry-run",), "every row is that of a run"),
     ):

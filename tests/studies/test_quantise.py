@@ -14,8 +14,10 @@ from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
+from sink_lens.report.html import page_content
 from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.studies.config import CardConfig, QuantiseConfig
+from sink_lens.studies.pages.quantise import show_quantise
 from sink_lens.studies.quantise import draw_ordinary_tokens, draw_other_channels, largest_channels, quantise
 from tests.tiny_families import TINY_FAMILIES, tiny
 
@@ -50,7 +52,7 @@ def test_a_sink_that_sets_the_scale_of_the_stream_is_what_must_be_kept(tmp_path)
     assert (row["sink_tokens"], row["channels"]) == (1.0, 0)
     assert row["cost_low"] > 0.5
     assert row["closed_low"] > 0.9 > 0.3 > row["random_most"]
-    assert study.headline.startswith("Keep the sink tokens (1 a sequence) in 16 bit: int8_tensor costs")
+    assert study.headline.startswith("Keep the sink tokens (1 a sequence, at position 0) in 16 bit: int8_tensor costs")
     assert row["left_nats"] == pytest.approx(row["kept_loss_nats"] - row["clean_loss_nats"])
 
 
@@ -78,6 +80,13 @@ def test_the_run_holds_every_condition_and_the_decision_names_the_channels(tmp_p
     sinks = sink_mask(lens, tokens, by="norm").cpu()[:4]
     largest = module._largest_magnitudes(lens, tokens[:4], sinks=sinks, sites=list(LINEAR_INPUTS))
     assert found["kept_channels"] == largest_channels(largest[bool(found["sink_tokens"])], found["channels"])
+    kept = found["kept_channels"]
+    rows = {(site, layer, one) for site, layers in kept.items() for layer, some in layers.items() for one in some}
+    assert set(study.tables["channels"].itertuples(index=False, name=None)) == rows
+    shown = list(show_quantise(study))
+    assert shown[1].loc[shown[1]["chosen"] == "chosen", "channels"].tolist() == [found["channels"]]
+    assert "channels.csv" in shown[-1]
+    assert "Channels to keep" in {one.title for one in page_content(study.run).tables}
     assert read_run(tmp_path / "run").missing == []
 
 

@@ -1,13 +1,13 @@
 """All studies: run folders, families, refusals."""
 
 import json
+import sys
 
 import pytest
 from planted_sequences import planted_lens, sequences
 
-from sink_lens import patching, read_run, trace, wrap
+from sink_lens import answers, patching, read_run, trace, wrap
 from sink_lens.edits import metrics
-from sink_lens.engine import answers
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted
 from sink_lens.studies import card, cards, quantise, sink_tokens
@@ -71,7 +71,7 @@ def test_a_study_started_before_it_measured(monkeypatch):
     _, lens = planted_lens()
     times = iter(f"2026-01-01T00:00:0{n}+00:00" for n in range(9))
     for place in ("records.writing", "studies.study", "studies.card"):
-        monkeypatch.setattr(f"sink_lens.{place}.utc_now_text", lambda: next(times))
+        monkeypatch.setattr(sys.modules[f"sink_lens.{place}"], "utc_now_text", lambda: next(times))
     for one in (card(lens, tokens=sequences(), progress=False), sink_tokens(lens, tokens=sequences(), progress=False)):
         record = json.loads((one.run.folder / "run.json").read_text())
         assert record["started"] < record["ended"]

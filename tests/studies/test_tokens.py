@@ -65,7 +65,8 @@ def test_a_model_without_sinks_says_so(tmp_path):
     model = build("untrained", family="llama")
     tokens = model.draw(6, length=32, generator=torch.Generator().manual_seed(0))
     found = sink_tokens(wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", progress=False)
-    said = [f"by {way}: no gap, so no token is marked" for way in ("attention", "norm")]
+    none = {"attention": "no sink", "norm": "no massive activation"}
+    said = [f"by {way}: {what}, so no token is marked" for way, what in none.items()]
     assert [text.split(";")[0] for text in found.sentences] == said
     assert len(found.tables["sink_tokens"]) == 0
     page = page_content(read_run(found.folder))

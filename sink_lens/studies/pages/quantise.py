@@ -7,7 +7,7 @@ import pandas as pd
 
 from sink_lens.records import Result, Run
 from sink_lens.report.page import INTERVALS, Listed, Page, PageTable, ci_texts, page_table, rest_note, summary_lines
-from sink_lens.text import name_in_words, percent, plural, safe_line
+from sink_lens.text import as_ranges, name_in_words, percent, plural, safe_line
 
 _COLUMNS = [
     "part",
@@ -66,6 +66,31 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
     return see + rest_note(len(shown), "conditions", most=40), table
 
 
+def _kept_channel_rows(run: Run) -> pd.DataFrame:
+    """Return a row per site and channel that the decision keeps, with its layers; the most layers first."""
+    kept = run.need("channels", columns=["site", "layer", "channel"])
+    layers: dict[tuple[str, int], list[int]] = {}
+    for row in kept.to_dict("records"):
+        layers.setdefault((safe_line(row["site"]), int(row["channel"])), []).append(int(row["layer"]))
+    ordered = sorted(layers, key=lambda one: -len(layers[one]))
+    rows = [(site, channel, as_ranges(layers[site, channel])) for site, channel in ordered]
+    return pd.DataFrame(rows, columns=["site", "channel", "layers"])
+
+
+def _channel_table(run: Run) -> tuple[str, PageTable]:
+    shown = _kept_channel_rows(run)
+    see = (
+        "The channels that stay in 16 bit: each site's largest, by layer. channels.csv in the run folder has them all."
+    )
+    heads = {"site": "site", "channel": "channel", "layers": "in layers"}
+    return see + rest_note(len(shown), "channels", most=40), page_table(shown, heads, most=40)
+
+
+def _keeps_channels(run: Run) -> bool:
+    table = run.optional("channels", columns=["site"])
+    return table is not None and not table.empty
+
+
 _MADE = INTERVALS | {
     "what": "Tokens and channels that stay in 16 bit.",
     "closed": "Share of the cost that is recovered.",
@@ -74,13 +99,25 @@ QUANTISE = Page(
     title=_title,
     headline=lambda run: summary_lines(run, limit=900),
     figures=(),
-    tables=(Listed(key="condition-table", title="Conditions", make=_condition_table, meanings=_MADE),),
+    tables=(
+        Listed(key="condition-table", title="Conditions", make=_condition_table, meanings=_MADE),
+        Listed(key="channel-table", title="Channels to keep", make=_channel_table, when=_keeps_channels),
+    ),
 )
+
+
+_SHOWN = 8
+"""Rows of channels in the terminal."""
 
 
 def show_quantise(found: Result) -> Iterator[str | pd.DataFrame]:
     """Yield the terminal output: the headline, and the conditions on held-out text without random sets."""
     yield found.headline
     held_out = found.tables["conditions"].query("part == 'judge' and kept != 'random'")
-    columns = ("kept", "channels", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
-    yield held_out.filter(items=columns)
+    columns = ("kept", "channels", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high", "chosen")
+    marked = ["chosen" if one else "" for one in held_out["chosen"]]
+    yield held_out.assign(chosen=marked).filter(items=columns)
+    if _keeps_channels(found.run):
+        shown = _kept_channel_rows(found.run)
+        yield shown.head(_SHOWN)
+        yield f"all {len(shown)} channels to keep: {found.run.folder / 'channels.csv'}"
