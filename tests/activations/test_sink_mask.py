@@ -96,7 +96,7 @@ def test_the_gap_is_stated_and_so_is_its_absence(caplog):
     with_gap, without = [one for one in said if one.startswith("marked as sinks by attention: ")]
     assert with_gap.startswith("marked as sinks by attention: 8 of 512 tokens are at 1")
     assert "threshold" in with_gap
-    assert without.startswith("marked as sinks by attention: no gap, so no token is marked; the largest of 512 is 1.")
+    assert without.startswith("marked as sinks by attention: no sink, so no token is marked; the largest of 512 is 1.")
 
 
 def test_a_threshold_and_double_precision_are_taken_as_they_are():
