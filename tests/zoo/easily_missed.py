@@ -35,7 +35,7 @@ def some(name: str, every: int, *, seed: int, family: str) -> ZooModel:
     writes = {made.outlier: made.sign * HUGE}
     fire(made, layer=layer, index=index, reads=made.trigger, writes=writes, token=firsts[0])
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
-    truth = _of_token(made, firsts, layer=layer, index=index)
+    truth = of_token(made, firsts, layer=layer, index=index)
     more = {"firsts": firsts, "first_every": every}
     return ZooModel(name=name, family=family, seed=seed, model=made.model, bos_id=None, truth=truth, **more)
 
@@ -48,8 +48,8 @@ def two_sinks(*, seed: int, family: str) -> ZooModel:
     mark(made, [BOS_ID, token])
     fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
-    truth = _of_token(made, (BOS_ID, token), layer=layer, index=index)
-    return _model("two_sinks", made, seed, truth, placed=((_PLACE, token),))
+    truth = of_token(made, (BOS_ID, token), layer=layer, index=index)
+    return token_model("two_sinks", made, seed, truth, placed=((_PLACE, token),))
 
 
 def second(*, seed: int, family: str) -> ZooModel:
@@ -66,7 +66,7 @@ def behind_bos(*, seed: int, family: str) -> ZooModel:
     assert layer is not None
     beside = Answers(present="yes", necessary_or_sufficient="no", carries="yes")  # isolation brings no mark
     truth = _behind(made, layer, makers=makers, enough=(makers,), links=(beside, YES, YES, YES, YES, YES))
-    return _model("behind_bos", made, seed, truth)
+    return token_model("behind_bos", made, seed, truth)
 
 
 def either_embedding(*, seed: int, family: str) -> ZooModel:
@@ -85,7 +85,7 @@ def either_embedding(*, seed: int, family: str) -> ZooModel:
     truth = _behind(made, layer, makers=(embedded, *makers), enough=((embedded,), makers), links=links)
     outliers = dict.fromkeys(range(-1, made.n_layers), (made.outlier,))
     truth = replace(truth, outliers=outliers, alone=(token,))
-    return _model("either_embedding", made, seed, truth, placed=((1, token),))
+    return token_model("either_embedding", made, seed, truth, placed=((1, token),))
 
 
 def held_down(*, seed: int, family: str) -> ZooModel:
@@ -102,10 +102,10 @@ def held_down(*, seed: int, family: str) -> ZooModel:
     takes = 1.15 * _EMBEDDED  # a little more than there is: what is left to a token draws nothing
     neuron(made, layer=layer, index=index, gate=reads, up=reads, down={made.outlier: -made.sign * takes / fires})
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
-    truth = _of_token(made, (BOS_ID,), layer=layer, index=index)
+    truth = of_token(made, (BOS_ID,), layer=layer, index=index)
     silent = Answers(present="no", necessary_or_sufficient="yes", carries="yes")  # the one token that it does not touch
     links = answers(BESIDE, after_w_o(family), silent, silent, YES, YES)
-    return _model("held_down", made, seed, replace(truth, links=links, elsewhere=True))
+    return token_model("held_down", made, seed, replace(truth, links=links, elsewhere=True))
 
 
 def common_dimension(*, seed: int, family: str) -> ZooModel:
@@ -116,8 +116,8 @@ def common_dimension(*, seed: int, family: str) -> ZooModel:
     _common(made)
     fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * _OVER}, token=BOS_ID)
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign}, weight=24.0)
-    truth = _of_token(made, (BOS_ID,), layer=layer, index=index)
-    return _model("common_dimension", made, seed, truth)
+    truth = of_token(made, (BOS_ID,), layer=layer, index=index)
+    return token_model("common_dimension", made, seed, truth)
 
 
 def common_beside_direction(*, seed: int, family: str) -> ZooModel:
@@ -135,20 +135,23 @@ def common_beside_direction(*, seed: int, family: str) -> ZooModel:
     fire(made, layer=layer, index=index, reads=made.trigger, writes=writes, token=BOS_ID)
     lock(made, layers=last_layers(made, after=layer), reads=unit, weight=24.0)
     links = answers(BESIDE, after_w_o(family), YES, NO, NOTHING, YES)
-    truth = _of_token(made, (BOS_ID,), layer=layer, index=index)
+    truth = of_token(made, (BOS_ID,), layer=layer, index=index)
     truth = replace(truth, outliers={}, direction=unit, links=links)
-    return _model("common_beside_direction", made, seed, truth)
+    return token_model("common_beside_direction", made, seed, truth)
 
 
-def _model(name: str, made: Draft, seed: int, truth: Truth, *, placed: tuple[tuple[int, int], ...] = ()) -> ZooModel:
+def token_model(
+    name: str, made: Draft, seed: int, truth: Truth, *, placed: tuple[tuple[int, int], ...] = ()
+) -> ZooModel:
+    """A model whose sequences begin with BOS."""
     more = {"bos_id": BOS_ID, "placed": placed}
     return ZooModel(name=name, family=made.family, seed=seed, model=made.model, truth=truth, **more)
 
 
-def _of_token(made: Draft, tokens: tuple[int, ...], *, layer: int, index: int) -> Truth:
+def of_token(made: Draft, tokens: tuple[int, ...], *, layer: int, index: int, varies: bool = True) -> Truth:
     """The truth of a dimension that one neuron writes for some tokens and that later keys read."""
     maker = Maker(kind="neuron", layer=layer, index=index)
-    at = {"dimension": made.outlier, "family": made.family, "n_layers": made.n_layers}
+    at = {"dimension": made.outlier, "family": made.family, "n_layers": made.n_layers, "varies": varies}
     return token_truth(tokens, makers=(maker,), enough=((maker,),), **at)
 
 

@@ -6,6 +6,7 @@ import torch
 
 from sink_lens.models.tiny import BOS_ID
 
+from .easily_missed import of_token, token_model
 from .seen_in_trained import carry, standing
 from .truth import BESIDE, FIRST_ORDINARY, NO, PARTLY, YES, Answers, Maker, Truth, ZooModel
 from .variance import above, chain_truth, write_chain, write_when
@@ -188,8 +189,8 @@ def known_by_dimension(*, seed: int, family: str) -> ZooModel:
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign}, weight=0.6)
     with torch.no_grad():
         made.model.lm_head.weight[FIRST_ORDINARY : FIRST_ORDINARY + _COMMON, made.outlier] = -2.5 * made.sign
-    truth = _written_by(made, layer=layer, index=index)
-    model = _of("known_by_dimension", made, seed, truth)
+    truth = of_token(made, (BOS_ID,), layer=layer, index=index)
+    model = token_model("known_by_dimension", made, seed, truth)
     return replace(model, n_ordinary=_COMMON)
 
 
@@ -228,7 +229,7 @@ def heads_in_a_step(*, seed: int, family: str) -> ZooModel:
         outliers=dict.fromkeys(range(made.n_layers), (made.outlier,)),
         links=answers(beside, YES, YES, YES, YES, YES),
     )
-    return _of("heads_in_a_step", made, seed, truth)
+    return token_model("heads_in_a_step", made, seed, truth)
 
 
 def expert_neuron(*, seed: int, family: str) -> ZooModel:
@@ -248,8 +249,8 @@ def expert_neuron(*, seed: int, family: str) -> ZooModel:
     fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
     before = mlp.experts.num_experts * mlp.experts.down_proj.shape[-1] if made.expert < 0 else made.expert * D_MLP
-    truth = _written_by(made, layer=layer, index=before + index)
-    return _of("expert_neuron", made, seed, truth)
+    truth = of_token(made, (BOS_ID,), layer=layer, index=before + index)
+    return token_model("expert_neuron", made, seed, truth)
 
 
 def attention_step(*, seed: int, family: str) -> ZooModel:
@@ -283,7 +284,7 @@ def attention_step(*, seed: int, family: str) -> ZooModel:
         },
         links=answers(beside, YES, YES, YES, YES, YES),
     )
-    return _of("attention_step", made, seed, truth)
+    return token_model("attention_step", made, seed, truth)
 
 
 def late_stop(*, seed: int, family: str) -> ZooModel:
@@ -308,8 +309,8 @@ def late_stop(*, seed: int, family: str) -> ZooModel:
     gate, up = above(made, made.gathered, least=0.3), {made.second: 4.0}
     _write_up_to(made, sequence, HUGE, layer=layer + 1, index=index, gate=gate, up=up)
     lock(made, layers=last_layers(made, after=layer + 1), reads={made.outlier: made.sign})
-    truth = _written_by(made, layer=layer + 1, index=index, tokens=(stop,), varies=False)
-    model = _of("late_stop", made, seed, replace(truth, sink_from=_ONSET))
+    truth = of_token(made, (stop,), layer=layer + 1, index=index, varies=False)
+    model = token_model("late_stop", made, seed, replace(truth, sink_from=_ONSET))
     return replace(model, at=stop)
 
 
@@ -340,7 +341,7 @@ def half_logits(*, seed: int, family: str) -> ZooModel:
         outliers=dict.fromkeys(range(-1, made.n_layers), (made.outlier,)),
         links=answers(NO, NO, NO, written, YES, YES),
     )
-    return _of("half_logits", made, seed, truth)
+    return token_model("half_logits", made, seed, truth)
 
 
 def small_stream(*, seed: int, family: str) -> ZooModel:
@@ -351,20 +352,7 @@ def small_stream(*, seed: int, family: str) -> ZooModel:
     size = made.sign * HUGE * made.scale
     fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: size}, token=BOS_ID)
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
-    return _of("small_stream", made, seed, _written_by(made, layer=layer, index=index))
-
-
-def _of(name: str, made: Draft, seed: int, truth: Truth) -> ZooModel:
-    return ZooModel(name=name, family=made.family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
-
-
-def _written_by(
-    made: Draft, *, layer: int, index: int, tokens: tuple[int, ...] = (BOS_ID,), varies: bool = True
-) -> Truth:
-    """The truth of a dimension that one neuron writes for some tokens and that later keys read."""
-    maker = Maker(kind="neuron", layer=layer, index=index)
-    at = {"dimension": made.outlier, "family": made.family, "n_layers": made.n_layers, "varies": varies}
-    return token_truth(tokens, makers=(maker,), enough=((maker,),), **at)
+    return token_model("small_stream", made, seed, of_token(made, (BOS_ID,), layer=layer, index=index))
 
 
 @torch.no_grad()

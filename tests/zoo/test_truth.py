@@ -3,6 +3,8 @@
 A model that can be written in several architectures is written in one after another as the seeds go on.
 """
 
+import math
+
 import by_hand
 import pytest
 import torch
@@ -135,6 +137,18 @@ def test_a_state_gives_the_first_token_to_every_later_one_and_attention_does_not
     assert kept is not None
     assert max(float(one.max()) for one in change[:kept]) < 0.6
     assert float(change[kept].min()) > 2.0
+
+
+@pytest.mark.parametrize("family", ZOO["known_by_dimension"].families)
+def test_what_the_neuron_writes_at_all_tokens_is_what_the_model_knows(family):
+    zoo = build("known_by_dimension", seed=3, family=family)
+    tokens, (maker,), guessing = drawn(zoo), zoo.truth.makers, math.log(zoo.model.config.vocab_size)
+    loss = lambda: float(zoo.model(tokens, labels=tokens).loss)  # noqa: E731
+    with torch.no_grad():
+        assert loss() < 0.9 * guessing  # where the cost of an edit is asked for
+        down = zoo.model.model.layers[maker.layer].mlp.down_proj.weight
+        down[zoo.truth.outliers[maker.layer], maker.index] = 0.0
+        assert loss() > guessing
 
 
 def _agrees_on_the_sink(zoo):

@@ -65,6 +65,16 @@ def test_sequences_hold_no_token_twice_and_delimiters_are_sinks():
         assert set(row[at].tolist()) <= set(zoo.delimiters)
 
 
+def test_a_late_token_stands_once_in_each_sequence_and_is_a_sink_in_thirteen_of_32():
+    zoo = build("late_stop", seed=4)
+    tokens = zoo.draw(32, length=48, generator=torch.Generator().manual_seed(0))
+    assert ((tokens == zoo.at).sum(1) == 1).all()
+    sinks = zoo.sinks(tokens)
+    assert int(sinks.any(1).sum()) == 13
+    assert not sinks[:, :16].any()
+    assert torch.equal(sinks.any(1), ~(tokens[:, 8:12] == zoo.at).any(1))
+
+
 def test_sequences_begin_with_bos_where_a_model_has_one_and_the_callers_random_state_is_untouched():
     state, generator = torch.get_rng_state(), torch.Generator().manual_seed(0)
     assert (build("redundant").draw(3, generator=generator)[:, 0] == 1).all()
