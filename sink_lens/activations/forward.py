@@ -177,7 +177,6 @@ def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> S
 
 
 def _site_hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
-    """Make the hook (name, function) that passes the site ``name`` of a layer to ``put``."""
     return bridge_hook_name(SITES[name], family=lens.family, layer=layer), lambda x, hook: put(layer, name, x)
 
 

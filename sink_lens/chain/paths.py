@@ -117,7 +117,6 @@ class Writings:
         return setting.lens.remaining_scales[layer] * self._subtract_ordinary_mean(part)
 
     def _subtract_ordinary_mean(self, x: Tensor) -> Tensor:
-        """Subtract from ``x`` its mean over ordinary tokens; the result is float32, on the CPU."""
         x = x.float().cpu()
         return x - self.setting.mean_ordinary(x)
 
@@ -160,7 +159,6 @@ class Writings:
         return tuple(edit for layer in target.layers for edit in self._make_mlp_edits(path, layer))
 
     def _make_key_edit(self, path: Path, layer: int) -> Edit:
-        """Make the edit of a layer's key, which then reads the stream without the source's part."""
         lens, position = self.setting.lens, path.position
         change = self.input_change(path.source, layer, mlp=False, position=position)
         if path.through is not None:

@@ -106,7 +106,6 @@ class BaselineRun:
         return self if every == 1 else self.with_edits(self.edits, every=self.every * every)
 
     def _run_batch(self, start: int) -> BaselineBatch:
-        """Run the batch of prompts that begins at sequence ``start``, under the edits of this run and of no cell."""
         prompts = next(prompts for prompts in self.prompt_batches if prompts.start == start)
         part = self.tokens[prompts]
         if self.plan.path == "bridge":

@@ -112,7 +112,6 @@ class PathResult:
         return f"through {self.receiver}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run."
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows as HTML: the baseline metric and the table of paths."""
         return display.result_html(repr(self), self.frame, notes=self.notes)
 
 
@@ -246,7 +245,6 @@ def _baseline_runs(
 
 
 def _read_part(lens: LensModel, given: Path, *, tokens: TokenBatch) -> Part:
-    """Convert a path's end ``given``, such as ("z", 3, 0), to a ``Part`` of one layer; check that it exists."""
     if not isinstance(given, Part):
         if not isinstance(given, tuple) or len(given) not in (2, 3):
             raise InputError(f"a path was given as {given!r}; need (site, layer), (site, layer, head) or an edits.Part")
@@ -268,17 +266,14 @@ def _only_layer(part: Part) -> int:
 
 
 def _tensor_key(part: Part) -> tuple[str, int]:
-    """Return (site, layer), the key of the tensor that a part belongs to."""
     return site_key(part.site, _only_layer(part))
 
 
 def _part_edit(part: Part, value: Tensor) -> Edit:
-    """Return the edit that sets a part of a site to its values in ``value``, the site's tensor in another run."""
     _, layer = _tensor_key(part)
     where = {**part.where, "layers": (layer,), "label": f"path through {part.site}"}
     return freeze(part.site, {layer: part.select(value)}, **where)
 
 
 def _computation_order(part: Part, lens: LensModel) -> tuple[int, int]:
-    """Return (layer, place of the site in its layer), the order in which parts are computed."""
     return (_only_layer(part) if SITES[part.site].per_layer else lens.n_layers, ORDER[part.site])

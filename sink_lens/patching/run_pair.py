@@ -152,7 +152,6 @@ def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits
 
 
 def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
-    """Return the metric that the configuration names, with its answers or those of its file of pairs."""
     if config.pairs_file is not None and config.metric == "logit_difference":
         pairs = read_pairs(config.pairs_file, answers_as=config.answers_as, tokenizer=lens.tokenizer)
         return logit_difference([one.correct for one in pairs], [one.incorrect for one in pairs])
