@@ -70,7 +70,8 @@ def config_of_given(config: C, batch: TokenBatch, *, asked: Collection[str]) -> 
     """
     refuse_beside_tokens(asked)
     size = {"sequences": batch.n_sequences, "length": batch.n_positions, "bos": batch.bos_condition}
-    return dataclasses.replace(config, text=None, prompts=(), **size)  # type: ignore[type-var]
+    kind = batch.source if batch.source in ("random", "repeated") else "text"
+    return dataclasses.replace(config, tokens=kind, text=None, prompts=(), **size)  # type: ignore[type-var]
 
 
 def make_tokens(lens: LensModel, *, config: InputConfig, bos: BosCondition) -> TokenBatch:

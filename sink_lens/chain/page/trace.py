@@ -180,7 +180,7 @@ def _circuit_figure(run: Run) -> tuple[str, Figure]:
 def _path_figure(run: Run) -> tuple[str, Figure]:
     see = (
         "Arrows are measured paths, as wide as the share of the sink that is lost without them; dashed ones lower it. "
-        "A path takes what one part writes out of another's input, before the norm, which then enlarges what is left."
+        "A link's own intervention edits the key itself, behind the norm, so the shares of one arrow differ."
     )
     return see, circuit.chain_circuit(run).draw_paths()
 
