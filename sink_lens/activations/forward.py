@@ -159,13 +159,16 @@ def forward(
 def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put) -> None:
     """Run the sequences ``part`` on the bridge with its own attention, and pass each site that is read to ``put``.
 
-    ``wanted`` is layer -> sites to read; ``put`` is called with layer, site and tensor.
+    ``wanted`` is layer -> sites to read; ``put`` is called with layer, site and tensor. The logits of one position are
+    computed, or none if the pass can end before.
     """
     hooks: list[Any] = [
         _site_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)
     ]
+    end = 1 + max(wanted, default=0)
+    ends: dict[str, Any] = {"stop_at_layer": end} if end < lens.n_layers else {"logits_to_keep": 1}
     with prepare_pass(lens), torch.no_grad():
-        lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
+        lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False, **ends)
 
 
 def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteError:

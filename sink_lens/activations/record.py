@@ -192,7 +192,7 @@ def capture(
             axis, own = SITES[name].position_axis, places[n_done : n_done + len(tensor)].to(tensor.device)
             shape = [len(own), *(own.shape[1] if one == axis else 1 for one in range(1, tensor.dim()))]
             tensor = tensor.take_along_dim(own.view(shape), dim=axis)
-        own = tensor.detach().to("cpu", lens.dtype, copy=True)
+        own = tensor.detach().to("cpu", lens.dtype, copy=places is None)
         kept.setdefault((name, layer if SITES[name].per_layer else 0), []).append(own)
 
     watching = which == "plain" and any(SITES[name].observed for name in names)
@@ -211,7 +211,8 @@ def capture(
     tensors = {}
     for site, layer in sorted(kept):
         axes = [one if places is None or one != "position" else "asked" for one in SITES[site].axis_names]
-        tensors[site, layer] = as_given(torch.cat(kept.pop((site, layer))), batch.given, axes=axes)
+        parts = kept.pop((site, layer))
+        tensors[site, layer] = as_given(torch.cat(parts) if len(parts) > 1 else parts[0], batch.given, axes=axes)
     return Captured(
         tensors=tensors, positions=None if positions is None else tuple(positions), path=which, notes=lens.notes
     )
