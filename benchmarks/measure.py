@@ -45,6 +45,13 @@ ROUNDS = 7
 NAMES = ("sink_time", "sink_memory", "all_time", "all_memory")
 
 
+def processor() -> str:
+    """The processor's name, with AVX-512 where it has it."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return name + ", AVX-512" * any("avx512f" in line for line in lines)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -52,7 +59,7 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="what sink_lens.load takes; the default model if not given")
     options = parser.parse_args()
     lens = load() if options.model is None else load(options.model)
-    print(f"{lens!r}; {torch.get_num_threads()} threads", flush=True)
+    print(f"{lens!r}; {torch.get_num_threads()} threads of {processor()}", flush=True)
     warm_up = case(lens, length=64, sequences=8)
     warm_up.everything()
     location = warm_up.location  # one for all sizes: it only says where to look
