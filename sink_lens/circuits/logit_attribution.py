@@ -136,7 +136,7 @@ def direct_logit_attribution(
     values, logits = [], []
     for first in range(0, batch.n_sequences, size):
         part = slice(first, min(first + size, batch.n_sequences))
-        run = run_checked_edits(lens, batch[part], applied, needs, prompts=part)
+        (run,) = run_checked_edits(lens, [(batch[part], applied)], needs, prompts=part)
         rows = torch.arange(part.stop - part.start)
         tensors = {place: tensor[rows, at[part]] for place, tensor in run.tensors.items()}
         own = [(sign, ids[part]) for sign, ids in signed]

@@ -3,7 +3,7 @@
 It is the baseline run, or a run under edits of its own, which all its cells then share.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
@@ -35,16 +35,18 @@ class BaselineRun:
         every: int = 1,
         most: int | None = None,
         lanes: Lanes | None = None,
+        streams: Iterable[int] = (),
     ) -> None:
         """Prepare the run; nothing is computed before it is read. Refuses a bridge on which somebody's hook stands.
 
         The cells that continue the run share its ``edits`` and read no more than its ``needs``. With ``every`` = 3,
         each third sequence is run. At most ``most`` batches of prompts are kept; None keeps all. ``lanes`` are those of
-        another run of the same model; None makes its own.
+        another run of the same model; None makes its own. ``streams`` are the layers before which the stream is
+        kept, for cells that begin there to share a forward with others.
         """
         check_no_user_hooks(lens)
         self.lens, self.tokens, self.plan, self.needs = lens, tokens, plan, needs
-        self.edits, self.every = tuple(edits), every
+        self.edits, self.every, self.streams = tuple(edits), every, frozenset(streams)
         self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)
         self.batch = lru_cache(maxsize=most)(self._run_batch)
         self._lanes, self._versions = lanes, lens.state.unchanged.versions()
@@ -109,8 +111,8 @@ class BaselineRun:
         prompts = next(prompts for prompts in self.prompt_batches if prompts.start == start)
         part = self.tokens[prompts]
         if self.plan.path == "bridge":
-            outcome, _ = self.passes.run_on_bridge(part, self.edits, prompts=prompts)
+            ((outcome,), _) = self.passes.run_on_bridge(part, [self.edits], prompts=prompts)
             early = Early(outcome=outcome, columns={}, losses=None)
             return BaselineBatch(part=part, prompts=prompts, early=early, keys={})
         with prepare_passes(self.lens):
-            return self.passes.run_baseline(part, prompts=prompts, edits=self.edits)
+            return self.passes.run_baseline(part, prompts=prompts, edits=self.edits, streams=self.streams)

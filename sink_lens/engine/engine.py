@@ -4,19 +4,19 @@ Nothing outside a cell's cone is computed (``cells``). Cells are sorted by the f
 touch. They begin at this layer, from the baseline stream, and at this position, with the baseline keys and values of
 the positions before; both come from the baseline run of their prompts, which is computed once. The parts of the first
 layer that no edit changes are not computed again either. No pass goes further than what is read, and only scored
-positions are unembedded. Several cells share a forward (``layout``), and on a CPU several forwards run side by side
-(``threads``). A cell that can change nothing that is read is not run at all.
+positions are unembedded. Several cells share a forward (``layout``), also of several layers: each comes in at its own.
+On a CPU several forwards run side by side (``threads``). A cell that can change nothing that is read is not run at all.
 
 The numbers are those of ``run_with`` for one cell at a time, within rounding: 1e-5 in float32. The passes run the
-bridge's blocks with Hugging Face's eager attention (``models.delegation``). ``trust`` compares some cells with one
-forward of the bridge each on the user's machine before the others run, and says by how much they differ: 0 where they
-were equal to the last bit.
+bridge's blocks with Hugging Face's eager attention (``models.delegation``). ``trust`` compares some cells with the
+bridge on the user's machine before the others run, and says by how much they differ: 0 where they were equal to the
+last bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import chain
+from functools import cached_property, lru_cache, partial
+from itertools import chain, groupby
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -55,7 +55,7 @@ class Block:
     number: int
     prompts: slice
     first: int
-    """The layer at which the cells begin; above the number of layers if they change nothing that is read."""
+    """The layer at which the first cell begins; above the number of layers if no cell changes what is read."""
     cells: tuple[int, ...]
     """Indices of the block's cells."""
 
@@ -73,11 +73,13 @@ class Engine:
         plan: Plan,
         needs: Needs | None = None,
         baseline_run: BaselineRun | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         """Prepare the blocks; nothing is run yet. Refuses a model that can only be measured.
 
         ``needs`` is what the passes keep; None is what the metrics read. ``baseline_run`` is the run that the cells
-        continue, of the same sequences and plan; None is the baseline.
+        continue, of the same sequences and plan; None is the baseline. ``lanes`` are threads for this model, if there
+        are some already.
         """
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)
@@ -89,9 +91,12 @@ class Engine:
                 f"{plan.prompts}; need all in one pass"
             )
         self.needs = Needs.of_metrics(metrics, lens=lens) if needs is None else needs
-        own = BaselineRun(lens, tokens, plan=plan, needs=self.needs, most=1) if baseline_run is None else baseline_run
+        self.first_layers = tuple(map(lru_cache(self._lowest_touched_layer), (cell.touches for cell in self.cells)))
+        own = baseline_run
+        if own is None:
+            at = {one for one in self.first_layers if 0 < one < lens.n_layers and not lens.family.shared_keys}
+            own = BaselineRun(lens, tokens, plan=plan, needs=self.needs, most=1, lanes=lanes, streams=at)
         self._baseline_run = own
-        self.blocks = self._make_blocks()
         self._references = References(lens, tokens)
         self._passes = Passes(lens=lens, needs=self.needs, n_sequences=tokens.n_sequences)
         narrowed = lru_cache(maxsize=None)(lambda start: own.batch(start).narrow_to(self.needs))
@@ -202,55 +207,70 @@ class Engine:
         """Return the outcome of the run that the cells continue, on the batch of sequences ``prompts``."""
         return self._baseline_batch(prompts.start).outcome
 
-    def cell_deviation(self, number: int) -> float:
-        """Return the largest difference between the engine's and the bridge's metrics of cell ``number``."""
-        block = next(block for block in self.blocks if number in block.cells)
-        work = self._packs_to_run(block, lambda cell, outcome, changed: (cell, outcome))
-        work = replace(work, packs=[pack for pack in work.packs if number in pack])
-        with prepare_passes(self.lens):
-            outcome = dict(run_packs([work], lens=self.lens, lanes=self._prepare_lanes(block)))[number]
-        edits = (*self._baseline_run.edits, *self.cells[number].make(self._references))
-        slow, _ = self._passes.run_on_bridge(self.tokens[block.prompts], edits, prompts=block.prompts)
-        return max(
-            [0.0, *(_largest_difference(evaluate(metric, outcome), evaluate(metric, slow)) for metric in self.metrics)]
-        )
+    def deviations(self, numbers: Sequence[int]) -> tuple[list[float], float]:
+        """Compare the baseline run and some cells with the bridge, on the batch that has the longest sequence.
 
-    def baseline_deviation(self) -> float:
-        """Return the largest difference between the engine's and the bridge's baseline metrics on the first prompts."""
-        prompts = self._baseline_run.prompt_batches[0]
-        baseline = self._baseline_batch(prompts.start).outcome
-        slow, _ = self._passes.run_on_bridge(self.tokens[prompts], self._baseline_run.edits, prompts=prompts)
-        return max(_largest_difference(evaluate(metric, baseline), evaluate(metric, slow)) for metric in self.metrics)
+        Returns:
+            The largest difference of each one's metrics, the baseline's first; and the largest magnitude of the
+            baseline's metrics and of its logits, if a metric reads them.
+        """
+        lengths = self.tokens.lengths.tolist()
+        prompts = max(self._baseline_run.prompt_batches, key=lambda some: max(lengths[some]))
+        baseline, some = self.baseline_outcome(prompts), self._sorted_cells(numbers)
+        found = {}
+        if some:
+            block = Block(number=0, prompts=prompts, first=self.first_layers[some[0]], cells=tuple(some))
+            work = self._packs_to_run(block, lambda cell, outcome, changed: (cell, outcome))
+            with prepare_passes(self.lens):
+                found = dict(run_packs([work], lens=self.lens, lanes=self._prepare_lanes(block)))
+        own = self._baseline_run.edits
+        edits = [own, *((*own, *self.cells[number].make(self._references)) for number in numbers)]
+        slow, _ = self._passes.run_on_bridge(self.tokens[prompts], edits, prompts=prompts)
+        worst = []
+        for one, other in zip([baseline, *(found[number] for number in numbers)], slow, strict=True):
+            by_metric = (_largest_difference(evaluate(metric, one), evaluate(metric, other)) for metric in self.metrics)
+            worst.append(max([0.0, *by_metric]))
+        read = [evaluate(metric, baseline) for metric in self.metrics]
+        read += [baseline.logits] if baseline.logits is not None and any(one.logits for one in self.metrics) else []
+        return worst, max(float(one.abs().nan_to_num(0.0, posinf=0.0).amax()) for one in read)
 
-    def largest_logit(self) -> float:
-        """Return the largest magnitude of logits in the first prompts' baseline run; 0 if no metric reads logits."""
-        logits = self.baseline_outcome(self._baseline_run.prompt_batches[0]).logits
-        if logits is None or not any(metric.logits for metric in self.metrics):
-            return 0.0
-        return float(logits.abs().nan_to_num(0.0, posinf=0.0).amax())
-
-    def _make_blocks(self) -> tuple[Block, ...]:
-        """Make the blocks: for each batch of prompts, groups of cells that begin at the same layer.
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks: for each batch of prompts, groups of cells that can share forwards.
 
         The first block is a single forward, so that a run that is stopped soon has something.
         """
         most_in_pass = self.plan.pack * self.tokens.n_positions
         most = max(CELLS_A_BLOCK * self.tokens.n_positions, most_in_pass)
-        groups: dict[int, list[int]] = {}
-        first_of = lru_cache(self._lowest_touched_layer)
-        for number, cell in enumerate(self.cells):
-            groups.setdefault(first_of(cell.touches), []).append(number)
+        groups = [list(some) for _, some in groupby(self._sorted_cells(range(len(self.cells))), key=self._group)]
         found: list[Block] = []
         for prompts in self._baseline_run.prompt_batches:
-            for first, numbers in sorted(groups.items()):
-                numbers.sort(key=self._first_needed_position)
+            for numbers in groups:
                 packs = fill_packs(numbers, size=self._n_computed_positions, most=most)
                 if not found:
                     small = fill_packs(packs[0], size=self._n_computed_positions, most=most_in_pass)[0]
                     packs = [small, *([packs[0][len(small) :]] if packs[0][len(small) :] else []), *packs[1:]]
                 for cells in packs:
+                    first = self.first_layers[cells[0]]
                     found.append(Block(number=len(found), prompts=prompts, first=first, cells=cells))
         return tuple(found)
+
+    def _sorted_cells(self, numbers: Iterable[int]) -> list[int]:
+        """Return cells by their first layer, and within it by first position, upwards and downwards in turn.
+
+        Cells that share a forward then have near first positions where a layer ends and the next begins.
+        """
+
+        def place(number: int) -> tuple[int, int]:
+            first, begin = self.first_layers[number], self._first_needed_position(number)
+            return first, -begin if first % 2 else begin
+
+        return sorted(numbers, key=place)
+
+    def _group(self, number: int) -> int:
+        """Return a number that is the same for cells which can share a forward: their first layer, -1 for any kept."""
+        first, kept = self.first_layers[number], self._baseline_run.streams
+        return -1 if kept and first in {0, *kept} else first
 
     def _first_needed_position(self, number: int) -> int:
         """Return the first position that must be computed for cell ``number``; 0 if the plan runs whole sequences."""
@@ -287,7 +307,8 @@ class Engine:
 
     def _packs_to_run(self, block: Block, take: Take[_Found]) -> Packs[_Found]:
         """Divide a block's cells into packs, each for one forward; ``take`` is for the outcome of each cell."""
-        packs = fill_packs(block.cells, size=self._n_computed_positions, most=self.plan.pack * self.tokens.n_positions)
+        how: dict[str, Any] = {"size": self._n_computed_positions, "most": self.plan.pack * self.tokens.n_positions}
+        packs = [pack for _, some in groupby(block.cells, key=self._group) for pack in fill_packs(some, **how)]
         return Packs(packs=packs, run=partial(self._run_pack, block=block), take=take)
 
     def _run_pack(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
@@ -297,21 +318,21 @@ class Engine:
             made = [self.cells[number].make(self._references) for number in pack]
             baseline = self._baseline_batch(block.prompts.start)
         edits = [edits_for_model(self.lens, some, n_positions=self.tokens.n_positions) for some in made]
-        if block.first > self.lens.n_layers:
+        if self.first_layers[pack[0]] > self.lens.n_layers:
             return [(baseline.outcome, [False] * len(some)) for some in edits]
         before = self._baseline_run.edits
         if self.plan.path == "bridge":
-            runs = iter(passes.run_on_bridge(baseline.part, [*before, *some], prompts=block.prompts) for some in edits)
+            every = [[*before, *some] for some in edits]
+            runs = passes.run_on_bridge(baseline.part, every, prompts=block.prompts)
         else:
-            begins = [*map(self._first_needed_position, pack)]
-            before = edits_from_layer(before, first=block.first, n_layers=self.lens.n_layers)
-            every = [
-                [*(one for one in before if not edit_ends_before(one, begin)), *some]
-                for some, begin in zip(edits, begins, strict=True)
-            ]
-            runs = zip(*passes.run_pack(every, baseline=baseline, first=block.first, begins=begins), strict=True)
+            begins, firsts = [*map(self._first_needed_position, pack)], [self.first_layers[number] for number in pack]
+            every = []
+            for some, begin, first in zip(edits, begins, firsts, strict=True):
+                later = edits_from_layer(before, first=first, n_layers=self.lens.n_layers)
+                every.append([*(one for one in later if not edit_ends_before(one, begin)), *some])
+            runs = passes.run_pack(every, baseline=baseline, firsts=firsts, begins=begins)
         found = []
-        for some, (outcome, changed) in zip(edits, runs, strict=True):
+        for some, outcome, changed in zip(edits, *runs, strict=True):
             own = changed[len(changed) - len(some) :]
             found.append((outcome if any(own) else baseline.outcome, own))
         return found

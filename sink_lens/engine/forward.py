@@ -92,7 +92,7 @@ def run_with(
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     of_end = {"loss": loss, "logits": logits, "whole": loss or logits}
     needs = Needs(keys=tuple(keys.tolist()), layers=read, sites=tuple(sites), state=True, positions=None, **of_end)
-    outcome = run_checked_edits(lens, batch, applied, needs, batch_size=batch_size, progress=progress)
+    (outcome,) = run_checked_edits(lens, [(batch, applied)], needs, batch_size=batch_size, progress=progress)
     if not quiet:
         applied.warn_of_edits_without_effect()
     rows = torch.arange(batch.n_sequences)[:, None]
@@ -110,44 +110,67 @@ def baseline_logits(model: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batc
 
 def run_checked_edits(
     lens: LensModel,
-    batch: TokenBatch,
-    applied: Applied,
+    runs: Sequence[tuple[TokenBatch, Applied]],
     needs: Needs,
     *,
     prompts: slice = slice(0, None),
     batch_size: int | None = None,
     progress: bool = False,
-) -> Outcome:
-    """Run a batch under the checked edits ``applied``, and return the quantities that ``needs`` lists.
+) -> list[Outcome]:
+    """Run batches of one shape, each under its own checked edits, and return of each the quantities in ``needs``.
 
-    ``prompts`` are the batch's indices among all sequences. A forward has ``batch_size`` sequences; if it is None, as
-    many as their length allows.
+    The batches share forwards. ``prompts`` are their indices among all sequences. A forward has ``batch_size``
+    sequences of each; if it is None, as many as their length allows.
     """
+    if lens.own_attention is not None and len(runs) > 1:  # it may read other sequences of its pass
+        how: dict[str, Any] = {"prompts": prompts, "batch_size": batch_size, "progress": progress}
+        return [outcome for one in runs for outcome in run_checked_edits(lens, [one], needs, **how)]
     last = lens.n_layers if needs.whole else needs.n_layers_needed
-    stop: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
-    collector = RunCollector(lens=lens, keys=needs.keys, by_token=[])
-    size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
-    if batch_size is None and any(one.whole_batch for one in applied.edits):
-        size = batch.n_sequences
-    done, n_sequences = 0, max(applied.n_sequences, batch.n_sequences)
-    with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
-        for part in batch.batches(size):
-            own = range(n_sequences)[prompts][done : done + part.n_sequences]
+    first, collectors = runs[0][0], [RunCollector(lens=lens, keys=needs.keys, by_token=[]) for _ in runs]
+    size = max(1, _TOKENS_A_FORWARD // (first.n_positions * len(runs))) if batch_size is None else batch_size
+    if batch_size is None and any(one.whole_batch for _, applied in runs for one in applied.edits):
+        size = first.n_sequences
+    done, n_sequences = 0, max(runs[0][1].n_sequences, first.n_sequences)
+    scored = needs.scored_positions(first) if needs.logits else None
+    ends: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
+    ends |= {} if scored is None else {"logits_to_keep": torch.tensor(scored, device=lens.device)}
+    with tqdm(total=first.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
+        for parts in zip(*(batch.batches(size) for batch, _ in runs), strict=True):
+            n, hooks = parts[0].n_sequences, list[Any]()
+            own = range(n_sequences)[prompts][done : done + n]
             own = slice(own.start, own.stop, None if own.step == 1 else own.step)
-            hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(last)))
-            hooks += [
-                (bridge_hook_name(SITES[site], family=lens.family, layer=layer), lambda x, hook, take=take: take(x))
+            for number, (part, (_, applied), collector) in enumerate(zip(parts, runs, collectors, strict=True)):
+                rows = slice(number * n, (number + 1) * n)
+                for name, act in applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(last)):
+                    hooks.append((name, partial(_edit_rows, act=act, rows=rows)))
                 for site, layer, take in collector.make_site_callbacks(
                     read=needs.layers, sites=needs.sites, valid=part.valid.to(lens.device)
-                )
-            ]
+                ):
+                    name = bridge_hook_name(SITES[site], family=lens.family, layer=layer)
+                    hooks.append((name, lambda x, hook, take=take, rows=rows: take(x[rows])))
+            tokens = torch.cat([part.tokens for part in parts]).to(lens.device)
             with prepare_pass(lens), torch.no_grad():
-                out = lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False, **stop)
-            collector.store_results(out, part=part, loss=needs.loss, logits=needs.logits)
-            done += part.n_sequences
-            bar.update(part.n_sequences)
-    applied.refuse_edits_whose_hook_never_fired(range(last))
-    return collector.outcome(needs.layers, valid=batch.valid.cpu(), edits=applied.edits)
+                out = lens.bridge.run_with_hooks(tokens, fwd_hooks=hooks, use_cache=False, **ends)
+            for part, collector, its in zip(parts, collectors, out.split(n), strict=True):
+                collector.store_results(its, part=part, loss=needs.loss, logits=needs.logits, scored=scored)
+            done += n
+            bar.update(n)
+    found = []
+    for (batch, applied), collector in zip(runs, collectors, strict=True):
+        applied.refuse_edits_whose_hook_never_fired(range(last))
+        read = {"valid": batch.valid.cpu(), "edits": applied.edits, "scored": scored}
+        found.append(collector.outcome(needs.layers, **read))
+    return found
+
+
+def _edit_rows(x: Tensor, hook: object, *, act: Callable[..., Tensor | None], rows: slice) -> Tensor | None:
+    """Return the hook's tensor with ``act``'s values in some sequences; None if they are the old ones."""
+    new = act(x[rows], hook)
+    if new is None or len(new) == len(x):
+        return new
+    found = x.clone()
+    found[rows] = new
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,8 @@ from .layout import Attending, Layout, attend_by_cell
 from .mixers import Held, Kept, mix_whole_sequences
 
 Take = Callable[[Tensor], None]
+Tap = tuple[str, Take]
+"""Name of a hook point, and what takes its tensor as it is, the rows of all cells."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,8 +135,7 @@ class Pass:
     """Rows to unembed; None is all."""
     unembed: bool = True
     """Go through the unembedding; else the states that it reads are the result."""
-    taps: Sequence[tuple[str, Take]] = ()
-    """Hook points whose tensor is handed over as it is, the rows of all cells."""
+    taps: Sequence[Tap] = ()
     gradients: bool = False
     """Autograd records the pass."""
 
@@ -208,7 +209,7 @@ def run_unedited_layer(
     family = lens.family
     found: dict[str, Tensor] = {}
 
-    def tap(name: str, site: str) -> tuple[str, Take]:
+    def tap(name: str, site: str) -> Tap:
         return bridge_hook_name(SITES[site], family=family, layer=layer), partial(found.__setitem__, name)
 
     taps = [tap("stream", "resid_pre")]

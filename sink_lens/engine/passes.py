@@ -1,7 +1,9 @@
 """The forward passes of cells: the baseline run, several cells at once, and one cell alone on the bridge."""
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,12 +13,12 @@ from ..edits.constructors import Edit
 from ..edits.hooks import Applied
 from ..edits.outcome import Outcome, fill_in_early_layers
 from ..models.lens import LensModel
-from ..models.sites import SITES
+from ..models.sites import SITES, bridge_hook_name
 from .forward import Early, RunCollector, copy_to_cpu, not_finite_error, run_checked_edits
 from .layout import Layout
 from .mixers import Kept
 from .needs import Needs
-from .partial_pass import Known, Pass, Visit, partial_pass, run_unedited_layer, skippable_computations
+from .partial_pass import Known, Pass, Tap, Visit, partial_pass, run_unedited_layer, skippable_computations
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class BaselineBatch:
     keys: Kept
     """Layer -> its keys and values; and the inputs of mixers."""
     streams: Mapping[int, Tensor] = field(default_factory=dict)
-    """Layer -> the stream before it, of the layers whose stream was kept."""
+    """Layer -> the stream before it on the CPU, of the layers whose stream was kept."""
     known: Known | None = None
     """Activations inside the layer at which the last cells began."""
 
@@ -58,36 +60,54 @@ class Passes:
     n_sequences: int
     """The sequences of all batches of prompts."""
 
-    def run_baseline(self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = ()) -> BaselineBatch:
+    def run_baseline(
+        self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = (), streams: Iterable[int] = ()
+    ) -> BaselineBatch:
         """Run the batch ``part``, and keep the keys, values and streams from which cells continue.
 
-        ``prompts`` are the indices of the batch among all prompts; ``edits`` are made in this run, too.
+        ``prompts`` are the indices of the batch among all prompts; ``edits`` are made in this run, too; ``streams`` are
+        the layers before which the stream is kept, beside those whose ``resid_post`` is read.
         """
         keys: Kept = {}
-        pack = _Pack(passes=self, part=part, prompts=prompts, edits=[edits], begins=[0], baseline=None)
-        (outcome,) = pack.run(0, keep=keys)
-        streams = {layer + 1: x for (site, layer), x in outcome.tensors.items() if site == "resid_post"}
+        before: dict[int, Tensor] = {}
+        pack = _Pack(passes=self, part=part, prompts=prompts, edits=[edits], begins=[0], firsts=[0], baseline=None)
+
+        def keep_stream(x: Tensor, *, layer: int) -> None:
+            before[layer] = pack.layout.view_cell(x.detach().cpu(), 0)
+
+        taps = [(pack.hook_name("resid_pre", layer), partial(keep_stream, layer=layer)) for layer in streams]
+        (outcome,) = pack.run(keep=keys, taps=taps)
+        before |= {layer + 1: x for (site, layer), x in outcome.tensors.items() if site == "resid_post"}
         (made,) = pack.collectors
         early = Early(outcome=outcome, columns=made.columns, losses=made.token_losses)
-        return BaselineBatch(part=part, prompts=prompts, early=early, keys=keys, streams=streams)
+        return BaselineBatch(part=part, prompts=prompts, early=early, keys=keys, streams=before)
 
-    def run_on_bridge(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
-        """Run the batch ``part`` under edits on the bridge; return its outcome, and which edits changed anything."""
-        applied = Applied(lens=self.lens, edits=tuple(edits), n_sequences=self.n_sequences)
-        outcome = run_checked_edits(self.lens, part, applied, self.needs, prompts=prompts, batch_size=part.n_sequences)
-        return replace(outcome, sequences=prompts), [number in applied.changed for number in range(len(edits))]
+    def run_on_bridge(
+        self, part: TokenBatch, edits: Sequence[Sequence[Edit]], *, prompts: slice
+    ) -> tuple[list[Outcome], list[list[bool]]]:
+        """Run the batch ``part`` on the bridge under each list of edits in one forward; returns as ``run_pack``."""
+        of_run = {"lens": self.lens, "n_sequences": self.n_sequences}
+        runs = [(part, Applied(edits=tuple(some), **of_run)) for some in edits]
+        found = run_checked_edits(self.lens, runs, self.needs, prompts=prompts, batch_size=part.n_sequences)
+        changed = [[number in one.changed for number in range(len(one.edits))] for _, one in runs]
+        return [replace(outcome, sequences=prompts) for outcome in found], changed
 
     def run_pack(
-        self, edits: Sequence[Sequence[Edit]], *, baseline: BaselineBatch, first: int, begins: Sequence[int]
+        self,
+        edits: Sequence[Sequence[Edit]],
+        *,
+        baseline: BaselineBatch,
+        firsts: Sequence[int],
+        begins: Sequence[int],
     ) -> tuple[list[Outcome], list[list[bool]]]:
         """Run cells in one forward pass; return the outcome of each cell, and which of its edits changed anything.
 
-        ``edits`` and ``begins`` (first positions) have an entry for each cell; ``first`` is the first layer that the
-        edits touch; ``baseline`` is the run, on one batch of prompts, that the cells continue.
+        ``edits``, ``firsts`` (the first layer that its edits touch, ascending) and ``begins`` (first positions) have an
+        entry for each cell; ``baseline`` is the run, on one batch of prompts, that the cells continue.
         """
         prompts = {"part": baseline.part, "prompts": baseline.prompts, "baseline": baseline}
-        pack = _Pack(passes=self, edits=edits, begins=begins, **prompts)
-        outcomes = pack.run(first)
+        pack = _Pack(passes=self, edits=edits, begins=begins, firsts=firsts, **prompts)
+        outcomes = pack.run()
         return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
 
     def compute_known_layer(self, baseline: BaselineBatch, layer: int) -> Known:
@@ -113,12 +133,15 @@ class _Pack:
         prompts: slice,
         edits: Sequence[Sequence[Edit]],
         begins: Sequence[int],
+        firsts: Sequence[int],
         baseline: BaselineBatch | None,
     ) -> None:
         self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
-        self.part, self.prompts, self.edits, self.baseline = part, prompts, edits, baseline
+        self.part, self.prompts, self.edits, self.baseline, self.firsts = part, prompts, edits, baseline, firsts
         n_sequences, n_positions = part.tokens.shape
-        self.layout = Layout(n_sequences=n_sequences, n_positions=n_positions, begins=tuple(begins))
+        self._layout = partial(Layout, n_sequences=n_sequences, n_positions=n_positions)
+        self.layout = self._layout(begins=tuple(begins))
+        self.read = [[layer for layer in self.needs.layers if layer >= first] for first in firsts]
         of_run = {"lens": self.lens, "n_sequences": passes.n_sequences}
         self.applied = [
             Applied(edits=tuple(some), begin=begin, **of_run) for some, begin in zip(edits, begins, strict=True)
@@ -127,46 +150,91 @@ class _Pack:
         self.collectors = [RunCollector(begin=begin, keep=baseline is None, **read) for begin in begins]
         self.valid = part.valid.to(self.lens.device)
 
-    def run(self, first: int, *, keep: Kept | None = None) -> list[Outcome]:
-        """Run all cells from layer ``first`` on; return their outcomes. ``keep``, if given, gets keys and values."""
-        read = [layer for layer in self.needs.layers if layer >= first]
-        known, stream, skip = None, None, frozenset[str]()
-        if self.baseline is not None:
-            inner = [one for some in self.edits for one in some if SITES[one.site].per_layer]
-            here = [one for one in inner if first in one.edited_layers(self.lens.n_layers)]
+    def run(self, *, keep: Kept | None = None, taps: Sequence[Tap] = ()) -> list[Outcome]:
+        """Run all cells, each from its first layer on; return their outcomes.
+
+        The rows of a cell join those of the others before its first layer. ``keep``, if given, gets keys and values;
+        ``taps`` are those of ``Pass``.
+        """
+        begins, needs, baseline = self.layout.begins, self.needs, self.baseline
+        last = self.lens.n_layers + 1 if needs.whole else needs.n_layers_needed
+        known, skip = self._known_first_layer()
+        visits = self._visits(last, skip=skip)
+        scored, kept = self._scored_positions_and_rows()
+        starts, out = sorted(set(self.firsts)), None
+        streams = [] if known is None else [known.stream]
+        for start, end in zip(starts, [*starts[1:], last], strict=True):
+            n, ends = bisect_right(self.firsts, start), end == last
+            if start > 0 and not (known is not None and start == starts[0]):
+                assert baseline is not None
+                joining = self._layout(begins=begins[bisect_left(self.firsts, start) : n])
+                streams.append(joining.values_by_row(baseline.streams[start].to(self.lens.device)))
+            stream = torch.cat(streams, dim=1) if streams else None
+            streams = []  # of these cells where the next join
+            asked = Pass(
+                layout=self._layout(begins=begins[:n]),
+                first=start,
+                last=end,
+                visits={
+                    (site, layer): visit
+                    for (site, layer), visit in visits.items()
+                    if (start <= layer < end if SITES[site].per_layer else ends)
+                },
+                stream=stream,
+                held={} if baseline is None else baseline.keys,
+                keep=keep,
+                known=known,
+                skip=skip if start == starts[0] else frozenset(),
+                attention_only=needs.attention_only and ends,
+                logits_at=kept,
+                unembed=needs.makes_logits,
+                taps=taps if ends else [(self.hook_name("resid_post", end - 1), streams.append)],
+            )
+            out = partial_pass(self.lens, self.part.tokens, asked)
+        return self._collect_outcomes(out=out, scored=scored)
+
+    def hook_name(self, site: str, layer: int) -> str:
+        return bridge_hook_name(SITES[site], family=self.lens.family, layer=layer)
+
+    def _known_first_layer(self) -> tuple[Known | None, frozenset[str]]:
+        """Return the baseline's activations in the first layer for cells that begin there, and what they need not do.
+
+        The activations are None if all is computed and the stream before the layer is kept.
+        """
+        if self.baseline is None:
+            return None, frozenset()
+        first, n, skip = self.firsts[0], bisect_right(self.firsts, self.firsts[0]), frozenset[str]()
+        inner = [one for some in self.edits[:n] for one in some if SITES[one.site].per_layer]
+        here = [one for one in inner if first in one.edited_layers(self.lens.n_layers)]
+        if first not in self.lens.mixer_layers:
             sites = frozenset(site for one in here for site in (one.site, one.reads) if site is not None)
-            if first not in self.lens.mixer_layers:
-                skip = skippable_computations(sites, family=self.lens.family)
-            if skip or (first > 0 and first not in self.baseline.streams):
-                known = self.passes.compute_known_layer(self.baseline, first).repeat_in_rows(self.layout)
-                stream = known.stream
-            elif first > 0:
-                stream = self.layout.values_by_row(self.baseline.streams[first].to(self.lens.device))
-        last = self.lens.n_layers + 1 if self.needs.whole else self.needs.n_layers_needed
-        visits = self._edits_by_site(first)
-        for cell, collector in enumerate(self.collectors):
-            for site, layer, take in collector.make_site_callbacks(read=read, sites=self.needs.sites, valid=self.valid):
-                if SITES[site].observed and skip and layer == first and self.baseline is not None:
-                    early = self.baseline.outcome  # whose attention no edit of this pack changes
+            skip = skippable_computations(sites, family=self.lens.family)
+        if not skip and (first == 0 or first in self.baseline.streams):
+            return None, skip
+        layout = self._layout(begins=self.layout.begins[:n])
+        return self.passes.compute_known_layer(self.baseline, first).repeat_in_rows(layout), skip
+
+    def _visits(self, last: int, *, skip: frozenset[str]) -> dict[tuple[str, int], Visit]:
+        """Return (site, layer) -> edits made and readers called there, each with its cell's number.
+
+        A cell's begin at its first layer; ``skip`` are the computations left out in the first layer of all.
+        """
+        visits: dict[tuple[str, int], Visit] = {}
+        for cell, (applied, collector, first) in enumerate(
+            zip(self.applied, self.collectors, self.firsts, strict=True)
+        ):
+            layers = range(first, min(last, self.lens.n_layers))
+            for step in applied.steps(sequences=self.prompts, valid=self.part.valid, layers=layers):
+                if SITES[step.site].per_layer or self.needs.whole:
+                    visits.setdefault((step.site, step.layer), Visit()).edits.append((cell, step.act))
+            read = {"read": self.read[cell], "sites": self.needs.sites, "valid": self.valid}
+            for site, layer, take in collector.make_site_callbacks(**read):
+                if SITES[site].observed and skip and layer == self.firsts[0] and self.baseline is not None:
+                    early = self.baseline.outcome  # whose attention no edit of these cells changes
                     collector.mass[layer] = [early.mass[early.layers.index(layer)]]
                 elif SITES[site].observed or not (self.needs.attention_only and layer == last - 1):
                     visits.setdefault((site, layer), Visit()).readers.append((cell, take))
-        scored, kept = self._scored_positions_and_rows()
-        asked = Pass(
-            layout=self.layout,
-            first=first,
-            last=last,
-            visits=visits,
-            stream=stream,
-            held={} if self.baseline is None else self.baseline.keys,
-            keep=keep,
-            known=known,
-            skip=skip,
-            attention_only=self.needs.attention_only,
-            logits_at=kept,
-            unembed=self.needs.makes_logits,
-        )
-        return self._collect_outcomes(read, out=partial_pass(self.lens, self.part.tokens, asked), scored=scored)
+        return visits
 
     def _scored_positions_and_rows(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
         """Return the positions of each cell whose logits are read, and their rows in the pass; (None, None) is all."""
@@ -181,22 +249,10 @@ class _Pack:
             rows.append((starts[:, None] + torch.tensor(some, dtype=torch.int64) - begin).flatten())
         return scored, torch.cat(rows)
 
-    def _edits_by_site(self, first: int) -> dict[tuple[str, int], Visit]:
-        """Return (site, layer) -> edits made there, each with its cell's number, for layers from ``first`` on."""
-        visits: dict[tuple[str, int], Visit] = {}
-        layers = range(first, self.lens.n_layers if self.needs.whole else self.needs.n_layers_needed)
-        for cell, applied in enumerate(self.applied):
-            for step in applied.steps(sequences=self.prompts, valid=self.part.valid, layers=layers):
-                if SITES[step.site].per_layer or self.needs.whole:
-                    visits.setdefault((step.site, step.layer), Visit()).edits.append((cell, step.act))
-        return visits
+    def _collect_outcomes(self, *, out: Tensor | None, scored: list[tuple[int, ...]] | None) -> list[Outcome]:
+        """Make each cell's outcome from the pass's result ``out``; layers before its first are the baseline's.
 
-    def _collect_outcomes(
-        self, read: list[int], *, out: Tensor | None, scored: list[tuple[int, ...]] | None
-    ) -> list[Outcome]:
-        """Make each cell's outcome from the pass's result ``out``; layers before the pass are the baseline's.
-
-        ``read`` are the layers that the pass read, ``scored`` the positions of logits for each cell (None: all).
+        ``scored`` are the positions of logits for each cell (None: all).
         """
         n, done, valid = self.part.n_sequences, 0, self.part.valid.cpu()
         ends: list[tuple[int, ...] | None] = [None] * len(self.collectors) if scored is None else [*scored]
@@ -210,12 +266,12 @@ class _Pack:
                     done += n * len(at)
                 wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
                 ends[cell] = collector.store_results(own, part=self.part, unembedded=self.needs.makes_logits, **wanted)
-            for layer in read:  # the pass may have ended with the attention of its last layer
+            for layer in self.read[cell]:  # the pass may have ended with the attention of its last layer
                 nothing = torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan, dtype=torch.float32)
                 collector.state.setdefault(layer, [nothing])
         copy_to_cpu(self.collectors)
         found = []
-        for collector, edits, at in zip(self.collectors, self.edits, ends, strict=True):
+        for collector, read, edits, at in zip(self.collectors, self.read, self.edits, ends, strict=True):
             outcome = collector.outcome(tuple(read), valid=valid, edits=edits, scored=at)
             if self.baseline is not None:
                 early = self.baseline.outcome

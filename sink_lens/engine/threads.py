@@ -61,11 +61,12 @@ def copy_for_thread(lens: LensModel) -> LensModel:
         return replace(lens, bridge=copy.deepcopy(bridge, shared), state=replace(lens.state, alone=PassLock()))
 
 
-def can_copy_for_thread(lens: LensModel) -> bool:
-    """Check whether ``copy_for_thread`` works: a lock, or a tensor with a gradient's history, prevents it."""
+def make_lanes(lens: LensModel, *, count: int) -> Lanes | None:
+    """Make ``count`` threads; None for one, or if a lock or a tensor with a gradient's history prevents the copies."""
+    if count == 1:
+        return None
     try:
-        copy_for_thread(lens)
+        return Lanes(lens, count=count)
     except Exception as error:  # noqa: BLE001  # a module of one's own may raise anything
         log.info("forwards run one at a time: the modules of %s cannot be copied (%s)", lens.name, error)
-        return False
-    return True
+        return None

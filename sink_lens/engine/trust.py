@@ -1,8 +1,8 @@
 """Compare some cells with the bridge on the user's machine before the others run, and say by how much they differ.
 
 1. Take a plan: forwards side by side (lanes), cells that share a forward (pack), later beginnings (cut).
-2. Run the baseline and two cells that begin at different layers by it, and by one forward of the bridge each. If a cell
-   fails on its own, try others, eight at most.
+2. Run the baseline and two cells, early and late in the layers, by it on the longest sequence, and side by side on the
+   bridge. If a cell fails, try others alone, eight at most.
 3. If all metrics are within ``TOLERANCE``, take the plan.
 4. Else give up, in turn: lanes, later beginnings, shared forwards, ``partial_pass``; after each, go to 2. What is left
    at last is one forward of the bridge per cell. In half precision every finite deviation is allowed.
@@ -15,8 +15,8 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import torch
 
 from ..data.tokens import TokenBatch
@@ -27,7 +27,7 @@ from .cells import Cell
 from .engine import Engine
 from .needs import Needs
 from .plan import Plan, choose_even_plan, choose_plan
-from .threads import can_copy_for_thread
+from .threads import make_lanes
 
 log = logging.getLogger(__name__)
 
@@ -40,23 +40,27 @@ _TRIED = 8
 """Cells that are tried where some cannot be compared, since they fail."""
 
 
-def choose_accurate_plan(
+def make_accurate_engine(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, plan: Plan
-) -> Plan:
-    """Return ``plan`` if its metrics of some cells are within ``TOLERANCE`` of the bridge's, else a more careful plan.
+) -> Engine:
+    """Make the engine of ``plan`` if metrics of some cells are within ``TOLERANCE`` of the bridge's, else more careful.
 
     If they are not, or if every cell that was tried failed, the plan's short cuts are given up in turn: forwards side
     by side, later beginnings, shared forwards, the bridge's blocks with eager attention. The last resort is one
     forward of the bridge per cell. No family promises a deviation of 0.
     """
-    if plan.lanes > 1 and not can_copy_for_thread(lens):
-        plan = replace(plan, lanes=1)
-    alone, last, worst, first = replace(plan, lanes=1, cut=False), plan, 0.0, math.nan
+    lanes = make_lanes(lens, count=plan.lanes)
+    plan = plan if lanes is not None else replace(plan, lanes=1)
+    together = any(one.whole_batch for one in (*metrics, *cells))
+    make = partial(Engine, lens, batch, cells, metrics, lanes=lanes)
+    alone, worst, first = replace(plan, lanes=1, cut=False), 0.0, math.nan
     ways = [plan, replace(plan, lanes=1), alone, replace(alone, pack=1), replace(alone, pack=1, path="bridge")]
+    engine = make(plan=plan)
     for last in dict.fromkeys(ways):
-        engine = Engine(lens, batch, cells, metrics, plan=last)
-        (worst, n_compared, error), allowed = _compare_with_bridge(engine), _allowed_deviation(engine)
-        last = replace(last, n_compared=n_compared, deviation=worst)
+        engine = make(plan=last)
+        few = engine if together or last.prompts == 1 else make(plan=replace(last, prompts=1))
+        worst, allowed, n_compared, error = _compare_with_bridge(few)
+        engine.plan = replace(last, n_compared=n_compared, deviation=worst)
         if worst <= allowed and error is None:
             if (last.pack, last.cut, last.path) != (plan.pack, plan.cut, plan.path):
                 log.warning(
@@ -65,7 +69,7 @@ def choose_accurate_plan(
                     first,
                     allowed,
                 )
-            return last
+            return engine
         if worst <= allowed:
             log.warning(
                 "no cell could be compared with the bridge, since all that were tried failed (%s: %s): this run takes "
@@ -73,10 +77,10 @@ def choose_accurate_plan(
                 type(error).__name__,
                 error,
             )
-            return replace(ways[-1], n_compared=0, deviation=worst)
+            return make(plan=replace(ways[-1], n_compared=0, deviation=worst))
         first = worst if math.isnan(first) else first
     log.warning("cells that share a forward, or begin at a later layer, are off by %.1e on %s", worst, lens.device)
-    return last
+    return engine
 
 
 def make_checked_run(
@@ -84,19 +88,19 @@ def make_checked_run(
 ) -> BaselineRun:
     """Make a baseline run for few cells at a time, compared with the bridge; its plan holds the largest deviation.
 
-    The baseline run and the given cells are compared by ``metrics``; ``choose_accurate_plan`` tries other plans only if
-    they differ more than is allowed. ``needs`` lists what the run keeps.
+    The baseline run and the given cells are compared by ``metrics``; other plans are tried only if they differ more
+    than is allowed. ``needs`` lists what the run keeps.
     """
     plan = choose_even_plan(lens, batch, needs)
-    if plan.lanes > 1 and not can_copy_for_thread(lens):
-        plan = replace(plan, lanes=1)
-    baseline_run = BaselineRun(lens, batch, plan=plan, needs=needs)
+    lanes = make_lanes(lens, count=plan.lanes)
+    plan = plan if lanes is not None else replace(plan, lanes=1)
+    baseline_run = BaselineRun(lens, batch, plan=plan, needs=needs, lanes=lanes)
     engine = Engine(lens, batch, cells, metrics, plan=plan, needs=replace(needs, sites=()), baseline_run=baseline_run)
-    worst = max([engine.baseline_deviation(), *map(engine.cell_deviation, range(len(cells)))])
-    if worst <= _allowed_deviation(engine):
-        baseline_run.plan = replace(plan, n_compared=len(cells), deviation=worst)
+    deviations, largest = engine.deviations(range(len(cells)))
+    if max(deviations) <= _allowed_deviation(lens, largest):
+        baseline_run.plan = replace(plan, n_compared=len(cells), deviation=max(deviations))
         return baseline_run
-    return BaselineRun(lens, batch, plan=choose_accurate_plan(lens, batch, cells, metrics, plan=plan), needs=needs)
+    return BaselineRun(lens, batch, plan=make_accurate_engine(lens, batch, cells, metrics, plan=plan).plan, needs=needs)
 
 
 def make_engine(
@@ -118,44 +122,42 @@ def make_engine(
     if batch_size is not None and not needs.together:
         prompts = min(batch.n_sequences, batch_size)
         plan = replace(plan, prompts=prompts, pack=max(1, batch_size // prompts) if plan.cut else 1)
-    plan = choose_accurate_plan(lens, batch, cells, metrics, plan=plan)
-    keep_plan(plan)
-    return Engine(lens, batch, cells, metrics, plan=plan)
+    engine = make_accurate_engine(lens, batch, cells, metrics, plan=plan)
+    keep_plan(engine.plan)
+    return engine
 
 
-def _compare_with_bridge(engine: Engine) -> tuple[float, int, Exception | None]:
-    """Compare the baseline run, and up to two cells that begin at different layers, with the bridge.
+def _compare_with_bridge(engine: Engine) -> tuple[float, float, int, Exception | None]:
+    """Compare the baseline run, and up to two cells, early and late in the layers, with the bridge.
 
     Returns:
-        The largest deviation, the number of cells that were compared, and the error if every tried cell failed.
+        The largest deviation, the one that is allowed, the number of cells that were compared, and the error if every
+        tried cell failed.
     """
-    found = [engine.baseline_deviation()]
-    able = [block for block in engine.blocks if block.first <= engine.lens.n_layers and block.prompts.start == 0]
-    starts = {block.first: block for block in able}
-    chosen = [
-        block.cells[(len(block.cells) - 1) * (_CHECKED - place) // _CHECKED]
-        for place, block in enumerate(list(starts.values())[:: max(1, len(starts) // _CHECKED)][:_CHECKED])
-    ]
-    others = (number for block in able for number in block.cells)
-    failed: Exception | None = None
-    for number in list(dict.fromkeys([*chosen, *others]))[:_TRIED]:
+    changing = [number for number, first in enumerate(engine.first_layers) if first <= engine.lens.n_layers]
+    able = sorted(changing, key=engine.first_layers.__getitem__)
+    chosen = dict.fromkeys(able[(2 * place + 1) * len(able) // (2 * _CHECKED)] for place in range(_CHECKED) if able)
+    found, failed, largest = list[float](), None, 1.0
+    others = list(dict.fromkeys([*chosen, *able]))[:_TRIED]
+    for some in ([*chosen], [], *([number] for number in others)):
         try:
-            found.append(engine.cell_deviation(number))
-        except Exception as error:  # noqa: BLE001  # it is recorded when it is the cell's turn
+            deviations, largest = engine.deviations(some)
+        except Exception as error:  # it is recorded when it is the cell's turn
+            if not some:
+                raise
             failed = failed or error
+            continue
+        found += deviations[1:] if found else deviations
         if len(found) > len(chosen):
             break
-    return max(found), len(found) - 1, failed if len(found) == 1 else None
+    return max(found), _allowed_deviation(engine.lens, largest), len(found) - 1, failed if len(found) == 1 else None
 
 
-def _allowed_deviation(engine: Engine) -> float:
-    """Return the allowed deviation: ``TOLERANCE`` times the largest number, which is a metric, a logit or 1.
+def _allowed_deviation(lens: LensModel, largest: float) -> float:
+    """Return the allowed deviation: ``TOLERANCE`` times the ``largest`` number, a metric or a logit, or times 1.
 
     In half precision there is no limit.
     """
-    if engine.lens.dtype != torch.float32:
-        # Half precision has no order of sums to keep to, so that any number is allowed and reported; a number that is
-        # undefined on one way alone is an infinite deviation, and is not.
-        return sys.float_info.max
-    sizes = np.abs(engine.baseline_metrics()["value"].to_numpy(dtype=float))
-    return TOLERANCE * max(1.0, float(np.nanmax(sizes, initial=0.0)), engine.largest_logit())
+    # Half precision has no order of sums to keep to, so that any number is allowed and reported; a number that is
+    # undefined on one way alone is an infinite deviation, and is not.
+    return TOLERANCE * max(1.0, largest) if lens.dtype == torch.float32 else sys.float_info.max

@@ -45,8 +45,8 @@ def patch(
 ) -> PatchResult:
     """Put one run's activations into the other, part by part, and measure what each patch does to the metric.
 
-    Cost: three passes, some more to compare a few patches with forwards of the bridge, and for each cell whose values
-    differ the layers and positions from its own on. Several cells share a forward pass if they fit into memory.
+    Cost: three passes, two on the longest sequence to compare two patches with the bridge, and for each cell whose
+    values differ the layers and positions from its own on. Cells share a forward pass if they fit into memory.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.

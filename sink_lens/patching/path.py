@@ -42,7 +42,7 @@ from ..engine.engine import outcomes_under_edits
 from ..engine.forward import run_with
 from ..engine.needs import Needs
 from ..engine.plan import choose_even_plan
-from ..engine.trust import choose_accurate_plan
+from ..engine.trust import make_accurate_engine
 from ..errors import InputError
 from ..models.family import ADDED
 from ..models.lens import LensModel, layers_from_zero
@@ -54,7 +54,7 @@ from ..signatures import takes
 from .config import refuse_equal_tokens
 from .pairs import Direction, Sequences, pair_prompts
 from .parts import parts_to_patch
-from .run_pair import run_for_metric
+from .run_pair import run_batches
 
 Frozen = Literal["all", "attention"]
 """The outputs that are frozen between sender and receiver."""
@@ -178,7 +178,7 @@ def path_patch(
     before_edits = ending.read_outcome(ending.needs)
     check_per_sequence(measured, before_edits)
     baseline = evaluate(measured, before_edits)
-    wanted = evaluate(measured, run_for_metric(lens, source, metric=measured))
+    wanted = evaluate(measured, *run_batches(lens, [source], Needs.of_metrics([measured], lens=lens)))
     key = _tensor_key(end)
     batches = len(ending.prompt_batches)
     with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
@@ -239,7 +239,7 @@ def _baseline_runs(
     at = {"keys": needs.keys or (0,), "layers": (_only_layer(receiver),), "sites": (receiver.site,), "positions": None}
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
     cells = [cell_of_edits(some) for some in edits]
-    plan = choose_accurate_plan(lens, run, cells, [metric], plan=choose_even_plan(lens, run, needs))
+    plan = make_accurate_engine(lens, run, cells, [metric], plan=choose_even_plan(lens, run, needs)).plan
     baseline_run = BaselineRun(lens, run, plan=plan, needs=needs)
     return baseline_run, baseline_run.with_edits((), needs=of_receiver)
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -10,16 +10,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..activations.forward import check_tokens
 from ..arguments import value_in_words
 from ..configuration import make_config
 from ..data.tokens import TokenBatch, positions_in_all, refuse_bos_of_ids
 from ..edits.constructors import Edit
-from ..edits.hooks import edits_in_texts
+from ..edits.hooks import Applied, edits_for_model, edits_in_texts
 from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate, logit_difference
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where, replace_full_axes_by_none
 from ..edits.references import References
-from ..engine.forward import baseline_logits, run_with
+from ..engine.forward import baseline_logits, run_checked_edits
+from ..engine.needs import Needs
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_key
@@ -69,16 +71,18 @@ class RunPair:
         ``edits`` are made in both runs; ``grid`` has the parts of the site to patch. Warns if both runs have the same
         values there and ``is_source`` says that patches put in the source run's values: then no patch changes anything.
         """
-        layers = sorted({layer for part in grid for layer in part.layers or ()})
-        options: dict[str, Any] = {"layers": layers, "loss": False, "progress": False}
-        options["logits"] = not SITES[site].per_layer
+        if site in lens.uneditable:
+            raise lens.uneditable_error(site)
+        layers = tuple(sorted({layer for part in grid for layer in part.layers or ()}))
+        of_metric, last = Needs.of_metrics([metric], lens=lens), not SITES[site].per_layer
+        of_site = replace(of_metric, layers=layers, sites=(site,))
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
-        if one_run:
-            options |= {"positions": metric.positions, "loss": metric.loss, "logits": metric.logits}
-        runs = [run_with(lens, tokens, edits, sites=(site,), **options) for tokens in (run, source)]
+        if not one_run:
+            of_site = replace(of_site, loss=False, logits=last, whole=last, positions=(-1,))
+        runs = run_batches(lens, (run, source), of_site, edits=edits)
         held, given = (one.tensors for one in runs)
         if not one_run:
-            runs = [run_for_metric(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]
+            runs = run_batches(lens, (run, source), of_metric, edits=edits)
         check_per_sequence(metric, runs[0])
         baseline, wanted = (evaluate(metric, one) for one in runs)
         if is_source and all(torch.equal(held[key], given[key]) for key in given):
@@ -136,19 +140,19 @@ class RunPair:
         return make_put_edit
 
 
-def run_for_metric(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
-    """Run the model on ``tokens`` with these edits; return the outcome with the tensors that the metric reads."""
-    return run_with(
-        lens,
-        tokens,
-        edits,
-        positions=metric.positions,
-        layers=metric.read_layers(lens.n_layers) or (lens.n_layers - 1,),
-        sites=metric.sites,
-        loss=metric.loss,
-        logits=metric.logits or (metric.reads_past_layers and not metric.loss),
-        progress=False,
-    )
+def run_batches(
+    lens: LensModel, batches: Sequence[TokenBatch], needs: Needs, *, edits: Sequence[Edit] = ()
+) -> list[Outcome]:
+    """Run the model on batches of one shape, in shared forwards, with these edits; return what ``needs`` lists."""
+    runs = []
+    for batch in batches:
+        check_tokens(lens, batch)
+        given = edits_for_model(lens, edits, n_positions=batch.n_positions)
+        runs.append((batch, Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)))
+    found = run_checked_edits(lens, runs, needs)
+    for _, applied in runs:
+        applied.warn_of_edits_without_effect()
+    return found
 
 
 def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:

@@ -25,7 +25,7 @@ from ..engine.function_identity import function_hash
 from ..engine.measured import Measured, metric_config, resolve_metrics
 from ..engine.needs import Needs
 from ..engine.plan import choose_plan, read_plan
-from ..engine.trust import choose_accurate_plan
+from ..engine.trust import make_accurate_engine
 from ..errors import InputError, RunError
 from ..estimate import max_n_tokens
 from ..models.bundled import find_header
@@ -172,7 +172,7 @@ class _Request:
             writer.clear()  # blocks without a plan were made by a plan that is lost
             needs = Needs.of_metrics(metrics, lens=self.lens, cells=to_run)
             plan = choose_plan(self.lens, self.batch, needs, n_cells=len(to_run))
-            plan = choose_accurate_plan(self.lens, self.batch, to_run, metrics, plan=plan)
+            plan = make_accurate_engine(self.lens, self.batch, to_run, metrics, plan=plan).plan
             writer.write_text("plan.json", plan.as_json())
         job = Job(
             model=self.lens.name,

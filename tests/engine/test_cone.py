@@ -18,7 +18,7 @@ from sink_lens.engine.cells import cell_of_edits, touched_places
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.plan import Plan
-from sink_lens.engine.trust import choose_accurate_plan
+from sink_lens.engine.trust import make_accurate_engine
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import VOCAB_SIZE
 from tests.tiny_families import TINY_FAMILIES
@@ -151,7 +151,7 @@ def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics, pl
 def test_where_the_check_keeps_a_plan_every_cell_agrees_with_the_bridge(family):
     """The check compares some cells, and these are all."""
     cells = [cell_of_edits(edits) for edits in cases_of(family)]
-    kept = choose_accurate_plan(lens_of(family), tokens_of(), cells, METRICS, plan=PACKS)
+    kept = make_accurate_engine(lens_of(family), tokens_of(), cells, METRICS, plan=PACKS).plan
     assert kept == PACKS
     assert kept.deviation < 1e-5 * 50  # of the largest norm
 

@@ -14,7 +14,7 @@ from sink_lens.engine import passes
 from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.passes import Passes
-from sink_lens.engine.trust import choose_accurate_plan
+from sink_lens.engine.trust import make_accurate_engine
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import SITES
 from tests.tiny_families import tiny
@@ -123,7 +123,7 @@ def test_metrics_of_whole_patterns_are_read(lens_of, tokens_of, engine_of, swept
     found = swept(engine)
     unedited = measured(metric, slowly(lens, tokens_of(), (), sites=(site,)), keys=(0,))
     assert_close(torch.tensor(engine.baseline_metrics()["value"].to_numpy()), unedited)
-    assert engine.baseline_deviation() < CLOSE
+    assert engine.deviations([])[0][0] < CLOSE
     for cell, one in enumerate(edits):
         slow = measured(metric, slowly(lens, tokens_of(), one, sites=(site,)), keys=(0,))
         assert_close(found[cell, "corner"], slow)
@@ -143,17 +143,19 @@ def test_cells_that_change_nothing_that_is_read_are_not_run(lens_of, tokens_of, 
         assert not any(frame["changed"].any() for frame in rows)
 
 
-def test_blocks_begin_at_the_first_layer_that_is_touched_and_hold_every_cell_once_a_batch(
-    lens_of, tokens_of, engine_of
-):
+def test_cells_begin_at_the_first_layer_that_is_touched_and_stand_once_a_batch_by_it(lens_of, tokens_of, engine_of):
     engine = engine_of(lens_of("llama"), tokens_of(), CELLS, EVERYTHING)
     for prompts in (slice(0, 3), slice(3, 4)):
         blocks = [block for block in engine.blocks if block.prompts == prompts]
         assert sorted(cell for block in blocks for cell in block.cells) == list(range(len(CELLS)))
+        firsts = [engine.first_layers[cell] for block in blocks for cell in block.cells]
+        assert firsts == sorted(firsts)
         for block in blocks:
+            assert block.first == engine.first_layers[block.cells[0]]
             for cell in block.cells:
                 inner = [layers for site, layers in CELLS[cell].touches if SITES[site].per_layer]
-                assert block.first == min(sum(inner, ()), default=2)  # the last norm needs the last layer's stream
+                # the last norm needs the last layer's stream
+                assert engine.first_layers[cell] == min(sum(inner, ()), default=2)
     assert [block.number for block in engine.blocks] == list(range(len(engine.blocks)))
 
 
@@ -188,11 +190,11 @@ def tamper(monkeypatch):
 def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, tokens_of, engine_of, tamper):
     cells = [cell_of_edits(scale("z", factor, layers=[1])) for factor in (0.0, 2.0, 3.0)]
     engine = engine_of(lens_of("llama"), tokens_of(), cells, [sink_mass(0)])
-    assert engine.cell_deviation(2) < CLOSE
+    assert engine.deviations([2])[0][1] < CLOSE
     tamper(lambda one: replace(one, mass=one.mass + 0.25))
-    assert engine.cell_deviation(2) == pytest.approx(0.25, abs=1e-6)
+    assert engine.deviations([2])[0][1] == pytest.approx(0.25, abs=1e-6)
     tamper(lambda one: replace(one, mass=one.mass * torch.nan))
-    assert engine.cell_deviation(2) == float("inf")
+    assert engine.deviations([2])[0][1] == float("inf")
 
 
 def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_precision(tokens_of, engine_of, tamper):
@@ -200,7 +202,7 @@ def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_prec
     cells = [cell_of_edits(scale("z", 2.0, layers=[1]))]
     tamper(lambda one: replace(one, mass=one.mass * torch.nan))
     plan = engine_of(lens, tokens, cells, [sink_mass(0)]).plan
-    found = choose_accurate_plan(lens, tokens, cells, [sink_mass(0)], plan=plan)
+    found = make_accurate_engine(lens, tokens, cells, [sink_mass(0)], plan=plan).plan
     assert found.path == "bridge"
     assert found.deviation < 0.1
 
@@ -213,10 +215,10 @@ def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(tokens
     lens, tokens, metric = wrap(model), tokens_of(), logit_difference(5, 6)
     engine = engine_of(lens, tokens, [cell_of_edits(scale("z", 2.0, layers=[1]))], [metric])
     assert engine.baseline_metrics()["value"].abs().max() < 0.01
-    largest, fifth = engine.largest_logit(), torch.arange(300) == 5
+    (_, largest), fifth = engine.deviations([]), torch.arange(300) == 5
     assert largest > 10
     tamper(lambda one: replace(one, logits=one.logits + off * largest * fifth))
-    assert choose_accurate_plan(lens, tokens, engine.cells, [metric], plan=engine.plan).path == path
+    assert make_accurate_engine(lens, tokens, engine.cells, [metric], plan=engine.plan).plan.path == path
 
 
 def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of, engine_of, monkeypatch):
@@ -229,22 +231,26 @@ def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of
         return replace(found, early=replace(found.early, outcome=outcome))
 
     monkeypatch.setattr(Passes, "run_baseline", wrong)
-    assert engine.baseline_deviation() == pytest.approx(0.25, abs=1e-6)
+    assert engine.deviations([])[0][0] == pytest.approx(0.25, abs=1e-6)
 
 
-def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_of, monkeypatch):
-    """A cell is compared as it is run: with others in its forward, not alone."""
-    cells = [cell_of_edits(scale("z", float(factor), layers=[1])) for factor in range(2, 8)]
-    right, sizes = Passes.run_pack, []
+def test_cells_are_compared_in_one_forward_each_way(lens_of, tokens_of, engine_of, monkeypatch):
+    cells = [cell_of_edits(scale("z", 2.0, layers=[layer])) for layer in (0, 1)]
+    right, bridge, sizes, beside = Passes.run_pack, passes.run_checked_edits, [], []
 
     def pack(self, edits, **options):
         sizes.append(len(edits))
         return right(self, edits, **options)
 
+    def on_bridge(lens, runs, needs, **options):
+        beside.append(len(runs))
+        return bridge(lens, runs, needs, **options)
+
     monkeypatch.setattr(Passes, "run_pack", pack)
+    monkeypatch.setattr(passes, "run_checked_edits", on_bridge)
     engine = engine_of(lens_of("llama"), tokens_of(), cells, [sink_mass(0)])
-    assert max(engine.cell_deviation(number) for number in (0, 1, 3, 5)) < CLOSE
-    assert sizes == [4, 4, 4, 2]
+    assert max(engine.deviations([0, 1])[0]) < CLOSE
+    assert (sizes, beside) == ([2], [3])
 
 
 @pytest.mark.parametrize(("off", "pack"), [(1e-3, 2), (10.0, 1)])
@@ -262,7 +268,7 @@ def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_
         return out
 
     monkeypatch.setattr(passes, "partial_pass", other_numbers)
-    plan = choose_accurate_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
+    plan = make_accurate_engine(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan).plan
     assert (plan.pack, plan.path) == (pack, "blocks")
     assert (1e-7 < plan.deviation < 6 * CLOSE) if pack == 2 else plan.deviation < 6 * CLOSE
     assert ["this run does without" in line for line in caplog.messages] == ([] if pack == 2 else [True])
@@ -288,7 +294,7 @@ def test_undefined_numbers_are_no_deviation(lens_of, tokens_of, engine_of):
     frame = engine.run(engine.blocks[0])
     assert frame["value"].isna().tolist() == [False, True, False]
     assert frame["error"].isna().all()
-    assert engine.cell_deviation(0) < CLOSE
+    assert engine.deviations([0])[0][1] < CLOSE
 
 
 def failing(*, layer):
@@ -301,7 +307,7 @@ def failing(*, layer):
 def test_a_plan_of_cells_that_all_fail_is_not_trusted(lens_of, tokens_of, engine_of, caplog):
     cells = [failing(layer=number % 2) for number in range(12)]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=4)
-    plan = choose_accurate_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
+    plan = make_accurate_engine(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan).plan
     assert (plan.path, plan.pack, plan.lanes, plan.cut, plan.n_compared) == ("bridge", 1, 1, False, 0)
     (said,) = [line for line in caplog.messages if "no cell could be compared" in line]
     assert "of the edit" in said
@@ -310,7 +316,7 @@ def test_a_plan_of_cells_that_all_fail_is_not_trusted(lens_of, tokens_of, engine
 def test_cells_that_fail_leave_others_to_be_compared(lens_of, tokens_of, engine_of, caplog):
     cells = [*(failing(layer=0) for _ in range(3)), cell_of_edits(zero("z", layers=[0]))]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=1)
-    plan = choose_accurate_plan(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
+    plan = make_accurate_engine(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan).plan
     assert plan == engine.plan
     assert plan.n_compared == 1
     assert json.loads(plan.as_json())["n_compared"] == 1

@@ -110,7 +110,7 @@ def test_a_cell_shows_each_hook_function_its_own_batch_at_every_site_of_every_fa
         made.run(block)
     assert seen == {site: {(2, LENGTH)} for site in sites}
     for number in range(len(edits)):  # each comes close to the bridge alone
-        assert made.cell_deviation(number) < 1e-4, sites[number]
+        assert made.deviations([number])[0][1] < 1e-4, sites[number]
 
 
 def test_a_hook_that_stands_on_the_bridge_is_refused_where_cells_share_a_forward():

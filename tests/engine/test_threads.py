@@ -13,7 +13,7 @@ from sink_lens.edits.metrics import sink_mass
 from sink_lens.engine import threads as lanes
 from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.threads import Lanes, copy_for_thread
-from sink_lens.engine.trust import choose_accurate_plan
+from sink_lens.engine.trust import make_accurate_engine
 
 
 def cells(n, *more):
@@ -84,8 +84,8 @@ def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, t
     monkeypatch.setattr(lanes, "copy_for_thread", off)
     lens, tokens = lens_of("llama"), tokens_of((6, 6))
     made = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2)
-    assert made.cell_deviation(0) > CLOSE
-    found = choose_accurate_plan(lens, tokens, cells(6), [sink_mass(0)], plan=made.plan)
+    assert made.deviations([0])[0][1] > CLOSE
+    found = make_accurate_engine(lens, tokens, cells(6), [sink_mass(0)], plan=made.plan).plan
     assert (found.lanes, found.pack) == (1, 2)
     assert found.deviation < CLOSE
 
@@ -93,6 +93,6 @@ def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, t
 def test_a_model_whose_modules_cannot_be_copied_is_swept_one_cell_at_a_time(lens_of, tokens_of, engine_of, monkeypatch):
     lens, tokens = lens_of("llama"), tokens_of((6, 6))
     plan = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2).plan
-    assert choose_accurate_plan(lens, tokens, cells(6), [sink_mass(0)], plan=plan).lanes == 2
+    assert make_accurate_engine(lens, tokens, cells(6), [sink_mass(0)], plan=plan).plan.lanes == 2
     monkeypatch.setattr(lens.bridge.blocks[0], "guard", Lock(), raising=False)
-    assert choose_accurate_plan(lens, tokens, cells(6), [sink_mass(0)], plan=plan).lanes == 1
+    assert make_accurate_engine(lens, tokens, cells(6), [sink_mass(0)], plan=plan).plan.lanes == 1

@@ -115,7 +115,7 @@ def test_equal_prompts_are_refused_before_the_model_runs(monkeypatch):
     assert patch(lens, clean, clean, site="z", put=zero, metric=DIFFERENCE, layers=[0]).frame["changed"].all()
 
     for module in (run_pair, path):
-        monkeypatch.setattr(module, "run_with", lambda *args, **options: pytest.fail("the model ran"))
+        monkeypatch.setattr(module, "run_batches", lambda *args, **options: pytest.fail("the model ran"))
     for call in (
         lambda: patch(lens, clean, clean, site="z", metric=DIFFERENCE),
         lambda: attribution_patch(lens, clean, clean, site="z", metric=DIFFERENCE),
