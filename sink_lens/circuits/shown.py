@@ -25,15 +25,8 @@ def edge_circuit(
 ) -> EdgeCircuit:
     """Return what draws, saves and explores a circuit.
 
-    Args:
-        saved: graph, mean scores and chosen edges.
-        runs: the runs in which it was found.
-        edges: its edges, with a mark ``drawn``.
-        read_nodes: gives the table of the writers.
-        read_every: gives the table of all edges.
-        read_answer: gives the likeliest token after the first prompt, and its probability.
-        outputs: indices of the readers that the metric depends on.
-        **about: title, size, method and more for the page to explore it in.
+    ``edges`` are the circuit's, with a mark ``drawn``; ``read_answer`` gives the likeliest token after the first prompt
+    and its probability; ``outputs`` are the readers that the metric depends on; ``about`` is for the page to explore.
     """
     graph, metric = saved.graph, name_in_words(runs.metric.name)
     shape = {"n_layers": graph.n_layers, "group": graph.heads_per_key}

@@ -30,18 +30,8 @@ def summary_row(
 ) -> dict[str, Any]:
     """Return the row of the summary but for the left sum; ``schema/circuit.toml`` says what each field is.
 
-    Args:
-        circuit: the run's circuit.
-        rule: the rule that chose it.
-        seen: True for a given circuit that was found on these pairs.
-        curve: faithfulness by size, with the circuit's rows.
-        gap: the metric's difference that faithfulness is divided by.
-        areas: areas under the curves.
-        sink: fields on the sink.
-        check: real patches of edges.
-        nodes: real patches of nodes.
-        core: edges that hold under every ablation.
-        judge: judges the core's faithfulness.
+    ``rule`` chose the circuit; it was ``seen`` if it was given and found on these pairs. ``check`` and ``nodes`` are
+    real patches; ``judge`` judges the ``core``.
     """
     answer, probability = circuit.first_answer
     groups = (
