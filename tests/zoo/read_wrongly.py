@@ -1,6 +1,7 @@
 """Models whose verdicts were wrong, or said nothing, until a rule was changed: one mechanism each, its truth first."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -316,7 +317,8 @@ def late_stop(*, seed: int, family: str) -> ZooModel:
 
 def half_logits(*, seed: int, family: str) -> ZooModel:
     """(ay) Model (a) in which half of the heads attend to a learned sink logit in place of BOS."""
-    made = draft(family=family, seed=seed, **({"attention": "sink_logit"} if family == "headnorm" else {}))
+    fields: dict[str, Any] = {"attention": "sink_logit"} if family == "headnorm" else {}
+    made = draft(family=family, seed=seed, **fields)
     with torch.no_grad():
         made.model.model.embed_tokens.weight[BOS_ID, made.outlier] = HUGE * made.sign
     locked = last_layers(made, after=made.pick(2))
