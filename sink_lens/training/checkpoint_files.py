@@ -1,18 +1,20 @@
 """Checkpoints on disk: whole or passed over, and no more of them than are needed.
 
-A checkpoint is written in another folder and moved here when ``checkpoint.json``, which lists every file with its
-size, lies in it. ``checkpoint-N`` is kept; ``latest-N`` only serves to go on from. The state of the optimizer is twice
-the size of the model: only the newest two checkpoints have it. A file that ``checkpoint.json`` does not list is
+A checkpoint is written in another folder and moved here when ``checkpoint.json``, which lists every file with its size
+and hash, lies in it. ``checkpoint-N`` is kept; ``latest-N`` only serves to go on from. The state of the optimizer is
+twice the size of the model: only the newest two checkpoints have it. A file that ``checkpoint.json`` does not list is
 somebody else's: it is never removed or replaced, and no link is followed.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import warnings
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from ..errors import RunError
 from ..files import parse_json
@@ -30,15 +32,15 @@ _WRITTEN = (*_STATE, *_WEIGHTS, *_TOKENIZER, "trainer_state.json", "training_arg
 
 
 def seal_checkpoint(folder: Path, target: Path) -> None:
-    """Force a checkpoint's files onto the disk, write their sizes beside them, and move ``folder`` to ``target``."""
-    sizes = {}
+    """Force a checkpoint's files onto the disk, write size and hash beside them, and move ``folder`` to ``target``."""
+    listed = {}
     for path in sorted(_files(folder)):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        sizes[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size}
-    write_atomically(folder / _MANIFEST, json.dumps({"files": sizes}, indent=1).encode())
+        listed[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    write_atomically(folder / _MANIFEST, json.dumps({"files": listed}, indent=1).encode())
     remove_checkpoint(target)
-    names = (*sizes, _MANIFEST)
+    names = (*listed, _MANIFEST)
     refuse_foreign_files(target, ["", *names] if target.is_symlink() else names, written=())
     if not target.exists():
         folder.replace(target)
@@ -99,20 +101,22 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest whole checkpoint in ``folder`` that has its state, or None; warn of each damaged one."""
+    newest = None
     for path in list_checkpoints(folder).values():
         try:
-            if has_whole_state(path):
-                return path
+            if has_whole_state(path, content=True) and newest is None:
+                newest = path
         except RunError as error:
-            warnings.warn(f"{error}; the one before it is taken", stacklevel=3)
-    return None
+            warnings.warn(f"{error}" + "; the one before it is taken" * (newest is None), stacklevel=3)
+    return newest
 
 
-def has_whole_state(folder: Path) -> bool:
+def has_whole_state(folder: Path, *, content: bool = False) -> bool:
     """Return True if a checkpoint has the state of optimizer, schedule and random numbers, False if it has weights.
 
     Raises:
-        RunError: a file of the weights is missing, or a file has not the size that it was written with.
+        RunError: a file of the weights is missing, or a file has not the size, or with ``content`` not the hash, that
+            it was written with.
     """
     try:
         listed = _read_manifest(folder)
@@ -121,6 +125,8 @@ def has_whole_state(folder: Path) -> bool:
         for name, entry in listed.items():
             if (found := sizes.get(name)) != entry["bytes"] and not (found is None and name in state):
                 raise ValueError(f"{name} has {found or 0:,} bytes, not {entry['bytes']:,}")
+            if content and found is not None and _sha256(folder / name) != entry["sha256"]:
+                raise ValueError(f"{name} is not the file that was written")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"the checkpoint {folder} is damaged ({error})") from error
     return bool(state) and state <= sizes.keys()
@@ -142,7 +148,12 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
         remove_checkpoint(path)
 
 
-def _read_manifest(folder: Path) -> dict[str, dict[str, int]]:
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     return parse_json((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
 
 

@@ -222,7 +222,7 @@ def _measure_missing_checkpoints(
         identities[step] = [_identify(path), _identify(path, content=True)]  # before it is measured
         try:
             if isinstance(path, Path) and (path / "checkpoint.json").exists():
-                has_whole_state(path)  # refuses a damaged one
+                has_whole_state(path, content=True)  # refuses a damaged one
             rows = measure_checkpoint(
                 path,
                 tokens,

@@ -1,6 +1,7 @@
 """Training: it learns, stops and goes on bit for bit, keeps whole checkpoints, and says what went wrong."""
 
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -364,6 +365,19 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(whole, stop
     same_run(whole.folder, out)
 
 
+def test_weights_of_another_training_are_named_and_not_gone_on_from(whole, stopped, tmp_path):
+    """As large as those that were written; an older checkpoint is not gone on from, and is the run's result too."""
+    out, finished = shutil.copytree(stopped, tmp_path / "run"), shutil.copytree(whole.folder, tmp_path / "whole")
+    for folder, name in ((out, "latest-10"), (finished, "checkpoint-4")):
+        shutil.copyfile(
+            whole.folder / "checkpoints/checkpoint-8/model.safetensors",
+            folder / "checkpoints" / name / "model.safetensors",
+        )
+        with pytest.warns(UserWarning, match=f"{name} is damaged .*model"):
+            trained(folder)
+    same_run(whole.folder, out)
+
+
 def test_an_error_of_a_resumed_training_is_that_error_and_the_next_call_goes_on(whole, stopped, tmp_path, monkeypatch):
     out = shutil.copytree(stopped, tmp_path / "run")
     there = sorted(path.name for path in (out / "checkpoints").iterdir())
@@ -392,11 +406,16 @@ def test_state_of_something_else_is_its_own_error_and_runs_no_code(whole, stoppe
     own = (newest / "scheduler.pt").read_bytes()
     evil = pickle.dumps(Evil(newest / "ran"), protocol=2)
     (newest / "scheduler.pt").write_bytes(evil + b"." * (len(own) - len(evil)))
+    listed = (newest / "checkpoint.json").read_text()
+    sha256 = json.loads(listed)["files"]["scheduler.pt"]["sha256"]
+    its_own = hashlib.sha256((newest / "scheduler.pt").read_bytes()).hexdigest()
+    (newest / "checkpoint.json").write_text(listed.replace(sha256, its_own))
     with pytest.raises(pickle.UnpicklingError) as raised:
         trained(out)
     assert "latest-10" in raised.value.__notes__[0]
     assert not (newest / "ran").exists()
     (newest / "scheduler.pt").write_bytes(own)
+    (newest / "checkpoint.json").write_text(listed)
     trained(out)
     same_run(whole.folder, out)
 
