@@ -59,12 +59,7 @@ def compare_models(
         second = as_lens(other)
     _refuse_unlike_models(lens, second)
     settings, same = _setting_rows(lens, second), _have_same_weights(lens, second)
-    if same and not settings and _share_memory(lens, second):
-        raise InputError(
-            "both models are one model in memory: they share their weights, and nothing differs; need two. "
-            "get_peft_model puts adapters into the base model's own object: load the base model again, or give "
-            "get_peft_model a copy.deepcopy of it"
-        )
+    refuse_one_model(lens, second)
     how = {"thresholds": Thresholds(threshold=config.threshold), "seed": config.seed, "batch_size": config.batch_size}
     a, b = (ObservedModel(one, sequences, **how) for one in (lens, second))
     changes = [*_number_rows(a, b), *_list_rows(a, b), *settings]
@@ -72,11 +67,22 @@ def compare_models(
     names = names if names[0] != names[1] else (names[0], "the second model")
     tensors = _changed_weight_table(lens, second)
     decision = _make_json_answer(changes, tensors, names=names, config=config, n=len(a.token_losses), same=same)
+    decision["notes"] = list(dict.fromkeys([*lens.notes, *second.notes]))
     columns = ("sentence", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
     summary = pd.DataFrame([{name: decision[name] for name in columns}])
     frames = {"changes": pd.DataFrame(changes), "summary": summary, "tensors": tensors}
     found = Measured(frames=frames, kernel=a.panel.streamed.kernel, decision=decision, headline=decision["sentence"])
     return write_study("diff", lens, sequences, config, found, out=out, overwrite=overwrite, started=started)
+
+
+def refuse_one_model(first: LensModel, second: LensModel) -> None:
+    """Raise InputError if both are one model in memory, with the same weights, configuration and tokenizer."""
+    if _share_memory(first, second) and _have_same_weights(first, second) and not _setting_rows(first, second):
+        raise InputError(
+            "two of the models are one model in memory: they share their weights, and nothing differs; need two. "
+            "get_peft_model puts adapters into the base model's own object: load the base model again, or give "
+            "get_peft_model a copy.deepcopy of it"
+        )
 
 
 def _name_in_words(lens: LensModel, unnamed: str) -> str:

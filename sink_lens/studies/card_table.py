@@ -1,5 +1,6 @@
 """Many models in one table, a row each; and ``sink-lens card``, which makes a card, a comparison or such a table."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -13,11 +14,13 @@ from ..data.tokens import Tokens
 from ..errors import InputError, RunError
 from ..files import parse_json
 from ..models.inputs import refuse_beside_tokens
+from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import Run, default_run_folder, read_run
 from ..signatures import takes
 from ..text import as_text, interval_text, safe_line
 from .card import card, card_text_rows
+from .card_pair import refuse_one_model
 from .config import CardConfig, is_run_folder
 from .study import Study
 
@@ -91,6 +94,9 @@ def make_table_rows(
         raise InputError("no model was given; need models, or folders of cards or traces")
     if out is not None and all(map(is_run_folder, models)):
         raise InputError("out was given and every row is that of a run; need a model, whose card it is the folder for")
+    models = [one if isinstance(one, str | Path) else as_lens(one) for one in models]
+    for pair in itertools.combinations([one for one in models if isinstance(one, LensModel)], 2):
+        refuse_one_model(*pair)
     one = replace(config, others=(), columns=())
     rows = []
     for place, model in enumerate(models, start=1):

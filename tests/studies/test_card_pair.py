@@ -15,7 +15,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.report.html import page_content
-from sink_lens.studies import card
+from sink_lens.studies import card, cards
 from sink_lens.studies.card_pair import _change_text, _make_json_answer, _number_row
 from sink_lens.studies.config import CardConfig
 from tests.tiny_families import tiny
@@ -217,8 +217,9 @@ def test_a_model_is_not_compared_with_itself_in_memory(base):
     with torch.random.fork_rng():
         tuned = get_peft_model(held, settings).eval()
     for pair in ((held, tuned), (base, base)):
-        with pytest.raises(InputError, match="one model in memory"):
-            card(*pair, tokens=sequences(), progress=False)
+        for made in (lambda pair=pair: card(*pair, tokens=sequences()), lambda pair=pair: cards(pair, sequences())):
+            with pytest.raises(InputError, match="one model in memory"):
+                made()
     study = card(base, tuned, tokens=sequences(), progress=False)
     assert list(study.tables["tensors"]["tensor"])
     assert (study.decision["first"], study.decision["second"]) == ("the first model", "the second model")
