@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.rewrites import rewritten
+from benchmarks.rewrites import TABLE, rewritten, table
 from sink_lens.chain.links.words import WORDS
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
@@ -52,3 +52,7 @@ def test_what_is_written_elsewhere_or_stands_out_nowhere_is_not_said_to_be_in_an
     zoo = build(name, seed=7, family=family)
     found = verdicts(traced(zoo, rewritten(zoo, "rotation") if turned else None))
     assert (found["neurons_dimension"], found["dimension_key"]) == said
+
+
+def test_the_table_of_rewrites_is_that_of_its_rows():
+    assert TABLE.read_text(encoding="utf-8") == table()
