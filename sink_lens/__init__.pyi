@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sink_lens.chain.links.link import Link
-from sink_lens.chain.trace import Trace
 from sink_lens.data.tokens import Tokens
 from sink_lens.models.load import ModelLike
 
@@ -22,12 +21,16 @@ from .activations.record import Reading as Reading
 from .activations.record import capture as capture
 from .activations.record import stream as stream
 from .activations.sink_mask import sink_mask as sink_mask
+from .activations.views import Captured as Captured
+from .activations.views import Streamed as Streamed
 from .chain.config import TraceConfig as TraceConfig
+from .chain.trace import Trace as Trace
 from .chain.trace import trace as _trace
 from .circuits.logit_attribution import direct_logit_attribution as direct_logit_attribution
 from .data.tokens import TokenBatch as TokenBatch
 from .engine.answers import answers as answers
 from .engine.forward import run_with as run_with
+from .engine.generation import Generated as Generated
 from .engine.generation import generate as generate
 from .errors import SinkLensError as SinkLensError
 from .models.headnorm.adapter import HeadNormForCausalLM as HeadNormForCausalLM
@@ -37,6 +40,7 @@ from .models.load import load as load
 from .models.load import wrap as wrap
 from .models.sites import SITES as SITES
 from .records import read_run as read_run
+from .records.reading import Run as Run
 from .sweeps import sweep as sweep
 from .training import train as train
 

@@ -26,15 +26,17 @@ _MOST_ITEMS = 10_000
 """Items of a longer sequence are not looked at one by one."""
 
 
-def check_calls(function: Callable[P, R]) -> Callable[P, R]:
+def check_calls(function: Callable[P, R], name: str = "") -> Callable[P, R]:
     """Decorate a function so that it refuses arguments that its signature does not allow.
 
     It refuses wrong types, nan, fractions for whole numbers, tensors without values (on the device "meta"), tensors of
     another dtype or number of axes, and two sizes for one axis name. The function receives numpy's numbers as Python's.
+    ``name`` is the function's public one, if its definition has another.
     """
-    from .signatures import refuse_loading_options
+    from .signatures import refuse_left_out_options
 
     signature, unchecked = inspect.signature(function), cast("Callable[..., R]", function)
+    name = name or _public_name(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
@@ -43,9 +45,9 @@ def check_calls(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
             call_of = signature.replace(parameters=plain, return_annotation=signature.empty)
-            raise CallError(f"{_public_name(function)}: {error}; need {_public_name(function)}{call_of}") from None
-        refuse_loading_options(function, named)
-        check_arguments(function, bound)
+            raise CallError(f"{name}: {error}; need {name}{call_of}") from None
+        refuse_left_out_options(function, named, name_of=name)
+        check_arguments(function, bound, name_of=name)
         with plain_mode():
             return unchecked(
                 *map(_python_number, args), **{name: _python_number(value) for name, value in named.items()}
@@ -64,12 +66,13 @@ def _python_number(value: Any) -> Any:
     return value if item is None else item()
 
 
-def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def check_arguments(function: Callable[..., Any], given: Mapping[str, Any], *, name_of: str = "") -> None:
     """Refuse arguments of other types than a function's signature names, and tensors that differ in a named axis.
 
-    ``given`` is name of a parameter -> argument.
+    ``given`` is name of a parameter -> argument, ``name_of`` the function's name in an error.
     """
-    hints, parameters, name_of = _type_hints(function), inspect.signature(function).parameters, _public_name(function)
+    hints, parameters = _type_hints(function), inspect.signature(function).parameters
+    name_of = name_of or _public_name(function)
     for name, value in given.items():
         kind = parameters[name].kind if name in parameters else inspect.Parameter.VAR_KEYWORD
         if name not in hints or kind is inspect.Parameter.VAR_KEYWORD:

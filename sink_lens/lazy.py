@@ -64,7 +64,8 @@ def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callabl
         if isinstance(value, FunctionType) and not hasattr(value, "checked"):  # else a room below has done it
             from .signatures import show_options  # late: `import sink_lens` is quick
 
-            shown = check_calls(value)
+            shown: Any = check_calls(value, name)
+            shown.__name__ = shown.__qualname__ = name
             show_options(shown, value)
             value = shown
         return vars(sys.modules[package]).setdefault(name, value)

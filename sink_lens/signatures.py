@@ -34,18 +34,28 @@ class Taken(NamedTuple):
     leave_out: frozenset[str] = frozenset()
     returns: str = ""
     """The class of the result, if the definition names another."""
+    table: Callable[[], Any] | None = None
+    """Gives the description of the table that is the result's ``frame``."""
 
 
-def takes(config: type, *, leave_out: Collection[str] = (), loads: bool = False, returns: str = "") -> Callable[[F], F]:
+def takes(
+    config: type,
+    *,
+    leave_out: Collection[str] = (),
+    loads: bool = False,
+    returns: str = "",
+    table: Callable[[], Any] | None = None,
+) -> Callable[[F], F]:
     """Mark a function whose ``**fields`` are those of ``config``, less those in ``leave_out`` and its own parameters.
 
     The model and the options of loading it are left out too, unless the function ``loads`` models itself, one after
-    another. ``returns`` names the class of the result, if the definition names another.
+    another. ``returns`` names the class of the result, if the definition names another, and ``table`` gives the
+    description of its ``frame``, whose columns the docstring then says.
     """
     hidden = frozenset(leave_out) | (frozenset() if loads else {"model", *LOADING})
 
     def mark(function: F) -> F:
-        setattr(function, _MARK, Taken(of=config, leave_out=hidden, returns=returns))
+        setattr(function, _MARK, Taken(of=config, leave_out=hidden, returns=returns, table=table))
         return function
 
     return mark
@@ -70,15 +80,19 @@ def show_options(shown: Callable[..., Any], function: Callable[..., Any]) -> Non
         shown.__doc__ = full_docstring(function, taken)
 
 
-def refuse_loading_options(function: Callable[..., Any], given: Collection[str]) -> None:
-    """Raise InputError for an option of loading, if the function leaves loading to ``load``."""
-    taken = taken_options(function)
-    for name in LOADING:
-        if taken is not None and name in taken.leave_out and name in given:
+def refuse_left_out_options(function: Callable[..., Any], given: Collection[str], *, name_of: str) -> None:
+    """Raise InputError for an option that the function ``name_of`` leaves out, such as those of ``load``."""
+    if (taken := taken_options(function)) is None:
+        return
+    own = inspect.signature(function).parameters
+    for name in given:
+        if name in taken.leave_out and name in LOADING:
             raise InputError(
-                f"{function.__name__} was given {name}, which is an option of load; need the loaded model: "
-                f"{function.__name__}(load(model, {name}=...))"
+                f"{name_of} was given {name}, which is an option of load; need the loaded model: "
+                f"{name_of}(load(model, {name}=...))"
             )
+        if name in taken.leave_out.difference(own, {"model"}):
+            raise InputError(f"{name_of} was given {name}, which it does not read; leave it out")
 
 
 def taken_options(function: Callable[..., Any]) -> Taken | None:
@@ -172,14 +186,22 @@ def full_docstring(function: Callable[..., Any], taken: Taken) -> str:
         before = [] if "Args:" in lines else ["Args:"]
         tail = ["", *lines[end:]] if end < len(lines) else []
         lines[end:] = [*([] if lines[end - 1] == "" else [""]), *before, *added, *tail]
+    if taken.table is not None:
+        lines += ["", "Columns of the result's ``frame``:", ""]
+        for one in taken.table().columns:
+            lines += _wrapped(f"- ``{one.name}``: {one.meaning}", first="", rest="  ")
     return "\n".join(lines)
 
 
 def _argument_lines(name: str, text: str) -> list[str]:
+    return _wrapped(f"{name}: {text}", first="    ", rest=" " * 8)
+
+
+def _wrapped(text: str, *, first: str, rest: str) -> list[str]:
     import textwrap
 
     text = re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), text)  # options, as Python names them
-    return textwrap.wrap(f"{name}: {text}", _LINE, initial_indent="    ", subsequent_indent=" " * 8)
+    return textwrap.wrap(text, _LINE, initial_indent=first, subsequent_indent=rest)
 
 
 def _annotation_texts(function: Callable[..., Any]) -> dict[str, str]:

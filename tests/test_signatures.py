@@ -1,6 +1,7 @@
 """A public function says its options: in its signature, its docstring, the stub beside its package and a notebook."""
 
 import inspect
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,7 @@ from IPython.core.completer import IPCompleter, provisionalcompleter
 import sink_lens
 from sink_lens import circuits, edits, identity, measures, patching, studies, sweeps, training
 from sink_lens.arguments import check_calls
-from sink_lens.circuits.config import CircuitConfig
+from sink_lens.circuits.config import OF_A_RUN, CircuitConfig
 from sink_lens.errors import InputError
 from sink_lens.patching.config import PatchConfig
 from sink_lens.signatures import LOADING, field_docs, show_options, takes
@@ -110,7 +111,7 @@ def test_options_of_loading_are_those_of_load_alone(option):
 def test_patch_and_find_show_every_field_that_is_for_python():
     for function, config, hidden in (
         (patching.patch, PatchConfig, {"model", "approximate", "check", *LOADING}),  # attribution_patch does it
-        (circuits.find, CircuitConfig, {"model", *LOADING}),
+        (circuits.find, CircuitConfig, {"model", *LOADING, *OF_A_RUN}),
     ):
         shown = set(inspect.signature(function).parameters)
         assert set(field_docs(config)) - hidden <= shown
@@ -133,3 +134,44 @@ def test_a_notebook_completes_an_option(line, found):
     known = {room.__name__.rpartition(".")[2]: room for room in ROOMS if isinstance(room, ModuleType)}
     with provisionalcompleter():
         assert found in {one.text for one in IPCompleter(namespace=known, use_jedi=False).completions(line, len(line))}
+
+
+def test_a_class_that_a_public_function_returns_is_public():
+    names = {name for room in ROOMS for name in room.__all__}
+    missing = set()
+    for place, one in PUBLIC.items():
+        for said in re.findall(r"\w+", str(inspect.signature(one).return_annotation)):
+            made = inspect.unwrap(one).__globals__.get(said)
+            if inspect.isclass(made) and made.__module__.startswith("sink_lens") and said not in names:
+                missing.add((place, said))
+    assert missing == set()
+    assert len(names) > 150
+
+
+def test_help_has_the_public_name_and_the_columns_of_the_result():
+    assert {name for name, one in PUBLIC.items() if one.__name__ != name.rpartition(".")[2]} == set()
+    with pytest.raises(InputError, match=r"^task: missing"):
+        circuits.task()
+    for name in ("control_effect", "over_control", "over_low", "corrected_p", "n_controls"):
+        for one in (patching.patch, sweeps.sweep):
+            assert f"- ``{name}``: " in (one.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("function", "option"),
+    [
+        (circuits.task, {"edges": 5}),
+        (circuits.task, {"steps": 3}),
+        (circuits.find, {"save": "c.svg"}),
+        (circuits.find, {"random": 9}),
+        (circuits.evaluate, {"method": "gim"}),
+        (patching.attribution_patch, {"controls": 2}),
+        (patching.attribution_patch, {"factor": 2.0}),
+    ],
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
+def test_an_option_that_the_function_does_not_read_is_no_parameter_and_is_refused(function, option):
+    (name,) = option
+    assert name not in inspect.signature(function).parameters
+    with pytest.raises(InputError, match=name):
+        function(None, None, None, **option) if function is not circuits.task else function(None, **option)

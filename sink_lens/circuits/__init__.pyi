@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sink_lens.circuits.config import ReadyTask
-from sink_lens.circuits.given import CircuitEvaluation, Given
-from sink_lens.circuits.run import CircuitRun
+from sink_lens.circuits.given import Given
 from sink_lens.edits.metrics import Metric
 from sink_lens.edits.outcome import Outcome
 from sink_lens.models.load import ModelLike
@@ -20,9 +19,13 @@ from .config import CircuitConfig as CircuitConfig
 from .curve import Curve as Curve
 from .files import SavedCircuit as SavedCircuit
 from .files import read as read
+from .given import CircuitComparison as CircuitComparison
+from .given import CircuitEvaluation as CircuitEvaluation
 from .given import compare as compare
 from .given import evaluate as _evaluate
 from .graph import Graph as Graph
+from .logit_attribution import LogitAttribution as LogitAttribution
+from .run import CircuitRun as CircuitRun
 from .run import run as _run
 from .tasks import MetricOfTask as MetricOfTask
 from .tasks import Task as Task
@@ -37,13 +40,7 @@ def find(
     templates: Sequence[str] | None = None,
     config: CircuitConfig | None = None,
     progress: bool = True,
-    task: Literal["ioi", "greater-than", "agreement", "capitals", "induction", "text", "file"] = "ioi",
-    pairs_file: str | Path | None = None,
-    answers_as: Literal["text", "ids"] | None = None,
-    pairs: int = 128,
-    length: int = 64,
     sink_position: int = 0,
-    metric_layers: Iterable[int] | str | None = None,
     method: Literal["eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left", "exact"] = "eap-ig",
     ablation: Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"] | None = None,
     freeze: Literal["sink"] | None = None,
@@ -51,19 +48,10 @@ def find(
     most_steps: int = 160,
     tolerance: float = 0.01,
     edges: int | None = None,
-    circuit: str | Path | None = None,
     choice: Literal["top", "greedy", "threshold"] = "top",
     threshold: float = 0.0,
     neurons: Iterable[str] = (),
     spans: Mapping[str, Any] | Iterable[str] = (),
-    sizes: Iterable[float] | str = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
-    nodes: bool = True,
-    random: int = 3,
-    check: int = 20,
-    check_pairs: int = 8,
-    core: bool = False,
-    against: str | Path | None = None,
-    save: Iterable[str] | Path = (),
     bos: Literal["auto", "with", "without"] = "auto",
     batch_size: int | None = None,
     seed: int = 0,
@@ -77,29 +65,11 @@ def evaluate(
     sizes: Sequence[float] = (),
     random: int = 3,
     config: CircuitConfig | None = None,
-    task: Literal["ioi", "greater-than", "agreement", "capitals", "induction", "text", "file"] = "ioi",
-    pairs_file: str | Path | None = None,
-    answers_as: Literal["text", "ids"] | None = None,
-    length: int = 64,
     sink_position: int = 0,
-    metric_layers: Iterable[int] | str | None = None,
-    method: Literal["eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left", "exact"] = "eap-ig",
     ablation: Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"] | None = None,
     freeze: Literal["sink"] | None = None,
-    steps: int = 5,
-    most_steps: int = 160,
-    tolerance: float = 0.01,
-    edges: int | None = None,
-    choice: Literal["top", "greedy", "threshold"] = "top",
-    threshold: float = 0.0,
     neurons: Iterable[str] = (),
     spans: Mapping[str, Any] | Iterable[str] = (),
-    nodes: bool = True,
-    check: int = 20,
-    check_pairs: int = 8,
-    core: bool = False,
-    against: str | Path | None = None,
-    save: Iterable[str] | Path = (),
     bos: Literal["auto", "with", "without"] = "auto",
     batch_size: int | None = None,
     seed: int = 0,
@@ -155,30 +125,7 @@ def task(
     pairs_file: str | Path | None = None,
     answers_as: Literal["text", "ids"] | None = None,
     pairs: int = 128,
-    length: int = 64,
-    metric: str | None = None,
-    sink_position: int = 0,
-    metric_layers: Iterable[int] | str | None = None,
-    method: Literal["eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left", "exact"] = "eap-ig",
-    ablation: Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"] | None = None,
-    freeze: Literal["sink"] | None = None,
-    steps: int = 5,
-    most_steps: int = 160,
-    tolerance: float = 0.01,
-    edges: int | None = None,
-    circuit: str | Path | None = None,
-    choice: Literal["top", "greedy", "threshold"] = "top",
-    threshold: float = 0.0,
-    neurons: Iterable[str] = (),
     spans: Mapping[str, Any] | Iterable[str] = (),
-    sizes: Iterable[float] | str = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
-    nodes: bool = True,
-    random: int = 3,
-    check: int = 20,
-    check_pairs: int = 8,
-    core: bool = False,
-    against: str | Path | None = None,
-    save: Iterable[str] | Path = (),
     bos: Literal["auto", "with", "without"] = "auto",
     batch_size: int | None = None,
     seed: int = 0,

@@ -35,7 +35,7 @@ from . import checks, stability
 from .ablated import compute_circuit_metrics
 from .checks import ScoreCheck
 from .choice import choose_edges, connected_edges, output_readers, strongest_edges
-from .config import EDGES, MOST_DRAWN, SIZES, Choice, CircuitConfig
+from .config import EDGES, MOST_DRAWN, OF_A_RUN, SIZES, Choice, CircuitConfig
 from .curve import Curve, FaithfulnessJudge, compute_curve
 from .files import SavedCircuit
 from .graph import Graph
@@ -296,7 +296,7 @@ class Circuit:
         return display.result_html(repr(self), self.draw(most=40), self.frame.head(12), notes=self.runs.lens.notes)
 
 
-@takes(CircuitConfig)
+@takes(CircuitConfig, leave_out=OF_A_RUN)
 def find(
     model: ModelLike,
     clean: Task | Sequences,

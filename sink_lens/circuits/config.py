@@ -28,7 +28,7 @@ TOLERANCE = 0.01
 MOST_PAIRS = 10_000
 REST = "rest"
 """Name of the span of the positions that no other has."""
-_OF_A_RUN = (
+OF_A_RUN = (
     "task",
     "pairs_file",
     "answers_as",
@@ -40,8 +40,15 @@ _OF_A_RUN = (
     "check",
     "check_pairs",
     "core",
+    "sizes",
+    "nodes",
+    "random",
+    "against",
+    "save",
 )
 """Fields that only a run reads."""
+OF_A_CHOICE = ("method", "steps", "most_steps", "tolerance", "edges", "choice", "threshold")
+"""Fields that say how edges are scored and chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +164,7 @@ class CircuitConfig:
             raise InputError("choice threshold takes every edge whose score is at least 0; need a threshold above 0")
         if self.circuit is not None and (self.edges is not None or self.choice != "top"):
             raise InputError("a circuit was given, and edges or choice would choose another; need one of them")
-        if self.choice != "threshold":
-            refuse_unread_fields(self, "threshold", reader="choice threshold")
+        self._check_choice()
         if self.task != "text":
             refuse_unread_fields(self, "length", reader="task text")
         if self.metric_name != "sink_mass":
@@ -169,9 +175,6 @@ class CircuitConfig:
                     f"the span {name} has the positions {at!r}, which may be a column of a file of pairs, and the task "
                     f"is {self.task}; need positions such as {name}=-2,-1 or {name}=4-6, or the task file"
                 )
-        check_method(self.method, self.used_ablation)
-        if not METHODS[self.method].integrates:
-            refuse_unread_fields(self, "steps", "most_steps", "tolerance", reader="the methods eap-ig")
         for path in self.save:
             check_save_path(path)
         if self.task == "text" and self.metric_name == "logit_difference":
@@ -193,8 +196,17 @@ class CircuitConfig:
 
     def check_for_find(self) -> None:
         """Raise InputError for a method that cannot be used, or fields that only ``circuits.run`` reads."""
-        refuse_unread_fields(self, *_OF_A_RUN, reader="circuits.run")
+        refuse_unread_fields(self, *OF_A_RUN, reader="circuits.run")
+        if self.freeze is None:
+            refuse_unread_fields(self, "sink_position", reader="freeze")
+        self._check_choice()
+
+    def _check_choice(self) -> None:
+        if self.choice != "threshold":
+            refuse_unread_fields(self, "threshold", reader="choice threshold")
         check_method(self.method, self.used_ablation)
+        if not METHODS[self.method].integrates:
+            refuse_unread_fields(self, "steps", "most_steps", "tolerance", reader="the methods eap-ig")
 
     @property
     def n_curve_circuits(self) -> int:

@@ -26,7 +26,7 @@ from ..stats import Interval
 from ..text import percent
 from .choice import draw_random_circuit
 from .circuit import Circuit
-from .config import CircuitConfig
+from .config import OF_A_CHOICE, OF_A_RUN, CircuitConfig
 from .curve import FaithfulnessJudge, compute_curve, connected_counts
 from .files import SavedCircuit, read
 from .runs import run_given_pairs
@@ -58,7 +58,7 @@ class CircuitEvaluation:
         return 1 - float(self.frame["faithfulness"].iloc[1])
 
 
-@takes(CircuitConfig)
+@takes(CircuitConfig, leave_out=(*OF_A_RUN, *OF_A_CHOICE))
 def evaluate(
     model: ModelLike,
     pairs: Task | tuple[Sequences, Sequences | None],

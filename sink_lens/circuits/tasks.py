@@ -21,7 +21,7 @@ from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError
 from ..signatures import takes
 from ..stats import SURE
-from .config import CircuitConfig, ReadyTask
+from .config import OF_A_CHOICE, OF_A_RUN, CircuitConfig, ReadyTask
 from .pairs import TokenPair, make_token_pairs
 
 if TYPE_CHECKING:
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 _A_PASS = 32
 """Prompts whose logits are kept at once."""
+_UNREAD = {*OF_A_RUN, *OF_A_CHOICE, "sink_position", "ablation", "freeze", "neurons"} - {
+    "pairs_file",
+    "answers_as",
+    "pairs",
+}
+"""Fields that the making of pairs does not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +109,7 @@ def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
     )
 
 
-@takes(CircuitConfig)
+@takes(CircuitConfig, leave_out=_UNREAD)
 def task_of(
     model: "ModelLike",
     task: Literal[ReadyTask, "file"] | None = None,

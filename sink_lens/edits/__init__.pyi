@@ -37,6 +37,7 @@ from .mean_ablation import mean_all as _mean_all
 from .mean_ablation import mean_ordinary as _mean_ordinary
 from .normalisation import head_rms_norm as normalise
 from .normalisation import variance_calibration as calibrate
+from .outcome import Outcome as Outcome
 from .part import Part as Part
 from .quantisation import quantisation as quantise
 from .quantisation import quantised_weights as quantised_weights

@@ -131,11 +131,11 @@ FIELDS: Mapping[str, frozenset[str]] = {
 
 
 def refuse_unread_metric_fields(config: Any, name: str) -> None:
-    """Refuse fields that a configuration sets although its metric ``name`` does not read them."""
+    """Refuse fields that a configuration sets although its metric, ``name`` or an object (""), does not read them."""
     for one, options in FIELDS.items():
         readers = [other for other, (known, _) in METRICS.items() if options & set(known)]
         if name not in readers:
-            refuse_unread_fields(config, one, reader=f"metric {' and '.join(readers)}")
+            refuse_unread_fields(config, one, reader=f"the metric by the name {' or '.join(readers)}")
 
 
 def metric_spec(config: Any, name: str) -> MetricSpec:

@@ -9,9 +9,11 @@ from sink_lens.models.load import ModelLike
 from .config import ContractionConfig as ContractionConfig
 from .config import FingerprintConfig as FingerprintConfig
 from .config import PreferenceConfig as PreferenceConfig
+from .contraction import Contraction as Contraction
 from .contraction import contraction as contraction
 from .fingerprint import Fingerprint as Fingerprint
 from .fingerprint import fingerprint as _fingerprint
+from .preference import Preference as Preference
 from .preference import preference as preference
 from .untrained_models import UntrainedConfig as UntrainedConfig
 from .untrained_models import untrained as untrained

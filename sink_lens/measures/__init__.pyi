@@ -13,6 +13,7 @@ from .heads import induction as induction
 from .locking import logit_split as logit_split
 from .locking import positive_share as positive_share
 from .locking import qk_alignment as qk_alignment
+from .neurons import Selectivity as Selectivity
 from .neurons import column_kurtosis as column_kurtosis
 from .neurons import contribution_share as contribution_share
 from .neurons import contributions as contributions

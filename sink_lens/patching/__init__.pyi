@@ -8,14 +8,14 @@ from sink_lens.edits.constructors import Edit
 from sink_lens.edits.evaluation import Metric
 from sink_lens.models.load import ModelLike
 from sink_lens.patching.pairs import Sequences
-from sink_lens.patching.path import PathResult
-from sink_lens.patching.results import AttributionResult
 
 from .attribution import attribution_patch as _attribution_patch
 from .config import PatchConfig as PatchConfig
 from .patch import patch as _patch
 from .path import PathConfig as PathConfig
+from .path import PathResult as PathResult
 from .path import path_patch as _path_patch
+from .results import AttributionResult as AttributionResult
 from .results import PatchResult as PatchResult
 
 def attribution_patch(
@@ -43,8 +43,6 @@ def attribution_patch(
     correct: int | str | Sequence[Any] | None = None,
     incorrect: int | str | Sequence[Any] | None = None,
     bos: Literal["auto", "with", "without"] = "auto",
-    factor: float | None = None,
-    batch_size: int | None = None,
     steps: int = 1,
     seed: int = 0,
 ) -> AttributionResult: ...

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..signatures import takes
-from .config import PatchConfig
+from .config import OF_REAL_PATCHES, PatchConfig
 from .first_order import first_order_effects
 from .pairs import Sequences
 from .results import AttributionResult, fields_of_patches, part_table
@@ -26,7 +26,7 @@ from .run_folder import open_run
 from .run_pair import merge_patch_config, prepare_runs
 
 
-@takes(PatchConfig, leave_out=("approximate", "check", "screen", "put", "edits", "controls"))
+@takes(PatchConfig, leave_out=("approximate", "check", "put", "edits", *OF_REAL_PATCHES))
 def attribution_patch(
     model: ModelLike,
     clean: Sequences | None = None,
@@ -45,7 +45,8 @@ def attribution_patch(
         SiteError: as in ``patch``.
     """
     lens = as_lens(model)
-    settings = merge_patch_config(config, lens=lens, fields=fields)
+    settings = merge_patch_config(config, lens=lens, fields={"approximate": True} | fields)
+    settings.check_together()
     if settings.edits:
         raise InputError("attribution_patch approximates patches of the unedited model; leave out edits")
     if settings.put != "source":

@@ -48,7 +48,7 @@ def run_patch(
         return patch(lens, config=config, out=folder, shard=shard, overwrite=overwrite, progress=progress)
     runs, _, pair = prepare_runs(lens, None, None, config=config)
     with open_run(folder, lens=lens, pair=pair, config=config, metric=runs.metric, overwrite=overwrite) as writer:
-        result = attribution_patch(lens, pair.clean, pair.corrupted, config=config, metric=runs.metric)
+        result = attribution_patch(lens, config=config)
         generator = torch.Generator().manual_seed(config.seed)
         check = result.sample(config.check, generator=generator, progress=progress)
         writer.write_table("check", check.frame)

@@ -25,6 +25,8 @@ TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "ke
 """Axis of a patch as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""
 EVERY = "every"
 """The site of a patch of the stream, and of what each layer adds to it, as ``get_act_patch_block_every``."""
+OF_REAL_PATCHES = ("screen", "factor", "controls", "batch_size")
+"""Options that an approximation does not read."""
 _RANGES: dict[str, Any] = {"written": "ranges"}
 _METRIC = "{} | sink_lens.edits.evaluation:Metric | Callable[..., Any]"
 _EDITS = "Iterable[sink_lens.edits.constructors:Edit] | Edit"
@@ -112,7 +114,8 @@ class PatchConfig:
     factor: float | None = None
     """With --put scale: the factor. With --put set: the number that values are set to."""
     controls: int = 5
-    """Random parts of the same size (units, heads, positions) as controls of each patch; 0 for none."""
+    """Random parts of the same size (units, heads, positions) as controls of each patch, fewer if there are not as many
+    others; 0 for none."""
     batch_size: int | None = None
     """Sequences per forward pass. Default: by length."""
     approximate: bool = False
@@ -178,7 +181,9 @@ class PatchConfig:
             refuse_unread_fields(self, "answers_as", reader="pairs_file")
         if self.approximate and self.site == EVERY:
             raise InputError(f"approximate and site {EVERY} were given; an approximation is of one site")
-        if not self.approximate:
+        if self.approximate:
+            refuse_unread_fields(self, *OF_REAL_PATCHES, reader="real patches, without approximate")
+        else:
             refuse_unread_fields(self, "check", reader="approximate")
             if not self.screen:
                 refuse_unread_fields(self, "steps", reader="approximate and screen")

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..models.load import ModelLike, as_lens
 from ..records.shards import check_shard
+from ..schema import table_of
 from ..signatures import takes
 from .config import EVERY, PatchConfig
 from .pairs import Sequences
@@ -30,7 +31,7 @@ from .run_folder import leave_unfinished, open_run, patch_in_folder
 from .run_pair import merge_patch_config
 
 
-@takes(PatchConfig, leave_out=("approximate", "check"))
+@takes(PatchConfig, leave_out=("approximate", "check"), table=partial(table_of, "patch", "patches"))
 def patch(
     model: ModelLike,
     clean: Sequences | None = None,

@@ -17,6 +17,7 @@ from ..data.tokens import TokenBatch, positions_in_all, refuse_bos_of_ids
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied, edits_for_model, edits_in_texts
 from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate, logit_difference
+from ..edits.named_metrics import refuse_unread_metric_fields
 from ..edits.outcome import Outcome
 from ..edits.part import Part, Where, replace_full_axes_by_none
 from ..edits.references import References
@@ -69,7 +70,7 @@ class RunPair:
         """Run ``run``, which is patched, and ``source``, whose values are put in; keep both runs' tensors of ``site``.
 
         ``edits`` are made in both runs; ``grid`` has the parts of the site to patch. Warns if both runs have the same
-        values there and ``is_source`` says that patches put in the source run's values: then no patch changes anything.
+        values in all of them and ``is_source`` says that patches put in the source run's values.
         """
         if site in lens.uneditable:
             raise lens.uneditable_error(site)
@@ -85,11 +86,7 @@ class RunPair:
             runs = run_batches(lens, (run, source), of_metric, edits=edits)
         check_per_sequence(metric, runs[0])
         baseline, wanted = (evaluate(metric, one) for one in runs)
-        if is_source and all(torch.equal(held[key], given[key]) for key in given):
-            warnings.warn(
-                f"the clean and the corrupted run have the same {site}: patching it changes nothing", stacklevel=3
-            )
-        return cls(
+        made = cls(
             lens=lens,
             run=run,
             other=source,
@@ -101,6 +98,12 @@ class RunPair:
             given=given,
             edits=edits,
         )
+        if is_source and grid and not any(map(made.has_difference, grid)):
+            warnings.warn(
+                f"the clean and the corrupted run have the same {site} in all that is patched: nothing changes",
+                stacklevel=3,
+            )
+        return made
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -155,7 +158,10 @@ def run_batches(
     return found
 
 
-def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
+def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Any:
+    if not isinstance(config.metric, str):  # it has its options itself
+        refuse_unread_metric_fields(config, "")
+        return config.metric
     if config.pairs_file is not None and config.metric == "logit_difference":
         pairs = read_pairs(config.pairs_file, answers_as=config.answers_as, tokenizer=lens.tokenizer)
         return logit_difference([one.correct for one in pairs], [one.incorrect for one in pairs])
@@ -194,8 +200,7 @@ def prepare_runs(
     if is_source:
         refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(config.direction)
-    read = _metric_of_config(lens, pair, config=config) if isinstance(config.metric, str) else config.metric
-    measured = as_metric(read, lens, pair.clean, pair.corrupted)
+    measured = as_metric(_metric_of_config(lens, pair, config=config), lens, pair.clean, pair.corrupted)
     chosen = config.chosen_indices
     for name in ("positions", "keys"):
         chosen[name] = None if chosen[name] is None else positions_in_all(chosen[name], run, of=name)

@@ -8,7 +8,6 @@ import pandas as pd
 
 from sink_lens.data.tokens import Tokens
 from sink_lens.models.load import ModelLike
-from sink_lens.studies.tokens.run import SinkTokens
 
 from ..chain.trace import Trace as Trace
 from .card import card as _card
@@ -18,6 +17,7 @@ from .config import QuantiseConfig as QuantiseConfig
 from .quantise import quantise as _quantise
 from .study import Study as Study
 from .tokens.config import TokensConfig as TokensConfig
+from .tokens.run import SinkTokens as SinkTokens
 from .tokens.run import sink_tokens as _sink_tokens
 
 def card(

@@ -8,14 +8,15 @@ from sink_lens.data.tokens import Prompts
 from sink_lens.engine.measured import Measured
 from sink_lens.models.load import ModelLike
 from sink_lens.sweeps.cells import Swept
-from sink_lens.sweeps.results import SweepResult
 
 from ..edits.named_metrics import MetricSpec as MetricSpec
+from .cells import OwnCell as OwnCell
 from .cells import cell_of as cell_of
 from .config import SweepConfig as SweepConfig
 from .config import read_sweep as _read_sweep
 from .grid import EditGrid as EditGrid
 from .grid import Grid as Grid
+from .results import SweepResult as SweepResult
 from .sweep import sweep as _sweep
 
 def read_sweep(

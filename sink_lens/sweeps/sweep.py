@@ -37,7 +37,7 @@ from ..records import RunWriter, create_run, default_run_folder, place_of_run
 from ..records.reading import damaged_file_error, read_columns
 from ..records.recomputed import FEW, MOST, compute_until_equal, refuse_other_numbers, sample_parts
 from ..records.shards import check_shard, compute_run, process_name
-from ..schema import MEANS
+from ..schema import MEANS, table_of
 from ..signatures import takes
 from . import words
 from .cells import Cells, Swept, What, cells_of, grid_or_cells, in_texts
@@ -53,7 +53,7 @@ _OF_CALL = ("controls", "seed", "least_effect", "engine", "workers", "retry_fail
 FILES = ("plan", "baseline", "cells", "controls", "values")
 
 
-@takes(SweepConfig, leave_out=("grid",))
+@takes(SweepConfig, leave_out=("grid",), table=partial(table_of, "sweep", "cells"))
 def sweep(
     model: ModelLike,
     what: Swept | None = None,
@@ -69,6 +69,9 @@ def sweep(
 ) -> SweepResult:
     """Run a model with the edits of each cell of a grid, and measure what each does to the metrics.
 
+    Cost: a pass for the baseline, and at most one for each cell and for each of its random controls, from its first
+    edited layer to the last tensor that a metric reads: ``cells * (1 + controls)``.
+
     The same call on a folder that holds part of the sweep computes the rest; on one that holds all of it, nothing. It
     first computes the baseline and one cell of each of four blocks again (of 32 blocks, for cells of your own), and
     refuses the folder if they differ.
@@ -83,8 +86,10 @@ def sweep(
         what: edits, of which one such as ``edits.zero("z", heads="each")`` is a cell for each head; a grid, or cells of
             your own (``cell_of``); the configuration's grid if None.
         tokens: the sequences, or texts, instead of those that the configuration describes.
-        metrics: the metrics to read from each cell; the configuration's if there are none, which by default is the
-            attention to position 0.
+        metrics: the metrics to read from each cell, each a name with options (``MetricSpec``), one of
+            ``sink_lens.edits.metrics``, or a function of the ``logits`` or of an ``Outcome`` (``metrics.on_outcome``).
+            A function gets texts of one length at a time, without padding. If there are none, those of the
+            configuration, by default the attention to position 0.
         config: a whole sweep, as ``read_sweep(path)`` reads one.
         out: the run folder; nothing is written if None. All shards need the same one.
         shard: ``3/8`` is the third of eight; ``slurm`` is the task of the array job that this process is.

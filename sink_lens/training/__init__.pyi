@@ -13,19 +13,19 @@ from sink_lens.data.tokens import TokenBatch
 from sink_lens.records import RunWriter
 from sink_lens.training.batches import Rows
 from sink_lens.training.checkpoint_folders import Checkpoints
-from sink_lens.training.logged import LogComparison
-from sink_lens.training.train import TrainResult
 
 from .compare import Comparison as Comparison
 from .compare import compare as _compare
 from .config import CompareConfig as CompareConfig
 from .config import TrainConfig as TrainConfig
 from .config import WatchConfig as WatchConfig
+from .logged import LogComparison as LogComparison
 from .monitor import SinkMonitor as SinkMonitor
 from .monitor_callback import SinkMonitorCallback as SinkMonitorCallback
 from .prefix import PrefixConfig as PrefixConfig
 from .prefix import PrefixModel as PrefixModel
 from .prefix import get_prefix_model as _get_prefix_model
+from .train import TrainResult as TrainResult
 from .train import train as _train
 from .watch import watch as _watch
 

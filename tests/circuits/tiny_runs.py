@@ -12,6 +12,7 @@ from mlps import BESIDE, EXPERTS
 
 from sink_lens import circuits
 from sink_lens.circuits.graph import Graph
+from sink_lens.circuits.methods import METHODS
 from sink_lens.circuits.runs import Runs
 from sink_lens.edits import metrics
 from sink_lens.models.load import wrap
@@ -39,7 +40,8 @@ def runs_of(lens, *, neurons=None, metric=METRIC, **more):
 
 
 def circuit(family="llama", **more):
-    given = {"metric": SIX, "edges": 20, "templates": ["a", "b"] * 3, "most_steps": 5}
+    given = {"metric": SIX, "edges": 20, "templates": ["a", "b"] * 3}
+    given |= {"most_steps": 5} if METHODS[more.get("method", "eap-ig")].integrates else {}
     return circuits.find(more.pop("lens", None) or lens_of(family), *pair(n=6, length=9), **(given | more))
 
 

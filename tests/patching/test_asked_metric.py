@@ -70,6 +70,31 @@ def test_answers_beside_a_metric_that_reads_none_are_refused():
         patch(speaking(), CLEAN, CORRUPTED, metric="loss", correct=5, incorrect=6)
 
 
+@pytest.mark.parametrize("patched", [patch, attribution_patch])
+@pytest.mark.parametrize("option", [{"correct": "!"}, {"sink_position": 2}, {"metric_layers": "1"}], ids=str)
+def test_an_option_beside_a_metric_that_is_an_object_is_refused(patched, option):
+    (name,) = option
+    for metric in (metrics.logit_difference(5, 6), lambda logits: logits[:, -1, 5]):
+        with pytest.raises(InputError, match=f"{name} is"):
+            patched(speaking(), CLEAN, CORRUPTED, metric=metric, layers=[1], **option)
+
+
+def test_an_approximation_reads_a_file_of_pairs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"clean": one, "corrupted": other, "correct": 5, "incorrect": 9}
+        for one, other in zip(CLEAN, CORRUPTED, strict=True)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    lens = speaking()
+    lens.plain.save_pretrained("model")
+    lens.tokenizer.save_pretrained("model")
+    asked = ["patch", "model", "--pairs-file", "pairs.jsonl", "--layers", "1", "--approximate", "--check", "2"]
+    said = CliRunner().invoke(app, [*asked, "--out", "run"])
+    assert said.exit_code == 0, said.output
+    assert CliRunner().invoke(app, [*asked, "--controls", "2"]).exit_code == 2
+
+
 @pytest.mark.parametrize("site", ["z", "every"])
 def test_a_shard_that_is_not_the_last_ends_well_and_its_tables_say_that_they_wait(tmp_path, monkeypatch, site):
     monkeypatch.chdir(tmp_path)
