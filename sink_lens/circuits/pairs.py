@@ -88,15 +88,19 @@ def make_token_pairs(
     Raises:
         InputError: no file of pairs, or one that cannot be read; a span outside its prompt.
     """
+    from ..data.token_ids import warn_of_forgotten_space
+
     name, pairs, bos = config.task, config.pairs, config.bos
     if name == "file":
         if config.pairs_file is None:
             raise InputError("the task 'file' needs a file of pairs; give pairs_file=...")
-        source: Iterator[Pair] = iter(
-            read_pairs(
-                config.pairs_file, spans=config.column_by_span, answers_as=config.answers_as, tokenizer=tokenizer
-            )
+        read = read_pairs(
+            config.pairs_file, spans=config.column_by_span, answers_as=config.answers_as, tokenizer=tokenizer
         )
+        sides = ((pair.clean, side) for pair in read for side in (pair.correct, pair.incorrect))
+        every = ((one, at) for at, side in sides for one in (side if isinstance(side, tuple) else (side,)))
+        warn_of_forgotten_space(every, tokenizer)
+        source: Iterator[Pair] = iter(read)
     elif name == "induction":
         source = _draw_induction(tokenizer, d_vocab, generator, bos=bos)
     else:

@@ -5,7 +5,9 @@ and the caller adds BOS. There are three conditions: "auto" does what the tokeni
 BOS first, "without" adds none. A text that begins with BOS itself is refused in every condition.
 """
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+from collections.abc import Iterable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -125,6 +127,28 @@ def answer_id(
             f"{what} {answer!r} is {len(ids)} tokens behind {text[-40:]!r}; need one. A word mostly begins with a space"
         )
     return ids[0]
+
+
+def warn_of_forgotten_space(
+    answers: Iterable[tuple[str | int, str | Sequence[int]]], tokenizer: PreTrainedTokenizerBase | None
+) -> None:
+    """Warn of the first among (answer, prompt) whose space in front may be forgotten.
+
+    The answer begins with a letter behind a prompt that ends in a word or a mark, and is another single token with a
+    space in front.
+    """
+    for answer, prompt in answers:
+        if tokenizer is None or not isinstance(answer, str) or not answer[:1].isalpha():
+            continue
+        end = (prompt if isinstance(prompt, str) else str(tokenizer.decode(list(prompt[-8:]))))[-1:]
+        if not end.isalnum() and end not in tuple(".,:;!?)]}"):
+            continue
+        with contextlib.suppress(InputError):  # one of both is not one token
+            spaced = f" {answer}"
+            if answer_id(spaced, prompt, tokenizer) != answer_id(answer, prompt, tokenizer):
+                said = f"the answer {answer!r} has no space in front; as a word of its own it is the token {spaced!r}"
+                warnings.warn(said, stacklevel=3)
+                return
 
 
 def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:

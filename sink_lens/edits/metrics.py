@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..arguments import check_calls
 from ..data.given import by_text
-from ..data.token_ids import answer_id
+from ..data.token_ids import answer_id, warn_of_forgotten_space
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..measures.dimensions import dominance_ratio
@@ -101,6 +101,8 @@ def logit_difference(
 
     def behind(prompts: Sequence[Sequence[str | list[int]]], reads: Any) -> Metric:
         first, *others = (_read_answers(sides, some, reads) for some in prompts)
+        rows = [(one, row % len(prompts[0])) for side in sides for row, own in enumerate(side) for one in own]
+        warn_of_forgotten_space(((one, prompts[0][row]) for one, row in rows), reads)
         if any(other != first for other in others):
             raise InputError(
                 "the text of an answer is one token behind clean prompts, another behind corrupted ones; give ids"
@@ -110,6 +112,9 @@ def logit_difference(
             return made
         texts = [str(reads.decode([side[0][0]])) for side in first]
         names = [text.strip() for text in texts]
+        for number, one in enumerate(side[0][0] for side in sides):
+            if isinstance(one, str) and one[0].isalpha():  # told from the token with a space in front
+                names[number] = repr(one)
         if not all(names) or names[0] == names[1]:  # only a space tells them apart
             names = [token_text(text) for text in texts]
         return replace(made, name=f"{made.name} ({names[0]} − {names[1]})")
@@ -125,7 +130,8 @@ def logit_difference(
 
     if prompt is not None:
         return behind([[prompt] if isinstance(prompt, str) else prompt], tokenizer)
-    return replace(_difference_of_ids(([(0,)], [(0,)]), position=position), function=unread, on=on)
+    name = f"logit difference ({correct!r} − {incorrect!r})"
+    return replace(_difference_of_ids(([(0,)], [(0,)]), position=position), name=name, function=unread, on=on)
 
 
 def _tokens_by_sequence(given: Answers) -> list[tuple[Token, ...]]:

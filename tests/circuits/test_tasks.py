@@ -41,7 +41,7 @@ def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):
     file.write_text('{"clean": "a"}\n')
     with pytest.raises(InputError, match="line 1"):
         read_pairs(file)
-    file.write_text('{"clean": "a b c d e f", "corrupted": "a b", "correct": "b", "incorrect": "c"}\n')
+    file.write_text('{"clean": "a b c d e f", "corrupted": "a b", "correct": " b", "incorrect": " c"}\n')
     with pytest.raises(InputError, match="no pair of 'file'"):
         task_of(speaking("llama"), "file", pairs_file=str(file), generator=np.random.default_rng(0))
     rows = [json.loads(line) for line in reference_pairs(file).read_text().splitlines()]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lenses import lens_of
+from lenses import lens_of, speaking
 from prompt_pairs import as_llama_2
 
 from sink_lens.data.tokens import from_tensor
@@ -177,3 +177,22 @@ def test_an_answer_is_the_token_behind_the_prompt_and_the_metric_names_it():
         of("Mary", "John", prompt="gave to")
     with pytest.raises(InputError, match="'17' is 2 tokens behind 'year '; need one"):
         of("17", "5", prompt="year ")
+
+
+def test_an_answer_whose_space_may_be_forgotten_warns_and_the_name_shows_it():
+    tokenizer = speaking().tokenizer
+    assert [len(tokenizer(text, add_special_tokens=False).input_ids) for text in ("a", " a", " the")] == [1] * 3
+    of = functools.partial(metrics.logit_difference, tokenizer=tokenizer)
+    with pytest.warns(UserWarning, match=r"'a' has no space in front; .* ' a'"):
+        found = of("a", " the", prompt="x y")
+    assert found.name == "logit difference ('a' − the)"
+    assert of(" the", " a", prompt="x y").name == "logit difference (the − a)"
+    for prompt in ("x (", "x\n"):  # no word before it: no warning, which is an error here
+        of("a", 5, prompt=prompt)
+
+
+def test_a_metric_is_printed_in_one_line():
+    said = repr(metrics.logit_difference(" A", " B"))
+    assert "(' A' − ' B')" in said
+    assert "0x" not in said
+    assert len(said) < 80

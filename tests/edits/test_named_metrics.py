@@ -68,7 +68,7 @@ def test_the_tokens_of_a_logit_difference_can_be_texts():
     found = as_metric(by_text.make_metric(llama()), llama(), EIGHT)
     run = run_with(llama(), EIGHT, logits=True)
     assert torch.equal(found.function(run), logit_difference(*(one[0] for one in ids)).function(run))
-    assert resolve_metrics([by_text], llama(), tokens=EIGHT)[0].name == found.name == "logit difference (the − a)"
+    assert resolve_metrics([by_text], llama(), tokens=EIGHT)[0].name == found.name == "logit difference (the − 'a')"
 
 
 @pytest.mark.parametrize(
