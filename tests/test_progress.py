@@ -19,7 +19,9 @@ def test_a_log_gets_one_line_of_the_outermost_bar(capsys, monkeypatch):
     for _ in tqdm(range(3), desc="models", unit="model", leave=False):
         for _ in tqdm(range(5), desc="inner", leave=False):
             pass
-    assert capsys.readouterr().err == "models: 3 model, 00:00\n"
+    for _ in tqdm(range(2), desc="site", unit="patch", leave=False):
+        pass
+    assert capsys.readouterr().err == "models: 3 models, 00:00\nsite: 2 patches, 00:00\n"
 
 
 def can_show_a_bar() -> bool:

@@ -22,7 +22,7 @@ from ..models.sites import SITES, site_of
 from .outcome import Outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Metric:
     """A metric of a run, and the parts of the run that it reads."""
 
@@ -55,6 +55,10 @@ class Metric:
     it reads: a run folder is continued only under the same one."""
     on: "Callable[[Sequence[TokenBatch], PreTrainedTokenizerBase | None], Metric] | None" = None
     """Makes the metric for the sequences of a run, or of two, if it hangs on their tokens, as texts of answers do."""
+
+    def __repr__(self) -> str:
+        """One line: the name and the unit."""
+        return f"Metric({self.name!r}" + f", in {self.unit}" * bool(self.unit) + ")"
 
     def read_layers(self, n_layers: int) -> tuple[int, ...]:
         """Return the layers that the metric reads in a model with ``n_layers``."""

@@ -278,7 +278,9 @@ class LensModel:
         return (
             f"LensModel({self.name!r}, {self.family.architecture}, {self.n_layers} layers, "
             f"{self.n_heads} heads over {self.n_kv_heads}, d_model {self.d_model}, {self.dtype}, {self.device}, "
-            f"plain kernel {kernel_of(self.plain.config)})"
+            f"plain kernel {kernel_of(self.plain.config)}"
+            + "".join(f"; {note.partition(':')[0]}" for note in self.notes if note.startswith("the weights"))
+            + ")"
         )
 
 

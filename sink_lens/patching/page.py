@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,6 +9,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.edits.effect_table import rows_beyond_chance, shown_rows
 from sink_lens.errors import RunError
+from sink_lens.patching.carried import AXES, carrying_positions_text
 from sink_lens.records import Run
 from sink_lens.report.diagram import Style
 from sink_lens.report.page import (
@@ -46,14 +46,9 @@ from sink_lens.text import (
     token_text,
 )
 
-_CARRIES = 0.5
-"""A position carries the decision where patching it makes up this share of the difference, in two layers or more."""
-_SAME_EFFECT = 0.8
-"""Patches of neighbouring layers belong together where the weaker of both has this share of the stronger's effect."""
 _ALIKE = 0.95
 """Patches whose effect is at least this share of the strongest one are as good as it."""
 _HEADS = {"control_effect": "controls", "over_control": "above controls", "normalised_effect": "of the way"}
-_BY = ("layer", "position", "head", "key", "unit")
 
 
 def patch_map(
@@ -136,7 +131,9 @@ def _title(run: Run) -> str:
     table = run.optional("patches", columns=["effect"])
     if table is None or not len(table):
         return title
-    if moved := _carrying_positions_text(table, run):
+    if "changed" in table.columns and not bool(table["changed"].any()):
+        return f"{title}: no patch changed anything"
+    if moved := carrying_positions_text(table, site=str(run.config.get("site", "")), labels=_position_labels(run)):
         return capitalise(f"{_metric_text(run)} {moved}")
     table = sort_by_magnitude(table, "effect")
     shown = shown_rows(table)
@@ -150,44 +147,6 @@ def _title(run: Run) -> str:
     return f"{title}: {_metric_text(run)} is moved most at {_strongest_text(shown)}{also}"
 
 
-def _carrying_positions_text(table: pd.DataFrame, run: Run) -> str:
-    """Return in words at which positions and layers the stream carries the metric; "" if ``table`` cannot tell."""
-    by = [name for name in _BY if name in table.columns]
-    if by != ["layer", "position"] or not str(run.config.get("site", "")).startswith("resid"):
-        return ""
-    if "normalised_effect" not in table or not np.isfinite(table["normalised_effect"].to_numpy(float)).all():
-        return ""
-    ranges = _layer_ranges(shown_rows(table))
-    ranges = [one for one in ranges if one["value"] >= _CARRIES and one["layers"][1] > one["layers"][0]]
-    ranges.sort(key=lambda one: one["layers"])
-    if not ranges or len({one["position"] for one in ranges}) != len(ranges):
-        return ""
-    first, *others = ranges
-    texts = _position_labels(run)
-    names = [f"position {one['position']} {texts.get(int(one['position']), '')}".rstrip() for one in ranges]
-    sentence = f"is carried at {names[0]} up to layer {first['layers'][1]} ({percent(first['value'])})"
-    for name, one in zip(names[1:], others, strict=True):
-        sentence += f", at {name} from layer {one['layers'][0]} ({percent(one['value'])})"
-    return sentence
-
-
-def _layer_ranges(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return position, layers and value of each range of layers in which a position has nearly the same effect."""
-    runs: list[dict[str, Any]] = []
-    for position, part in table.groupby("position", sort=False):
-        layers: tuple[int, int] | None = None
-        for row in part.sort_values("layer").to_dict("records"):
-            layer, value = int(row["layer"]), float(row["normalised_effect"])
-            before = runs[-1]["value"] if layers is not None and layer == layers[1] + 1 else 0.0
-            alike = before * value > 0 and min(abs(before), abs(value)) >= _SAME_EFFECT * max(abs(before), abs(value))
-            if layers is not None and alike:
-                runs[-1] |= {"layers": (layers[0], layer), "value": max(runs[-1]["value"], value, key=abs)}
-            else:
-                runs.append({"position": position, "layers": (layer, layer), "value": value})
-            layers = runs[-1]["layers"]
-    return runs
-
-
 def _metric_text(run: Run) -> str:
     name = safe_line(run.config.get("metric_name") or name_in_words(str(run.config.get("metric", "the metric"))))
     correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
@@ -197,7 +156,7 @@ def _metric_text(run: Run) -> str:
 
 def _strongest_text(table: pd.DataFrame) -> str:
     best = table.to_dict("records")[0]
-    where = ", ".join(f"{name} {as_text(best[name])}" for name in _BY if name in table.columns)
+    where = ", ".join(f"{name} {as_text(best[name])}" for name in AXES if name in table.columns)
     text, share = f"{where}: {as_text(float(best['effect']))}", float(best.get("normalised_effect", np.nan))
     if not np.isfinite(share):
         return text
@@ -238,7 +197,7 @@ def _heatmap_figure(run: Run) -> tuple[str, Figure]:
     if not len(table):
         raise RunError("the table 'patches' has no rows. Run again to see it.")
     value = mapped_column(table)
-    by = [name for name in _BY if name in table.columns]
+    by = [name for name in AXES if name in table.columns]
     by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]
     put = str(run.config.get("put", "source"))
     put = "given what it holds in the other prompt" if put == "source" else f"edited ({safe_line(put)})"
@@ -256,7 +215,7 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
     for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
         if {low, high} <= set(table.columns):
             table = table.assign(**{name: ci_texts(table, low, high)})
-    names = (*_BY, "baseline", "value", "effect", "95%", "control_effect", "over_control", "95% above controls")
+    names = (*AXES, "baseline", "value", "effect", "95%", "control_effect", "over_control", "95% above controls")
     names = (*names, "normalised_effect", "approximation", "changed", "n")
     heads = {name: _HEADS.get(name, name.replace("_", " ")) for name in dict.fromkeys(names) if name in table.columns}
     heads = {name: head for name, head in heads.items() if bool(table[name].notna().any())}

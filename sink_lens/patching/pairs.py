@@ -18,6 +18,9 @@ from ..models.lens import LensModel
 from .config import Direction, check_pair_lengths
 from .pair_file import Prompt
 
+DIFFER = "(differ)"
+"""Label of a position at which clean and corrupted tokens differ, and pairs too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPair:
@@ -28,7 +31,8 @@ class PromptPair:
     differences: pd.DataFrame
     """One row per real position where the tokens differ: sequence, position, clean, corrupted (texts of the tokens)."""
     labels: Mapping[int, str]
-    """Position -> label: the token (clean/corrupted) if all sequences share it. * marks positions that differ."""
+    """Position -> label: the token (clean/corrupted) if all sequences share it; else "", or ``DIFFER`` where clean and
+    corrupted tokens differ."""
 
     @check_calls
     def run_and_source(self, direction: Direction) -> tuple[TokenBatch, TokenBatch]:
@@ -76,7 +80,7 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
         if len(pairs) == 1:
             texts[int(str(position))] = "/".join(dict.fromkeys(pairs.pop()))
     changed = set(shown["position"].tolist())
-    labels = {position: text + "*" * (position in changed) for position, text in texts.items()}
+    labels = {position: text or DIFFER * (position in changed) for position, text in texts.items()}
     return PromptPair(clean=first, corrupted=second, differences=shown, labels=labels)
 
 
@@ -93,6 +97,6 @@ def batch_of_prompts(prompts: Sequence[Prompt], lens: LensModel, *, bos: BosCond
 
 def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
     """Make a table of position and text from ``labels``, position -> text, of the tokens that all prompts share."""
-    known = {position: text.removesuffix("*") for position, text in labels.items() if text.strip("*")}
+    known = {position: text for position, text in labels.items() if text not in ("", DIFFER)}
     frame = pd.DataFrame({"position": list(known), "text": list(known.values())})
     return frame.astype({"position": int, "text": str})

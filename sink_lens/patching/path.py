@@ -100,6 +100,8 @@ class PathResult:
     source: float
     differences: pd.DataFrame = field(repr=False)
     """The positions at which the clean and the corrupted tokens differ."""
+    bos: bool = False
+    """True if the prompts begin with BOS."""
     notes: tuple[str, ...] = field(default=(), repr=False)
     """Notes on the model, such as that its weights are quantised."""
 
@@ -109,7 +111,8 @@ class PathResult:
         return {"paths": self.frame, "differences": self.differences}
 
     def __repr__(self) -> str:
-        return f"through {self.receiver}, {self.direction}: {self.metric} is {self.baseline:.4g} in the baseline run."
+        how = f"{self.direction}, {'with' if self.bos else 'without'} BOS"
+        return f"through {self.receiver}, {how}: {self.metric} is {self.baseline:.4g} in the baseline run."
 
     def _repr_html_(self) -> str:
         return display.result_html(repr(self), self.frame, notes=self.notes)
@@ -201,6 +204,7 @@ def path_patch(
     columns = ["site", "layer", "head", "value", "effect", "normalised_effect", "n"]
     return PathResult(
         notes=lens.notes,
+        bos=pair.clean.bos,
         frame=pd.DataFrame(rows, columns=columns).astype({"head": "Int64"}),
         receiver=end,
         metric=measured.name,

@@ -24,6 +24,8 @@ from ..models.sites import SITES
 from ..models.unchanged import TensorValues
 from ..records import RunWriter, display, read_run
 from ..stats import sort_by_magnitude
+from ..text import as_ranges
+from .carried import carrying_positions_text, position_name
 from .config import EVERY, PatchConfig
 from .pairs import Direction, PromptPair, label_table
 from .patches import Patches
@@ -58,7 +60,11 @@ class MeasuredPatches:
     differences: pd.DataFrame = field(repr=False)
     """The positions at which the clean and the corrupted tokens differ."""
     labels: Mapping[int, str] = field(repr=False)
-    """Position -> the label of its token; * marks positions where the tokens differ."""
+    """Position -> the label of its token, or of the clean and the corrupted one; "" or (differ) if pairs differ."""
+    bos: bool = False
+    """True if the prompts begin with BOS."""
+    positions: tuple[int, ...] | None = None
+    """The positions that were chosen; None is all."""
     folder: Path | None = None
     """The run folder, if one was written."""
     opens: Callable[..., RunWriter] | None = field(default=None, repr=False)
@@ -103,17 +109,30 @@ class MeasuredPatches:
             return self.waits
         how = ", to first order" if isinstance(self, AttributionResult) else ""
         said = (
-            f"{self.site}, {self.direction}{how}: {self.metric} is {self.baseline:.4g} in the baseline run and "
-            f"{self.source:.4g} in the source run."
+            f"{self.site}, {self.direction}{how}, {'with' if self.bos else 'without'} BOS: {self.metric} is "
+            f"{self.baseline:.4g} in the baseline run and {self.source:.4g} in the source run."
         )
         if not len(self.frame) or not self.by:
             return said
+        if "changed" in self.frame and not bool(self.frame["changed"].any()):
+            return f"{said}\nNo patch changed anything: what it puts in is there, or the metric reads nothing after it."
+        carried = carrying_positions_text(self.frame, site=self.site, labels=self.labels)
         shown = sort_by_magnitude(shown_rows(self.frame), "effect")
-        top = (shown if len(shown) else self.strongest(1)).iloc[0]
-        where = f"{top['effect']:.4g}, at " + ", ".join(f"{name} {top[name]}" for name in self.by)
-        if not len(shown):
-            return f"{said} No patch is shown to move it; the largest effect is {where}."
-        return f"{said} The largest effect is {where}."
+        where = self._place_text((shown if len(shown) else self.strongest(1)).to_dict("records")[0])
+        largest = "The largest effect is" if len(shown) else "No patch is shown to move it; the largest effect is"
+        sentences = [*([f"It {carried}."] if carried else []), f"{largest} {where}."]
+        if "ci_low" in self.frame and bool(self.frame["ci_low"].isna().all()):
+            sentences.append("No intervals: they need numbers of two pairs or more.")
+        return f"{said}\n{' '.join(sentences)}"
+
+    def _place_text(self, row: Mapping[Any, Any]) -> str:
+        """Return a row's effect and place in words, with the positions that each patch covers."""
+        where = [position_name(row[one], self.labels) if one == "position" else f"{one} {row[one]}" for one in self.by]
+        if "position" not in self.by and self.site in SITES and "position" in SITES[self.site].axis_names:
+            only = self.positions
+            which = "all positions" if only is None else f"position{'s' * (len(only) > 1)} {as_ranges(only)}"
+            where.append(which)
+        return f"{row['effect']:.4g}, at {', '.join(where)}"
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write a run folder of the result, for ``read_run`` and ``sink-lens report``; return its path.
@@ -191,6 +210,8 @@ def fields_of_patches(runs: RunPair, pair: PromptPair, config: PatchConfig) -> d
         "source": float(runs.source.double().nanmean()),
         "differences": pair.differences,
         "labels": pair.labels,
+        "bos": pair.clean.bos,
+        "positions": config.positions,
         "notes": runs.lens.notes,
     }
 

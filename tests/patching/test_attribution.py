@@ -112,7 +112,9 @@ def test_a_metric_without_a_gradient_is_refused(function):
 def test_what_cannot_be_approximated_or_sampled_is_refused():
     with pytest.raises(InputError, match="approximate and put 'zero' were given"):
         attribution_patch(lens_of(), *pair(), site="z", metric=DIFFERENCE, put="zero")
-    found = attribution_patch(lens_of(), *pair(), site="z", positions=[0], metric=DIFFERENCE)
+    with pytest.warns(UserWarning, match="the same z"):
+        found = attribution_patch(lens_of(), *pair(), site="z", positions=[0], metric=DIFFERENCE)
+    assert "No patch changed anything" in repr(found)
     with pytest.raises(InputError, match="0 patches were requested"):
         found.sample(0, generator=torch.Generator())
     with pytest.raises(InputError, match="no patch of this sweep changes anything"):

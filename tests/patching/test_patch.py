@@ -91,7 +91,7 @@ def test_every_site_of_every_family_is_patched(family):
 
 def test_a_patch_of_its_own_values_changes_nothing_and_says_so():
     lens, (clean, corrupted) = speaking(), pair()
-    with pytest.warns(UserWarning, match="the same z: patching it changes nothing"):
+    with pytest.warns(UserWarning, match="the same z in all that is patched"):
         found = patch(lens, clean, corrupted, site="z", metric=DIFFERENCE, edits=zero("z"))
     assert (found.frame["effect"] == 0).all()
     assert not found.frame["changed"].any()
@@ -177,8 +177,7 @@ def test_a_sequence_without_a_number_is_left_out_and_counted():
 def test_text_is_read_and_the_differences_are_shown():
     found = patch(speaking(), "the cat and", "the bat and", site="z", by=("layer", "position"), metric=metrics.loss())
     position = int(found.differences["position"].item())
-    assert found.labels[position].endswith("*")
-    assert "/" in found.labels[position]
+    assert found.labels[position].count("/") == 1
 
 
 def test_the_tokens_that_all_prompts_share_are_labels_and_others_are_not():
@@ -186,7 +185,7 @@ def test_the_tokens_that_all_prompts_share_are_labels_and_others_are_not():
     found = patch(speaking(), clean, corrupted, site="z", by=("layer",), metric=metrics.loss())
     alone = patch(speaking(), clean[0], corrupted[0], site="z", by=("layer",), metric=metrics.loss())
     differing = set(found.differences["position"])
-    assert found.labels == {place: "*" if place in differing else text for place, text in alone.labels.items()}
+    assert found.labels == {place: "(differ)" if place in differing else text for place, text in alone.labels.items()}
 
 
 def test_a_heat_map_is_of_the_normalised_effect_and_fits_a_column_with_a_title_that_wraps():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from lenses import speaking
 
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError
@@ -19,7 +20,7 @@ def test_a_result_is_printed_in_at_most_three_lines_with_its_largest_effect(tmp_
     lens = tiny("llama")
     result = patch(lens, *map(torch.tensor, PAIR), metric="loss", controls=0, out=tmp_path / "run", progress=False)
     top = result.strongest(1).iloc[0]
-    assert len(repr(result).splitlines()) == 2
+    assert len(repr(result).splitlines()) == 3
     assert f"{top['effect']:.4g}" in repr(result)
     assert f"layer {top['layer']}, position {top['position']}" in result.headline
     assert str(tmp_path / "run") in repr(result)
@@ -53,3 +54,33 @@ def test_approximations_and_paths_are_printed_in_one_line_each():
     assert "to first order" in repr(attribution_patch(lens, *pair, metric="loss"))
     paths = path_patch(lens, *pair, sender=("z", 0, 0), receiver=("q", 1, 0), metric=metrics.loss(), progress=False)
     assert len(repr(paths).splitlines()) == 1
+
+
+def test_a_patch_without_a_change_says_so():
+    with pytest.warns(UserWarning, match="the same resid_pre"):
+        result = patch(tiny("llama"), *map(torch.tensor, PAIR), metric="loss", positions=[0], progress=False)
+    assert "No patch changed anything" in result.headline
+    assert "largest" not in result.headline
+
+
+def test_a_headline_says_the_token_the_positions_and_bos():
+    lens, how = speaking(), {"metric": metrics.loss(), "controls": 0, "progress": False}
+    stream = patch(lens, "the cat and", "the bat and", bos="with", **how)
+    (row,) = stream.differences.to_dict("records")
+    assert f"position {row['position']} {row['clean'].replace(' ', '·')}/" in stream.headline
+    assert ", with BOS:" in stream.headline
+    heads = {"site": "z", "by": ("layer", "head")}
+    for positions, said in ((None, "all positions"), ([-1], "position -1"), ([1, 2], "positions 1-2")):
+        found = patch(lens, "the cat and", "the bat and", bos="without", positions=positions, **heads, **how)
+        assert f", {said}." in found.headline
+        assert ", without BOS:" in found.headline
+
+
+def test_the_stream_of_a_headline_is_carried_by_the_rule_of_the_page():
+    lens = tiny("llama")
+    result = patch(lens, *map(torch.tensor, PAIR), metric="loss", controls=0, progress=False)
+    share = result.rows["position"].eq(1) * 0.9
+    rows = result.rows.assign(normalised_effect=share, effect=share, corrected_p=0.001, ci_low=share, ci_high=share)
+    last = rows["layer"].max()
+    assert f"is carried at position 1 <6>/<9> up to layer {last} (90%)" in replace(result, rows=rows).headline
+    assert "is carried" not in replace(result, rows=rows.assign(corrected_p=0.5)).headline

@@ -314,6 +314,7 @@ CASES = {
         (patch, {}, {"config": {"direction": "noising"}}, ["patched"], []),
         (patch, {}, {"effects": (-9.0, -8.9)}, ["same"], []),
         (patch, {"ci_low": -1.0}, {"ci_low": 0.5}, ["title: none"], []),
+        (patch, {}, {"effects": (1.0, 1.0)}, [], ["title: unchanged"]),
         (patch, {"effects": (1.0,) * 21, "ci_low": 0.5}, {"effects": (1.0,) * 20, "ci_low": 0.5}, ["chance"], []),
     ],
     "sweep": [

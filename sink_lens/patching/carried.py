@@ -1,0 +1,62 @@
+"""At which positions and layers the residual stream carries a metric, by the effects of patches of each of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..edits.effect_table import shown_rows
+from ..text import percent, token_text
+
+AXES = ("layer", "position", "head", "key", "unit")
+"""The columns that a table of patches may have for what was swept."""
+_CARRIES = 0.5
+"""A position carries the decision where patching it makes up this share of the difference, in two layers or more."""
+_SAME_EFFECT = 0.8
+"""Patches of neighbouring layers belong together where the weaker of both has this share of the stronger's effect."""
+
+
+def position_name(position: int, labels: Mapping[int, str]) -> str:
+    """Return a position with its token: ``position 4 ·Spain/·Italy``; ``labels`` is position -> text."""
+    label = labels.get(position, "")
+    return f"position {position} {token_text(label)}" if label else f"position {position}"
+
+
+def carrying_positions_text(table: pd.DataFrame, *, site: str, labels: Mapping[int, str]) -> str:
+    """Return in words at which positions and layers the stream carries the metric; "" if ``table`` cannot tell.
+
+    ``table`` has patches of ``site``, ``labels`` is position -> text of its token.
+    """
+    if [name for name in AXES if name in table.columns] != ["layer", "position"] or not site.startswith("resid"):
+        return ""
+    if "normalised_effect" not in table or not np.isfinite(table["normalised_effect"].to_numpy(float)).all():
+        return ""
+    ranges = _layer_ranges(shown_rows(table))
+    ranges = [one for one in ranges if one["value"] >= _CARRIES and one["layers"][1] > one["layers"][0]]
+    ranges.sort(key=lambda one: one["layers"])
+    if not ranges or len({one["position"] for one in ranges}) != len(ranges):
+        return ""
+    first, *others = ranges
+    names = [position_name(int(one["position"]), labels) for one in ranges]
+    sentence = f"is carried at {names[0]} up to layer {first['layers'][1]} ({percent(first['value'])})"
+    for name, one in zip(names[1:], others, strict=True):
+        sentence += f", at {name} from layer {one['layers'][0]} ({percent(one['value'])})"
+    return sentence
+
+
+def _layer_ranges(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return position, layers and value of each range of layers in which a position has nearly the same effect."""
+    runs: list[dict[str, Any]] = []
+    for position, part in table.groupby("position", sort=False):
+        layers: tuple[int, int] | None = None
+        for row in part.sort_values("layer").to_dict("records"):
+            layer, value = int(row["layer"]), float(row["normalised_effect"])
+            before = runs[-1]["value"] if layers is not None and layer == layers[1] + 1 else 0.0
+            alike = before * value > 0 and min(abs(before), abs(value)) >= _SAME_EFFECT * max(abs(before), abs(value))
+            if layers is not None and alike:
+                runs[-1] |= {"layers": (layers[0], layer), "value": max(runs[-1]["value"], value, key=abs)}
+            else:
+                runs.append({"position": position, "layers": (layer, layer), "value": value})
+            layers = runs[-1]["layers"]
+    return runs
