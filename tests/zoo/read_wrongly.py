@@ -199,8 +199,8 @@ def heads_in_a_step(*, seed: int, family: str) -> ZooModel:
     """(au) In each of three layers, a head brings BOS's mark to a neuron, and the token more than doubles.
 
     The three layers are one growth step. Either of the first two pairs is enough: without attention in the first layer,
-    the others make the sink. (The third alone writes at other early tokens too, which then share the attention.) At other positions than the first a head brings the mean of several tokens, so that BOS is
-    a sink at position 0 only.
+    the others make the sink. (The third alone writes at other early tokens too, which then share the attention.) At
+    other positions than the first a head brings the mean of several tokens, so that BOS is a sink at position 0 only.
     """
     made = draft(family=family, seed=seed, n_layers=6)
     mark(made, [BOS_ID])
