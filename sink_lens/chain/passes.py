@@ -24,7 +24,7 @@ _STREAMED, _STEPS = 2.0, 2
 _TOKENS_READ, _TOKENS_EDITED = 2048, 512
 """Tokens of a forward that measures, and of one under edits, on a CPU."""
 _POINTS, _PATTERNS = 11, 6
-"""Points of the screen, which are in one forward with gradients, and copies of their patterns in it."""
+"""Points of the screen, which are in one forward with gradients, and copies of the baseline's pattern in it."""
 _SITES_BY_POSITION = 4
 """Sites of which sums by position are kept in double precision while a pass measures."""
 _NOT_INCLUDED = "a second measuring pass if the first looked at the wrong position or some sequences lack the sink"
@@ -99,7 +99,8 @@ def bytes_beside_model(model: Sized, config: TraceConfig, *, twin: int = 0) -> i
     pattern = 16 * model.n_heads * min(_TOKENS_EDITED, few * short) * short
     edited = kept + max(a_layer * min(few * short, _TOKENS_EDITED) + pattern, logits)
     kept = a_value * (few * model.d_model + chosen * (3 * model.d_model + 2 * keys + heads + model.d_mlp))
-    screened = kept + 4 * _PATTERNS * _POINTS * chosen * model.n_heads * short**2
+    of_points = _POINTS * (4 * keys + _PATTERNS * model.n_heads)  # their keys and values, and one column
+    screened = kept + 4 * chosen * short * (_PATTERNS * model.n_heads * short + of_points)
     return max(twin + measuring, panel + max(screened, edited))
 
 

@@ -23,10 +23,9 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from ..engine.layout import Attending, Layout
+from ..engine.layout import Attending, Layout, attention_to_first
 from ..engine.partial_pass import Pass, Visit, partial_pass
 from ..measures.attention import row_shares, sink_mass
-from ..models.attention import repeat_kv_heads, weights_from_scores
 from ..models.delegation import masks_of_own_function
 from ..models.packed import check_gradients_pass
 from ..models.running import prepare_passes
@@ -285,14 +284,22 @@ class _LayerRuns:
         With ``attention_only`` the layer ends after its attention, and the list of streams is empty.
         """
         setting, lens, position = self.setting, self.setting.lens, self.setting.sink_position
-        patterns: list[Tensor] = []
+        columns: list[Tensor] = []
         streams: list[Tensor] = []
+
+        def add_column(pattern: Tensor) -> None:
+            pattern = row_shares(pattern) if lens.family.sigmoid else pattern
+            columns.append(pattern[..., position])
+
         cells = range(len(layout.begins))
         visits |= {("resid_post", layer): Visit(readers=[(cell, streams.append) for cell in cells])}
-        if layer in lens.attention_layers:
-            visits |= {("pattern", layer): Visit(readers=[(cell, patterns.append) for cell in cells])}
-        held: dict[str, Any] = {"held": self.held, "queries": self.queries} if layout.alone else {}
-        held["own_masks"] = self.own
+        own_column: dict[int, Tensor] = {}
+        held: dict[str, Any] = {"own_masks": self.own}
+        if layout.alone:
+            held |= {"held": self.held, "queries": self.queries}
+            held["columns"] = own_column if layer in setting.sink_layers and target == "sink" else None
+        elif layer in lens.attention_layers:
+            visits |= {("pattern", layer): Visit(readers=[(cell, add_column) for cell in cells])}
         handed = [
             later
             for later in setting.sink_layers  # in Gemma 4, some use the keys of an earlier layer
@@ -300,35 +307,27 @@ class _LayerRuns:
         ]
         kept: dict[int, tuple[Tensor, ...]] = {}
         if handed:
-            held |= {"keep": kept, "queries": dict(self.queries)}  # which the pass writes over
+            held["keep"] = kept
         ends = {"first": layer, "last": layer + 1, "stream": stream.to(lens.dtype), "attention_only": attention_only}
         partial_pass(lens, self.tokens, Pass(layout=layout, visits=visits, gradients=True, **ends, **held))
         at_sink = [x[:, 0 if layout.alone else position].float() for x in streams]
         if target == "sink":
-            own = [self._sink_attention(pattern, layer) for pattern in patterns] or [x.sum() * 0 for x in at_sink]
+            columns += [one for column in own_column.values() for one in column.split(layout.n_sequences)]
+            own = [self._sink_attention(column, layer) for column in columns] or [x.sum() * 0 for x in at_sink]
             for later in handed:
-                apart = self._later_pattern(later, key=kept[layer][0], layout=layout).split(layout.n_sequences)
-                own = [mass + self._sink_attention(pattern, later) for mass, pattern in zip(own, apart, strict=True)]
+                how = Attending(lens=lens, layout=layout, held=self.held, queries=self.queries)
+                scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
+                apart = attention_to_first(how, later, kept[layer][0], scaling=scaling).split(layout.n_sequences)
+                own = [mass + self._sink_attention(column, later) for mass, column in zip(own, apart, strict=True)]
             return own, at_sink
         return [self._outlier_size(x, layer) for x in at_sink], at_sink
 
-    def _later_pattern(
-        self, later: int, *, key: Float[Tensor, "sequence kv_head key d_head"], layout: Layout
-    ) -> Float[Tensor, "sequence head query key"]:
-        """Compute the pattern of a later layer that reuses this layer's keys (Gemma 4), from its baseline queries."""
-        lens = self.setting.lens
-        query = self.queries[later][:, :, layout.first_position :].repeat(len(layout.begins), 1, 1, 1)
-        scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
-        scores = query @ repeat_kv_heads(key, n_heads=query.shape[1]).mT * scaling
-        return weights_from_scores(scores + Attending(lens=lens, layout=layout, held={}).mask(later, like=scores))
-
-    def _sink_attention(self, pattern: Float[Tensor, "batch head query key"], layer: int) -> Tensor:
-        """Compute sink attention in ``pattern``, mean over heads, sum over sequences; 0 outside ``sink_layers``."""
+    def _sink_attention(self, column: Float[Tensor, "batch head query"], layer: int) -> Tensor:
+        """Average the sink's ``column`` over heads, sum over sequences; 0 outside ``sink_layers``."""
         setting = self.setting
         if layer not in setting.sink_layers:
-            return pattern.sum() * 0
-        pattern = row_shares(pattern) if setting.lens.family.sigmoid else pattern
-        column = pattern[..., setting.sink_position].float()
+            return column.sum() * 0
+        column = column.float()
         before = setting.tokens.n_positions - column.shape[-1]  # queries that do not see the sink
         column = torch.nn.functional.pad(column, (before, 0))
         valid = setting.tokens.valid.to(column.device)

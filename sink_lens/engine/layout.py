@@ -6,7 +6,8 @@ apart: queries are padded to the longest cell, keys and values are completed by 
 causal model computes the same way before the first position that an edit touches.
 
 For a single layer, one position may be computed alone: of the others nothing is changed before the layer, so that their
-keys, values and queries are the baseline run's.
+keys, values and queries are the baseline run's. Later queries then meet one other key, so that their attention to it
+follows from the sums of the baseline run's rows (``attention_to_first``), and no whole pattern is made.
 """
 
 import contextlib
@@ -21,10 +22,12 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 from transformers import AttentionInterface
 
 from ..errors import ModelError
-from ..models.attention import add_alibi, repeat_kv_heads, softcap_scores, weights_from_scores
+from ..measures.attention import row_shares
+from ..models.attention import add_alibi, add_sink_logits, repeat_kv_heads, softcap_scores, weights_from_scores
 from ..models.delegation import Masks, attention_component, inner_model
 from ..models.lens import LensModel
 from ..models.own_attention import no_pattern_error, own_pattern, weighted_values
@@ -98,7 +101,7 @@ class Layout:
 
     def to_sequences(self, tensor: Float[Tensor, "1 head row d_head"]) -> Float[Tensor, "sequence head query d_head"]:
         """Turn rows into the sequences of every cell, from ``first_position`` on; positions without a row are 0."""
-        rows, length = tensor[0].transpose(0, 1), self.n_positions - self.first_position
+        rows, length = tensor[0].transpose(0, 1), 1 if self.alone else self.n_positions - self.first_position
         shape = (len(self.begins) * self.n_sequences, length)
         if shape[0] * shape[1] == len(rows):
             return rows.unflatten(0, shape).transpose(1, 2)
@@ -141,6 +144,8 @@ class Attending:
     """Takes the keys and values of every layer; None does not keep them."""
     queries: dict[int, Tensor] | None = None
     """Layer -> queries of the baseline run: read where a position is computed alone, else kept like the keys."""
+    columns: dict[int, Tensor] | None = None
+    """Takes the attention of later queries to a position that is computed alone; None does not keep it."""
     own_masks: Masks = field(default_factory=dict)
     """Layer -> the mask that an attention function of the user's own is given of whole sequences."""
     masks: dict[int | None, Tensor] = field(default_factory=dict)
@@ -205,29 +210,83 @@ def _cell_attention(
     if s_aux is not None and by_query:  # a logit of each query goes where the query goes
         query = torch.cat([query, s_aux[..., None]], dim=-1)
     query = layout.to_sequences(query)
-    if layout.alone:
-        assert how.queries is not None
-        others = how.queries[layer][:, :, layout.first_position + 1 :].repeat(len(layout.begins), 1, 1, 1)
-        query = torch.cat([query[:, :, :1], others], dim=2)
     key, value = (
         layout.complete_with_baseline(one, before) for one, before in zip((key, value), baseline, strict=True)
     )
     if how.keep is not None:
         how.keep[layer] = (key, value)
-        if how.queries is not None:
+        if how.queries is not None and not layout.alone:
             how.queries[layer] = query
     if by_query:
         query, s_aux = query[..., :-1], query[..., -1]
     if how.lens.own_attention is not None:
         pattern = component.hook_pattern(_own_pattern(how, module, query, key, value, given | {"scaling": scaling}))
+        if how.columns is not None:
+            shares = row_shares(pattern) if how.lens.family.sigmoid else pattern
+            how.columns[layer] = shares[:, :, 1:, layout.first_position]
         return layout.to_rows(weighted_values(pattern, value).transpose(1, 2)), pattern
-    key, value = (repeat_kv_heads(one, n_heads=query.shape[1]) for one in (key, value))
-    scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
-    scores = add_alibi(softcap_scores(scores, given.get("softcap")), given.get("alibi"))
-    scores = component.hook_attn_scores(scores + how.mask(layer, like=scores))
-    pattern = weights_from_scores(scores, sink=s_aux, sigmoid=given.get("weighting") == "sigmoid")
+    form: dict[str, Any] = {"scaling": 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling}
+    form |= {name: given.get(name) for name in ("softcap", "alibi")}
+    sigmoid = given.get("weighting") == "sigmoid"
+    if layout.alone:
+        if how.columns is not None:
+            sink = None if by_query else s_aux
+            how.columns[layer] = attention_to_first(how, layer, key, sink=sink, sigmoid=sigmoid, **form)
+        key, value = (one[:, :, : layout.first_position + 1] for one in (key, value))
+    value = repeat_kv_heads(value, n_heads=query.shape[1])
+    scores = _scores(query, key, **form)
+    scores = scores + how.mask(layer, like=scores)[..., : scores.shape[2], : scores.shape[3]]
+    pattern = weights_from_scores(component.hook_attn_scores(scores), sink=s_aux, sigmoid=sigmoid)
     pattern = component.hook_pattern(pattern.to(query.dtype))
     return layout.to_rows(torch.matmul(pattern, value)), pattern
+
+
+def _scores(
+    query: Tensor, key: Tensor, *, scaling: float, softcap: float | None = None, alibi: Tensor | None = None
+) -> Float[Tensor, "sequence head query key"]:
+    """Compute the scores of queries and keys before the mask; heads may share keys."""
+    scores = torch.matmul(query, repeat_kv_heads(key, n_heads=query.shape[1]).transpose(2, 3)) * scaling
+    return add_alibi(softcap_scores(scores, softcap), alibi)
+
+
+def attention_to_first(
+    how: Attending,
+    layer: int,
+    key: Float[Tensor, "sequence kv_head key d_head"],
+    *,
+    scaling: float,
+    softcap: float | None = None,
+    alibi: Float[Tensor, " head"] | None = None,
+    sink: Tensor | None = None,
+    sigmoid: bool = False,
+) -> Float[Tensor, "sequence head query"]:
+    """Compute the attention of each query after ``first_position`` to this position, which is computed alone.
+
+    ``key`` are the keys of all cells; it is only read at this position: the other keys and all queries are the baseline
+    run's. The attention is e^s / (e^s + r) = sigmoid(s - log r), where s is the score and r the baseline's sum over the
+    other keys, and the sink logit's. Of sigmoid attention it is the share of the row's sum, with sigmoid(s) for e^s.
+    """
+    assert how.queries is not None
+    first, cells = how.layout.first_position, len(how.layout.begins)
+    query, before = how.queries[layer][:, :, first + 1 :], how.held[layer][0]
+    if query.shape[-1] > before.shape[-1]:  # with a sink logit of each query
+        query, sink = query[..., :-1], query[..., -1]
+    form: dict[str, Any] = {"scaling": scaling, "softcap": softcap}
+
+    def log_weights(scores: Tensor) -> Tensor:
+        return logsigmoid(scores.float()) if sigmoid else scores.float()
+
+    with torch.no_grad():
+        scores = _scores(query, before, alibi=alibi, **form)
+        mask = how.mask(layer, like=scores)[:, :, 1:]
+        others = log_weights(scores + mask).index_fill(-1, torch.tensor(first, device=scores.device), -math.inf)
+        rest = add_sink_logits(others.logsumexp(-1), sink)
+    own = key[:, :, first].unflatten(0, (cells, -1)).transpose(0, 1).transpose(1, 2)  # a cell's key is one of several
+    scores = _scores(query, own, **form)
+    if alibi is not None:
+        scores = scores + (alibi[:, None, None] * first).to(scores.dtype)
+    own_weights = log_weights(scores + mask[..., first, None])
+    return (own_weights - rest[..., None]).sigmoid().permute(3, 0, 1, 2).flatten(0, 1)
 
 
 def _own_pattern(
@@ -235,13 +294,14 @@ def _own_pattern(
 ) -> Float[Tensor, "sequence head query key"]:
     """Return the pattern of the user's own attention function, which is given whole sequences of every cell.
 
-    ``query`` begins at the layout's first position; queries before it are the baseline run's.
+    ``query`` begins at the layout's first position; other queries are the baseline run's.
     """
     own, layer, first = how.lens.own_attention, int(module.layer_idx), how.layout.first_position  # type: ignore[arg-type]
     assert own is not None
-    if first:
+    if query.shape[2] < how.layout.n_positions:
         assert how.queries is not None
-        query = torch.cat([how.queries[layer][:, :, :first].repeat(len(how.layout.begins), 1, 1, 1), query], dim=2)
+        whole = how.queries[layer].repeat(len(how.layout.begins), 1, 1, 1)
+        query = torch.cat([whole[:, :, :first], query, whole[:, :, first + query.shape[2] :]], dim=2)
     attend = own.of_values(module, query, key, how.own_masks[layer], **given)
     pattern = own_pattern(attend, value, attend(value))
     if pattern is None:

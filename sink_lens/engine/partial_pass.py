@@ -127,6 +127,8 @@ class Pass:
     """The layer ``first`` at the rows; needed if something of it is skipped."""
     skip: frozenset[str] = frozenset()
     """Result of ``skippable_computations``."""
+    columns: dict[int, Tensor] | None = None
+    """Takes each layer's attention to the position that is computed alone."""
     own_masks: Masks = field(default_factory=dict)
     """The masks of an attention function of the user's own, which is given whole sequences."""
     attention_only: bool = False
@@ -154,6 +156,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
         hooks.append((name, lambda x, hook, visit=visit, view=view: visit.apply_edits(x, view=view)))
     hooks += [(name, lambda x, hook, take=take: take(x)) for name, take in asked.taps]
     kept: dict[str, Any] = {"held": asked.held, "keep": asked.keep}
+    seen: dict[str, Any] = {"queries": asked.queries, "columns": asked.columns, "own_masks": asked.own_masks}
     with contextlib.ExitStack() as stack:
         stack.enter_context(forbid_nested_passes(lens))
         model = stack.enter_context(delegate_attention(lens, layers=range(first, last)))
@@ -165,11 +168,7 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
             if first <= layer < last:
                 stack.enter_context(mix_whole_sequences(lens, layer, layout=layout, **kept))
         stack.enter_context(register_hooks(lens, hooks))
-        stack.enter_context(
-            attend_by_cell(
-                Attending(lens=lens, layout=layout, queries=asked.queries, own_masks=asked.own_masks, **kept)
-            )
-        )
+        stack.enter_context(attend_by_cell(Attending(lens=lens, layout=layout, **seen, **kept)))
         stack.enter_context(torch.set_grad_enabled(asked.gradients))
         if last <= lens.n_layers:
             ends_early = asked.attention_only and last - 1 in lens.attention_layers
