@@ -12,7 +12,7 @@ from ..edits.outcome import Outcome
 from ..schema import column_names
 from ..stats import Interval, studentised_interval
 from ..text import as_ranges
-from .setting import Setting
+from .setting import Run, Setting
 
 
 def amplification_curve(
@@ -31,7 +31,8 @@ def amplification_curve(
         return pd.DataFrame(columns=columns)
     cells: list[tuple[Centre, float]] = [(one, factor) for one in usable_centres(setting.lens) for factor in factors]
     edits = amplification_edits(setting, cells, layers=layers, means=means)
-    runs = setting.run_each(edits, layers=reads, label="amplification" if progress else None)
+    runs = [Run(edits=some, layers=reads) for some in edits]
+    found = setting.run_each(runs, quiet=False, label="amplification" if progress else None)
     before = setting.baseline.mass_at(setting.target_position, layers=reads)
     always = {"layers": as_ranges(layers), "target_position": setting.target_position, "read_layers": as_ranges(reads)}
     always |= {"baseline_mass": float(before.mean()), "n": len(before)}
@@ -39,7 +40,7 @@ def amplification_curve(
         {"centre": centre, "factor": factor}
         | always
         | compute_mass_added(setting, run, factor=factor, reads=reads, generator=rng)
-        for (centre, factor), run in zip(cells, runs, strict=True)
+        for (centre, factor), run in zip(cells, found, strict=True)
     ]
     return pd.DataFrame(rows, columns=columns)
 

@@ -19,6 +19,9 @@ CONTROL_SEQUENCES, QUICK_CONTROL_SEQUENCES = 8, 4
 """Maximum number of sequences for controls, out of those of the interventions: in a full and in a quick trace."""
 CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 12, 8
 """Maximum number of sequences on which makers are searched: in a full trace, and in a quick one."""
+CONTROL_LENGTH, CONTROL_MARGIN = 24, 0.1
+"""Positions from the edited one on that controls are run on first. They are run on all positions where a control that
+moves this share of the sink more or less could lie on the other side of an end of its intervention's interval."""
 PATH_LENGTH, PATH_CONTROLS = 24, 3
 """Positions from the sink on that the paths are read at, and most draws of their controls."""
 _FULL_AND_QUICK = {"intervention_sequences": (20, 8), "controls": (CONTROLS, FEW_CONTROLS)}

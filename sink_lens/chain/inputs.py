@@ -18,7 +18,7 @@ from ..measures.sink_tokens import sampled_queries
 from ..models.inputs import describe_provenance, make_tokens
 from ..models.lens import LensModel
 from .at_token import token_label
-from .config import Thresholds, TraceConfig
+from .config import CONTROL_LENGTH, CONTROL_MARGIN, Thresholds, TraceConfig
 
 log = logging.getLogger(__name__)
 _BEFORE, _AFTER, _FEWEST = 8, 16, 4
@@ -113,6 +113,7 @@ def trace_provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig,
     return describe_provenance(lens, batch, kernel=kernel) | {
         "seeds": {"tokens": batch.seed} | seeds,
         "thresholds": {name: getattr(config, name) for name in thresholds},
+        "controls": {"positions": CONTROL_LENGTH, "margin": CONTROL_MARGIN},
     }
 
 

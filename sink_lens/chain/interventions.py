@@ -23,21 +23,30 @@ from ..edits.constructors import edit
 from ..edits.effects import classify_change, gained_share, removed_share
 from ..edits.hooks import layers_of_edit
 from ..edits.outcome import Outcome
+from ..engine.baseline_run import BaselineRun
 from ..models.lens import LensModel
 from ..models.memory import collect_garbage
-from ..progress import BAR, tqdm
 from ..records import RunWriter
 from ..records.recomputed import refuse_other_numbers
-from ..schema import column_names
+from ..schema import LEAST_SHARE, column_names
 from ..stats import Interval, studentised_interval
 from ..text import as_ranges
 from . import amplification, makers, mediate, paths, placement
-from .config import FEW_CONTROLS, TraceConfig
+from .config import EVERY_INTERVENTION, FEW_CONTROLS, TraceConfig
 from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
 from .readings import OTHERS_FROM
-from .setting import Setting, add_makers, make_setting, mean_mass, sequences_to_choose_by, why_no_interventions
+from .setting import (
+    Run,
+    Setting,
+    add_makers,
+    hangs_on_controls,
+    make_setting,
+    mean_mass,
+    sequences_to_choose_by,
+    why_no_interventions,
+)
 
 CENTRING_TOKENS = 4096
 """Random tokens over which the means that amplification moves values away from are taken."""
@@ -57,20 +66,32 @@ def intervention_table(
     the sink has in the baseline run; its 95% interval is over sequences. ``control_share`` is the mean of that share
     over the controls; ``control_mean`` and ``control_sd`` are of the attention to that position under the controls.
     Amplification uses ``means`` and the factors that are best in ``curve``. Cost: one pass of the bridge with the loss
-    an intervention, and a shorter one for each control.
+    an intervention, and a shorter one for each control. All runs are one queue; where a verdict may hang on the largest
+    control (``hangs_on_controls``), the controls are run on all positions after it.
     """
     trial = Trial(setting=setting, generator=setting.make_generator(), means=means, curve=curve)
-    found = [(link.name, one) for link in links for one in link.interventions(trial)]
-    asked = {"uniform": setting.uniform_mass(), "masked": _loss_with_sink_masked(setting)}
-    rng = np.random.default_rng(setting.config.seed)
-    tested = [link for link in links if link.name in {name for name, _ in found}]
-    says = {link.name: f"testing link {at} of {len(tested)}: {link.target}" for at, link in enumerate(tested, start=1)}
-    rows = []
-    with tqdm(total=len(found), bar_format=BAR, disable=not progress, leave=False) as shown:
-        for name, one in found:
-            shown.set_description_str(says[name])
-            rows.append(_intervention_row(setting, name, one, rng=rng, **asked))
-            shown.update()
+    links_and_own = [(link.name, one) for link in links for one in link.interventions(trial)]
+    own = [one for _, one in links_and_own]
+    few = [setting.control_run(one.position) for one in own]
+    wanted = [_run_with_sink_masked(setting), *(Run(edits=one.edits, loss=True) for one in own)]
+    groups = [wanted, *(_control_runs(one, of=run) for one, run in zip(own, few, strict=True))]
+    (masked, *made), *controls = setting.run_groups(groups, label="testing the links" if progress else None)
+    assert masked.loss is not None  # it was asked for
+    rng, asked = np.random.default_rng(setting.config.seed), {"uniform": setting.uniform_mass(), "masked": masked.loss}
+    rows = [
+        _intervention_row(setting, link, one, run, rng=rng, **asked)
+        | _control_columns(setting, one, drawn, of=its, rng=rng)
+        for (link, one), run, drawn, its in zip(links_and_own, made, controls, few, strict=True)
+    ]
+    least = min(LEAST_SHARE, setting.config.floors_by_link.get(EVERY_INTERVENTION, LEAST_SHARE))
+    near = [
+        (row, one, setting.control_run(one.position, whole=True))
+        for row, one in zip(rows, own, strict=True)
+        if hangs_on_controls(row["control_largest"], ends=(row["ci_low"], row["ci_high"]), least=least)
+    ]
+    longer = setting.run_groups([_control_runs(one, of=run) for _, one, run in near])
+    for (row, one, run), drawn in zip(near, longer, strict=True):
+        row |= _control_columns(setting, one, drawn, of=run, rng=np.random.default_rng(setting.config.seed))
     return pd.DataFrame(rows, columns=column_names("trace", "effects"))
 
 
@@ -164,8 +185,9 @@ class _Experiments:
 
     @cached_property
     def means(self) -> CentringMeans:
+        layers, seed = self.setting.layers_until_growth or None, self.config.seed
         found = centring_means(
-            self.studied.lens, n_tokens=CENTRING_TOKENS, seed=self.config.seed, progress=self.progress
+            self.studied.lens, n_tokens=CENTRING_TOKENS, layers=layers, seed=seed, progress=self.progress
         )
         tensors = {key: one.cpu().numpy() for key, one in found.tensors().items()}
         self.tables.writer.write_tensors("centring_means", tensors)
@@ -210,8 +232,8 @@ def write_causal_tables(
         tables.read_or_make(name, partial(make, made) if name in able else empty)
 
 
-def _loss_with_sink_masked(setting: Setting) -> Float[Tensor, " batch"]:
-    """Return the loss of each sequence, in nats, if queries cannot attend to the sink position.
+def _run_with_sink_masked(setting: Setting) -> Run:
+    """Return the run, with the loss, in which queries cannot attend to the sink position.
 
     The first queries (8, or a quarter of a short sequence) still can: the second token would otherwise see only itself
     and become the next sink.
@@ -221,46 +243,48 @@ def _loss_with_sink_masked(setting: Setting) -> Float[Tensor, " batch"]:
 
     at = {"positions": range(first, length), "keys": [position], "label": "sink masked"}
     masked = edit("scores", lambda x, _: torch.full_like(x, torch.finfo(x.dtype).min), **at)
-    loss = setting.run([dataclasses.replace(masked, hides=True)], loss=True, quiet=True).loss
-    assert loss is not None  # it was asked for
-    return loss
+    return Run(edits=[dataclasses.replace(masked, hides=True)], loss=True)
+
+
+def _control_runs(one: Intervention, *, of: BaselineRun) -> list[Run]:
+    """Return the runs of the controls of ``one``, which continue the run ``of``; the first few with the loss."""
+    decides = one.is_primary or one.carries  # an answer hangs on the largest control
+    drawn = one.controls[: None if decides else FEW_CONTROLS]
+    return [Run(edits=edits, of=of, layers=one.reads, loss=at < FEW_CONTROLS) for at, edits in enumerate(drawn)]
+
+
+def _moved_share(
+    setting: Setting, one: Intervention, run: Outcome, *, before: Outcome, rng: np.random.Generator
+) -> Interval:
+    """Compute the share of the sink that the target gained, or the sink lost, from the run ``before`` to ``run``."""
+    at = {"sink_position": setting.sink_position, "layers": list(one.reads), "generator": rng}
+    if one.position == setting.target_position:
+        return gained_share(before, run, target_position=setting.target_position, **at)
+    return removed_share(before, run, **at)
 
 
 def _intervention_row(
-    setting: Setting, link: str, one: Intervention, *, uniform: Tensor, masked: Tensor, rng: np.random.Generator
-) -> dict[str, object]:
-    """Run the intervention ``one`` of ``link`` and its controls, and return its row of the table ``effects``.
+    setting: Setting,
+    link: str,
+    one: Intervention,
+    run: Outcome,
+    *,
+    uniform: Tensor,
+    masked: Float[Tensor, " batch"],
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """Return what the intervention ``one`` of ``link`` has in its row of the table ``effects``, from its ``run``.
 
     ``uniform`` is the attention to the sink, by layer, if all attention were spread evenly; ``masked`` is the loss of
     each sequence if no query can attend to the sink.
     """
     reads, target, sink = list(one.reads), setting.target_position, setting.sink_position
-    # Quiet: an edit of a later layer may find its work done by that of an earlier one. ``outcome`` says what changed.
-    baseline, whole = setting.baseline, setting.run(one.edits, loss=True, quiet=True)
-    at = {"target_position": target, "sink_position": sink}
-
-    def share(run: Outcome, before: Outcome) -> Interval:
-        if one.position == target:
-            return gained_share(before, run, **at, layers=reads, generator=rng)
-        return removed_share(before, run, sink_position=sink, layers=reads, generator=rng)
-
-    decides = one.is_primary or one.carries  # an answer hangs on the largest control
-    with_loss, without = one.controls[:FEW_CONTROLS], one.controls[FEW_CONTROLS:] if decides else ()
-    few = setting.control_baseline
-    controls = setting.run_each(with_loss, layers=reads, loss=True, of=few, quiet=True)
-    controls += setting.run_each(without, layers=reads, of=few, quiet=True)
-    # With fewer sequences, what the controls change there is added to the baseline run of all.
-    baseline_of_few = few.outcome
-    over = mean_mass(baseline, one.position, reads) - mean_mass(baseline_of_few, one.position, reads)
-    masses = torch.tensor([mean_mass(run, one.position, reads) + over for run in controls], dtype=torch.float32)
-    found = share(whole, baseline)
-    assert whole.loss is not None  # it was asked for, and so was the baseline's
+    baseline = setting.baseline
+    found = _moved_share(setting, one, run, before=baseline, rng=rng)
+    assert run.loss is not None  # it was asked for, and so was the baseline's
     assert baseline.loss is not None
-    beyond = studentised_interval((whole.loss - masked).numpy(), generator=rng)
-    shares = [share(run, baseline_of_few).estimate for run in controls]
-    assert baseline_of_few.loss is not None  # as the baseline's
-    more = float(baseline.loss.mean()) - float(baseline_of_few.loss.mean())
-    losses = [float(run.loss.mean()) + more for run in controls if run.loss is not None]
+    beyond = studentised_interval((run.loss - masked).numpy(), generator=rng)
+    at = {"target_position": target, "sink_position": sink, "layers": reads}
     return {
         "link": link,
         "edit": one.name,
@@ -268,29 +292,49 @@ def _intervention_row(
         "position": one.position,
         "read_layers": as_ranges(reads),
         "baseline_target_mass": mean_mass(baseline, target, reads),
-        "target_mass": mean_mass(whole, target, reads),
+        "target_mass": mean_mass(run, target, reads),
         "baseline_sink_mass": mean_mass(baseline, sink, reads),
-        "sink_mass": mean_mass(whole, sink, reads),
+        "sink_mass": mean_mass(run, sink, reads),
         "uniform_sink_mass": float(uniform[reads].mean()),
         "baseline_loss_nats": float(baseline.loss.mean()),
-        "loss_nats": float(whole.loss.mean()),
+        "loss_nats": float(run.loss.mean()),
         "control_of": one.control_of,
-        "control_mean": float(masses.mean()),  # nan without controls
-        "control_sd": float(masses.std()) if len(masses) > 1 else math.nan,
-        "n_controls": len(masses),
         "share": found.estimate,
         "ci_low": found.low,
         "ci_high": found.high,
-        "control_share": float(np.mean(shares)) if shares else math.nan,
-        "outcome": classify_change(baseline, whole, **at, layers=reads),
+        "outcome": classify_change(baseline, run, **at),
         "is_primary": one.is_primary,
         "carries": one.carries,
-        "control_largest": max(shares) if shares else math.nan,
-        "control_loss_nats": float(np.mean(losses)) if losses else math.nan,
         "masked_loss_nats": float(masked.mean()),
         "beyond_masking_nats": beyond.low,
         "uniform_loss_nats": math.log(setting.lens.d_vocab),
         "n": setting.tokens.n_sequences,
-        "control_n": few.n_sequences if controls else 0,
         "sinks_left_out": setting.averaged.n_sinks,
+    }
+
+
+def _control_columns(
+    setting: Setting, one: Intervention, runs: Sequence[Outcome], *, of: BaselineRun, rng: np.random.Generator
+) -> dict[str, Any]:
+    """Return what the controls of ``one`` have in its row of ``effects``, from their ``runs``, which continued ``of``.
+
+    They have fewer sequences, and mostly fewer positions: what they change there is added to the baseline run of all.
+    """
+    reads, baseline, few = list(one.reads), setting.baseline, of.outcome
+    over = mean_mass(baseline, one.position, reads) - mean_mass(few, one.position, reads)
+    masses = torch.tensor([mean_mass(run, one.position, reads) + over for run in runs], dtype=torch.float32)
+    shares = [_moved_share(setting, one, run, before=few, rng=rng).estimate for run in runs]
+    assert few.loss is not None  # the baseline run has it
+    assert baseline.loss is not None
+    more = float(baseline.loss.mean()) - float(few.loss.mean())
+    losses = [float(run.loss.mean()) + more for run in runs[:FEW_CONTROLS] if run.loss is not None]
+    return {
+        "control_mean": float(masses.mean()),  # nan without controls
+        "control_sd": float(masses.std()) if len(masses) > 1 else math.nan,
+        "n_controls": len(masses),
+        "control_share": float(np.mean(shares)) if shares else math.nan,
+        "control_largest": max(shares) if shares else math.nan,
+        "control_loss_nats": float(np.mean(losses)) if losses else math.nan,
+        "control_n": of.n_sequences if runs else 0,
+        "control_length": of.tokens.n_positions if runs else 0,
     }

@@ -28,6 +28,7 @@ or of its learned sink logits where it has them; the column ``target`` says whic
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,11 +43,10 @@ from ..measures.reductions import widen
 from ..models.weights import attention_weights
 from ..progress import progress_bar
 from ..schema import column_names
-from ..stats import Interval
 from ..text import join_and
 from .config import FEW_CONTROLS
 from .screen import SCREENS, Target, embedding_unit, read_embeddings, screen_parts
-from .setting import WHOLE, Edits, Kind, Maker, Setting, draw_other_indices
+from .setting import WHOLE, Edits, Kind, Maker, Run, Setting, draw_other_indices, hangs_on_controls
 
 GOALS = {"half": 0.5, "four fifths": 0.8}
 """Name of a set -> share of the sink that it must remove on the sequences on which it is chosen. What it removes on
@@ -196,7 +196,8 @@ class _RemovedShares:
         """Ablate several sets of parts in one call; a set that was ablated before is not run again."""
         new = [chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in self._known]
         ordered = [[part for part in self.order if part in chosen] for chosen in new]
-        (before, *runs) = _run_ablations(self.setting, [[], *ordered], target=self.target, loss=False)
+        ablations = [_ablation_run(self.setting, parts, target=self.target) for parts in ([], *ordered)]
+        (before, *runs) = self.setting.run_each(ablations)
         baseline = _target_size(self.setting, before, self.target)
         for chosen, run in zip(new, runs, strict=True):
             lost = (baseline - _target_size(self.setting, run, self.target)) / baseline.mean()
@@ -280,9 +281,8 @@ def _find_silenced_neurons(
 
     def fed(several: Sequence[Sequence[Maker]]) -> list[tuple[Maker, ...]]:
         """The writers that each ablation silences."""
-        runs = setting.run_each(
-            [ablation_edits(setting, parts) for parts in several], layers=layers, quiet=True, sites=("neurons",)
-        )
+        edits = [ablation_edits(setting, parts) for parts in several]
+        runs = setting.run_each([Run(edits=some, layers=layers, sites=("neurons",)) for some in edits])
         found = []
         for parts, run in zip(several, runs, strict=True):
             silent = []
@@ -406,16 +406,13 @@ def _rescale_rows(pattern: Tensor, at: At) -> Tensor:
     return pattern / pattern.sum(-1, keepdim=True).clamp(min=torch.finfo(pattern.dtype).tiny)
 
 
-def _run_ablations(
-    setting: Setting, several: Sequence[Sequence[Maker]], *, target: Target, loss: bool, of: BaselineRun | None = None
-) -> list[Outcome]:
-    """Ablate each set of parts in ``several`` in a run of its own; return outcomes that hold the target's tensors.
-
-    Each run continues the run ``of``, or the baseline run if that is None; ``loss`` asks for the loss too.
-    """
+def _ablation_run(
+    setting: Setting, parts: Sequence[Maker], *, target: Target, loss: bool = False, of: BaselineRun | None = None
+) -> Run:
+    """Return the run that ablates ``parts`` and has the target's tensors; it continues ``of`` (None: the baseline)."""
     options = {"sites": ("pattern",) if target == "sink logit" else (), "state": target == "outlier dimensions"}
-    edits = [ablation_edits(setting, parts) for parts in several]
-    return setting.run_each(edits, layers=_target_layers(setting, target), loss=loss, of=of, quiet=True, **options)
+    edits, layers = ablation_edits(setting, parts), _target_layers(setting, target)
+    return Run(edits=edits, layers=layers, loss=loss, of=of, **options)
 
 
 def _target_layers(setting: Setting, target: Target) -> list[int]:
@@ -489,19 +486,23 @@ def _maker_set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker]
     """Make the table ``maker_sets``: ablate each set ``found``, the super neurons (``supers``), and random controls."""
     target, generator = found.target, setting.make_generator()
     rng = np.random.default_rng(setting.config.seed)
-    (baseline,) = _run_ablations(setting, [[]], target=target, loss=True)
-    few = setting.control_baseline
-    (baseline_of_few,) = _run_ablations(setting, [[]], target=target, loss=True, of=few)
     upstream = tuple(part for part in found.sets[ALL] if part in found.feeds)
     named = {**found.sets, UPSTREAM_SET: upstream, SUPER: tuple(supers)}
     sets = {name: parts for name, parts in named.items() if parts}
-    rows: list[dict[str, object]] = []
-    done: dict[frozenset[Maker], tuple[str, Outcome]] = {}
+    draws = range(min(setting.config.controls, FEW_CONTROLS))
+    first, drawn = dict[frozenset[Maker], str](), dict[str, list[tuple[Maker, ...]]]()
+    for name, parts in sets.items():
+        if first.setdefault(frozenset(parts), name) == name:  # else its controls are there under the other set's name
+            drawn[name] = [some for _ in draws if (some := _draw_random_parts(setting, parts, generator))]
 
-    def row(parts: Sequence[Maker], name: str, control_of: str, run: Outcome) -> dict[str, object]:
-        compared = baseline_of_few if control_of else baseline
+    def runs_of(several: Iterable[Sequence[Maker]], *, of: BaselineRun | None = None) -> list[Run]:
+        return [_ablation_run(setting, parts, target=target, loss=True, of=of) for parts in ((), *several)]
+
+    def row(
+        parts: Sequence[Maker], name: str, control_of: str, run: Outcome, *, compared: Outcome, rng: np.random.Generator
+    ) -> dict[str, Any]:
         before, after = (_target_size(setting, one, target) for one in (compared, run))
-        share: Interval = fraction_lost(before, after, generator=rng)
+        share = fraction_lost(before, after, generator=rng)
         return {
             "set": name,
             "control_of": control_of,
@@ -521,26 +522,39 @@ def _maker_set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker]
             "n": len(before),
         }
 
-    for name, parts in progress_bar(list(sets.items()), label="maker sets", progress=progress):
-        if frozenset(parts) in done:  # its controls are there under the other set's name
-            same, run = done[frozenset(parts)]
-            of_same = next(one for one in rows if one["set"] == same)
-            own = row(parts, name, "", run)
-            rows.append(own | {key: of_same[key] for key in ("control_largest", "n_controls", "control_loss_nats")})
-            continue
-        (run,) = _run_ablations(setting, [parts], target=target, loss=True)
-        done[frozenset(parts)] = name, run
-        own = row(parts, name, "", run)
-        draws = range(min(setting.config.controls, FEW_CONTROLS))
-        drawn = [some for _ in draws if (some := _draw_random_parts(setting, parts, generator))]
-        runs = _run_ablations(setting, drawn, target=target, loss=True, of=few)
-        controls = [row(some, RANDOM, name, one) for some, one in zip(drawn, runs, strict=True)]
-        if controls:
-            own["control_largest"] = max(float(one["removed"]) for one in controls)  # type: ignore[arg-type]
-            own["n_controls"] = len(controls)
-            over = float(own["baseline_loss_nats"]) - float(controls[0]["baseline_loss_nats"])  # type: ignore[arg-type]
-            own["control_loss_nats"] = over + float(np.mean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
-        rows += [own, *controls]
+    def rows_of_controls(name: str, outcomes: Sequence[Outcome], rng: np.random.Generator) -> list[dict[str, Any]]:
+        compared, *runs = outcomes
+        return [
+            row(some, RANDOM, name, one, compared=compared, rng=rng)
+            for some, one in zip(drawn[name], runs, strict=True)
+        ]
+
+    few, longer = (setting.control_run(setting.sink_position, whole=whole) for whole in (False, True))
+    groups = [runs_of(sets.values()), *(runs_of(some, of=few) for some in drawn.values())]
+    (baseline, *made), *beside = setting.run_groups(groups, label="maker sets" if progress else None)
+    outcomes = dict(zip(drawn, beside, strict=True))
+    own: dict[str, dict[str, Any]] = {}
+    controls: dict[str, list[dict[str, Any]]] = {}
+    for (name, parts), run in zip(sets.items(), made, strict=True):
+        own[name] = row(parts, name, "", run, compared=baseline, rng=rng)
+        controls[name] = rows_of_controls(name, outcomes[name], rng) if name in drawn else []
+    near = [
+        name
+        for name, some in controls.items()
+        if some and hangs_on_controls(max(one["removed"] for one in some), ends=[own[name]["ci_low"]], least=0.0)
+    ]
+    again = setting.run_groups([runs_of(drawn[name], of=longer) for name in near])
+    for name, some in zip(near, again, strict=True):
+        controls[name] = rows_of_controls(name, some, np.random.default_rng(setting.config.seed))
+    for name, parts in sets.items():
+        if some := controls[first[frozenset(parts)]]:
+            over = own[name]["baseline_loss_nats"] - some[0]["baseline_loss_nats"]
+            own[name] |= {
+                "control_largest": max(one["removed"] for one in some),
+                "n_controls": len(some),
+                "control_loss_nats": over + float(np.mean([one["loss_nats"] for one in some])),
+            }
+    rows = [one for name in sets for one in (own[name], *controls[name])]
     return pd.DataFrame(rows, columns=column_names("trace", "maker_sets"))
 
 

@@ -15,18 +15,19 @@ the key the same at another position.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 import torch
 
 from ..edits.constructors import Edit
 from ..edits.isolation import isolate
-from ..progress import progress_bar
+from ..engine.baseline_run import BaselineRun
 from ..schema import LEAST_ADDED, column_names
 from .config import FEW_CONTROLS
 from .links import LINKS
 from .links.link import Link
-from .setting import Setting, mean_mass
+from .setting import FrozenQuantity, Run, Setting, mean_mass
 
 
 def mediation_table(
@@ -39,57 +40,61 @@ def mediation_table(
     target position; None if none makes a sink there. Cost: some 24 passes of the bridge over the setting's sequences
     for each growth step and intervention.
     """
-    rows = []
     interventions: dict[str, list[Edit]] = {"isolation": [isolate([setting.target_position])]}
     interventions |= {} if amplified is None else {"amplification": [amplified]}
     interventions["natural"] = []
     freezes = [link.freeze for link in links if link.freeze is not None]
     segments = [*setting.segments, *([] if setting.all_steps_segment is None else [setting.all_steps_segment])]
-    runs = {name: setting.edited_baseline_run(edits) for name, edits in interventions.items()}
-    fewer = {name: run.with_fewer_sequences(setting.config.most_control_sequences) for name, run in runs.items()}
-    cells = [(name, segment) for name in interventions for segment in segments]
-    for name, segment in progress_bar(cells, label="mediation", progress=progress):
-        run, few, layers = runs[name], fewer[name], [one for one in segment.layers if one in setting.sink_layers]
-        if not layers:
-            continue
+    cells: list[tuple[dict[str, Any], BaselineRun, BaselineRun, list[int], FrozenQuantity]] = []
+    for name, edits in interventions.items():
         position = setting.sink_position if name == "natural" else setting.target_position
+        run = setting.edited_baseline_run(edits)
+        few = setting.control_run(position, of=run)
+        for segment in segments:
+            layers, generator = [one for one in segment.layers if one in setting.sink_layers], setting.make_generator()
+            for freeze in freezes if layers else ():
+                kept = freeze.make(setting, segment, position, generator)
+                if kept is not None:
+                    row = {"intervention": name, "frozen": freeze.name, "step": segment.number, "position": position}
+                    cells.append((row, run, few, layers, kept))
+    groups = [
+        [
+            Run(edits=kept.edits, of=run, layers=layers),
+            *(Run(edits=edits, of=few, layers=layers) for edits in kept.controls[:FEW_CONTROLS]),
+        ]
+        for _, run, few, layers, kept in cells
+    ]
+    found = setting.run_groups(groups, label="mediation" if progress else None)
+    rows = []
+    for (row, run, few, layers, kept), (frozen, *controls) in zip(cells, found, strict=True):
+        position = row["position"]
         # the natural sink is measured over an ordinary position: the target, before anything is done to it
         baseline = mean_mass(setting.baseline, setting.target_position, layers)
-        whole = mean_mass(run.outcome, position, layers)
-        # of the controls' sequences
-        few_baseline = mean_mass(setting.control_baseline.outcome, setting.target_position, layers)
+        whole, survived = (mean_mass(one, position, layers) for one in (run.outcome, frozen))
+        # of the controls' sequences and positions
+        few_baseline = mean_mass(setting.control_run(position).outcome, setting.target_position, layers)
         few_whole = mean_mass(few.outcome, position, layers)
-        read = {"layers": layers, "quiet": True}  # a link may be untouched
-        generator = setting.make_generator()
-        for name_of_link, kept in [(one.name, one.make(setting, segment, position, generator)) for one in freezes]:
-            if kept is None:
-                continue
-            survived = mean_mass(setting.run(kept.edits, of=run, **read), position, layers)
-            controls = setting.run_each(kept.controls[:FEW_CONTROLS], of=few, **read)
-            control = torch.tensor([mean_mass(one, position, layers) for one in controls], dtype=torch.float32)
-            added, added_to_few = (
-                one if abs(one) >= LEAST_ADDED else math.nan for one in (whole - baseline, few_whole - few_baseline)
-            )
-            mean = float(control.mean())  # nan without controls
-            rows.append(
-                {
-                    "intervention": name,
-                    "frozen": name_of_link,
-                    "step": segment.number,
-                    "position": position,
-                    "layers_from": layers[0],
-                    "layers_to": layers[-1],
-                    "baseline_mass": baseline,
-                    "mass_without_freeze": whole,
-                    "mass": survived,
-                    "surviving_share": (survived - baseline) / added,
-                    "control_mean": mean + (whole - few_whole),
-                    "control_sd": float(control.std()) if len(control) > 1 else math.nan,
-                    "control_surviving_share": (mean - few_baseline) / added_to_few,
-                    "n_controls": len(control),
-                    "size": kept.size,
-                    "n": setting.tokens.n_sequences,
-                    "control_n": few.n_sequences if len(control) else 0,
-                }
-            )
+        control = torch.tensor([mean_mass(one, position, layers) for one in controls], dtype=torch.float32)
+        added, added_to_few = (
+            one if abs(one) >= LEAST_ADDED else math.nan for one in (whole - baseline, few_whole - few_baseline)
+        )
+        mean = float(control.mean())  # nan without controls
+        rows.append(
+            row
+            | {
+                "layers_from": layers[0],
+                "layers_to": layers[-1],
+                "baseline_mass": baseline,
+                "mass_without_freeze": whole,
+                "mass": survived,
+                "surviving_share": (survived - baseline) / added,
+                "control_mean": mean + (whole - few_whole),
+                "control_sd": float(control.std()) if len(control) > 1 else math.nan,
+                "control_surviving_share": (mean - few_baseline) / added_to_few,
+                "n_controls": len(control),
+                "size": kept.size,
+                "n": setting.tokens.n_sequences,
+                "control_n": few.n_sequences if len(control) else 0,
+            }
+        )
     return pd.DataFrame(rows, columns=column_names("trace", "mediation"))

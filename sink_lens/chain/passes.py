@@ -6,13 +6,15 @@ from ..estimate import LIBRARIES, PassCount, PassCounts, Sizes
 from ..models.memory import LOSS_CHUNK, free_bytes
 from ..models.sized import Sized
 from ..text import size_text
-from .config import PATH_CONTROLS, PATH_LENGTH, TraceConfig
+from .config import CONTROL_LENGTH, PATH_CONTROLS, PATH_LENGTH, TraceConfig
 
 _PASSES_OF_LINKS, _PASSES_A_STEP = 32, 4
 """Whole passes over the interventions' sequences: for links, curve and placement (two more if the sink is not at
 position 0), and for a step's mediation."""
 _PASSES_OF_SETS, _PASSES_A_CONTROL, _CONTROLS_A_STEP = 20, 5, 15
 """The same over the controls' sequences: for random sets, for each draw of all links, and for a step's mediation."""
+_CONTROLS_AGAIN = 0.1
+"""The share of controls that are run on all positions too, since an answer hangs on them."""
 _PASSES_WITHOUT = 4
 """The same that also a model without a sink takes, which is asked if one of its parts keeps a sink away."""
 _PASSES_OF_MAKERS = 45
@@ -96,8 +98,8 @@ def bytes_beside_model(model: Sized, config: TraceConfig, *, twin: int = 0) -> i
     few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
     chosen, a_value = min(config.most_choosing_sequences, sequences), 4 * short * model.n_layers
     kept = a_value * few * (6 * model.d_model + 3 * keys + 2 * heads + model.d_mlp)
-    pattern = 16 * model.n_heads * min(_TOKENS_EDITED, few * short) * short
-    edited = kept + max(a_layer * min(few * short, _TOKENS_EDITED) + pattern, logits)
+    pattern = 16 * model.n_heads * _TOKENS_EDITED * short
+    edited = kept + max(a_layer * _TOKENS_EDITED + pattern, logits)  # few sequences share a forward with other cells
     kept = a_value * (few * model.d_model + chosen * (3 * model.d_model + 2 * keys + heads + model.d_mlp))
     of_points = _POINTS * (4 * keys + _PATTERNS * model.n_heads)  # their keys and values, and one column
     screened = kept + 4 * chosen * short * (_PATTERNS * model.n_heads * short + of_points)
@@ -122,7 +124,8 @@ def count_intervention_passes(config: TraceConfig, *, sequences: int) -> tuple[i
     few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
     number = few * (_PASSES_OF_LINKS + _PASSES_A_STEP * _STEPS)
     of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls + _CONTROLS_A_STEP * _STEPS
-    number += min(config.most_control_sequences, few) * of_controls
+    cut = min(1.0, CONTROL_LENGTH / short + _CONTROLS_AGAIN)
+    number += round(min(config.most_control_sequences, few) * of_controls * cut)
     number += min(config.most_choosing_sequences, sequences) * _PASSES_OF_MAKERS
     several = few + _CONTROLLED * PATH_CONTROLS * min(config.most_control_sequences, few)
     return number + round(min(1.0, PATH_LENGTH / short) * several * (_PATHS + _PATHS_A_STEP * _STEPS)), short

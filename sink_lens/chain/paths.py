@@ -24,7 +24,7 @@ positions. Costs are kept low by the length: the first ``PATH_LENGTH`` positions
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -38,13 +38,13 @@ from ..circuits.stream import apply_norm, mlp_read_edits, post_norm_factor
 from ..edits.constructors import Edit, freeze
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
+from ..engine.baseline_run import BaselineRun
 from ..models.lens import is_parallel
 from ..models.weights import keys_at_position, mlp_weights, norm_weights
-from ..progress import progress_bar
 from ..schema import ALL_STEPS, LEAST_PATH, column_names
 from ..text import as_ranges
 from .config import PATH_CONTROLS, PATH_LENGTH
-from .setting import Edits, Setting, draw_other_indices, mean_mass, shorten_setting
+from .setting import Edits, Run, Setting, draw_other_indices, mean_mass, shorten_setting
 
 NO_STEP = -1
 """Step of a source or target that belongs to no growth step."""
@@ -210,20 +210,27 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     reads |= {number: layers for number, layers in lanes.items() if layers and len(lanes) > 1}
     paths = list(list_paths(setting, groups=groups, lanes=lanes))
     rng, generator = np.random.default_rng(setting.config.seed), setting.make_generator()
-    whole, few = short.baseline, short.control_baseline
-    edits = [writings.cut_edits(path) for path in paths]
-    found = short.run_each(edits, layers=everything, quiet=True, label="paths" if progress else None)
+    whole, few = short.baseline, short.control_run(setting.sink_position)
+
+    def runs_of(paths: Iterable[Path], *, of: BaselineRun | None = None) -> list[Run]:
+        return [Run(edits=writings.cut_edits(path), of=of, layers=everything) for path in paths]
 
     def lost(run: Outcome, before: Outcome, layers: Sequence[int]) -> float:
         had, has = (mean_mass(one, setting.sink_position, layers) for one in (before, run))
         return (had - has) / had
 
+    found = short.run_each(runs_of(paths), label="paths" if progress else None)
+    drawn = [
+        _control_paths(short, path, generator=generator)
+        if max(abs(lost(run, whole, layers)) for layers in reads.values()) > LEAST_PATH
+        else ("", [])
+        for path, run in zip(paths, found, strict=True)
+    ]
+    beside = short.run_groups(
+        [runs_of(some, of=few) for _, some in drawn], label="controls of paths" if progress else None
+    )
     rows = []
-    for path, run in progress_bar(list(zip(paths, found, strict=True)), label="controls of paths", progress=progress):
-        kind, drawn = "", list[Path]()
-        if max(abs(lost(run, whole, layers)) for layers in reads.values()) > LEAST_PATH:
-            kind, drawn = _control_paths(short, path, generator=generator)
-        controls = short.run_each([writings.cut_edits(one) for one in drawn], layers=everything, of=few, quiet=True)
+    for path, run, (kind, _), controls in zip(paths, found, drawn, beside, strict=True):
         for number, layers in reads.items():
             if path.target.layers and max(layers) < min(path.target.layers):
                 continue  # it comes after what is read

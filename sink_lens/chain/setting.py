@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -27,7 +28,7 @@ from ..edits.metrics import sink_mass
 from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..engine.cells import cell_of_edits
-from ..engine.engine import outcomes_under_edits
+from ..engine.engine import outcomes_in_one_queue
 from ..engine.needs import Needs
 from ..engine.trust import make_checked_run
 from ..errors import InputError
@@ -36,7 +37,7 @@ from ..models.lens import LensModel
 from ..models.sites import sites_of
 from ..progress import tqdm
 from ..schema import ALL_STEPS, LEAST_SINK
-from .config import TraceConfig
+from .config import CONTROL_LENGTH, CONTROL_MARGIN, TraceConfig
 from .locate import GrowthStep, Location
 from .readings import OTHERS_FROM, evenly_spaced
 
@@ -96,6 +97,22 @@ class Maker:
         return f"{self.layer}.{self.unit}" if self.kind == "neuron" else f"{self.kind} {self.layer}.{self.unit}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run to make: edits, the run that they continue, and what is read of it."""
+
+    edits: Sequence[Edit]
+    of: BaselineRun | None = None
+    """The run that it continues, whose edits it keeps; None is the setting's baseline run."""
+    layers: Sequence[int] | None = None
+    """The layers in which attention is read; None is all. A run that was made before may have more."""
+    loss: bool = False
+    sites: Sequence[str] = ()
+    """Sites that are kept in the outcome."""
+    state: bool = False
+    """Keep the stream, too."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One model, a few sequences, their baseline run, and the edits that freeze or mean ablate."""
@@ -121,6 +138,11 @@ class Setting:
     read_layers: tuple[int, ...] | None = None
     """Layers in which the sink is read (``sink_layers``); None takes those in which it is."""
     _tensors: dict[tuple[str, int], Tensor] = field(init=False, default_factory=dict, repr=False)
+    _edits: dict[tuple[Any, ...], Edit] = field(init=False, default_factory=dict, repr=False)
+    _runs: dict[tuple[BaselineRun, Edits], tuple[Needs, Outcome, set[int]]] = field(
+        init=False, default_factory=dict, repr=False
+    )
+    """Runs that were made: what they read, their outcomes, and which of their edits acted."""
 
     @cached_property
     def baseline(self) -> Outcome:
@@ -211,51 +233,68 @@ class Setting:
         return torch.Generator().manual_seed(self.config.seed)
 
     def control_positions(self, position: int) -> list[int]:
-        """Pick at most ``config.controls`` positions, no sinks or target, if possible all after ``position``."""
+        """Pick at most ``config.controls`` positions, no sinks or target, if possible all after ``position``.
+
+        They are among those of ``control_run``.
+        """
         taken, controls = {*self.location.sink_positions, self.target_position}, self.config.controls
-        free = [p for p in range(1, self.tokens.n_positions - 1) if p not in taken]
+        free = [p for p in range(1, min(self.tokens.n_positions, position + CONTROL_LENGTH) - 1) if p not in taken]
         later = [p for p in free if p > position]
         return evenly_spaced(later if len(later) >= controls else free, controls)
 
-    def run(self, edits: Sequence[Edit], **how: Any) -> Outcome:
-        """Run the model under edits and return the outcome; ``how`` are the options of ``run_each``."""
-        return self.run_each([edits], **how)[0]
+    def run(self, edits: Sequence[Edit], *, quiet: bool = False, **read: Any) -> Outcome:
+        """Run the model under edits and return the outcome; ``read`` are fields of ``Run``."""
+        return self.run_each([Run(edits=edits, **read)], quiet=quiet)[0]
 
-    def run_each(
-        self,
-        several: Sequence[Sequence[Edit]],
-        *,
-        layers: Sequence[int] | None = None,
-        loss: bool = False,
-        of: BaselineRun | None = None,
-        quiet: bool = False,
-        sites: Sequence[str] = (),
-        state: bool = False,
-        label: str | None = None,
-    ) -> list[Outcome]:
-        """Run the model under each list of edits in ``several``; outcomes have attention to the target and the sink.
+    def run_each(self, several: Sequence[Run], *, quiet: bool = True, label: str | None = None) -> list[Outcome]:
+        """Make runs, all in one queue, and return their outcomes: attention to the target and the sink, and more.
 
-        Only the layers and positions that an edit can change are computed. Attention is read in ``layers`` (None: all).
-        The runs continue another run (``of``) and keep its edits, or the baseline run if None. ``quiet`` silences the
-        warning that an edit changed nothing. ``sites`` are kept in the outcome; so is the stream after the last layer
-        read, if ``state`` or the loss needs it. ``label`` names the progress bar; None shows none.
+        Only the layers and positions that an edit can change are computed. Of equal runs one is made, which reads what
+        all read. Its attention and loss are kept for later ones, unless it continues an edited run. Without ``quiet``,
+        an edit that changed nothing causes a warning. ``label`` names the progress bar; None shows none.
         """
-        baseline_run = self.baseline_run if of is None else of
-        read = tuple(range(self.lens.n_layers)) if layers is None else tuple(sorted(set(layers)))
-        more = {"layers": read, "loss": loss, "whole": loss, "sites": tuple(sites), "state": state}
-        needs = dataclasses.replace(baseline_run.needs, **more)
-        total = len(several) * len(baseline_run.prompt_batches)
+        wanted: dict[tuple[BaselineRun, Edits], Needs] = {}
+        keys = [((one.of or self.baseline_run).with_sites(one.sites), tuple(one.edits)) for one in several]
+        for key, one in zip(keys, several, strict=True):
+            layers = tuple(sorted(set(range(self.lens.n_layers) if one.layers is None else one.layers)))
+            read = {"layers": layers, "sites": tuple(one.sites), "state": one.state}
+            needs = dataclasses.replace(key[0].needs, **read, loss=one.loss, whole=one.loss)
+            wanted[key] = _join_needs(needs, wanted.get(key, needs))
+        missing = {
+            key: needs
+            for key, needs in wanted.items()
+            if key not in self._runs or _join_needs(needs, self._runs[key][0]) != self._runs[key][0]
+        }
+        total = sum(len(run.prompt_batches) for run, _ in missing)
         with tqdm(total=total, desc=label, unit="run", disable=label is None, leave=False) as shown:
-            found = outcomes_under_edits(baseline_run.with_sites(sites), several, needs=needs, advance=shown.update)
-        for edits, (_, changed) in zip(several, found, strict=True):
+            asked = [(run, edits, needs) for (run, edits), needs in missing.items()]
+            made = dict(zip(missing, outcomes_in_one_queue(asked, advance=shown.update), strict=True))
+        for key, (outcome, changed) in made.items():
+            if not (key[0].edits or missing[key].sites or missing[key].state):
+                self._runs[key] = missing[key], outcome, changed
+        outcomes = []
+        for key in keys:
+            outcome, changed = made[key] if key in made else self._runs[key][1:]
+            outcomes.append(outcome)
             if not quiet:
-                warn_of_edits_without_effect(edits, changed)
-        return [outcome for outcome, _ in found]
+                warn_of_edits_without_effect(key[1], changed)
+        return outcomes
 
-    @cached_property
-    def control_baseline(self) -> BaselineRun:
-        """The baseline run cut to the sequences on which random controls are run."""
-        return self.baseline_run.with_fewer_sequences(self.config.most_control_sequences)
+    def run_groups(self, groups: Sequence[Sequence[Run]], *, label: str | None = None) -> list[list[Outcome]]:
+        """Make all runs of several groups in one queue, and return their outcomes by group."""
+        found = iter(self.run_each(list(chain.from_iterable(groups)), label=label))
+        return [[next(found) for _ in group] for group in groups]
+
+    def control_run(self, position: int, *, of: BaselineRun | None = None, whole: bool = False) -> BaselineRun:
+        """Return the run that controls of an edit at ``position`` continue: ``of`` (None: the baseline), cut.
+
+        It has fewer sequences and, unless ``whole``, ends ``CONTROL_LENGTH`` positions after ``position``, or after a
+        later sink.
+        """
+        end = max(position, self.sink_position) + CONTROL_LENGTH
+        length = None if whole else max(end, self.target_position + 2)
+        run = self.baseline_run if of is None else of
+        return run.with_fewer_sequences(self.config.most_control_sequences, length=length)
 
     def baseline_run_at(self, positions: Sequence[int]) -> BaselineRun:
         """Return the baseline run with attention to ``positions``: the stored run if it has these, else a new one."""
@@ -286,18 +325,25 @@ class Setting:
 
     def freeze_site_edit(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
         """Make the edit that sets a site at ``position`` to its baseline value, or (``mean``) to ``mean_ordinary``."""
-        baseline = self.baseline_tensors(site, layers=layers)
-        values = {layer: self.mean_ordinary(x) if mean else x[:, [position]] for layer, x in baseline.items()}
-        label = f"{'mean_ordinary of' if mean else 'freeze'} {site} at {position}"
-        return freeze(site, values, positions=[position], label=label)
+        key = site, tuple(layers), position, mean
+        if key not in self._edits:
+            baseline = self.baseline_tensors(site, layers=layers)
+            values = {layer: self.mean_ordinary(x) if mean else x[:, [position]] for layer, x in baseline.items()}
+            label = f"{'mean_ordinary of' if mean else 'freeze'} {site} at {position}"
+            self._edits[key] = freeze(site, values, positions=[position], label=label)
+        return self._edits[key]
 
     def freeze_unit_edits(self, site: str, chosen: Units, *, position: int, mean: bool) -> Edits:
         """Make edits that set ``chosen`` units at ``position`` to the baseline, or (``mean``) to ``mean_ordinary``."""
         baseline, edits = self.baseline_tensors(site, layers=list(chosen)), []
         for layer, units in chosen.items():
-            value = self.mean_ordinary(baseline[layer]) if mean else baseline[layer][:, [position]]
-            label = f"{'mean_ordinary of' if mean else 'freeze'} {len(units)} {site} at {position}"
-            edits.append(freeze(site, {layer: value[..., units]}, positions=[position], units=units, label=label))
+            key = site, layer, tuple(units), position, mean
+            if key not in self._edits:
+                value = self.mean_ordinary(baseline[layer]) if mean else baseline[layer][:, [position]]
+                label = f"{'mean_ordinary of' if mean else 'freeze'} {len(units)} {site} at {position}"
+                at = {"positions": [position], "units": units, "label": label}
+                self._edits[key] = freeze(site, {layer: value[..., units]}, **at)
+            edits.append(self._edits[key])
         return tuple(edits)
 
     def freeze_site(self, site: str, *, layers: Sequence[int], position: int) -> FrozenQuantity:
@@ -394,7 +440,7 @@ def shorten_setting(setting: Setting, *, most: int) -> Setting:
     return dataclasses.replace(
         setting,
         tokens=tokens,
-        baseline_run=BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs),
+        baseline_run=setting.baseline_run.with_edits((), needs=needs, length=length),
         averaged=dataclasses.replace(setting.averaged, mask=mask, n_sinks=int(tokens.valid.sum()) - int(mask.sum())),
     )
 
@@ -408,7 +454,8 @@ def add_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
             n_added += not mask[part.unit]
             mask[part.unit] = True
     found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts), n_added=n_added)
-    found._tensors.update(setting._tensors)
+    for name in ("_tensors", "_edits", "_runs"):
+        getattr(found, name).update(getattr(setting, name))
     return found
 
 
@@ -488,6 +535,21 @@ def draw_other_indices(
     return pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()
 
 
+def hangs_on_controls(largest: float, *, ends: Iterable[float], least: float) -> bool:
+    """Check whether one of ``ends``, the ends of an interval, may lie on the other side of the ``largest`` control.
+
+    That is one within ``CONTROL_MARGIN`` of it; a control under ``least`` decides nothing.
+    """
+    low, high = (max(least, largest + by) for by in (-CONTROL_MARGIN, CONTROL_MARGIN))
+    return any(low < end < high for end in ends)
+
+
 def mean_mass(run: Outcome, position: int, layers: Sequence[int]) -> float:
     """Average the attention to a position, in [0, 1], over the given layers, all heads and sequences."""
     return float(run.mass_at(position, layers=layers).nanmean())
+
+
+def _join_needs(one: Needs, other: Needs) -> Needs:
+    """Return the needs of a run that serves both, of the same positions and sites."""
+    either = {name: getattr(one, name) or getattr(other, name) for name in ("loss", "whole", "state")}
+    return dataclasses.replace(one, layers=tuple(sorted({*one.layers, *other.layers})), **either)

@@ -400,10 +400,10 @@ _STAGES = {
     "measuring": ("measuring", 7),
     "conditions": ("measuring with the other BOS condition", 10),
     "random_init_heads": ("measuring a model with random weights", 20),
-    "makers": ("finding what makes the sink", 64),
-    "amplification": ("amplifying values", 24),
-    "effects": ("testing the links", 129),
-    "mediation": ("freezing links, one at a time", 47),
+    "makers": ("finding what makes the sink", 48),
+    "amplification": ("amplifying values", 3),
+    "effects": ("testing the links", 22),
+    "mediation": ("freezing links, one at a time", 35),
     "placement": ("position or token?", 4),
 }
 """First table of a stage -> what the bar says, and its seconds in a quick look at the default model on two cores."""

@@ -55,10 +55,18 @@ def usable_centres(lens: LensModel) -> tuple[Centre, ...]:
     return tuple(centre for centre in CENTRES if centre != "values" or lens.family.aggregated_site == "z_raw")
 
 
-def centring_means(model: ModelLike, *, n_tokens: int = 4096, seed: int = 0, progress: bool = True) -> CentringMeans:
+def centring_means(
+    model: ModelLike,
+    *,
+    n_tokens: int = 4096,
+    layers: Sequence[int] | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> CentringMeans:
     """Compute each head's mean value and mean aggregated value over random tokens, in sequences of 64 without BOS.
 
-    This takes one pass of the plain model over ``n_tokens`` tokens, at least 64, which are drawn with ``seed``.
+    This takes one pass of the plain model over ``n_tokens`` tokens, at least 64, which are drawn with ``seed``. It ends
+    with the last of ``layers``; None is all that have attention.
     """
     lens = as_lens(model)
     site = lens.family.aggregated_site
@@ -77,9 +85,10 @@ def centring_means(model: ModelLike, *, n_tokens: int = 4096, seed: int = 0, pro
     def values(view: LayerView) -> Tensor:
         return expand_kv(view["v"].float().mean(1), n_heads=lens.n_heads)
 
+    read = None if layers is None else frozenset(layers)
     readings = [
-        Reading(name="values", sites=("v",), function=values),
-        Reading(name="aggregated", sites=(site,), function=lambda view: view[site].float().mean(1)),
+        Reading(name="values", sites=("v",), function=values, layers=read),
+        Reading(name="aggregated", sites=(site,), function=lambda view: view[site].float().mean(1), layers=read),
     ]
     streamed = stream(lens, tokens, readings, progress=progress, label="centring means").values
     means = {name: {layer: one.mean(0) for layer, one in by_layer.items()} for name, by_layer in streamed.items()}

@@ -51,6 +51,7 @@ class BaselineRun:
         self.batch = lru_cache(maxsize=most)(self._run_batch)
         self._lanes, self._versions = lanes, lens.state.unchanged.versions()
         self._keeping: dict[tuple[str, ...], BaselineRun] = {}
+        self._fewer: dict[tuple[int, int | None], BaselineRun] = {}
 
     @cached_property
     def lanes(self) -> Lanes:
@@ -87,12 +88,20 @@ class BaselineRun:
         return self.read_outcome(replace(self.needs, sites=()))
 
     def with_edits(
-        self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None
+        self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None, length: int | None = None
     ) -> "BaselineRun":
-        """Make a run under other ``edits``. It reads ``needs`` in each ``every``-th sequence; None: as this run."""
-        lanes = self.lanes if self.plan.lanes > 1 else None
-        read = {"needs": needs or self.needs, "every": every or self.every}
-        return BaselineRun(self.lens, self.tokens, plan=self.plan, edits=edits, lanes=lanes, **read)
+        """Make a run under other ``edits``: ``needs``, read in each ``every``-th sequence; None is as in this run.
+
+        With a ``length``, sequences are cut to it, and as many more cells share a forward as there is room for.
+        """
+        every, tokens, plan = every or self.every, self.tokens if length is None else self.tokens.cut(length), self.plan
+        if length is not None and plan.cut:
+            room = plan.prompts * plan.pack * self.tokens.n_positions
+            taken = min(plan.prompts, -(-tokens.n_sequences // every)) * tokens.n_positions
+            plan = replace(plan, pack=max(plan.pack, room // taken))
+        lanes = self.lanes if plan.lanes > 1 else None
+        read = {"needs": needs or self.needs, "every": every}
+        return BaselineRun(self.lens, tokens, plan=plan, edits=edits, lanes=lanes, **read)
 
     def with_sites(self, sites: Sequence[str]) -> "BaselineRun":
         """Return a run that also keeps the tensors of ``sites``: this run if it keeps them, else another, made once."""
@@ -102,10 +111,18 @@ class BaselineRun:
             self._keeping[more] = self.with_edits(self.edits, needs=needs)
         return self._keeping[more] if more else self
 
-    def with_fewer_sequences(self, most: int) -> "BaselineRun":
-        """Return the same run on at most ``most`` of its sequences, evenly spaced; this run if it has no more."""
-        every = -(-self.n_sequences // most)
-        return self if every == 1 else self.with_edits(self.edits, every=self.every * every)
+    def with_fewer_sequences(self, most: int, *, length: int | None = None) -> "BaselineRun":
+        """Return the same run on at most ``most`` of its sequences, evenly spaced, cut to ``length``; made once each.
+
+        It is this run if it has no more.
+        """
+        every = self.every * -(-self.n_sequences // most)
+        length = None if length is None or length >= self.tokens.n_positions else length
+        if (every, length) == (self.every, None):
+            return self
+        if (every, length) not in self._fewer:
+            self._fewer[every, length] = self.with_edits(self.edits, every=every, length=length)
+        return self._fewer[every, length]
 
     def _run_batch(self, start: int) -> BaselineBatch:
         prompts = next(prompts for prompts in self.prompt_batches if prompts.start == start)

@@ -13,7 +13,7 @@ bridge on the user's machine before the others run, and says by how much they di
 last bit.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain, groupby
@@ -174,20 +174,21 @@ class Engine:
         self._baseline_run.check_same_weights()
         return found
 
-    def outcomes(self, *, advance: Advance = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
-        """Run all cells; return each cell's outcome over all sequences, and the indices of edits that had an effect.
+    def begin(self, *, advance: Advance) -> tuple[list[Packs[None]], list[tuple[dict[int, Outcome], set[int]]]]:
+        """Run the blocks that have no lanes; return the packs of the others, and what all of them fill, cell by cell.
 
-        The forwards of all blocks run side by side. A cell that can change nothing that is read is not run; all its
-        edits then count as having had an effect. ``advance`` is called with the number of cells that were finished on
-        a batch of prompts. What an edit raises is raised.
+        That is the outcome by batch of prompts, without the stream if nothing reads it, and the indices of edits that
+        had an effect. A cell that can change nothing that is read is not run; all its edits then count as effective.
         """
-        found: list[dict[int, Outcome]] = [{} for _ in self.cells]
-        changed: list[set[int]] = [set() for _ in self.cells]
+        found: list[tuple[dict[int, Outcome], set[int]]] = [({}, set()) for _ in self.cells]
 
         def keep(block: Block, number: int, outcome: Outcome, which: list[bool]) -> None:
-            found[number][block.prompts.start] = outcome
+            by_batch, changed = found[number]
+            if not self.needs.state:  # it is most of what a run holds, and many runs wait for the last
+                outcome = replace(outcome, state=outcome.state[..., :0].clone())
+            by_batch[block.prompts.start] = outcome
             is_run = block.first <= self.lens.n_layers  # else nothing is known of its edits
-            changed[number].update(place for place, one in enumerate(which) if one or not is_run)
+            changed.update(place for place, one in enumerate(which) if one or not is_run)
 
         beside = []
         for block in self.blocks:
@@ -196,12 +197,7 @@ class Engine:
                 beside.append(self._packs_to_run(block, partial(keep, block)))
             else:
                 self.map(block, partial(keep, block), advance=advance)
-        if beside:
-            with prepare_passes(self.lens):
-                run_packs(beside, lens=self.lens, lanes=self._baseline_run.lanes, failed=None, advance=advance)
-            self._baseline_run.check_same_weights()
-        whole = (join_outcomes([by_batch[start] for start in sorted(by_batch)]) for by_batch in found)
-        return list(zip(whole, changed, strict=True))
+        return beside, found
 
     def baseline_outcome(self, prompts: slice) -> Outcome:
         """Return the outcome of the run that the cells continue, on the batch of sequences ``prompts``."""
@@ -354,16 +350,40 @@ def outcomes_under_edits(
     needs: Needs,
     advance: Advance = lambda cells: None,
 ) -> list[tuple[Outcome, set[int]]]:
-    """Continue ``baseline_run`` under each list of edits; return the outcomes, and the indices of edits that acted.
+    """Do as ``outcomes_in_one_queue`` for lists of edits that all continue ``baseline_run`` and read ``needs``."""
+    return outcomes_in_one_queue([(baseline_run, edits, needs) for edits in edit_lists], advance=advance)
 
-    An empty list gives the run itself. ``needs`` lists what each outcome holds, no more than ``baseline_run`` holds.
-    ``advance`` is called with the number of lists that were run on a batch. What an edit raises is raised.
+
+def outcomes_in_one_queue(
+    asked: Sequence[tuple[BaselineRun, Sequence[Edit], Needs]], *, advance: Advance = lambda cells: None
+) -> list[tuple[Outcome, set[int]]]:
+    """Continue runs of one model under edits; return the outcomes, and for each the indices of edits that acted.
+
+    The forwards of all of them run side by side. Without edits, a run itself is the result. Each ``Needs`` lists what
+    the outcome holds, no more than its run holds. ``advance`` is called with the number of cells that were finished on
+    a batch of prompts. What an edit raises is raised.
     """
-    made = [tuple(edits) for edits in edit_lists]
-    lens, tokens, edited = baseline_run.lens, baseline_run.tokens, [cell_of_edits(edits) for edits in made if edits]
-    engine = Engine(lens, tokens, edited, (), plan=baseline_run.plan, needs=needs, baseline_run=baseline_run)
-    found = iter(engine.outcomes(advance=advance))
-    return [next(found) if edits else (baseline_run.read_outcome(needs), set()) for edits in made]
+    cells: dict[tuple[BaselineRun, Needs], list[Cell]] = {}
+    for run, edits, needs in asked:
+        cells.setdefault((run, needs), []).extend([cell_of_edits(edits)] if edits else [])
+    begun: dict[tuple[BaselineRun, Needs], Iterator[tuple[dict[int, Outcome], set[int]]]] = {}
+    beside: list[Packs[None]] = []
+    for (run, needs), some in cells.items():
+        engine = Engine(run.lens, run.tokens, some, (), plan=run.plan, needs=needs, baseline_run=run)
+        packs, filled = engine.begin(advance=advance)
+        beside += packs
+        begun[run, needs] = iter(filled)
+    if beside:
+        run = asked[0][0]
+        with prepare_passes(run.lens):
+            run_packs(beside, lens=run.lens, lanes=run.lanes, failed=None, advance=advance)
+        run.check_same_weights()
+    found = []
+    for run, edits, needs in asked:
+        by_batch, changed = next(begun[run, needs]) if edits else ({}, set[int]())
+        outcome = join_outcomes([by_batch[start] for start in sorted(by_batch)]) if edits else run.read_outcome(needs)
+        found.append((outcome, changed))
+    return found
 
 
 def _largest_difference(found: Tensor, wanted: Tensor) -> float:

@@ -82,6 +82,28 @@ def test_controls_of_fewer_sequences_are_near_those_of_all(planted_at, changed, 
     pd.testing.assert_frame_equal(found[same], whole[same])
 
 
+def test_controls_of_fewer_positions_are_near_those_of_all_which_are_run_where_one_is_near(
+    planted_at, changed, monkeypatch
+):
+    curve, whole = changed("planted")
+    place = planted_at()
+    means = centring_means(place.lens, n_tokens=128)
+    monkeypatch.setattr("sink_lens.chain.setting.CONTROL_LENGTH", 10)
+    found = intervention_table(dataclasses.replace(place.setting), means=means, curve=curve)
+    made = found["n_controls"] > 0
+    assert (found.loc[made, "control_length"] <= 16).all()  # ten from the target on
+    assert (whole.loc[made, "control_length"] == 20).all()
+    assert (found.loc[~made, "control_length"] == 0).all()
+    for name in ("control_mean", "control_share", "control_largest", "control_loss_nats"):
+        assert found.loc[made, name].tolist() == pytest.approx(whole.loc[made, name].tolist(), abs=0.05), name
+    monkeypatch.setattr("sink_lens.chain.setting.CONTROL_MARGIN", 2.0)
+    near = intervention_table(dataclasses.replace(place.setting), means=means, curve=curve)
+    assert (near.loc[made & (near["ci_high"] > 0.05), "control_length"] == 20).all()
+    same = [name for name in found.columns if not name.startswith("control_")]
+    pd.testing.assert_frame_equal(found[same], whole[same])
+    pd.testing.assert_frame_equal(near[same], whole[same])
+
+
 def test_what_the_planted_model_has_no_part_in_fails_under_its_intervention(changed):
     # its sink is a token, not a variance: an ordinary token that sees itself only is none
     _, effects = changed("planted")

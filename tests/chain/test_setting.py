@@ -8,14 +8,17 @@ from lenses import lens_of
 from rounding import assert_close, assert_moved, assert_rows_close
 
 from sink_lens.activations.record import capture
+from sink_lens.chain import setting as setting_of
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.measure import scout_and_measure
 from sink_lens.chain.screen import read_embeddings
 from sink_lens.chain.setting import (
+    Run,
     choose_target_position,
     draw_other_indices,
     find_segments,
+    hangs_on_controls,
     make_setting,
     sequences_to_choose_by,
     why_no_interventions,
@@ -23,6 +26,7 @@ from sink_lens.chain.setting import (
 from sink_lens.chain.setting import sequences_to_test as held_out
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import edit, scale, zero
+from sink_lens.edits.isolation import isolate
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 
@@ -88,6 +92,57 @@ def test_control_positions_are_five_later_ones_any_where_few_come_later_and_no_s
     assert not {0, 6, 7, 18} & set(dataclasses.replace(place, location=several).control_positions(6))
 
 
+def test_controls_come_within_the_positions_that_they_run_on(planted_at, monkeypatch):
+    monkeypatch.setattr(setting_of, "CONTROL_LENGTH", 8)
+    place = dataclasses.replace(planted_at().setting)
+    assert place.control_positions(6) == [7, 8, 9, 11, 12]  # of 7 to 12
+    assert place.control_positions(0) == [1, 2, 3, 4, 5]  # the last of the eight predicts nothing; 6 is the target
+    of_target, of_sink, whole = place.control_run(6), place.control_run(0), place.control_run(0, whole=True)
+    assert [one.tokens.n_positions for one in (of_target, of_sink, whole)] == [14, 8, 20]
+    assert place.control_run(6) is of_target
+    later = dataclasses.replace(place, location=dataclasses.replace(place.location, sink_positions=(10,)))
+    assert later.control_run(6).tokens.n_positions == 18
+    isolated = place.edited_baseline_run([isolate([6])])
+    shorter = run_with(place.lens, place.tokens.cut(14), isolate([6]), positions=(6, 0))
+    assert_close(place.control_run(6, of=isolated).outcome.mass, shorter.mass)
+
+
+@pytest.mark.parametrize(
+    ("largest", "ends", "hangs"),
+    [
+        (0.30, (0.45, 0.9), False),  # 0.40 at most
+        (0.36, (0.45, 0.9), True),
+        (0.54, (0.2, 0.9), False),  # within the interval, and far from both ends
+        (0.85, (0.2, 0.9), True),
+        (0.01, (0.0, 0.04), False),  # what moves less than 5% decides nothing
+        (0.01, (0.06, 0.2), True),
+        (float("nan"), (0.06, 0.2), False),
+    ],
+)
+def test_a_control_decides_where_a_tenth_more_or_less_passes_an_end(largest, ends, hangs):
+    assert hangs_on_controls(largest, ends=ends, least=0.05) == hangs
+
+
+def test_of_equal_runs_one_is_made_that_reads_what_all_read(planted_at, monkeypatch):
+    place, asked, real = dataclasses.replace(planted_at().setting), [], setting_of.outcomes_in_one_queue
+    counted = lambda some, **how: asked.append(len(some)) or real(some, **how)  # noqa: E731
+    monkeypatch.setattr(setting_of, "outcomes_in_one_queue", counted)
+    one, again = ((place.freeze_site_edit("k", layers=[3, 4], position=0, mean=True),) for _ in range(2))
+    units = place.freeze_unit_edits("neurons", {2: [5]}, position=0, mean=True)
+    both = [Run(edits=one, layers=[3]), Run(edits=again, layers=[4], loss=True), Run(edits=units, layers=[4])]
+    first, second, other = place.run_each(both)
+    assert asked == [2]
+    assert first is second
+    wanted = run_with(place.lens, place.tokens, one, positions=(6, 0))
+    assert_close(first.mass, wanted.mass[[3, 4]])
+    assert_close(first.loss, wanted.loss)
+    assert_moved(other.mass, first.mass[1:])
+    assert torch.equal(place.run(again, layers=[4]).mass, first.mass)
+    assert place.run(again, layers=[2]).layers == (2,)
+    place.run(again, layers=[4], of=place.control_run(0, of=place.edited_baseline_run([isolate([6])])))
+    assert asked == [2, 0, 1, 1]
+
+
 def test_random_others_are_as_many_and_none_of_the_units_and_all_where_there_are_too_few():
     generator = torch.Generator().manual_seed(0)
     sets = [draw_other_indices([3, 7, 11], n=50, generator=generator) for _ in range(5)]
@@ -143,7 +198,7 @@ def test_a_run_that_begins_late_is_the_whole_run(planted_at, layer, position):
     one = edit("attn_out", lambda x, at: 20 * x.flip(-1) + 5.0, layers=[layer], positions=[position])
     short = place.setting.run([one], layers=[4])
     whole = run_with(place.lens, place.setting.tokens, [one], positions=(6, 0))
-    with_loss = place.setting.run([one], loss=True)
+    with_loss = place.setting.run([one], loss=True, state=True)
     for found, wanted in ((short.mass[0], whole.mass[4]), (with_loss.loss, whole.loss), (with_loss.state, whole.state)):
         assert_close(found, wanted)
     assert_moved(with_loss.loss, place.setting.run([], loss=True).loss)

@@ -1,5 +1,7 @@
 """Runs that cells continue: under edits of their own, of fewer sequences, with more sites, and side by side."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from lenses import lens_of
@@ -10,7 +12,7 @@ from sink_lens.edits.constructors import edit, freeze, scale, zero
 from sink_lens.edits.isolation import isolate
 from sink_lens.engine import threads
 from sink_lens.engine.baseline_run import BaselineRun
-from sink_lens.engine.engine import outcomes_under_edits
+from sink_lens.engine.engine import outcomes_in_one_queue, outcomes_under_edits
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.needs import Needs
 from sink_lens.engine.plan import Plan
@@ -63,6 +65,29 @@ def test_of_fewer_sequences_each_has_its_own_values():
     torch.testing.assert_close(found.loss, whole.loss[[0, 3]])
     torch.testing.assert_close(found.mass, whole.mass[:, [0, 3]])
     assert few.with_fewer_sequences(2) is few
+
+
+def test_of_fewer_positions_more_cells_share_a_forward():
+    lens = lens_of("llama")
+    few = baseline_run_of(lens).with_fewer_sequences(2, length=9)
+    assert few.tokens.n_positions == 9
+    assert few.plan.pack == 4  # 2 sequences x 2 cells x 20 positions = 80 = 2 x 4.4 x 9
+    one = scale("k", 2.0, layers=[1], positions=[6])
+    ((found, _),) = outcomes_under_edits(few, [[one]], needs=NEEDS)
+    wanted = run_with(lens, TOKENS.cut(9), one, positions=KEYS)
+    torch.testing.assert_close(found.loss, wanted.loss[[0, 3]])
+
+
+def test_runs_of_several_baselines_in_one_queue_are_each_as_alone():
+    lens = lens_of("llama")
+    plain = baseline_run_of(lens, lanes=2)
+    isolated, less = plain.with_edits(EARLY), replace(NEEDS, layers=(2,), loss=False, whole=False)
+    asked = [(run, edits, needs) for edits in LATE for run, needs in ((plain, NEEDS), (isolated, NEEDS), (plain, less))]
+    found = outcomes_in_one_queue(asked)
+    for (run, edits, needs), (outcome, changed) in zip(asked, found, strict=True):
+        wanted = run_with(lens, TOKENS, [*run.edits, *edits], positions=KEYS)
+        assert_close(outcome.mass, wanted.mass[list(needs.layers)])
+        assert changed == set(range(len(edits)))
 
 
 def test_forwards_side_by_side_give_the_same_numbers(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...edits.amplification import amplify, usable_centres
-from ...edits.constructors import freeze
+from ...edits.constructors import Edit, freeze
 from ...edits.isolation import isolate
 from ...measures.variance import decay_exponent
 from ...schema import DIRECTION, DISTANCE, SIZE
@@ -89,12 +89,14 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     ]
     found += _make_ordinary(setting)
     site = setting.lens.family.aggregated_site
+    norms: dict[float, Edit] = {}  # two centres with the same factor have the same control
     for centre in usable_centres(setting.lens) if len(trial.curve) else ():
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:
             continue
         at = {"positions": [position], "layers": setting.layers_until_growth, "means": trial.means, "site": site}
-        one, norm = amplify(factor, centre=centre, **at), amplify(factor, centre="none", **at)
+        one = amplify(factor, centre=centre, **at)
+        norm = norms.setdefault(factor, amplify(factor, centre="none", **at))
         beside = {"position": position, "reads": setting.layers_right_after_growth, "is_primary": False}
         found.append(Intervention(name=one.label, edits=(one,), **beside))
         found.append(Intervention(name=norm.label, edits=(norm,), control_of=one.label, **beside))
