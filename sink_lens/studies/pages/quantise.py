@@ -116,7 +116,7 @@ def show_quantise(found: Result) -> Iterator[str | pd.DataFrame]:
     held_out = found.tables["conditions"].query("part == 'judge' and kept != 'random'")
     columns = ("kept", "channels", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high", "chosen")
     marked = ["chosen" if one else "" for one in held_out["chosen"]]
-    yield held_out.assign(chosen=marked).filter(items=columns)
+    yield held_out.assign(chosen=marked).filter(items=columns if any(marked) else columns[:-1])
     if _keeps_channels(found.run):
         shown = _kept_channel_rows(found.run)
         yield shown.head(_SHOWN)
