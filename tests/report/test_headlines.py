@@ -53,7 +53,9 @@ def tokens(
     between = ScoreGap(threshold=3.0, low=1.0, high=9.0, above=1, within=1) if gap else None
     found = {"gaps": between, "scores": torch.tensor([[9.0, 1.0, 1.0]]), "thresholds": 3.0}
     found = SimpleNamespace(**{name: {by: one} for name, one in found.items()})
-    thresholds = marked._threshold_rows(found, SimpleNamespace(sink_threshold=given, massive_threshold=None))
+    thresholds = marked._threshold_rows(
+        found, SimpleNamespace(sink_threshold=given, massive_threshold=None, least_share=2.5, least_norm=4.0)
+    )
     row = {"massive": massive, "both": 0, "sink_only": sum(sinks), "massive_only": massive}
     names = ("first", "delimiter", "other")
     agreement = [row | {"kind": "all", "tokens": 512, "sinks": sum(sinks)}]
@@ -80,10 +82,11 @@ def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5,
         return page("card", folder=folder, summary=[row])
 
 
-def diff(*, within=True, changed=True, loss=True, tensors=(), low=0.4):
+def diff(*, within=True, changed=True, loss=True, tensors=(), low=0.4, same=False):
     change = {"change": 0.5, "change_low": 0.4, "change_high": 0.6, "first": 3.0, "second": 3.5, "unit": "nats"}
+    change |= {"first_indices": [0], "second_indices": [0]}
     changes = [change | {"quantity": name, "changed": changed} for name in ("loss", "sink_rate")]
-    found = {"first": "ONE", "second": "OTHER", "within_bound": within, "most_loss": 0.01}
+    found = {"first": "ONE", "second": "OTHER", "within_bound": within, "most_loss": 0.01, "same_weights": same}
     row = {"sentence": card_pair._change_sentences(found, changes, pd.DataFrame(tensors)), "loss_change_nats": 0.5}
     row |= {"loss_change_low": low, "loss_change_high": 0.6}
     return page("diff", config={"others": ["OTHER"]}, summary=[row], changes=[{**changes[0], "changed": loss}])
@@ -94,7 +97,7 @@ def quantised(**change):
         "verdict": "keep", "format": "int8", "cost_nats": 0.5, "cost_low": 0.4, "cost_high": 0.6, "controls": 5,
         "clean_loss_nats": 3.0, "quantised_loss_nats": 3.5, "random_most": 0.1, "closed_share": 0.8, "closed_low": 0.7,
         "closed_high": 0.9, "sink_tokens": 1.0, "channels": 4, "left_nats": 0.1, "left_low": 0.05, "left_high": 0.2,
-        "goal": 0.9,
+        "goal": 0.9, "sink_positions": [0], "channels_alone": (0.6, 0.5, 0.65),
     } | change  # fmt: skip
     return quantise._advice_sentence(found)
 
@@ -292,7 +295,8 @@ CASES = {
         (diff, {}, {"low": NAN}, ["title"], []),
         (diff, {}, {"loss": False}, [], ["title: same"]),
         (diff, {}, {"within": False}, ["within"], ["not within"]),
-        (diff, {}, {"changed": False}, ["others"], ["nothing else"]),
+        (diff, {}, {"changed": False}, ["others"], ["nothing else", "same sink"]),
+        (diff, {}, {"same": True}, [], ["same weights"]),
         (diff, {}, {"tensors": pd.DataFrame({"tensor": ["TENSOR"], "change": 0.3})}, [], ["weights"]),
     ],
     "quantise": [
@@ -300,6 +304,7 @@ CASES = {
         (quantised, {}, {"verdict": "no small set"}, [], ["no small set"]),
         (quantised, {}, {"sink_tokens": 0.0}, ["keep"], []),
         (quantised, {}, {"closed_share": 1.05}, [], ["all of it"]),
+        (quantised, {}, {"channels_alone": (0.75, 0.7, 0.8)}, [], ["channels alone"]),
         (quantised, {}, {"controls": 0}, ["random"], ["no random"]),
         (quantised, {}, {"verdict": "goal missed"}, [], ["missed"]),
     ],
