@@ -166,7 +166,9 @@ def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, fr
         _site_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)
     ]
     end = 1 + max(wanted, default=0)
-    ends: dict[str, Any] = {"stop_at_layer": end} if end < lens.n_layers else {"logits_to_keep": 1}
+    ends: dict[str, Any] = {"stop_at_layer": end} if end < lens.n_layers else {}
+    if not ends and not lens.family.shared_keys:  # Gemma 4 computes its last layers at the kept positions alone
+        ends = {"logits_to_keep": 1}
     with prepare_pass(lens), torch.no_grad():
         lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False, **ends)
 

@@ -26,7 +26,7 @@ from ..text import size_text
 from .checks import logit_tolerance, probe_tokens, relative_error
 from .memory import copy_sharing_tensors
 from .packed import packed_kinds
-from .private_apis import forget_adapter
+from .private_apis import forget_adapter, has_own_adapter
 from .running import switch_to_eval_mode, without_compiled_forwards
 
 _LOG = logging.getLogger(__name__)
@@ -73,8 +73,7 @@ def injected_adapters_note(model: nn.Module) -> str | None:
     ``get_peft_model`` puts adapters into the base model's own object, which then computes what the adapted one does.
     """
     layers = [layer for _, layer in _adapted_layers(model)]
-    own = getattr(model, "_hf_peft_config_loaded", False)  # by the model's own add_adapter: asked for
-    if own or all(getattr(layer, "disable_adapters", False) for layer in layers):
+    if has_own_adapter(model) or all(getattr(layer, "disable_adapters", False) for layer in layers):
         return None
     return (
         f"{type(model).__name__} holds adapters in {len(layers)} layers, which are measured with it: get_peft_model "

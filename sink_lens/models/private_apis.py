@@ -101,9 +101,14 @@ def was_loaded(thing: nn.Module | Tensor | None) -> bool:
     return bool(getattr(thing, "_is_hf_initialized", False))
 
 
+def has_own_adapter(model: nn.Module) -> bool:
+    """Check whether an adapter was put on a model by its own ``add_adapter``."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
 def forget_adapter(model: Any) -> None:
     """Remove the marks that peft left on a model, so that it is saved and loaded as a model without adapters."""
-    if getattr(model, "_hf_peft_config_loaded", False):
+    if has_own_adapter(model):
         model._hf_peft_config_loaded = False
 
 
