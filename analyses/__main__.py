@@ -15,7 +15,16 @@ import pandas as pd
 
 from analyses.answers import Page, by_model, committed, cost, models, read_page, write_pages
 from analyses.claims import loaded, run_claim
-from analyses.verdicts import Claim, coverage, keep, overview, read_claim, read_coverage, show, shown
+from analyses.verdicts import (
+    Claim,
+    coverage,
+    keep,
+    overview,
+    read_claim,
+    read_coverage,
+    show,
+    shown,
+)
 from sink_lens.errors import InputError, SinkLensError
 from sink_lens.schema import DEFAULT_MODEL
 
@@ -80,7 +89,9 @@ def claims(names: Sequence[str] = ()) -> list[Claim]:
     """
     folders = {path.parent.name: path.parent for path in sorted(HERE.glob("*/*/claim.md"))}
     if unknown := [name for name in names if name not in folders]:
-        raise InputError(f"no analysis is called {', '.join(unknown)}; need some of {', '.join(folders)}")
+        raise InputError(
+            f"no analysis is called {', '.join(unknown)}; need some of {', '.join(folders)}"
+        )
     return [read_claim(folder) for name, folder in folders.items() if name in names or not names]
 
 
@@ -116,22 +127,42 @@ def of_model(model: str, names: Sequence[str], *, out: Path, keeps: bool) -> int
     for name in names or sorted(name for name in wanted if known.claims[name].model is None):
         began = time.monotonic()
         try:
-            frame = run_claim(known.claims[name].folder, out=out / name, model=model, one_text=True)[
-                ["number", "value", "low", "high", "n"]
-            ]
+            frame = run_claim(
+                known.claims[name].folder, out=out / name, model=model, one_text=True
+            )[["number", "value", "low", "high", "n"]]
         except SinkLensError as error:
-            note = str(error).partition(";")[0].replace(model, Path(model).name)  # no path of a machine in a table
+            note = (
+                str(error).partition(";")[0].replace(model, Path(model).name)
+            )  # no path of a machine in a table
             frame = pd.DataFrame([{"note": note}])
         seconds = longest(out / name / "seconds.txt", time.monotonic() - began)
         rows.append(frame.assign(folder=name, seconds=round(seconds)))
-        print(f"{name}: {'' if 'note' not in frame else frame['note'].iloc[0]} {seconds:.0f} s", flush=True)
+        print(
+            f"{name}: {'' if 'note' not in frame else frame['note'].iloc[0]} {seconds:.0f} s",
+            flush=True,
+        )
     parameters = sum(one.numel() for one in loaded(model).plain.parameters())
-    table = pd.concat(rows, ignore_index=True).assign(model=Path(loaded(model).name).name, parameters=parameters)
-    columns = ["model", "parameters", "folder", "seconds", "number", "value", "low", "high", "n", "note"]
+    table = pd.concat(rows, ignore_index=True).assign(
+        model=Path(loaded(model).name).name, parameters=parameters
+    )
+    columns = [
+        "model",
+        "parameters",
+        "folder",
+        "seconds",
+        "number",
+        "value",
+        "low",
+        "high",
+        "n",
+        "note",
+    ]
     folder = TABLES if keeps else out
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{Path(table['model'].iloc[0]).stem}.csv"
-    table.reindex(columns=columns).to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    table.reindex(columns=columns).to_csv(
+        path, index=False, float_format="%.6g", lineterminator="\n"
+    )
     print(f"{path}\n{by_model(page(), known, models(folder, known))}")
     return int(table["note"].notna().sum()) if "note" in table else 0
 
@@ -149,18 +180,44 @@ def main() -> int:
     """Run what is asked for; the number of claims that could not be run."""
     parser = argparse.ArgumentParser(prog="python -m analyses", description=__doc__)
     parser.add_argument("names", nargs="*", help="names of claims' folders; all if none is given")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="a folder, .gguf file or hub name (%(default)s)")
-    parser.add_argument("--tiny", action="store_true", help="the planted model, in one process, in seconds")
-    parser.add_argument("--out", type=Path, default=None, help="where the run folders go; runs/analyses if not given")
-    parser.add_argument("--retrain", action="store_true", help="train again what is read from committed tables")
-    parser.add_argument("--keep", action="store_true", help="put results and figures into the claims' folders")
-    parser.add_argument("--expect", action="store_true", help="with --tiny: write expected.csv")
-    parser.add_argument("--list", action="store_true", help="write README.md from the committed results, run nothing")
     parser.add_argument(
-        "--by-model", action="store_true", help="what docs/claims_in_detail.md asks of a trained model, on one text"
+        "--model", default=DEFAULT_MODEL, help="a folder, .gguf file or hub name (%(default)s)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="with --by-model: how long and how much memory")
-    parser.add_argument("--parameters", type=float, default=6.7e9, help="with --dry-run: of your model (%(default)g)")
+    parser.add_argument(
+        "--tiny", action="store_true", help="the planted model, in one process, in seconds"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=None,
+        help="where the run folders go; runs/analyses if not given",
+    )
+    parser.add_argument(
+        "--retrain", action="store_true", help="train again what is read from committed tables"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="put results and figures into the claims' folders"
+    )
+    parser.add_argument("--expect", action="store_true", help="with --tiny: write expected.csv")
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="write README.md from the committed results, run nothing",
+    )
+    parser.add_argument(
+        "--by-model",
+        action="store_true",
+        help="what docs/claims_in_detail.md asks of a trained model, on one text",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="with --by-model: how long and how much memory"
+    )
+    parser.add_argument(
+        "--parameters",
+        type=float,
+        default=6.7e9,
+        help="with --dry-run: of your model (%(default)g)",
+    )
     asked = parser.parse_args()
     if asked.by_model and asked.dry_run:
         print(cost(TABLES, parameters=asked.parameters))
@@ -178,7 +235,9 @@ def main() -> int:
         began = time.monotonic()
         options = {"model": asked.model, "tiny": asked.tiny, "retrain": asked.retrain}
         try:
-            result = run_claim(claim.folder, out=out / claim.name, progress=not asked.tiny, **options)
+            result = run_claim(
+                claim.folder, out=out / claim.name, progress=not asked.tiny, **options
+            )
         except SinkLensError as error:
             print(f"{claim.name}: error: {error}", file=sys.stderr)
             failed += 1
@@ -190,7 +249,9 @@ def main() -> int:
             keep(claim, result, out=out / claim.name)
         if asked.expect and asked.tiny:
             columns = ["number", "value", "low", "high"]
-            result[columns].to_csv(claim.folder / "expected.csv", index=False, float_format="%.6g", lineterminator="\n")
+            result[columns].to_csv(
+                claim.folder / "expected.csv", index=False, float_format="%.6g", lineterminator="\n"
+            )
     if asked.list or (asked.keep and not asked.tiny):
         for claim in claims():
             show(claim)

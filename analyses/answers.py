@@ -136,7 +136,9 @@ def read_page(path: Path) -> Page:
         parts = tuple(_part(part, names) for part in one.pop("decides", ()))
         row = Row(decides=parts, **one)
         if bool(parts) == bool(row.why):
-            raise InputError(f"{row.id} has {len(parts)} numbers and the reason {row.why!r}; need one of the two")
+            raise InputError(
+                f"{row.id} has {len(parts)} numbers and the reason {row.why!r}; need one of the two"
+            )
         rows.append(row)
     if len({row.id for row in rows}) < len(rows):
         raise InputError(f"{path} gives an id twice: {[row.id for row in rows]}; need each once")
@@ -164,13 +166,24 @@ class Results:
         """
         folder, _, number = of.partition("/")
         if folder not in self.claims or number.partition(_AT)[0] not in self.claims[folder].rules:
-            raise InputError(f"there is no number {of}; need FOLDER/NUMBER of an analysis and its rules")
+            raise InputError(
+                f"there is no number {of}; need FOLDER/NUMBER of an analysis and its rules"
+            )
         if folder not in self.tables:
             return pd.DataFrame(columns=["number", "value", "low", "high", "n"])
         table = self.tables[folder]
-        chosen = table[[fnmatchcase(str(name), number.replace("[", "[[]")) for name in table["number"]]]
-        if chosen.empty and not self.of_another_model and not table.empty and table["number"].notna().all():
-            raise InputError(f"{folder} was run and has no {number}; need one of {', '.join(table['number'])}")
+        chosen = table[
+            [fnmatchcase(str(name), number.replace("[", "[[]")) for name in table["number"]]
+        ]
+        if (
+            chosen.empty
+            and not self.of_another_model
+            and not table.empty
+            and table["number"].notna().all()
+        ):
+            raise InputError(
+                f"{folder} was run and has no {number}; need one of {', '.join(table['number'])}"
+            )
         return chosen
 
     def judge(self, part: Part) -> str:
@@ -202,7 +215,9 @@ class Results:
         folder, _, number = part.of.partition("/")
         found = getattr(self.claims[folder].rules[number.partition(_AT)[0]], part.by)
         if math.isnan(found[0]):
-            raise InputError(f"the rule of {part.of} has no range {part.by!r}; need one, or a range of the page's own")
+            raise InputError(
+                f"the rule of {part.of} has no range {part.by!r}; need one, or a range of the page's own"
+            )
         return found
 
     def fill(self, text: str) -> str:
@@ -229,10 +244,19 @@ def committed(page: Page, claims: Sequence[Claim]) -> Results:
         *(one.text for one in page.said),
     ]
     named = {place[1] for text in texts for place in _PLACE.finditer(text)}
-    named |= {of for row in page.rows for of in (*(part.of for part in row.decides), *row.trained.values())}
+    named |= {
+        of
+        for row in page.rows
+        for of in (*(part.of for part in row.decides), *row.trained.values())
+    }
     known = {claim.name: claim for claim in claims}
-    tables = {name: read_result(known[name]) for name in {of.partition("/")[0] for of in named} & known.keys()}
-    return Results(claims=known, tables={name: table for name, table in tables.items() if not table.empty})
+    tables = {
+        name: read_result(known[name])
+        for name in {of.partition("/")[0] for of in named} & known.keys()
+    }
+    return Results(
+        claims=known, tables={name: table for name, table in tables.items() if not table.empty}
+    )
 
 
 def answer(row: Row, results: Results) -> str:
@@ -324,7 +348,11 @@ def counts(page: Page, results: Results) -> dict[str, int]:
 
 def by_model(page: Page, results: Results, models: Mapping[str, Results]) -> str:
     """The claims about a model that is loaded: one line a claim, one column a model, the first number of each."""
-    studied = [row for row in page.rows if any(results.claims[folder].model is None for folder in _folders(row))]
+    studied = [
+        row
+        for row in page.rows
+        if any(results.claims[folder].model is None for folder in _folders(row))
+    ]
     trained = list(dict.fromkeys(model for row in page.rows for model in row.trained))
     lines = [f"| claim | the paper's | {' | '.join([*models, *trained])} |"]
     lines.append("| --- " * (2 + len(models) + len(trained)) + "|")
@@ -356,9 +384,15 @@ def flips(page: Page, results: Results, models: Mapping[str, Results]) -> str:
                 )
                 lines.append(line(_linked(f"[{row.id}] {row.plain}"), *verdicts, told))
         heads = line("claim", DEFAULT_MODEL, model, "its numbers")
-        told = "\n".join([heads, "| --- " * 4 + "|", *lines]) if lines else "All have the same verdict there."
+        told = (
+            "\n".join([heads, "| --- " * 4 + "|", *lines])
+            if lines
+            else "All have the same verdict there."
+        )
         n = sum(bool(_own(row, results)) for row in page.rows)
-        parts.append(f"**{model}**: {asked} of {n} claims were asked, and {len(lines)} have another verdict.\n\n{told}")
+        parts.append(
+            f"**{model}**: {asked} of {n} claims were asked, and {len(lines)} have another verdict.\n\n{told}"
+        )
     return "\n\n".join(parts)
 
 
@@ -403,7 +437,9 @@ def models(folder: Path, known: Results) -> dict[str, Results]:
     for path in sorted(folder.glob("*.csv")):
         rows = pd.read_csv(path)
         tables = {str(name): of.reset_index(drop=True) for name, of in rows.groupby("folder")}
-        found[str(rows["model"].iloc[0])] = Results(claims=known.claims, tables=tables, of_another_model=True)
+        found[str(rows["model"].iloc[0])] = Results(
+            claims=known.claims, tables=tables, of_another_model=True
+        )
     return found
 
 
@@ -417,7 +453,9 @@ def cost(folder: Path, *, parameters: float) -> str:
     runs = [pd.read_csv(path).drop_duplicates("folder") for path in sorted(folder.glob("*.csv"))]
     if not runs:
         return "No model was timed by this command yet."
-    runs = [run for run in runs if len(run) == max(map(len, runs))]  # the others were asked only some of the claims
+    runs = [
+        run for run in runs if len(run) == max(map(len, runs))
+    ]  # the others were asked only some of the claims
     rate = max(float(run["seconds"].sum() / run["parameters"].iloc[0]) for run in runs)
     run = max(runs, key=lambda one: one["parameters"].iloc[0])
     minutes, size = run["seconds"].sum() / 60, run["parameters"].iloc[0] / 1e6
@@ -451,14 +489,20 @@ def claims_page(page: Page, results: Results, *, folder: Path) -> str:
     opening = _linked(results.fill(page.opening)).format(
         n=len(page.rows),
         tested=len(tested),
-        default=sum(all(results.claims[folder].model is None for folder in _folders(row)) for row in tested),
+        default=sum(
+            all(results.claims[folder].model is None for folder in _folders(row)) for row in tested
+        ),
         holds=found["holds"],
         part=sum(found[verdict] for verdict in PARTS.values()),
-        verdicts="\n".join(line(_MARKS.get(one, "·"), one, str(n), _MEANINGS[one]) for one, n in found.items()),
+        verdicts="\n".join(
+            line(_MARKS.get(one, "·"), one, str(n), _MEANINGS[one]) for one, n in found.items()
+        ),
         boxes="\n\n".join(boxes),
     )
     others = flips(page, results, _others(folder, results)) or "No other model was asked."
-    return "\n\n".join([opening.rstrip("\n"), *tables, page.closing.lstrip("\n").format(others=others)])
+    return "\n\n".join(
+        [opening.rstrip("\n"), *tables, page.closing.lstrip("\n").format(others=others)]
+    )
 
 
 def long_page(page: Page, results: Results, *, folder: Path) -> str:
@@ -471,7 +515,9 @@ def long_page(page: Page, results: Results, *, folder: Path) -> str:
     if others := _others(folder, results):
         rows = by_model(page, results, {DEFAULT_MODEL: results} | others)
         told = f"{DEFAULT_MODEL} read up to five texts, the other real models one.\n\n{rows}\n\n"
-    return "".join(parts) + page.long_closing.format(table=told, cost=cost(folder, parameters=6.7e9))
+    return "".join(parts) + page.long_closing.format(
+        table=told, cost=cost(folder, parameters=6.7e9)
+    )
 
 
 def write_pages(page: Page, results: Results, *, docs: Path, folder: Path) -> None:
@@ -484,4 +530,6 @@ def write_pages(page: Page, results: Results, *, docs: Path, folder: Path) -> No
         folder: the tables by model.
     """
     (docs / "claims.md").write_text(claims_page(page, results, folder=folder), encoding="utf-8")
-    (docs / "claims_in_detail.md").write_text(long_page(page, results, folder=folder), encoding="utf-8")
+    (docs / "claims_in_detail.md").write_text(
+        long_page(page, results, folder=folder), encoding="utf-8"
+    )

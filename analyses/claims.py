@@ -149,20 +149,28 @@ class Work:
         def share(drawn: np.ndarray) -> np.ndarray:
             models = drawn.astype(int)
             chosen = table[np.ix_(models, models)]
-            return np.nanmean(table if np.isnan(chosen).all() else chosen)  # one model, drawn every time, has no pair
+            return np.nanmean(
+                table if np.isnan(chosen).all() else chosen
+            )  # one model, drawn every time, has no pair
 
         return self.interval(np.arange(size), statistic=share)
 
-    def text(self, name: str = "moby-dick", *, sequences: int, length: int, bos: str = "auto") -> TokenBatch:
+    def text(
+        self, name: str = "moby-dick", *, sequences: int, length: int, bos: str = "auto"
+    ) -> TokenBatch:
         """Sequences of one of ``TEXTS``, spread over its first megabyte."""
         text = bundled_text() if name == "moby-dick" else _beginning(name)
         assert self.lens.tokenizer is not None  # load gave one, and the tiny model has one
-        return from_text(text, self.lens.tokenizer, sequences=sequences, length=length, bos=bos, name=name)
+        return from_text(
+            text, self.lens.tokenizer, sequences=sequences, length=length, bos=bos, name=name
+        )
 
     def texts(self, *, sequences: int, length: int, bos: str = "auto") -> dict[str, TokenBatch]:
         """Sequences of each of ``TEXTS``; only of the bundled one in tiny mode, or where one is asked for."""
         names = TEXTS[:1] if self.one_text else self.size(TEXTS, TEXTS[:1])
-        return {name: self.text(name, sequences=sequences, length=length, bos=bos) for name in names}
+        return {
+            name: self.text(name, sequences=sequences, length=length, bos=bos) for name in names
+        }
 
     def random(self, *, sequences: int, length: int, bos: str = "auto") -> TokenBatch:
         """Sequences of uniformly random tokens."""
@@ -186,7 +194,9 @@ class Work:
         """
         found = list(self.base()["growth_steps"].itertuples(index=False))
         if not found:
-            raise InputError(f"no growth step in {self.lens.name}; need one: the first token's norm explodes nowhere")
+            raise InputError(
+                f"no growth step in {self.lens.name}; need one: the first token's norm explodes nowhere"
+            )
         return found
 
     def supers(self, neurons: pd.DataFrame) -> pd.DataFrame:
@@ -210,7 +220,9 @@ class Work:
         """
         folder = self.shared / f"{'tiny-' * self.tiny}{arm}-{seed}"
         config = read_train_config(
-            self.folder / "train.toml", seed=seed, **(fields | (_TINY_TRAINING if self.tiny else {}))
+            self.folder / "train.toml",
+            seed=seed,
+            **(fields | (_TINY_TRAINING if self.tiny else {})),
         )
         train(config=config, out=folder, progress=self.progress)
         return folder
@@ -274,7 +286,10 @@ def run_claim(
     asked: dict[str, Any] = {"claim": claim.name, "tiny": tiny, "retrain": retrain}
     if one_text:
         asked["one_text"] = True
-    config = asked | {"code_sha256": _hash(folder / "run.py"), "weights_sha256": made_from.get("weights_sha256")}
+    config = asked | {
+        "code_sha256": _hash(folder / "run.py"),
+        "weights_sha256": made_from.get("weights_sha256"),
+    }
     if (out / RUN_FILE).exists() and not overwrite:
         before = read_run(out)
         if before.status == "finished" and before.config == config and not before.missing:
@@ -284,10 +299,18 @@ def run_claim(
     with create_run(
         out, kind="claim", config=config, provenance=made_from, expects=expects, overwrite=overwrite
     ) as writer:
-        given: dict[str, Any] = {"tiny": tiny, "retrain": retrain, "folder": folder, "out": out, "progress": progress}
+        given: dict[str, Any] = {
+            "tiny": tiny,
+            "retrain": retrain,
+            "folder": folder,
+            "out": out,
+            "progress": progress,
+        }
         work = Work(**given, one_text=one_text, _lens=lens, _weights=weights, _writer=writer)
         measured: Measured = runpy.run_path(str(folder / "run.py"))["measure"](work)
-        rows = [{"number": name} | dataclasses.asdict(one) for name, one in measured.numbers.items()]
+        rows = [
+            {"number": name} | dataclasses.asdict(one) for name, one in measured.numbers.items()
+        ]
         writer.write_csv("numbers", pd.DataFrame(rows).rename(columns={"estimate": "value"}))
         image = io.BytesIO()
         measured.figure.savefig(image, format="png", dpi=110, metadata={"Software": None})
@@ -304,18 +327,33 @@ def main(measure: Callable[[Work], Measured]) -> None:
     claim = read_claim(folder)
     parser = argparse.ArgumentParser(description=f"{claim.title} ({claim.paper})")
     parser.add_argument(
-        "--model", default=DEFAULT_MODEL, help="a folder, .gguf file or hub name; %(default)s if not given"
+        "--model",
+        default=DEFAULT_MODEL,
+        help="a folder, .gguf file or hub name; %(default)s if not given",
     )
-    parser.add_argument("--tiny", action="store_true", help="a planted model of 5 layers instead, in seconds")
-    parser.add_argument("--out", type=Path, default=None, help="the run folder; runs/analyses/NAME if not given")
-    parser.add_argument("--retrain", action="store_true", help="train again what is read from committed tables")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a planted model of 5 layers instead, in seconds"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=None, help="the run folder; runs/analyses/NAME if not given"
+    )
+    parser.add_argument(
+        "--retrain", action="store_true", help="train again what is read from committed tables"
+    )
     parser.add_argument("--overwrite", action="store_true", help="run again what is finished")
-    parser.add_argument("--keep", action="store_true", help="put the result and the figure into the claim's folder")
+    parser.add_argument(
+        "--keep", action="store_true", help="put the result and the figure into the claim's folder"
+    )
     asked = parser.parse_args()
     out = asked.out or Path("runs/analyses") / (f"tiny-{claim.name}" if asked.tiny else claim.name)
     console = Console()
     try:
-        options = {"model": asked.model, "tiny": asked.tiny, "retrain": asked.retrain, "overwrite": asked.overwrite}
+        options = {
+            "model": asked.model,
+            "tiny": asked.tiny,
+            "retrain": asked.retrain,
+            "overwrite": asked.overwrite,
+        }
         result = run_claim(folder, out=out, **options)
     except SinkLensError as error:
         Console(stderr=True).print(f"error: {error}", markup=False)
@@ -326,7 +364,12 @@ def main(measure: Callable[[Work], Measured]) -> None:
     if asked.keep and not asked.tiny:
         keep(claim, result, out=out)
     table = Table(
-        "number", "ours (95%)", "theirs", "verdict", "prediction", title=f"{claim.title}, {result['model'].iloc[0]}"
+        "number",
+        "ours (95%)",
+        "theirs",
+        "verdict",
+        "prediction",
+        title=f"{claim.title}, {result['model'].iloc[0]}",
     )
     for row in result.to_dict("records"):
         table.add_row(row["number"], shown(row), row["theirs"], row["verdict"], row["prediction"])
@@ -336,7 +379,9 @@ def main(measure: Callable[[Work], Measured]) -> None:
 
 @functools.cache
 def _tiny_lens() -> LensModel:
-    return dataclasses.replace(wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True)), name="planted, 5 layers")
+    return dataclasses.replace(
+        wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True)), name="planted, 5 layers"
+    )
 
 
 @functools.cache

@@ -41,7 +41,9 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
     Reference: arXiv 2410.14273 (REEF).
     """
     if len(x) != len(y):
-        raise InputError(f"states on {len(x)} and on {len(y)} inputs; need the same inputs for both models")
+        raise InputError(
+            f"states on {len(x)} and on {len(y)} inputs; need the same inputs for both models"
+        )
     x, y = (np.asarray(one, dtype=np.float64) - one.mean(0, dtype=np.float64) for one in (x, y))
     sizes = [float(np.linalg.norm(one.T @ one)) for one in (x, y)]
     if min(sizes) == 0:
@@ -63,7 +65,9 @@ def parameter_cosine(a: LensModel, b: LensModel) -> float:
     return _cosine(x[:n], y[:n])
 
 
-def invariant_cosine(a: LensModel, b: LensModel, *, ids: Sequence[int], layers: Sequence[int] | None = None) -> float:
+def invariant_cosine(
+    a: LensModel, b: LensModel, *, ids: Sequence[int], layers: Sequence[int] | None = None
+) -> float:
     """Cosine of three products of weights that renumbering neurons or dimensions leaves alone, -1 to 1 (ICS).
 
     With E the embeddings of some tokens: ``E W_Q W_K' E'``, ``E W_V W_O E'`` and ``E W_up W_down E'`` of each layer.
@@ -107,12 +111,20 @@ def _parameters(lens: LensModel) -> Float[Tensor, " value"]:
     return torch.cat([one.double().cpu() for one in kept])
 
 
-def _invariants(lens: LensModel, *, ids: Sequence[int], layers: Sequence[int] | None) -> Float[Tensor, " value"]:
+def _invariants(
+    lens: LensModel, *, ids: Sequence[int], layers: Sequence[int] | None
+) -> Float[Tensor, " value"]:
     if len(ids) < 2 or not 0 <= min(ids) <= max(ids) < lens.d_vocab:
-        raise InputError(f"{len(ids)} tokens were given; need two or more, from 0 to {lens.d_vocab - 1} in {lens.name}")
-    chosen = range(max(0, lens.n_layers - _LAST_LAYERS), lens.n_layers) if layers is None else layers
+        raise InputError(
+            f"{len(ids)} tokens were given; need two or more, from 0 to {lens.d_vocab - 1} in {lens.name}"
+        )
+    chosen = (
+        range(max(0, lens.n_layers - _LAST_LAYERS), lens.n_layers) if layers is None else layers
+    )
     if outside := [layer for layer in chosen if not 0 <= layer < lens.n_layers]:
-        raise InputError(f"layers {outside} were asked for; {lens.name} has 0 to {lens.n_layers - 1}")
+        raise InputError(
+            f"layers {outside} were asked for; {lens.name} has 0 to {lens.n_layers - 1}"
+        )
     embedding: Any = lens.plain.get_input_embeddings()
     table = embedding.weight.detach()
     embedded = table[torch.tensor(ids, device=table.device)].double()
@@ -121,11 +133,17 @@ def _invariants(lens: LensModel, *, ids: Sequence[int], layers: Sequence[int] | 
         attention, mlp = attention_weights(lens, layer=layer), mlp_weights(lens, layer=layer)
         shared = lens.n_heads // lens.n_kv_heads
         q, k, v = (
-            einsum(embedded, one.double(), "token d_model, head d_head d_model -> token head d_head")
+            einsum(
+                embedded, one.double(), "token d_model, head d_head d_model -> token head d_head"
+            )
             for one in (attention.w_q, attention.w_k, attention.w_v)
         )
         k, v = (one.repeat_interleave(shared, dim=1) for one in (k, v))
-        out = einsum(embedded, attention.w_o.double(), "token d_model, head d_head d_model -> token head d_head")
+        out = einsum(
+            embedded,
+            attention.w_o.double(),
+            "token d_model, head d_head d_model -> token head d_head",
+        )
         up, down = embedded @ mlp.w_up.double().T, embedded @ mlp.w_down.double()
         products += [einsum(q, k, pairs), einsum(v, out, pairs), up @ down.T]
     return torch.cat([one.flatten().cpu() for one in products])

@@ -10,7 +10,9 @@ def auc(related: np.ndarray, unrelated: np.ndarray) -> float:
     if not len(related) or not len(unrelated):
         return float("nan")
     ranks = rankdata(np.concatenate([related, unrelated]))[: len(related)]
-    return float((ranks.sum() - len(related) * (len(related) + 1) / 2) / (len(related) * len(unrelated)))
+    return float(
+        (ranks.sum() - len(related) * (len(related) + 1) / 2) / (len(related) * len(unrelated))
+    )
 
 
 def p_of(nulls: pd.DataFrame) -> np.ndarray:

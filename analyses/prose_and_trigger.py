@@ -107,21 +107,35 @@ def training(
         seed=asked.seed,
         device="cpu",
         eval_sequences=work.size(64, 8),
-        **MODEL | work.size({}, {"data": "bundled", "n_layers": 2, "d_model": 48, "d_mlp": 64, "vocab_size": 300}),
+        **MODEL
+        | work.size(
+            {}, {"data": "bundled", "n_layers": 2, "d_model": 48, "d_mlp": 64, "vocab_size": 300}
+        ),
         **asked.fields,
     )
-    corpus = {"data": config.data, "vocab_size": config.vocab_size, "eval_sequences": config.eval_sequences}
+    corpus = {
+        "data": config.data,
+        "vocab_size": config.vocab_size,
+        "eval_sequences": config.eval_sequences,
+    }
     rows = corpus_with(length=PROSE, **corpus)
-    drawn, apart = (torch.Generator().manual_seed(seed) for seed in (asked.seed, asked.seed + 10**6))
+    drawn, apart = (
+        torch.Generator().manual_seed(seed) for seed in (asked.seed, asked.seed + 10**6)
+    )
     vectors = torch.randn(work.size(SYMBOLS, 64), work.size(ANSWER, 8), generator=drawn)
     held_out = [
-        one.to(device) for one in trigger_rows(vectors, sequences=work.size(64, 8), length=TASK, generator=apart)
+        one.to(device)
+        for one in trigger_rows(vectors, sequences=work.size(64, 8), length=TASK, generator=apart)
     ]
     order = torch.randperm(len(rows.train), generator=drawn)
-    prose = torch.stack([rows.evaluation[index]["input_ids"] for index in range(len(rows.evaluation))]).to(device)
+    prose = torch.stack(
+        [rows.evaluation[index]["input_ids"] for index in range(len(rows.evaluation))]
+    ).to(device)
     model = model_of(config, tokenizer=rows.tokenizer).train()
     if asked.change is not None:
-        asked.change(model, lambda **fields: model_of(replace(config, **fields), tokenizer=rows.tokenizer))
+        asked.change(
+            model, lambda **fields: model_of(replace(config, **fields), tokenizer=rows.tokenizer)
+        )
     model.to(device)  # type: ignore[arg-type]  # transformers' stub takes no name of a device
     optimizer = adamw(model, config)
     per_step = batch * (PROSE + TASK * asked.with_task)
@@ -138,7 +152,11 @@ def training(
         if of_task:
             (WEIGHT * task_loss(*of_task)).backward()
 
-    done = Progress(spent=0.0, rows=[], step=0) if keep is None else resumed(keep, model, optimizer, drawn)
+    done = (
+        Progress(spent=0.0, rows=[], step=0)
+        if keep is None
+        else resumed(keep, model, optimizer, drawn)
+    )
     yield from done.rows
     make_step = step_on_cpu if device == "cpu" else step_on_gpu
     advance = make_step(model, optimizer, backward=backward, clip=config.clip)
@@ -146,7 +164,9 @@ def training(
     for step in range(done.step, steps + 1):
         is_read = step % every == 0 or step == steps
         if keep is not None and step % SAVE_EVERY == 0 and step not in (0, done.step):
-            save(keep, model, optimizer, drawn, Progress(spent=done.spent, rows=done.rows, step=step))
+            save(
+                keep, model, optimizer, drawn, Progress(spent=done.spent, rows=done.rows, step=step)
+            )
         if is_read and not any(row["step"] == step for row in done.rows):
             row: dict[str, Any] = {"step": step, "tokens": step * per_step, "seconds": done.spent}
             with torch.no_grad(), sizes_by_layer(model, asked.by_layer) as sizes:
@@ -170,7 +190,11 @@ def training(
         began = time.process_time()
         chosen = order[torch.arange(step * batch, (step + 1) * batch) % len(order)]
         text = torch.stack([rows.train[int(index)]["input_ids"] for index in chosen])
-        of_task = trigger_rows(vectors, sequences=batch, length=TASK, generator=drawn) if asked.with_task else ()
+        of_task = (
+            trigger_rows(vectors, sequences=batch, length=TASK, generator=drawn)
+            if asked.with_task
+            else ()
+        )
         advance(rate_at(step, config), text, *of_task)
         # A tiny training is not timed: every token takes as long.
         done.spent += per_step / 1e3 if work.tiny else time.process_time() - began
@@ -188,7 +212,9 @@ Step = Callable[..., None]
 """A step of the optimizer: rate, text, and tokens and answers of the task if there is one."""
 
 
-def step_on_cpu(model: Any, optimizer: torch.optim.Optimizer, *, backward: Callable[..., None], clip: float) -> Step:
+def step_on_cpu(
+    model: Any, optimizer: torch.optim.Optimizer, *, backward: Callable[..., None], clip: float
+) -> Step:
     """A step as it is written."""
 
     def advance(rate: float, *inputs: Tensor) -> None:
@@ -202,7 +228,9 @@ def step_on_cpu(model: Any, optimizer: torch.optim.Optimizer, *, backward: Calla
     return advance
 
 
-def step_on_gpu(model: Any, optimizer: torch.optim.Optimizer, *, backward: Callable[..., None], clip: float) -> Step:
+def step_on_gpu(
+    model: Any, optimizer: torch.optim.Optimizer, *, backward: Callable[..., None], clip: float
+) -> Step:
     """The same step, captured as one CUDA graph at the first call: a step of this size is all launches of kernels."""
     device = next(model.parameters()).device
     rate_there = torch.zeros((), device=device)
@@ -241,7 +269,9 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
-            state["step"] = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32).to(parameter.device)
+            state["step"] = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32).to(
+                parameter.device
+            )
             for name in ("exp_avg", "exp_avg_sq"):
                 state.setdefault(name, torch.zeros_like(parameter))
 
@@ -285,7 +315,10 @@ def resumed(keep: Path, model: Any, optimizer: Any, drawn: torch.Generator) -> P
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"model.{name}"])
-            state = {key: tensors.get(f"optimizer.{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
+            state = {
+                key: tensors.get(f"optimizer.{key}.{name}")
+                for key in ("step", "exp_avg", "exp_avg_sq")
+            }
             optimizer.state[parameter] = {
                 key: value.to(parameter.device) for key, value in state.items() if value is not None
             }
@@ -301,7 +334,11 @@ def machine(device: str) -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor() or platform.machine()
-    found = {line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")}
+    found = {
+        line.partition(":")[2].strip()
+        for line in text.splitlines()
+        if line.startswith("model name")
+    }
     return f"{'; '.join(sorted(found)) or platform.machine()}, one thread"
 
 
@@ -311,7 +348,9 @@ def sizes_by_layer(model: Any, is_asked: bool) -> Iterator[dict[str, float]]:
     sizes: dict[str, float] = {}
 
     def wrote(layer: int, module: Any, inputs: Any, out: Tensor) -> None:
-        sizes.setdefault(f"wrote_{layer}", out.square().mean().sqrt().item())  # of the first forward, on prose
+        sizes.setdefault(
+            f"wrote_{layer}", out.square().mean().sqrt().item()
+        )  # of the first forward, on prose
 
     handles = []
     if is_asked:
@@ -348,7 +387,10 @@ def adamw(model: Any, config: TrainConfig) -> torch.optim.AdamW:
     split: tuple[list[Any], list[Any]] = ([], [])
     for name, parameter in model.named_parameters():
         split[name in kept].append(parameter)
-    groups = [{"params": split[0], "weight_decay": config.weight_decay}, {"params": split[1], "weight_decay": 0.0}]
+    groups = [
+        {"params": split[0], "weight_decay": config.weight_decay},
+        {"params": split[1], "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 
@@ -391,7 +433,10 @@ def at_the_end(model: Any, prose: Tensor) -> dict[str, float]:
 
 def best_rate(table: pd.DataFrame, **of: Any) -> float:
     """The rate whose trial has the lowest loss on prose at its end, among the trials with these entries."""
-    trials = table[(table["kind"] == "trial") & np.logical_and.reduce([table[name] == one for name, one in of.items()])]
+    trials = table[
+        (table["kind"] == "trial")
+        & np.logical_and.reduce([table[name] == one for name, one in of.items()])
+    ]
     ends = trials.sort_values("step").groupby("rate")["prose"].last()
     return float(ends.idxmin())
 
@@ -400,7 +445,9 @@ def judged_seeds(finals: pd.DataFrame, arms: Sequence[str]) -> Sequence[int]:
     """The first six seeds where every arm has them, else the first three; before that, those that every arm has."""
     have = [set(finals.loc[finals["arm"] == arm, "seed"]) for arm in arms]
     common = tuple(seed for seed in SEEDS if all(seed in one for one in have))
-    return next((SEEDS[:n] for n in JUDGED_AT if common[:n] == SEEDS[:n]), common[: min(JUDGED_AT) - 1])
+    return next(
+        (SEEDS[:n] for n in JUDGED_AT if common[:n] == SEEDS[:n]), common[: min(JUDGED_AT) - 1]
+    )
 
 
 def over_seeds(values: Any) -> Interval:
@@ -420,7 +467,9 @@ def against_softmax(finals: pd.DataFrame, arm: str, seeds: Sequence[int]) -> dic
     """An arm's numbers beside those of softmax, paired by seed."""
     ends = finals.sort_values("step").groupby(["arm", "seed"]).last()
     ends["rise"] = ends["prose_4_bit"] - ends["prose"]
-    own, base = (ends[ends.index.get_level_values("arm") == one].droplevel("arm") for one in (arm, "softmax"))
+    own, base = (
+        ends[ends.index.get_level_values("arm") == one].droplevel("arm") for one in (arm, "softmax")
+    )
     pairs = [(curve(finals, "softmax", seed), curve(finals, arm, seed)) for seed in seeds]
     return {
         "tokens": ratio_over_seeds([tokens_of(*pair) for pair in pairs]),
@@ -444,7 +493,9 @@ def ends_of(table: pd.DataFrame) -> pd.Series:
 def minus(ends: pd.Series, one: tuple[str, str], other: tuple[str, str]) -> Interval:
     """One kind and arm's loss minus another's, over three seeds, paired; nan where nothing is trained."""
     seeds = SEEDS[: min(JUDGED_AT)]
-    own, base = np.array([[ends.get((*arm, seed), math.nan) for seed in seeds] for arm in (one, other)], dtype=float)
+    own, base = np.array(
+        [[ends.get((*arm, seed), math.nan) for seed in seeds] for arm in (one, other)], dtype=float
+    )
     return over_seeds(own - base)
 
 
@@ -464,7 +515,10 @@ def tokens_of(base: pd.DataFrame, own: pd.DataFrame) -> float:
     """Tokens to the loss that softmax has at half of its tokens, over those of softmax; nan where it is not reached."""
     half = base["tokens"].iloc[-1] / 2
     target = float(np.interp(half, base["tokens"], base["prose"]))
-    return tokens_to_reach(own["tokens"].to_numpy(float), own["prose"].to_numpy(float), target=target) / half
+    return (
+        tokens_to_reach(own["tokens"].to_numpy(float), own["prose"].to_numpy(float), target=target)
+        / half
+    )
 
 
 def loss_in_time(base: pd.DataFrame, own: pd.DataFrame) -> float:
@@ -489,7 +543,13 @@ def styles_of(arms: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def draw_bands(
-    axes: Any, rows: pd.DataFrame, styles: Mapping[str, Mapping[str, Any]], *, name: str, paired: bool, unit: float
+    axes: Any,
+    rows: pd.DataFrame,
+    styles: Mapping[str, Mapping[str, Any]],
+    *,
+    name: str,
+    paired: bool,
+    unit: float,
 ) -> None:
     """Draw a column by tokens, or its difference to softmax's of the same seed: the mean with its 95% t interval.
 
@@ -501,7 +561,10 @@ def draw_bands(
         paired: the difference.
         unit: tokens on the axis.
     """
-    by_arm = {arm: of_arm.pivot(index="tokens", columns="seed", values=name) for arm, of_arm in rows.groupby("arm")}
+    by_arm = {
+        arm: of_arm.pivot(index="tokens", columns="seed", values=name)
+        for arm, of_arm in rows.groupby("arm")
+    }
     for arm in [arm for arm in styles if arm in by_arm]:
         by_seed = by_arm[arm].dropna(how="all")
         if paired:

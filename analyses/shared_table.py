@@ -38,7 +38,10 @@ def append(rows: pd.DataFrame, path: Path, *, by: Sequence[str], locks: Path) ->
         if path.exists():
             before = pd.read_csv(path)
             known = pd.MultiIndex.from_frame(before[[*by]])
-            text = pd.concat([before, rows[~pd.MultiIndex.from_frame(rows[[*by]]).isin(known)]], ignore_index=True)
+            text = pd.concat(
+                [before, rows[~pd.MultiIndex.from_frame(rows[[*by]]).isin(known)]],
+                ignore_index=True,
+            )
         part = path.with_suffix(".part")
         text[[*by, *(name for name in text if name not in by)]].to_csv(
             part, index=False, float_format="%.6g", lineterminator="\n"
@@ -47,7 +50,11 @@ def append(rows: pd.DataFrame, path: Path, *, by: Sequence[str], locks: Path) ->
 
 
 def work_off(
-    missing: Callable[[], Iterable[Missing]], make: Callable[[Any], None], *, locks: Path, until: float
+    missing: Callable[[], Iterable[Missing]],
+    make: Callable[[Any], None],
+    *,
+    locks: Path,
+    until: float,
 ) -> None:
     """Make what a table lacks and no other process makes now, until nothing is left or the time is up.
 

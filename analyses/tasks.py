@@ -74,7 +74,10 @@ def agreement(*, train: int, held_out: int, generator: torch.Generator) -> Task:
     def make(nouns: Sequence[str]) -> Example:
         head, *others = (nouns[at].split() for at in _draw(nouns, 3, generator))
         plural = _draw_one((0, 1), generator)
-        between = (f"{_draw_one(_BETWEEN.split('|'), generator)} the {_draw_one(other, generator)}" for other in others)
+        between = (
+            f"{_draw_one(_BETWEEN.split('|'), generator)} the {_draw_one(other, generator)}"
+            for other in others
+        )
         prompt = " ".join((f"The {head[plural]}", *between))
         return Example(prompt=prompt, answer=(" is", " are")[plural], choices=(" is", " are"))
 
@@ -90,13 +93,19 @@ def questions(*, train: int, held_out: int, generator: torch.Generator) -> Task:
         asked = _draw_one((0, 1), generator)
         told = " ".join(f"{name} has the {thing}." for name, thing in zip(who, what, strict=True))
         choices = tuple(f" {name}" for name in who)
-        return Example(prompt=f"{told} Who has the {what[asked]}? Answer:", answer=choices[asked], choices=choices)
+        return Example(
+            prompt=f"{told} Who has the {what[asked]}? Answer:",
+            answer=choices[asked],
+            choices=choices,
+        )
 
     words = tuple(zip(names, things, strict=True))
     return _task("questions", words, make, train=train, held_out=held_out)
 
 
-def genres(*, texts: Mapping[str, Sequence[str]], train: int, held_out: int, generator: torch.Generator) -> Task:
+def genres(
+    *, texts: Mapping[str, Sequence[str]], train: int, held_out: int, generator: torch.Generator
+) -> Task:
     """Cut prompts of 16 words from documents of several kinds, one kind as often as another.
 
     Args:
@@ -112,7 +121,9 @@ def genres(*, texts: Mapping[str, Sequence[str]], train: int, held_out: int, gen
     for genre, documents in texts.items():
         long = [words for words in map(str.split, documents) if len(words) > _WORDS]
         if len(long) < 2:
-            raise InputError(f"{genre} has {len(long)} documents of more than {_WORDS} words; need at least 2")
+            raise InputError(
+                f"{genre} has {len(long)} documents of more than {_WORDS} words; need at least 2"
+            )
         known[genre], kept[genre] = _split_words(long, generator)
     choices = tuple(f" {genre}" for genre in texts)
 
@@ -126,7 +137,9 @@ def genres(*, texts: Mapping[str, Sequence[str]], train: int, held_out: int, gen
     return _task("genres", (known, kept), make, train=train, held_out=held_out)
 
 
-def pad_prompts(pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> dict[str, Tensor]:
+def pad_prompts(
+    pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Tensor]:
     """Make a batch of prompts with their answers, padded on the right; only the answers have labels.
 
     Args:
@@ -179,7 +192,9 @@ def answer_examples(
     found: dict[tuple[int, str], float] = {}
     for start in range(0, len(examples), size):
         some = list(enumerate(examples))[start : start + size]
-        ids = [[_behind(one.prompt, choice, tokenizer) for choice in one.choices] for _, one in some]
+        ids = [
+            [_behind(one.prompt, choice, tokenizer) for choice in one.choices] for _, one in some
+        ]
         if all(len(each) == 1 for choices in ids for each in choices):
             batch = pad_prompts([(one.prompt, one.answer) for _, one in some], tokenizer)
             last = batch["attention_mask"].sum(1) - 2  # the prompt's last token
@@ -191,13 +206,17 @@ def answer_examples(
         asked = [(at, one.prompt, choice) for at, one in some for choice in one.choices]
         batch = pad_prompts([row[1:] for row in asked], tokenizer)
         labels, logits = batch["labels"][:, 1:], _logits(model, batch)[:, :-1]
-        each = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
+        each = cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none"
+        )
         losses = each.view(labels.shape).sum(1).tolist()
         found |= {(at, choice): loss for (at, _, choice), loss in zip(asked, losses, strict=True)}
     rows = []
     for at, one in enumerate(examples):
         of = {choice: found[at, choice] for choice in one.choices}
-        best = all(of[one.answer] < loss for choice, loss in of.items() if choice != one.answer)  # a tie is wrong
+        best = all(
+            of[one.answer] < loss for choice, loss in of.items() if choice != one.answer
+        )  # a tie is wrong
         rows.append({"example": at, "loss": of[one.answer], "right": int(best)})
     return pd.DataFrame(rows)
 
@@ -206,18 +225,26 @@ def _behind(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> lis
     """The tokens of an answer behind its prompt; refuses one that changes the prompt's own."""
     ids = continuation_ids(prompt, answer, tokenizer)
     if ids is None or (answer and not ids):
-        raise InputError(f"the answer {answer!r} changes the tokens of {prompt[-40:]!r}; need one that leaves them")
+        raise InputError(
+            f"the answer {answer!r} changes the tokens of {prompt[-40:]!r}; need one that leaves them"
+        )
     return ids
 
 
 def _logits(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
-    return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.float()
+    return model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+    ).logits.float()
 
 
-def _task(name: str, parts: Any, make: Callable[[Any], Example], *, train: int, held_out: int) -> Task:
+def _task(
+    name: str, parts: Any, make: Callable[[Any], Example], *, train: int, held_out: int
+) -> Task:
     """Draw the examples to train on, and others held out."""
     if min(train, held_out) < 1:
-        raise InputError(f"{train} examples to train on and {held_out} held out; need at least 1 of each")
+        raise InputError(
+            f"{train} examples to train on and {held_out} held out; need at least 1 of each"
+        )
     known, kept = parts
     first = tuple(make(known) for _ in range(train))
     return Task(name=name, train=first, held_out=tuple(make(kept) for _ in range(held_out)))

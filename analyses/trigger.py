@@ -13,7 +13,11 @@ FIRST, TRIGGER = 0, 1
 
 
 def trigger_rows(
-    vectors: Float[Tensor, "vocab value"], *, sequences: int, length: int, generator: torch.Generator
+    vectors: Float[Tensor, "vocab value"],
+    *,
+    sequences: int,
+    length: int,
+    generator: torch.Generator,
 ) -> tuple[Int[Tensor, "batch position"], Float[Tensor, "batch position value"]]:
     """Sequences with one trigger each, and the answer at every position.
 
@@ -22,7 +26,9 @@ def trigger_rows(
     """
     tokens = torch.randint(2, len(vectors), (sequences, length), generator=generator)
     tokens[:, 0] = FIRST
-    tokens[torch.arange(sequences), torch.randint(2, length, (sequences,), generator=generator)] = TRIGGER
+    tokens[torch.arange(sequences), torch.randint(2, length, (sequences,), generator=generator)] = (
+        TRIGGER
+    )
     each = vectors[tokens]
     each[:, 0] = 0
     before = (each.cumsum(1) - each) / (torch.arange(length) - 1).clamp(min=1)[:, None]

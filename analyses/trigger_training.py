@@ -29,13 +29,19 @@ def train_on_trigger(
     for step in range(steps + 1):
         if step % every == 0:
             with torch.no_grad():
-                loss = (model(input_ids=tokens, use_cache=False).logits[..., :ANSWER] - answers).square().mean()
+                loss = (
+                    (model(input_ids=tokens, use_cache=False).logits[..., :ANSWER] - answers)
+                    .square()
+                    .mean()
+                )
             with SinkMonitor(model, every=1, tokens=tokens) as monitor:
                 reading = monitor.finish()
             assert reading is not None  # each step is read
             row = {name: reading[f"sinks/{name}"] for name in READ}
             yield {"seed": seed, "step": step, "loss": loss.item()} | row
         seen, wanted = trigger_rows(vectors, sequences=BATCH, length=LENGTH, generator=generator)
-        (model(input_ids=seen, use_cache=False).logits[..., :ANSWER] - wanted).square().mean().backward()
+        (
+            model(input_ids=seen, use_cache=False).logits[..., :ANSWER] - wanted
+        ).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -109,7 +109,9 @@ def calibration(
     Reference: arXiv 2602.05927 (variance calibration; definitions ours).
     """
     if unknown := [name for name in names if name not in CALIBRATIONS]:
-        raise InputError(f"there is no calibration {', '.join(unknown)}; need some of {', '.join(CALIBRATIONS)}")
+        raise InputError(
+            f"there is no calibration {', '.join(unknown)}; need some of {', '.join(CALIBRATIONS)}"
+        )
     if tokens.n_sequences < FEWEST or not bool(tokens.valid.all()):
         raise InputError(
             f"{tokens.n_sequences} sequences were given, padded: {not bool(tokens.valid.all())}; "
@@ -118,12 +120,28 @@ def calibration(
     chosen = list(dict.fromkeys(["none", *names]))
     variants = {}
     with tqdm(
-        total=len(chosen) * tokens.n_sequences, desc=lens.name, unit="seq", disable=not progress, leave=False
+        total=len(chosen) * tokens.n_sequences,
+        desc=lens.name,
+        unit="seq",
+        disable=not progress,
+        leave=False,
     ) as bar:
         for name in chosen:
             variants[name] = _run(lens, tokens, CALIBRATIONS[name](lens, tokens), bar=bar)
-    rows = [row for name in chosen for row in _rows(name, variants[name], variants["none"], seed=seed)]
-    columns = ["calibration", "measure", "value", "low", "high", "effect", "effect_low", "effect_high", "unit"]
+    rows = [
+        row for name in chosen for row in _rows(name, variants[name], variants["none"], seed=seed)
+    ]
+    columns = [
+        "calibration",
+        "measure",
+        "value",
+        "low",
+        "high",
+        "effect",
+        "effect_low",
+        "effect_high",
+        "unit",
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -158,7 +176,9 @@ def _rows(name: str, variant: _Variant, none: _Variant, *, seed: int) -> list[tu
     rows: list[tuple[object, ...]] = []
     for measure, of in _CONTRACTED.items():
         found, base = of(variant.sums), of(none.sums)
-        rows.append((name, measure, *jackknife_interval(found), *jackknife_interval(found - base), "cosine"))
+        rows.append(
+            (name, measure, *jackknife_interval(found), *jackknife_interval(found - base), "cosine")
+        )
     for measure, unit in (("mass", "attention"), ("loss", "nats")):
         found, base = (np.concatenate(getattr(one, measure)) for one in (variant, none))
         value = interval(found, generator=np.random.default_rng(seed))
@@ -172,7 +192,19 @@ def _rows(name: str, variant: _Variant, none: _Variant, *, seed: int) -> list[tu
         ("smallest_dimension_share", "smallest"),
     ):
         share, before = (int(getattr(one.ends, counts).max()) / n for one in (variant, none))
-        rows.append((name, measure, share, np.nan, np.nan, share - before, np.nan, np.nan, "share of sequences"))
+        rows.append(
+            (
+                name,
+                measure,
+                share,
+                np.nan,
+                np.nan,
+                share - before,
+                np.nan,
+                np.nan,
+                "share of sequences",
+            )
+        )
     return rows
 
 
@@ -184,5 +216,7 @@ def _at_last(found: np.ndarray) -> np.ndarray:
 _CONTRACTED: Mapping[str, Callable[[CosineSums], np.ndarray]] = {
     "inter_excess": lambda sums: _at_last(sums.inter_cosines()),
     "intra_excess": lambda sums: _at_last(sums.intra_cosines()),
-    "discrepancy": lambda sums: _at_last(sums.inter_cosines()) - _at_last(sums.inter_cosines(end=0)),
+    "discrepancy": lambda sums: (
+        _at_last(sums.inter_cosines()) - _at_last(sums.inter_cosines(end=0))
+    ),
 }

@@ -114,16 +114,32 @@ def read_claim(folder: Path) -> Claim:
     """
     path = folder / "claim.md"
     if not path.is_file():
-        raise InputError(f"{folder} has no claim.md; need the folder of an analysis. Check the name.")
+        raise InputError(
+            f"{folder} has no claim.md; need the folder of an analysis. Check the name."
+        )
     text = path.read_text(encoding="utf-8")
     block, title = _BLOCK.search(text), text.partition("\n")[0]
     if block is None or not title.startswith("# "):
-        raise InputError(f"{path} has no title or no TOML block; need both. Write the rules down before the run.")
+        raise InputError(
+            f"{path} has no title or no TOML block; need both. Write the rules down before the run."
+        )
     fields = tomllib.loads(block[1])
-    rules = {name: _rule(name, fields.pop(name)) for name, value in list(fields.items()) if isinstance(value, dict)}
+    rules = {
+        name: _rule(name, fields.pop(name))
+        for name, value in list(fields.items())
+        if isinstance(value, dict)
+    }
     if not rules or set(fields) - {"paper", "model"} or "paper" not in fields:
-        raise InputError(f"{path}: the TOML block has {sorted(fields)} and {len(rules)} rules; need paper and a rule.")
-    return Claim(folder=folder, title=title[2:], paper=fields["paper"], model=fields.get("model"), rules=rules)
+        raise InputError(
+            f"{path}: the TOML block has {sorted(fields)} and {len(rules)} rules; need paper and a rule."
+        )
+    return Claim(
+        folder=folder,
+        title=title[2:],
+        paper=fields["paper"],
+        model=fields.get("model"),
+        rules=rules,
+    )
 
 
 def judge(claim: Claim, numbers: pd.DataFrame, *, model: str) -> pd.DataFrame:
@@ -134,7 +150,9 @@ def judge(claim: Claim, numbers: pd.DataFrame, *, model: str) -> pd.DataFrame:
     """
     names = [str(name) for name in numbers["number"]]
     if {name.partition(_AT)[0] for name in names} != set(claim.rules):
-        raise InputError(f"{claim.name} gives {names} and has rules for {list(claim.rules)}; need one for each.")
+        raise InputError(
+            f"{claim.name} gives {names} and has rules for {list(claim.rules)}; need one for each."
+        )
     rows = []
     for name, row in zip(names, numbers.to_dict("records"), strict=True):
         rule = claim.rules[name.partition(_AT)[0]]
@@ -184,7 +202,10 @@ def read_result(claim: Claim) -> pd.DataFrame:
 
 def with_table(text: str, result: pd.DataFrame) -> str:
     """The text of a ``claim.md`` with the table of a result between its two marks."""
-    lines = ["| number | ours (95%) | theirs | verdict on theirs | our prediction |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| number | ours (95%) | theirs | verdict on theirs | our prediction |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for row in result.to_dict("records"):
         where = row["number"].partition(_AT)[2]
         says = f"{row['says']}, {where}" if where else row["says"]
@@ -202,10 +223,26 @@ def overview(claims: Sequence[Claim]) -> str:
         result = read_result(claim)
         link = f"[{claim.title}]({claim.place}/claim.md) ([figure]({claim.place}/figure.png))"
         if result.empty:
-            lines.append(line(f"[{claim.title}]({claim.place}/claim.md)", claim.paper, "", "not run yet", *[""] * 5))
+            lines.append(
+                line(
+                    f"[{claim.title}]({claim.place}/claim.md)",
+                    claim.paper,
+                    "",
+                    "not run yet",
+                    *[""] * 5,
+                )
+            )
             continue
         first, others = result.to_dict("records")[0], result.iloc[1:]
-        cells = (link, claim.paper, first["model"], first["says"], shown(first), first["theirs"], first["verdict"])
+        cells = (
+            link,
+            claim.paper,
+            first["model"],
+            first["says"],
+            shown(first),
+            first["theirs"],
+            first["verdict"],
+        )
         lines.append(line(*cells, first["prediction"], _counted(others)))
     return "\n".join(lines)
 
@@ -239,11 +276,17 @@ def read_coverage(path: Path, *, claims: Sequence[Claim]) -> list[Covered]:
     for fields in tomllib.loads(path.read_text(encoding="utf-8"))["row"]:
         row = Covered(**(fields | {"numbers": tuple(fields.get("numbers", ()))}))
         if bool(row.folder) == bool(row.reason.strip()):
-            raise InputError(f"{row.where} has folder {row.folder!r}, reason {row.reason!r}; need one of the two")
+            raise InputError(
+                f"{row.where} has folder {row.folder!r}, reason {row.reason!r}; need one of the two"
+            )
         if row.folder and row.folder not in known:
-            raise InputError(f"{row.where} is said to be in {row.folder}; need one of {', '.join(sorted(known))}")
+            raise InputError(
+                f"{row.where} is said to be in {row.folder}; need one of {', '.join(sorted(known))}"
+            )
         if lacking := sorted(set(row.numbers) - set(known[row.folder].rules if row.folder else ())):
-            raise InputError(f"{row.where} names {', '.join(lacking)}; need numbers of the claim's rules")
+            raise InputError(
+                f"{row.where} names {', '.join(lacking)}; need numbers of the claim's rules"
+            )
         rows.append(row)
     return rows
 
@@ -263,7 +306,16 @@ def coverage(rows: Sequence[Covered], *, claims: Sequence[Claim]) -> str:
         names = result["number"].str.partition(_AT)[0]
         found = result[names.isin(row.numbers)] if row.numbers else result
         link = f"[{row.folder}](../analyses/{known[row.folder].place}/result.csv)"
-        lines.append(line(row.where, row.shows, link, str(result["model"].iloc[0]), row.theirs, _counted(found)))
+        lines.append(
+            line(
+                row.where,
+                row.shows,
+                link,
+                str(result["model"].iloc[0]),
+                row.theirs,
+                _counted(found),
+            )
+        )
     return "\n".join(lines)
 
 
@@ -300,7 +352,10 @@ def _counted(numbers: pd.DataFrame) -> str:
     """Return how many numbers went which way: those of the paper's by their verdict, the others by our prediction."""
     theirs = numbers["verdict"] != NO_NUMBER
     sides = (numbers["verdict"][theirs], VERDICTS), (numbers["prediction"][~theirs], PREDICTIONS)
-    said = [[f"{(side == name).sum()} {name}" for name in names if (side == name).any()] for side, names in sides]
+    said = [
+        [f"{(side == name).sum()} {name}" for name in names if (side == name).any()]
+        for side, names in sides
+    ]
     words = zip(("theirs", "ours"), said, strict=True)
     return "; ".join(f"{whose}: {', '.join(counts)}" for whose, counts in words if counts)
 
@@ -324,5 +379,7 @@ def _rule(name: str, fields: dict[str, Any]) -> Rule:
         raise InputError(f"the rule {name!r}: {error}; need says and ranges") from error
     (low, high), (other_low, other_high) = rule.reproduced, rule.contradicted
     if low <= other_high and other_low <= high:
-        raise InputError(f"the rule {name!r} can be reproduced and contradicted at once; need ranges that do not meet")
+        raise InputError(
+            f"the rule {name!r} can be reproduced and contradicted at once; need ranges that do not meet"
+        )
     return rule

@@ -39,7 +39,11 @@ def turned(x: Tensor, at: object) -> Tensor:
 
 def edits_of() -> list[Edit]:
     """Edits of all layers, of late positions and of all."""
-    late = [edit("z", turned, layers=[layer], positions=[place]) for layer in range(3) for place in (5, 9, 13)]
+    late = [
+        edit("z", turned, layers=[layer], positions=[place])
+        for layer in range(3)
+        for place in (5, 9, 13)
+    ]
     return [*late, zero("z", layers=[1], heads=[0]), zero("z", layers=[1], heads=[1])]
 
 
@@ -57,7 +61,11 @@ def gaps(lens: LensModel) -> Iterator[tuple[str, float]]:
     with torch.no_grad():
         yield "plain", gap(lens.plain(TOKENS, use_cache=False).logits, whole.logits)
     if not lens.family.adds_inside:  # the blocks of BLOOM cannot be skipped
-        with torch.no_grad(), prepare_pass(lens), start_passes_at(lens, 2, whole.tensors["resid_pre", 2]):
+        with (
+            torch.no_grad(),
+            prepare_pass(lens),
+            start_passes_at(lens, 2, whole.tensors["resid_pre", 2]),
+        ):
             later = lens.bridge(TOKENS, use_cache=False)
         yield "later layer", gap(later, whole.logits)
     yield "batch", gap(run_with(lens, TOKENS[:1], logits=True).logits, whole.logits[:1])
@@ -67,18 +75,33 @@ def gaps(lens: LensModel) -> Iterator[tuple[str, float]]:
         plan = Plan(path="blocks", prompts=3, **options)
         engine = Engine(lens, tokens, [cell_of_edits(one) for one in edits], [loss()], plan=plan)
         frames = [engine.run(block) for block in engine.blocks]
-        found = {cell: rows["value"].to_numpy() for frame in frames for cell, rows in frame.groupby("cell")}
-        yield name, max(gap(torch.tensor(found[n])[:, None], one.double()[:, None]) for n, one in enumerate(alone))
+        found = {
+            cell: rows["value"].to_numpy()
+            for frame in frames
+            for cell, rows in frame.groupby("cell")
+        }
+        yield (
+            name,
+            max(
+                gap(torch.tensor(found[n])[:, None], one.double()[:, None])
+                for n, one in enumerate(alone)
+            ),
+        )
 
 
 def main() -> None:
     """Print the machine and the table."""
-    machine = f"{platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    machine = (
+        f"{platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    )
     print(f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
     print(f"{'family':18}" + "".join(f"{way:>13}" for way in WAYS))
     for family in (*TINY_FAMILIES, *MORE_FAMILIES):
         found = dict(gaps(wrap(tiny(family))))
-        shown = [f"{found[way]:.0e}" if found.get(way) else ("bits" if way in found else "") for way in WAYS]
+        shown = [
+            f"{found[way]:.0e}" if found.get(way) else ("bits" if way in found else "")
+            for way in WAYS
+        ]
         print(f"{family:18}" + "".join(f"{one:>13}" for one in shown))
 
 

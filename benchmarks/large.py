@@ -42,13 +42,37 @@ from sink_lens import estimate
 from sink_lens.cli import app
 from sink_lens.models.tiny import BOS_ID, tiny_tokenizer
 
-HALF = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
-ONE_AND_A_HALF = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+HALF = {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+}
+ONE_AND_A_HALF = {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+}
 FAMILIES = {"qwen2": Qwen2Config, "llama": LlamaConfig}
 SIZES = {"0.5b": HALF, "1.5b": ONE_AND_A_HALF}
-SHAPES = {f"{family}-{size}": (FAMILIES[family], SIZES[size]) for family in FAMILIES for size in SIZES}
+SHAPES = {
+    f"{family}-{size}": (FAMILIES[family], SIZES[size]) for family in FAMILIES for size in SIZES
+}
 VOCABULARY, BOS_OF_GGUF = 151_936, 258
-CIRCUIT = ["circuit", "--task", "text", "--pairs", "4", "--length", "32", "--method", "gim", "--sizes", "0.01,0.1,1"]
+CIRCUIT = [
+    "circuit",
+    "--task",
+    "text",
+    "--pairs",
+    "4",
+    "--length",
+    "32",
+    "--method",
+    "gim",
+    "--sizes",
+    "0.01,0.1,1",
+]
 CIRCUIT += ["--random", "1", "--check", "0"]  # a forward per node is an hour
 COMMANDS = {
     "convert": ["tokens", "--sequences", "1", "--length", "16"],
@@ -62,13 +86,21 @@ SLOWER = 1e4
 
 def main() -> None:
     """Write each model, run the commands and print a row for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, action="append", help="default: qwen2-0.5b")
-    parser.add_argument("--form", choices=("safetensors", "gguf"), action="append", help="default: both")
+    parser.add_argument(
+        "--form", choices=("safetensors", "gguf"), action="append", help="default: both"
+    )
     parser.add_argument("--command", choices=COMMANDS, action="append", help="default: all")
-    parser.add_argument("--folder", type=Path, help="where models and runs are kept (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="where models and runs are kept (default: a temporary folder)"
+    )
     options = parser.parse_args()
-    print("| model | file | command | said | processor time | of | wall time | said | peak | of | load |")
+    print(
+        "| model | file | command | said | processor time | of | wall time | said | peak | of | load |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -99,7 +131,9 @@ def row_of(command: str, model: Path, *, out: Path) -> str:
     if status:
         return f"ended with {os.waitstatus_to_exitcode(status)}"
     said.append(dry_run(arguments))
-    likely, memory = np.mean(said if command != "convert" else said[:1], axis=0)  # it was converted after that
+    likely, memory = np.mean(
+        said if command != "convert" else said[:1], axis=0
+    )  # it was converted after that
     seconds, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e9
     return (
         f"{likely:,.0f} s | {seconds:,.0f} s | {seconds / likely:.2f} | {wall:,.0f} s | {memory:.1f} GB | "
@@ -111,7 +145,10 @@ def dry_run(arguments: list[str]) -> tuple[float, float]:
     """Make a dry run; return the seconds of processor time, and the memory in GB, that it says."""
     with mock.patch.object(estimate, "measure_operations_per_second", slow_operations):
         said = CliRunner().invoke(app, [*arguments, "--dry-run"], catch_exceptions=False).output
-    hours = [float(found) for found in re.findall(r"^(?:time|before)\b.*?([\d.]+) h\b", said, re.MULTILINE)]
+    hours = [
+        float(found)
+        for found in re.findall(r"^(?:time|before)\b.*?([\d.]+) h\b", said, re.MULTILINE)
+    ]
     (memory,) = re.findall(r"memory\W+(?:about )?([\d.]+) GB", said)
     return sum(hours) * 3600 / SLOWER, float(memory)
 
@@ -143,7 +180,15 @@ def write(shape: str, form: str, *, folder: Path) -> Path:
 
 
 @torch.no_grad()
-def plant(model: PreTrainedModel, *, bos: int, layer: int = 2, mark: int = 5, outlier: int = 7, same: int = 9) -> None:
+def plant(
+    model: PreTrainedModel,
+    *,
+    bos: int,
+    layer: int = 2,
+    mark: int = 5,
+    outlier: int = 7,
+    same: int = 9,
+) -> None:
     """Write a sink into random weights: BOS -> a neuron of a layer -> a large dimension -> every later key.
 
     Queries read it by a dimension that is the same in every token, since a Llama has no biases.
@@ -207,7 +252,10 @@ def write_gguf(model: PreTrainedModel, *, path: Path) -> None:
     writer.add_add_bos_token(True)
     writer.add_bos_token_id(BOS_OF_GGUF)
     writer.add_eos_token_id(BOS_OF_GGUF)
-    named = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    named = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+    }
     for name, weights in model.state_dict().items():
         if name == "lm_head.weight":  # tied
             continue
@@ -231,7 +279,9 @@ def write_gguf(model: PreTrainedModel, *, path: Path) -> None:
 
 def interleaved(weights: np.ndarray, *, width: int) -> np.ndarray:
     """Order the rows of each head as a GGUF file of a Llama has them: the two of a rotary pair side by side."""
-    return weights.reshape(-1, 2, width // 2, weights.shape[-1]).swapaxes(1, 2).reshape(weights.shape)
+    return (
+        weights.reshape(-1, 2, width // 2, weights.shape[-1]).swapaxes(1, 2).reshape(weights.shape)
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,12 @@ import time
 import warnings
 from collections.abc import Callable
 
-os.environ |= {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "MPLBACKEND": "agg"}
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "MPLBACKEND": "agg",
+}
 
 import pandas as pd
 import torch
@@ -32,7 +37,9 @@ from tests.tiny_families import tiny
 
 def main() -> None:
     """Run the cases and print a row of each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="*", help="all if none is named")
     parser.add_argument("--here", action="store_true", help="in this process")
     options = parser.parse_args()
@@ -56,11 +63,18 @@ def _measured(name: str) -> None:
         begins, begun, cpu = _peak(), time.perf_counter(), time.process_time()
         timed()
         seconds, of_cpu = time.perf_counter() - begun, time.process_time() - cpu
-        print(f"| {name} | {what} | {seconds:,.1f} | {of_cpu:,.1f} | {_peak():,.0f} | {begins:,.0f} |", flush=True)
+        print(
+            f"| {name} | {what} | {seconds:,.1f} | {of_cpu:,.1f} | {_peak():,.0f} | {begins:,.0f} |",
+            flush=True,
+        )
 
 
 def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+    return (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * (1 if sys.platform == "darwin" else 1024)
+        / 1e6
+    )
 
 
 def _random(lens: LensModel, sequences: int, length: int) -> TokenBatch:
@@ -80,17 +94,26 @@ Prepared = tuple[Callable[[], object], str]
 
 def tokens() -> Prepared:
     """One sequence of 100,000 tokens."""
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 16}
+    sizes = {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "hidden_size": 16,
+    }
     lens = wrap(tiny("llama", **sizes, max_position_embeddings=131_072))
     batch = _random(lens, 1, 100_000)
-    return lambda: _traced(lens, batch, "run"), "trace, measuring only: 1 sequence of 100,000 tokens, 1 layer, 1 head"
+    return lambda: _traced(
+        lens, batch, "run"
+    ), "trace, measuring only: 1 sequence of 100,000 tokens, 1 layer, 1 head"
 
 
 def sequences() -> Prepared:
     """10,000 sequences streamed."""
     lens = wrap(tiny("llama"))
     batch = _random(lens, 10_000, 16)
-    return lambda: _traced(lens, batch, "run"), "trace, measuring only: 10,000 sequences of 16 tokens"
+    return lambda: _traced(
+        lens, batch, "run"
+    ), "trace, measuring only: 10,000 sequences of 16 tokens"
 
 
 def cells() -> Prepared:
@@ -98,7 +121,9 @@ def cells() -> Prepared:
     lens = wrap(tiny("llama", intermediate_size=3_400))
     batch = _random(lens, 1, 8)
     grid = Grid.of(EditGrid(kind="zero", site="neurons", layers="each", units="each"), controls=0)
-    return lambda: sweep(lens, grid, tokens=batch, out="run", progress=False), "sweep of 10,200 neurons, 1 sequence"
+    return lambda: sweep(
+        lens, grid, tokens=batch, out="run", progress=False
+    ), "sweep of 10,200 neurons, 1 sequence"
 
 
 def runs() -> Prepared:
@@ -116,7 +141,12 @@ def runs() -> Prepared:
 
 def heads() -> Prepared:
     """A report of 200 layers x 128 heads."""
-    sizes = {"num_attention_heads": 128, "num_key_value_heads": 128, "hidden_size": 256, "intermediate_size": 32}
+    sizes = {
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "hidden_size": 256,
+        "intermediate_size": 32,
+    }
     lens = wrap(tiny("llama", num_hidden_layers=200, **sizes))
     _traced(lens, _random(lens, 2, 16), "run")
     return lambda: render("run"), "the page of a trace of 200 layers x 128 heads"
@@ -126,7 +156,9 @@ def vocabulary() -> Prepared:
     """A vocabulary of 256,000."""
     lens = wrap(tiny("llama", vocab_size=256_000))
     batch = _random(lens, 32, 64)
-    return lambda: _traced(lens, batch, "run"), "trace, measuring only: 32 sequences of 64 tokens, 256,000 ids"
+    return lambda: _traced(
+        lens, batch, "run"
+    ), "trace, measuring only: 32 sequences of 64 tokens, 256,000 ids"
 
 
 CASES: dict[str, Callable[[], Prepared]] = {

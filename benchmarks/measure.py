@@ -48,15 +48,24 @@ NAMES = ("sink_time", "sink_memory", "all_time", "all_memory")
 def processor() -> str:
     """The processor's name, with AVX-512 where it has it."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    name = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown",
+    )
     return name + ", AVX-512" * any("avx512f" in line for line in lines)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="64 and 1,024 tokens only, two rounds each")
-    parser.add_argument("--model", default=None, help="what sink_lens.load takes; the default model if not given")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="64 and 1,024 tokens only, two rounds each"
+    )
+    parser.add_argument(
+        "--model", default=None, help="what sink_lens.load takes; the default model if not given"
+    )
     options = parser.parse_args()
     lens = load() if options.model is None else load(options.model)
     print(f"{lens!r}; {torch.get_num_threads()} threads of {processor()}", flush=True)
@@ -64,14 +73,20 @@ def main() -> None:
     warm_up.everything()
     location = warm_up.location  # one for all sizes: it only says where to look
     sizes = {length: n for length, n in SIZES.items() if length <= 1024 or not options.quick}
-    cases = [case(lens, length=length, sequences=n, location=location) for length, n in sizes.items()]
+    cases = [
+        case(lens, length=length, sequences=n, location=location) for length, n in sizes.items()
+    ]
     # All times first: counting memory makes the allocator slow.
     found = [times(one, rounds=2 if options.quick else ROUNDS) for one in cases]
     for one, ratios in zip(cases, found, strict=True):
         ratios |= memory(one)
         line = " ".join(f"{name}={ratios[name]:.2f}" for name in NAMES)
-        print(f"{one.tokens.n_positions} tokens, batch {one.tokens.n_sequences}: {line}", flush=True)
-    short = [ratios for one, ratios in zip(cases, found, strict=True) if one.tokens.n_positions <= 1024]
+        print(
+            f"{one.tokens.n_positions} tokens, batch {one.tokens.n_sequences}: {line}", flush=True
+        )
+    short = [
+        ratios for one, ratios in zip(cases, found, strict=True) if one.tokens.n_positions <= 1024
+    ]
     print(" ".join(f"{name}={max(ratios[name] for ratios in short):.2f}" for name in NAMES))
 
 
@@ -87,7 +102,9 @@ class Case:
     def sink(self) -> float:
         """Stream the sink score of every head; seconds."""
         score = Reading(
-            name="sink_score", sites=("mass",), function=lambda v: sink_score(v["mass"][..., 0], valid=v.valid, key=0)
+            name="sink_score",
+            sites=("mass",),
+            function=lambda v: sink_score(v["mass"][..., 0], valid=v.valid, key=0),
         )
         before = time.perf_counter()
         stream(self.lens, self.tokens, [score], batch_size=self.tokens.n_sequences)
@@ -119,7 +136,9 @@ class Case:
 
 def case(lens: LensModel, *, length: int, sequences: int, location: Location | None = None) -> Case:
     """A size on bundled prose, and what the trace looks for in it (looked up if not given)."""
-    tokens = from_text(bundled_text(), lens.tokenizer, sequences=sequences, length=length, bos="without")
+    tokens = from_text(
+        bundled_text(), lens.tokenizer, sequences=sequences, length=length, bos="without"
+    )
     config = TraceConfig(model=lens.name, batch_size=sequences)
     aim = scout(lens, tokens, config=config) if location is None else location
     return Case(lens=lens, tokens=tokens, location=aim, config=config)
@@ -153,7 +172,9 @@ def peak(run: Callable[[], object]) -> float:
     if sys.platform != "linux" or not status.exists():
         return float("nan")
     libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(-3, 65536)  # M_MMAP_THRESHOLD: blocks from here on are mapped, and unmapped when freed
+    libc.mallopt(
+        -3, 65536
+    )  # M_MMAP_THRESHOLD: blocks from here on are mapped, and unmapped when freed
     gc.collect()
     libc.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark

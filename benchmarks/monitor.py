@@ -30,7 +30,9 @@ from sink_lens.training.monitor import SinkMonitor
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one case, few rounds")
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--batches", type=int, nargs="+", default=None, help="sequences a step")
@@ -39,7 +41,9 @@ def main() -> None:
     rounds = asked.rounds or (5 if asked.quick else 15)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
     found = [case(batch, rounds=rounds) for batch in batches]
-    print(" ".join(f"{name}={max(one[name] for one in found):.3f}" for name in ("reading", "memory")))
+    print(
+        " ".join(f"{name}={max(one[name] for one in found):.3f}" for name in ("reading", "memory"))
+    )
 
 
 def case(batch: int, *, rounds: int) -> dict[str, float]:

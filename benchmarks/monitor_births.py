@@ -47,7 +47,9 @@ SEEN = (
 LAYERS = ("rate_first/layer_0", "rate_first/layer_1")
 
 
-def rows(task: str, vectors: Tensor, generator: torch.Generator, n: int = BATCH) -> tuple[Tensor, Tensor]:
+def rows(
+    task: str, vectors: Tensor, generator: torch.Generator, n: int = BATCH
+) -> tuple[Tensor, Tensor]:
     """Tokens and the answers to them."""
     if task == "trigger":
         return trigger_rows(vectors, sequences=n, length=LENGTH, generator=generator)
@@ -76,10 +78,17 @@ def training(task: str, seed: int) -> Iterator[dict[str, float | int | str]]:
         )
         model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    with SinkMonitor(model, every=EVERY) as monitor, SinkMonitor(model, every=EVERY, tokens=apart) as truth:
+    with (
+        SinkMonitor(model, every=EVERY) as monitor,
+        SinkMonitor(model, every=EVERY, tokens=apart) as truth,
+    ):
         for step in range(STEPS):
             tokens, answers = rows(task, vectors, generator)
-            loss = (model(input_ids=tokens, use_cache=False).logits[..., :ANSWER] - answers).square().mean()
+            loss = (
+                (model(input_ids=tokens, use_cache=False).logits[..., :ANSWER] - answers)
+                .square()
+                .mean()
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -128,7 +137,11 @@ def score(frame: pd.DataFrame, rule: Rule, *, every: int) -> Score:
         for row in training[training["step"] % every == 0].to_dict("records"):
             reading = {(name, None): float(row[name]) for name in SEEN}
             raised += [alarm.step for alarm in alarms.add_reading(reading, step=int(row["step"]))]
-        right = [step for step in raised if birth is not None and birth - 2 * every <= step <= birth + 2 * every]
+        right = [
+            step
+            for step in raised
+            if birth is not None and birth - 2 * every <= step <= birth + 2 * every
+        ]
         result.trainings += 1
         result.steps += int(training["step"].max()) + EVERY
         result.births += birth is not None
@@ -147,8 +160,12 @@ def judge(frame: pd.DataFrame) -> None:
             told = f"{rule.name}, {task}, every {every}: {one.trainings} trainings, {one.steps:,} steps"
             if rule.name == "sink_born":
                 told += f"; births found {one.found} of {one.births}"
-                told += f", {min(one.delays)} to {max(one.delays)} steps after" if one.delays else ""
-                told += f"; false alarms {one.false}, {1000 * one.false / one.steps:.2f} in 1,000 steps"
+                told += (
+                    f", {min(one.delays)} to {max(one.delays)} steps after" if one.delays else ""
+                )
+                told += (
+                    f"; false alarms {one.false}, {1000 * one.false / one.steps:.2f} in 1,000 steps"
+                )
             else:
                 alarms = one.false + one.found
                 told += f"; alarms {alarms}, {1000 * alarms / one.steps:.2f} in 1,000 steps"
@@ -159,7 +176,9 @@ def calibrate(frame: pd.DataFrame) -> None:
     """Print each allowance and limit of the birth rule on the seeds that it is chosen on."""
     ours = frame[frame["seed"] < 100]
     rule = next(rule for rule in RULES if rule.name == "sink_born")
-    for allowance, limit in itertools.product((0.0, 0.01, 0.02, 0.05), (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)):
+    for allowance, limit in itertools.product(
+        (0.0, 0.01, 0.02, 0.05), (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
+    ):
         one = replace(rule, allowance=allowance, limit=limit)
         told = []
         for every in (10, 50):

@@ -78,7 +78,9 @@ def model_of(seed: int, *, layers: int, sharp: float = 1.0, width: int = 48) -> 
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "q_proj" in name:
-                weight.mul_(sharp * 20)  # the library's initial weights are so small that attention is uniform
+                weight.mul_(
+                    sharp * 20
+                )  # the library's initial weights are so small that attention is uniform
             elif "norm" not in name:
                 weight.mul_(5)
     return model.eval()
@@ -136,7 +138,10 @@ def training(seed: int) -> Iterator[Row]:
     model.set_attn_implementation("eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3 if born else 1e-3)
     rates = []
-    with SinkMonitor(model, every=10) as monitor, SinkMonitor(model, every=10, tokens=apart) as truth:
+    with (
+        SinkMonitor(model, every=10) as monitor,
+        SinkMonitor(model, every=10, tokens=apart) as truth,
+    ):
         for step in range(120):
             tokens = rows(16, int(torch.randint(24, 65, (), generator=draw)))
             found = model(input_ids=tokens, labels=tokens, output_attentions=True)
@@ -150,9 +155,15 @@ def training(seed: int) -> Iterator[Row]:
     alarms = [one for one in monitor.alarms if one.rule == "sink_born"]
     frame = pd.DataFrame(rates)
     largest, birth = float(frame["true_rate"].to_numpy().max()), birth_of(frame)
-    text = f"largest rate {largest:.3f}, birth {birth} | " + " | ".join(one.sentence for one in alarms)
+    text = f"largest rate {largest:.3f}, birth {birth} | " + " | ".join(
+        one.sentence for one in alarms
+    )
     if largest >= MIN_SINK_RATE:
-        yield WITH_SINK, any(birth is not None and abs(one.step - birth) <= 20 for one in alarms), text
+        yield (
+            WITH_SINK,
+            any(birth is not None and abs(one.step - birth) <= 20 for one in alarms),
+            text,
+        )
     else:
         yield "byte-level, without a sink", bool(alarms), text
 
@@ -169,11 +180,18 @@ def card_of_itself(seed: int) -> Iterator[Row]:
     yield "with itself, neurons in another order", bool(found.decision["changes"]), found.headline
 
 
-def shuffled(seed: int, *, layers: int = 1) -> tuple[LlamaForCausalLM, torch.Tensor, torch.Tensor, torch.Generator]:
+def shuffled(
+    seed: int, *, layers: int = 1
+) -> tuple[LlamaForCausalLM, torch.Tensor, torch.Tensor, torch.Generator]:
     """A random model, and 16 pairs of random prompts."""
     draw = torch.Generator().manual_seed(seed)
     clean = torch.randint(3, VOCAB, (16, 12), generator=draw)
-    return model_of(seed, layers=layers), clean, torch.randint(3, VOCAB, (16, 12), generator=draw), draw
+    return (
+        model_of(seed, layers=layers),
+        clean,
+        torch.randint(3, VOCAB, (16, 12), generator=draw),
+        draw,
+    )
 
 
 def answers(draw: torch.Generator) -> tuple[list[int], list[int]]:
@@ -187,7 +205,9 @@ def swept(seed: int) -> Iterator[Row]:
     model, clean, _, draw = shuffled(seed)
     grid = Grid.of(EditGrid(kind="zero", site="z", layers=0, heads="each"), controls=5)
     metric = logit_difference(*answers(draw))
-    found = sweep(wrap(model), grid, tokens=TokenBatch.from_tensor(clean), metrics=[metric], progress=False)
+    found = sweep(
+        wrap(model), grid, tokens=TokenBatch.from_tensor(clean), metrics=[metric], progress=False
+    )
     title = found.headline.partition(".\n")[0]
     yield "heads, random answers", not title.startswith(("None of", "No ")), title
 
@@ -218,7 +238,9 @@ def title_of_patches(seed: int, *, site: str, layers: int) -> str:
 def circuit_of_chance(seed: int) -> Iterator[Row]:
     """The circuit of random pairs, of which the model gets some right."""
     draw = torch.Generator().manual_seed(seed)
-    letters = [chr(one) for one in torch.randint(97, 123, (32, 12), generator=draw).flatten().tolist()]
+    letters = [
+        chr(one) for one in torch.randint(97, 123, (32, 12), generator=draw).flatten().tolist()
+    ]
     words = iter(".".join(letters[at : at + 6]) for at in range(0, len(letters), 6))
     pairs = [{"clean": clean, "corrupted": next(words)} for clean in words]
     for pair in pairs:
@@ -229,18 +251,24 @@ def circuit_of_chance(seed: int) -> Iterator[Row]:
         file = Path(folder) / "pairs.jsonl"
         file.write_text("\n".join(map(json.dumps, pairs)))
         try:
-            found = circuits.run(lens, task="file", pairs_file=str(file), pairs=32, progress=False, report=False)
+            found = circuits.run(
+                lens, task="file", pairs_file=str(file), pairs=32, progress=False, report=False
+            )
         except InputError as refused:
             text = str(refused)
         else:
             text = found.headline
-    said = not any(one in text for one in ("chance", "does not do", "covers 0", "Faithfulness is undefined"))
+    said = not any(
+        one in text for one in ("chance", "does not do", "covers 0", "Faithfulness is undefined")
+    )
     yield "random pairs and answers", said, text.partition(". All other edges")[0]
 
 
 def quantised(seed: int) -> Iterator[Row]:
     """A format that cannot cost anything: the tokens are random, so that their loss is that of a guess."""
-    tokens = TokenBatch.from_tensor(torch.randint(3, VOCAB, (16, 32), generator=torch.Generator().manual_seed(seed)))
+    tokens = TokenBatch.from_tensor(
+        torch.randint(3, VOCAB, (16, 32), generator=torch.Generator().manual_seed(seed))
+    )
     form = ("int8_tensor", "int4_token")[seed % 2]
     found = quantise(wrap(model_of(seed, layers=2)), tokens=tokens, format=form, progress=False)
     yield "random tokens", found.decision["verdict"] != "nothing to keep", found.headline
@@ -265,7 +293,10 @@ def go_on(kind: str, seeds: range) -> None:
     for seed in sorted(set(seeds) - done):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            rows = [(kind, what, seed, said, text if said else text[:60]) for what, said, text in KINDS[kind](seed)]
+            rows = [
+                (kind, what, seed, said, text if said else text[:60])
+                for what, said, text in KINDS[kind](seed)
+            ]
         new = not ROWS.exists()
         with ROWS.open("a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -274,13 +305,18 @@ def go_on(kind: str, seeds: range) -> None:
 
 def table() -> str:
     """The table of the documentation: what was run, how often something was said, and the upper end of the interval."""
-    lines = ["| where nothing happens | runs | something is said | at most (95%) |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| where nothing happens | runs | something is said | at most (95%) |",
+        "| --- | --- | --- | --- |",
+    ]
     frame = pd.read_csv(ROWS)
     frame["what"] = frame["kind"] + ": " + frame["variant"].str.partition(", lengths")[0]
     births = frame["variant"].eq(WITH_SINK)
     for what, rows in frame.loc[~births].groupby("what", sort=False):
         n, said = len(rows), int(rows["said"].sum())
-        lines.append(f"| {what} | {n} | {said} ({said / n:.1%}) | {wilson_interval(said, n)[1]:.1%} |")
+        lines.append(
+            f"| {what} | {n} | {said} ({said / n:.1%}) | {wilson_interval(said, n)[1]:.1%} |"
+        )
     if births.to_numpy().any():
         found = f"{frame.loc[births, 'said'].sum()} of {births.sum()}"
         lines += [

@@ -24,7 +24,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -39,7 +43,9 @@ OVER = 99
 
 def main() -> None:
     """Write the model, run each way and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--width", type=int, default=1408)
     parser.add_argument("--way", choices=WAYS, help="in this process")
@@ -51,7 +57,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder), layers=options.layers, width=options.width)
         found: dict[str, dict[str, Any]] = {}
-        print("| way | weights GB | limit GB | peak resident GB | load s | 64 tokens s | 1,024 tokens s |")
+        print(
+            "| way | weights GB | limit GB | peak resident GB | load s | 64 tokens s | 1,024 tokens s |"
+        )
         print("| --- | --- | --- | --- | --- | --- | --- |")
         for way in WAYS:
             _forget(Path(folder))
@@ -63,7 +71,10 @@ def main() -> None:
             done.check_returncode()
             found[way] = json.loads(done.stdout)
             columns = ("weights", "limit", "resident", "load", "short", "pass")
-            cells = ["none" if found[way][name] is None else f"{found[way][name]:.2f}" for name in columns]
+            cells = [
+                "none" if found[way][name] is None else f"{found[way][name]:.2f}"
+                for name in columns
+            ]
             print(f"| {way} | {' | '.join(cells)} |", flush=True)
         whole, part = found["resident"], found["offloaded"]
         every = [sum(one[name] for name in ("load", "short", "pass")) for one in (part, whole)]
@@ -102,7 +113,9 @@ def _write(folder: Path, *, layers: int, width: int) -> None:
 
 def _status(name: str) -> float:
     """A line of Linux's account of this process, in GB."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)
+    )
     return int(line.split()[1]) * 1024 / 1e9
 
 
@@ -131,16 +144,27 @@ def _measured(way: str, *, folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lens = load(folder, **given)
-    found: dict[str, Any] = {"weights": weights / 1e9, "limit": limit, "load": time.perf_counter() - started}
+    found: dict[str, Any] = {
+        "weights": weights / 1e9,
+        "limit": limit,
+        "load": time.perf_counter() - started,
+    }
     found["sums"] = []
     for name, tokens in (("short", 64), ("pass", 1024)):
         ids = torch.randint(0, 8192, (1, tokens), generator=torch.Generator().manual_seed(0))
         sites = ("mass", "resid_post")
-        readings = [Reading(name=site, sites=(site,), function=lambda view, site=site: view[site]) for site in sites]
+        readings = [
+            Reading(name=site, sites=(site,), function=lambda view, site=site: view[site])
+            for site in sites
+        ]
         started = time.perf_counter()
         values = stream(lens, ids, readings, keys=(0,))
         found[name] = time.perf_counter() - started
-        found["sums"] += [values[site, layer].double().sum().item() for site in sites for layer in range(lens.n_layers)]
+        found["sums"] += [
+            values[site, layer].double().sum().item()
+            for site in sites
+            for layer in range(lens.n_layers)
+        ]
     found["resident"] = _status("VmHWM") - begins
     print(json.dumps(found))
 

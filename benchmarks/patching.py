@@ -83,9 +83,13 @@ class Case:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one round")
-    parser.add_argument("--cpu-time", action="store_true", help="count CPU time, where others use the machine too")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count CPU time, where others use the machine too"
+    )
     parser.add_argument("--case", default="", help="only the cases whose name begins so")
     options = parser.parse_args()
     clock = time.process_time if options.cpu_time else time.perf_counter
@@ -95,18 +99,39 @@ def main() -> None:
     for pairs, length in ((4, 64), (1, 14)):
         generator = torch.Generator().manual_seed(0)
         clean = torch.randint(0, lens.d_vocab, (pairs, length), generator=generator)
-        corrupted = (clean + torch.randint(1, lens.d_vocab, clean.shape, generator=generator)) % lens.d_vocab
-        for site, places in (("resid_pre", range(0, length, -(-length // 8))), ("z", range(lens.n_heads))):
+        corrupted = (
+            clean + torch.randint(1, lens.d_vocab, clean.shape, generator=generator)
+        ) % lens.d_vocab
+        for site, places in (
+            ("resid_pre", range(0, length, -(-length // 8))),
+            ("z", range(lens.n_heads)),
+        ):
             layers = tuple(number * lens.n_layers // 8 for number in range(8))
             name = f"{site}_{pairs}x{length}"
-            case = Case(name=name, site=site, clean=clean, corrupted=corrupted, layers=layers, places=tuple(places))
+            case = Case(
+                name=name,
+                site=site,
+                clean=clean,
+                corrupted=corrupted,
+                layers=layers,
+                places=tuple(places),
+            )
             if name.startswith(options.case):
-                found.append((name, *_case(lens, case, rounds=1 if options.quick else 3, clock=clock)))
-    line = " ".join(f"{name}_theirs={slow:.2f} {name}_batched={batched:.2f}" for name, slow, batched, _, _ in found)
-    print(f"{line} equal={all(one[3] for one in found)} same_bits={all(one[4] for one in found)}".lower())
+                found.append(
+                    (name, *_case(lens, case, rounds=1 if options.quick else 3, clock=clock))
+                )
+    line = " ".join(
+        f"{name}_theirs={slow:.2f} {name}_batched={batched:.2f}"
+        for name, slow, batched, _, _ in found
+    )
+    print(
+        f"{line} equal={all(one[3] for one in found)} same_bits={all(one[4] for one in found)}".lower()
+    )
 
 
-def _case(lens: LensModel, case: Case, *, rounds: int, clock: Callable[[], float]) -> tuple[float, float, bool, bool]:
+def _case(
+    lens: LensModel, case: Case, *, rounds: int, clock: Callable[[], float]
+) -> tuple[float, float, bool, bool]:
     """The speedups over theirs and over the batched loop, and whether the numbers are equal, and to the last bit."""
     n = len(case.layers) * len(case.places)
     compared = range(0, n, n // 6)
@@ -154,9 +179,15 @@ def _batched(lens: LensModel, case: Case) -> Tensor:
         """Logits of the last token, with a hook before the block, or before W_O, of each of these layers."""
         with contextlib.ExitStack() as stack, torch.no_grad():
             for layer, hook in hooks.items():
-                module = lens.layer(layer) if case.is_stream else lens.layer(layer).get_submodule("self_attn.o_proj")
+                module = (
+                    lens.layer(layer)
+                    if case.is_stream
+                    else lens.layer(layer).get_submodule("self_attn.o_proj")
+                )
                 stack.callback(module.register_forward_pre_hook(hook).remove)
-            return lens.plain(input_ids=tokens.to(lens.device), use_cache=False, logits_to_keep=1).logits[:, -1]
+            return lens.plain(
+                input_ids=tokens.to(lens.device), use_cache=False, logits_to_keep=1
+            ).logits[:, -1]
 
     def keep(module: object, args: tuple[Any, ...], layer: int) -> None:
         held[layer] = args[0]
@@ -168,13 +199,17 @@ def _batched(lens: LensModel, case: Case) -> Tensor:
             if case.is_stream:
                 own[:, place] = source[:, place]
             else:
-                own.unflatten(-1, (heads, -1))[:, :, place] = source.unflatten(-1, (heads, -1))[:, :, place]
+                own.unflatten(-1, (heads, -1))[:, :, place] = source.unflatten(-1, (heads, -1))[
+                    :, :, place
+                ]
         return (x, *args[1:])
 
     logits(case.clean, {layer: partial(keep, layer=layer) for layer in case.layers})
     found = []
     for layer in case.layers:
-        last = logits(case.corrupted.repeat(len(case.places), 1), {layer: partial(put, source=held[layer])})
+        last = logits(
+            case.corrupted.repeat(len(case.places), 1), {layer: partial(put, source=held[layer])}
+        )
         found.append((last[:, ANSWERS[0]] - last[:, ANSWERS[1]]).double().cpu().view(-1, n))
     return torch.cat(found)
 
@@ -191,10 +226,15 @@ def _theirs(lens: LensModel, case: Case, compared: range) -> tuple[Tensor, float
         sizes.append(float(last[:, list(ANSWERS)].abs().max()))
         return found[-1].mean()
 
-    setter = theirs.layer_pos_patch_setter if case.is_stream else theirs.layer_head_vector_patch_setter
+    setter = (
+        theirs.layer_pos_patch_setter if case.is_stream else theirs.layer_head_vector_patch_setter
+    )
     table = part_table([grid[number] for number in compared], case.by)
     with torch.no_grad():
-        wanted = [f"blocks.{layer}.{'hook_resid_pre' if case.is_stream else 'attn.hook_z'}" for layer in case.layers]
+        wanted = [
+            f"blocks.{layer}.{'hook_resid_pre' if case.is_stream else 'attn.hook_z'}"
+            for layer in case.layers
+        ]
         _, cache = lens.bridge.run_with_cache(case.clean.to(lens.device), names_filter=wanted)
         theirs.generic_activation_patch(
             model=lens.bridge,

@@ -47,7 +47,9 @@ def _norms(model: Any) -> list[tuple[Any, list[nn.Linear]]]:
     found = []
     for block in model.model.layers:
         attention, mlp = block.self_attn, block.mlp
-        found.append((block.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]))
+        found.append(
+            (block.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj])
+        )
         found.append((block.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]))
     return [*found, (model.model.norm, [model.lm_head])]
 
@@ -107,7 +109,9 @@ def _of_neurons(model: Any, index: Callable[[int], Tensor], *, times: float = 1.
         for linear in (mlp.gate_proj, mlp.up_proj):
             linear.weight, linear.out_features = nn.Parameter(linear.weight[chosen]), len(chosen)
         mlp.down_proj.weight = nn.Parameter(mlp.down_proj.weight[:, chosen] * times)
-        mlp.down_proj.in_features = mlp.intermediate_size = model.config.intermediate_size = len(chosen)
+        mlp.down_proj.in_features = mlp.intermediate_size = model.config.intermediate_size = len(
+            chosen
+        )
     return model
 
 
@@ -158,7 +162,9 @@ def rewritten(zoo: ZooModel, name: str) -> Any:
     tokens = zoo.draw(4, length=16, generator=Draw().manual_seed(0))
     with torch.no_grad():
         model = REWRITES[name](model, Draw().manual_seed(zoo.seed))
-        torch.testing.assert_close(model(tokens).logits, zoo.model(tokens).logits, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(
+            model(tokens).logits, zoo.model(tokens).logits, atol=2e-3, rtol=2e-3
+        )
     return model
 
 
@@ -179,12 +185,18 @@ def models_to_rewrite(models: int, seed: int) -> list[tuple[str, str, int]]:
         for at, family in enumerate(FAMILIES)
         if family in kind.families
     ]
-    return [(name, family, seed) for _, name, family in sorted(pairs, key=lambda one: one[0])][:models]
+    return [(name, family, seed) for _, name, family in sorted(pairs, key=lambda one: one[0])][
+        :models
+    ]
 
 
 def go_on(models: int, *, names: list[str], seed: int) -> None:
     """Make the rows that are not in the file."""
-    done = set() if not ROWS.exists() else set(pd.read_csv(ROWS)[list(COLUMNS[:4])].itertuples(index=False, name=None))
+    done = (
+        set()
+        if not ROWS.exists()
+        else set(pd.read_csv(ROWS)[list(COLUMNS[:4])].itertuples(index=False, name=None))
+    )
     logging.disable(logging.WARNING)
     for name, family, of in models_to_rewrite(models, seed):
         zoo = build(name, seed=of, family=family)
@@ -219,7 +231,10 @@ def table() -> str:
         rows, cells = frame.xs(rewrite, level="rewrite"), []
         for link in LINKS:
             pairs = [(at, plain.loc[at, link], said) for at, said in rows[link].items()]
-            right = [same(link, rewrite=rewrite, before=before, after=after) for _, before, after in pairs]
+            right = [
+                same(link, rewrite=rewrite, before=before, after=after)
+                for _, before, after in pairs
+            ]
             cells.append(f"{sum(right)} of {len(right)}")
             for (at, before, after), one in zip(pairs, right, strict=True):
                 if not one:

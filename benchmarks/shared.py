@@ -24,8 +24,15 @@ PRODUCTS = "import numpy as np\na = np.ones((1000, 1000))\nwhile True: a @ a"
 
 def main() -> None:
     """Run the command beside each number of busy programs and print a row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--busy", type=int, action="append", help="busy programs, one thread each; default 0, 1 and 2")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--busy",
+        type=int,
+        action="append",
+        help="busy programs, one thread each; default 0, 1 and 2",
+    )
     parser.add_argument("--command", default="card", help="with its options")
     parser.add_argument("--rounds", type=int, default=2, help="the fastest is taken")
     options = parser.parse_args()
@@ -33,8 +40,13 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     for busy in options.busy or (0, 1, 2):
         with beside(busy):
-            rounds = [{name: timed(options.command, env) for name, env in SPINS.items()} for _ in range(options.rounds)]
-        (own, own_processor), (theirs, their_processor) = (min(one[name] for one in rounds) for name in SPINS)
+            rounds = [
+                {name: timed(options.command, env) for name, env in SPINS.items()}
+                for _ in range(options.rounds)
+            ]
+        (own, own_processor), (theirs, their_processor) = (
+            min(one[name] for one in rounds) for name in SPINS
+        )
         print(
             f"| {busy} | {own:.0f} s | {theirs:.0f} s | {own / theirs:.2f} | {own_processor:.0f} s | "
             f"{their_processor:.0f} s |",
@@ -48,7 +60,9 @@ def beside(busy: int) -> Iterator[None]:
     with ExitStack() as stack:
         for _ in range(busy):
             env = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", PRODUCTS], env=env))
+            process = stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", PRODUCTS], env=env)
+            )
             stack.callback(process.kill)
         yield
 
@@ -58,7 +72,12 @@ def timed(command: str, env: dict[str, str]) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
-            [str(Path(sys.executable).with_name("sink-lens")), *command.split(), "--out", f"{folder}/run"],
+            [
+                str(Path(sys.executable).with_name("sink-lens")),
+                *command.split(),
+                "--out",
+                f"{folder}/run",
+            ],
             env=os.environ | env,
             check=True,
             capture_output=True,

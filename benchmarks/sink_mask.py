@@ -32,11 +32,21 @@ NAMES = ("attention", "norm", "attention_body", "norm_body")
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="up to 1,024 tokens only, three rounds each")
-    parser.add_argument("--lengths", type=int, nargs="+", choices=list(SIZES), help="these lengths only")
-    parser.add_argument("--rounds", type=int, default=None, help=f"rounds of each length; {ROUNDS} if not given")
-    parser.add_argument("--model", default=None, help="what sink_lens.load takes; the default model if not given")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="up to 1,024 tokens only, three rounds each"
+    )
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", choices=list(SIZES), help="these lengths only"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=None, help=f"rounds of each length; {ROUNDS} if not given"
+    )
+    parser.add_argument(
+        "--model", default=None, help="what sink_lens.load takes; the default model if not given"
+    )
     options = parser.parse_args()
     lens = load() if options.model is None else load(options.model)
     print(f"{lens!r}; {torch.get_num_threads()} threads", flush=True)
@@ -46,7 +56,9 @@ def main() -> None:
     for length, sequences in SIZES.items():
         if (options.quick and length > 1024) or (options.lengths and length not in options.lengths):
             continue
-        tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=sequences, length=length, bos="without")
+        tokens = TokenBatch.from_text(
+            bundled_text(), lens.tokenizer, sequences=sequences, length=length, bos="without"
+        )
         one_round(lens, tokens, index=0)  # warm up
         taken = [one_round(lens, tokens, index=index) for index in range(rounds)]
         ratios = {name: statistics.median(one[name] for one in taken) for name in NAMES}
@@ -81,7 +93,9 @@ def masked(lens: LensModel, tokens: TokenBatch, *, by: str) -> tuple[float, floa
 def plain(lens: LensModel, tokens: TokenBatch) -> tuple[float, float]:
     """The plain forward pass with logits: seconds until its body ended, and in all."""
     ends: list[float] = []
-    handle = lens.plain.base_model.register_forward_hook(lambda *_: ends.append(time.process_time()))
+    handle = lens.plain.base_model.register_forward_hook(
+        lambda *_: ends.append(time.process_time())
+    )
     before = time.process_time()
     with torch.no_grad():
         lens.plain(input_ids=tokens.tokens, use_cache=False)

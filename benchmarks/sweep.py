@@ -70,13 +70,21 @@ class Site:
     @property
     def grid(self) -> EditGrid:
         """It, as a grid of one cell."""
-        where = {"site": "z", "heads": self.unit} if self.is_head else {"site": "neurons", "units": self.unit}
+        where = (
+            {"site": "z", "heads": self.unit}
+            if self.is_head
+            else {"site": "neurons", "units": self.unit}
+        )
         return EditGrid(layers=self.layer, **where)
 
     @property
     def hook(self) -> str:
         """The bridge's hook."""
-        return f"blocks.{self.layer}.attn.hook_z" if self.is_head else f"blocks.{self.layer}.mlp.hook_post"
+        return (
+            f"blocks.{self.layer}.attn.hook_z"
+            if self.is_head
+            else f"blocks.{self.layer}.mlp.hook_post"
+        )
 
     def ablated(self, x: Tensor, *, n_heads: int) -> Tensor:
         """The hook's tensor without it; heads may lie side by side."""
@@ -146,7 +154,9 @@ class Bench:
             def read(module: object, args: object, output: Any, index: int = index) -> None:
                 found[index] = mass_of(output[1][..., 0].float(), valid=valid, key=0)
 
-            handles.append(self.lens.layer(index).get_submodule("self_attn").register_forward_hook(read))
+            handles.append(
+                self.lens.layer(index).get_submodule("self_attn").register_forward_hook(read)
+            )
         before = str(self.lens.plain.config._attn_implementation)
         self.lens.plain.set_attn_implementation("eager")
         try:
@@ -191,12 +201,18 @@ class _StoppedError(Exception):
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a few cells of each kind")
-    parser.add_argument("--whole", action="store_true", help="every neuron of the layer and every head")
+    parser.add_argument(
+        "--whole", action="store_true", help="every neuron of the layer and every head"
+    )
     parser.add_argument("--device", default=None, help="as in sink_lens.load")
     parser.add_argument("--dtype", default=None, help="float32, bfloat16 or float16")
-    parser.add_argument("--llama-1b", action="store_true", help="a randomly initialised Llama of 1B parameters")
+    parser.add_argument(
+        "--llama-1b", action="store_true", help="a randomly initialised Llama of 1B parameters"
+    )
     options = parser.parse_args()
     lens = (
         _llama(options)
@@ -206,7 +222,8 @@ def main() -> None:
     layer = 11 if not options.llama_1b else lens.n_layers // 3
     late = tuple(range(layer + 1, lens.n_layers))
     print(
-        f"{lens!r}; {torch.get_num_threads()} threads of {processor()}; reads layers {late[0]}-{late[-1]}", flush=True
+        f"{lens!r}; {torch.get_num_threads()} threads of {processor()}; reads layers {late[0]}-{late[-1]}",
+        flush=True,
     )
     eight = Bench(lens=lens, tokens=_tokens(lens, 8), late=late)
     one = Bench(lens=lens, tokens=_tokens(lens, 1), late=late)
@@ -221,7 +238,10 @@ def main() -> None:
     every = [Site(layer=layer, unit=unit, is_head=False) for unit in range(width)]
     cases: dict[str, tuple[Bench, list[Site]]] = {
         "neurons, 8 prompts": (eight, every if options.whole else some),
-        "heads, 8 prompts": (eight, [Site(layer=at, unit=head, is_head=True) for at, head in heads]),
+        "heads, 8 prompts": (
+            eight,
+            [Site(layer=at, unit=head, is_head=True) for at, head in heads],
+        ),
         "neurons, 1 prompt": (
             one,
             every if options.whole else every[:: width // (16 if options.quick else 32)],
@@ -234,7 +254,9 @@ def main() -> None:
     if not options.quick:
         _growth(eight, layer=layer)
     few = some[: 2 if options.quick else 8]
-    memory = _peak(eight, lambda: _all(eight.engine(few))) / _peak(eight, lambda: eight.bridge(site))
+    memory = _peak(eight, lambda: _all(eight.engine(few))) / _peak(
+        eight, lambda: eight.bridge(site)
+    )
     numbers = [*(speedup for speedup, _ in found), memory]
     line = " ".join(f"{name}={value:.2f}" for name, value in zip(NAMES, numbers, strict=True))
     print(f"{line} equal={str(all(is_equal for _, is_equal in found)).lower()}")
@@ -261,7 +283,10 @@ def _case(name: str, bench: Bench, sites: list[Site], *, quick: bool) -> tuple[f
     engine.baseline_metrics()  # the baseline run, once for all cells
     ways: dict[str, Callable[[Site], Tensor]] = {"theirs": bench.bridge}
     if not quick:
-        ways |= {"theirs without logits": partial(bench.bridge, logits=False), "Hugging Face hooks": bench.hugging_face}
+        ways |= {
+            "theirs without logits": partial(bench.bridge, logits=False),
+            "Hugging Face hooks": bench.hugging_face,
+        }
     ours, seconds = 0.0, dict.fromkeys([*ways, *(() if quick else ("batched",))], 0.0)
     is_equal, gap = True, 0.0
     for block in engine.blocks:
@@ -273,7 +298,10 @@ def _case(name: str, bench: Bench, sites: list[Site], *, quick: bool) -> tuple[f
             frame, spent = bench.timed(lambda pack=pack: engine.run(pack))
             ours += spent
             for cell in set(compared) & set(pack.cells):
-                found = {way: bench.timed(lambda run=run, site=sites[cell]: run(site)) for way, run in ways.items()}
+                found = {
+                    way: bench.timed(lambda run=run, site=sites[cell]: run(site))
+                    for way, run in ways.items()
+                }
                 for way, (_, spent) in found.items():
                     seconds[way] += spent * share
                 if cell == compared[0] and not quick:
@@ -281,7 +309,9 @@ def _case(name: str, bench: Bench, sites: list[Site], *, quick: bool) -> tuple[f
                     spent = bench.timed(lambda some=some: bench.hugging_face(*some))[1]
                     seconds["batched"] += spent / len(some) * len(block.cells)
                 wanted = found["theirs"][0].float()
-                got = torch.tensor(frame.loc[frame["cell"] == cell, "value"].tolist(), dtype=torch.float32)
+                got = torch.tensor(
+                    frame.loc[frame["cell"] == cell, "value"].tolist(), dtype=torch.float32
+                )
                 is_equal = is_equal and torch.equal(got, wanted)
                 gap = max(gap, float((got - wanted).abs().max()))
     text = f"{name}: {len(sites)} cells, {engine.plan.pack} a forward, {engine.plan.lanes} side by side"
@@ -308,11 +338,15 @@ def _growth(bench: Bench, *, layer: int) -> None:
         for (n_cells, n_prompts), make, found in zip(sizes, made, times, strict=True):
             engine = make()
             engine.baseline_metrics()
-            found.append(bench.timed(lambda engine=engine: _all(engine))[1] / (n_cells * n_prompts) * 1e3)
+            found.append(
+                bench.timed(lambda engine=engine: _all(engine))[1] / (n_cells * n_prompts) * 1e3
+            )
     for (n_cells, n_prompts), make, found in zip(sizes, made, times, strict=True):
         memory = _peak(bench, lambda make=make: _all(make()))
         text = f"{n_cells} cells on {n_prompts} prompts: {statistics.median(found):.1f} ms a cell and prompt"
-        print(f"{text} ({min(found):.1f} to {max(found):.1f}), peak {memory / 1e6:.0f} MB", flush=True)
+        print(
+            f"{text} ({min(found):.1f} to {max(found):.1f}), peak {memory / 1e6:.0f} MB", flush=True
+        )
 
 
 def _tokens(lens: LensModel, n: int) -> TokenBatch:

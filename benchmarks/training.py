@@ -41,7 +41,14 @@ from sink_lens.training.model import model_of
 
 ROUNDS = 9
 """Fewest rounds; more are made while the seconds given to a case last."""
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "A10": 125e12, "L4": 121e12}
+PEAKS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "A10": 125e12,
+    "L4": 121e12,
+}
 """Part of a GPU's name -> dense bfloat16 FLOPs a second, from its data sheet."""
 NAMES = ("headnorm_step", "plain_step", "memory")
 
@@ -74,28 +81,46 @@ class Case:
         """Return what it is called."""
         one = self.config
         shape = f"{one.batch} x {one.length}" + f" in {one.accumulation}" * (one.accumulation > 1)
-        return f"{one.size} ({shape}), {str(self.dtype).removeprefix('torch.')}" + ", compiled" * one.compile
+        return (
+            f"{one.size} ({shape}), {str(self.dtype).removeprefix('torch.')}"
+            + ", compiled" * one.compile
+        )
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="the toy size without compile only")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default=None, choices=["float32", "bfloat16"], help="bfloat16 is autocast")
-    parser.add_argument("--sizes", nargs="+", default=None, help="of sink-lens train: toy small medium paper")
-    parser.add_argument("--batch", type=int, default=None, help="sequences a step; by size if not given")
+    parser.add_argument(
+        "--dtype", default=None, choices=["float32", "bfloat16"], help="bfloat16 is autocast"
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", default=None, help="of sink-lens train: toy small medium paper"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=None, help="sequences a step; by size if not given"
+    )
     parser.add_argument("--compile", choices=["both", "on", "off"], default=None)
-    parser.add_argument("--peak", type=float, default=None, help="FLOPs a second of the device, as 989e12")
+    parser.add_argument(
+        "--peak", type=float, default=None, help="FLOPs a second of the device, as 989e12"
+    )
     options = parser.parse_args()
     device = torch.device("cpu" if options.quick and options.device == "cpu" else options.device)
-    print(f"{_named(device)}; torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
+    print(
+        f"{_named(device)}; torch {torch.__version__}, {torch.get_num_threads()} threads",
+        flush=True,
+    )
     every = cases(options, device)
     # All times first: counting memory makes the allocator slow.
     found = [times(case) for case in every]
     for case, ratios in zip(every, found, strict=True):
         ratios |= memory(case)
-        print(f"{case.name}: " + " ".join(f"{name}={ratios[name]:.3f}" for name in NAMES), flush=True)
+        print(
+            f"{case.name}: " + " ".join(f"{name}={ratios[name]:.3f}" for name in NAMES), flush=True
+        )
     print(" ".join(f"{name}={max(ratios[name] for ratios in found):.3f}" for name in NAMES))
 
 
@@ -108,12 +133,18 @@ def cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
     dtype = getattr(torch, options.dtype or ("bfloat16" if on_gpu else "float32"))
     asked = options.compile or ("off" if options.quick else "both")
     compiled = {"both": [False, True], "on": [True], "off": [False]}[asked]
-    batches = {"toy": 64, "small": 64, "medium": 32, "paper": 8} if on_gpu else {"toy": 8, "small": 4, "medium": 1}
+    batches = (
+        {"toy": 64, "small": 64, "medium": 32, "paper": 8}
+        if on_gpu
+        else {"toy": 8, "small": 4, "medium": 1}
+    )
     made = []
     for size in sizes:
         for is_compiled in compiled:
             batch = options.batch or batches.get(size, 1)
-            config = TrainConfig(size=size, batch=batch, accumulation=1, compile=is_compiled, bos="without")
+            config = TrainConfig(
+                size=size, batch=batch, accumulation=1, compile=is_compiled, bos="without"
+            )
             peak = options.peak or _peak(device, dtype)
             seconds = 12.0 if options.quick else 60.0
             made.append(Case(config=config, device=device, dtype=dtype, peak=peak, seconds=seconds))
@@ -125,15 +156,21 @@ def times(case: Case) -> dict[str, float]:
     batches = _tokens(case)
     plain, base, norm = made = arms(case)
     with torch.no_grad():
-        one, other = (float(arm.model(input_ids=batches[0], labels=batches[0]).loss) for arm in (plain, base))
+        one, other = (
+            float(arm.model(input_ids=batches[0], labels=batches[0]).loss) for arm in (plain, base)
+        )
     if abs(one - other) > 1e-4 * abs(one) + (1e-2 if case.dtype != torch.float32 else 0):
-        raise SystemExit(f"the baseline's loss is {other} and the plain model's {one}: they do not do the same")
+        raise SystemExit(
+            f"the baseline's loss is {other} and the plain model's {one}: they do not do the same"
+        )
     each = 10 if case.device.type == "cuda" else 1
     warm_up(made, case, batches, steps=3)
     start, rounds = time.perf_counter(), 0
     while rounds < ROUNDS or time.perf_counter() - start < case.seconds:
         for arm in made if rounds % 2 == 0 else made[::-1]:
-            arm.seconds.append(_timed(lambda arm=arm: [step(arm, case, batches) for _ in range(each)], case) / each)
+            arm.seconds.append(
+                _timed(lambda arm=arm: [step(arm, case, batches) for _ in range(each)], case) / each
+            )
         rounds += 1
     print(f"{case.name}, {rounds} rounds", flush=True)
     for arm in made:
@@ -141,7 +178,10 @@ def times(case: Case) -> dict[str, float]:
         speed = case.config.step_tokens / seconds
         share = speed * flops(arm.model, case.config) / case.peak
         told = f", {share:.1%} of peak" if share == share else ""
-        print(f"  {arm.name}: {seconds * 1e3:.1f} ms a step, {speed:,.0f} tokens per second{told}", flush=True)
+        print(
+            f"  {arm.name}: {seconds * 1e3:.1f} ms a step, {speed:,.0f} tokens per second{told}",
+            flush=True,
+        )
     return {"headnorm_step": _ratio(norm, base), "plain_step": _ratio(base, plain)}
 
 
@@ -170,11 +210,14 @@ def arms(case: Case) -> list[Arm]:
     norm = model_of(TrainConfig(**(own | {"value_norm": "per_head"})))
     config = base.config.to_dict()
     known = LlamaConfig().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
-    plain = LlamaForCausalLM(LlamaConfig(**{name: value for name, value in config.items() if name in known}))
+    plain = LlamaForCausalLM(
+        LlamaConfig(**{name: value for name, value in config.items() if name in known})
+    )
     plain.load_state_dict(base.state_dict())
     plain.set_attn_implementation("sdpa")
     return [
-        _arm(name, model, case) for name, model in (("plain Llama", plain), ("baseline", base), ("head norm", norm))
+        _arm(name, model, case)
+        for name, model in (("plain Llama", plain), ("baseline", base), ("head norm", norm))
     ]
 
 
@@ -187,7 +230,10 @@ def _arm(name: str, model: nn.Module, case: Case) -> Arm:
     model = model.to(case.device).train()
     kept = undecayed(model)
     groups = [
-        {"params": [p for key, p in model.named_parameters() if key not in kept], "weight_decay": 0.1},
+        {
+            "params": [p for key, p in model.named_parameters() if key not in kept],
+            "weight_decay": 0.1,
+        },
         {"params": [p for key, p in model.named_parameters() if key in kept], "weight_decay": 0.0},
     ]
     fused = case.device.type == "cuda"
@@ -199,7 +245,9 @@ def _arm(name: str, model: nn.Module, case: Case) -> Arm:
 def step(arm: Arm, case: Case, batches: list[Tensor]) -> None:
     """One update, as the trainer makes it."""
     for ids in batches:
-        with torch.autocast(case.device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
+        with torch.autocast(
+            case.device.type, dtype=case.dtype, enabled=case.dtype != torch.float32
+        ):
             loss = arm.run(input_ids=ids, labels=ids, use_cache=False).loss / len(batches)
         loss.backward()
     nn.utils.clip_grad_norm_(arm.model.parameters(), 1.0)
@@ -231,7 +279,9 @@ def flops(model: nn.Module, config: TrainConfig) -> float:
 def _tokens(case: Case) -> list[Tensor]:
     config = case.config
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(config.vocab_size, (config.batch, config.length), generator=generator).to(case.device)
+    ids = torch.randint(config.vocab_size, (config.batch, config.length), generator=generator).to(
+        case.device
+    )
     return list(ids.chunk(config.accumulation))
 
 
@@ -246,7 +296,9 @@ def _timed(run: Callable[[], object], case: Case) -> float:
 
 
 def _ratio(arm: Arm, over: Arm) -> float:
-    return statistics.median(one / other for one, other in zip(arm.seconds, over.seconds, strict=True))
+    return statistics.median(
+        one / other for one, other in zip(arm.seconds, over.seconds, strict=True)
+    )
 
 
 def _peak(device: torch.device, dtype: torch.dtype) -> float:

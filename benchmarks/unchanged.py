@@ -32,7 +32,9 @@ def main() -> None:
     from sink_lens.models.load import load
     from sink_lens.models.running import prepare_pass, switch_to_eval_mode
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=20)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -61,9 +63,13 @@ def main() -> None:
     for _ in range(asked.rounds + 1):
         for name, (function, times) in ways.items():
             found[name].append(seconds(function, times=times))
-    medians = {name: statistics.median(values[1:]) for name, values in found.items()}  # the first is a warm-up
+    medians = {
+        name: statistics.median(values[1:]) for name, values in found.items()
+    }  # the first is a warm-up
     for name, value in medians.items():
-        print(f"{name:12} {1e3 * value:8.3f} ms   {100 * value / medians['forward']:6.2f}% of a forward of 14 tokens")
+        print(
+            f"{name:12} {1e3 * value:8.3f} ms   {100 * value / medians['forward']:6.2f}% of a forward of 14 tokens"
+        )
 
 
 if __name__ == "__main__":

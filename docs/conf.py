@@ -77,15 +77,31 @@ def _write_reference() -> None:
         parts = [title, "=" * len(title), ""]
         for path in sorted((package / room).rglob("*.py") if room else package.glob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-            shows = path.name == "__init__.py" and "lazy_exports(__name__" in path.read_text(encoding="utf-8")
+            names = [
+                node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            ]
+            shows = path.name == "__init__.py" and "lazy_exports(__name__" in path.read_text(
+                encoding="utf-8"
+            )
             if not shows and not any(not name.startswith("_") for name in names):
                 continue
-            module = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+            module = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(
+                ".__init__"
+            )
             headnorm = module == "sink_lens.models.headnorm.modeling"
             options = ["   :no-members:"] if headnorm or shows else []
-            hidden = ["   :exclude-members: Picture"] if room == "report" else []  # matplotlib writes its docstrings
-            parts += [module, "-" * len(module), "", f".. automodule:: {module}", *options, *hidden, ""]
+            hidden = (
+                ["   :exclude-members: Picture"] if room == "report" else []
+            )  # matplotlib writes its docstrings
+            parts += [
+                module,
+                "-" * len(module),
+                "",
+                f".. automodule:: {module}",
+                *options,
+                *hidden,
+                "",
+            ]
             if headnorm:  # of its classes, which transformers documents, only the model
                 parts += [f".. autoclass:: {module}.HeadNormForCausalLM", "   :no-members:", ""]
         (here / "api" / f"{room or 'shared'}.rst").write_text("\n".join(parts), encoding="utf-8")
@@ -105,15 +121,27 @@ Layers, heads, positions, neurons and dimensions are counted from 0. A number th
 
 def _write_tables() -> None:
     """``api/tables.md``: every table of every kind of run, column by column, and the units."""
-    parts = ["# Tables of run folders", _BEFORE_TABLES, _rows(("unit", "what it is"), list(UNITS.items()))]
+    parts = [
+        "# Tables of run folders",
+        _BEFORE_TABLES,
+        _rows(("unit", "what it is"), list(UNITS.items())),
+    ]
     for kind in sorted(all_kinds()):
         parts.append(f"## {kind}")
         for table in tables_of(kind):
             when = f" Only in runs {table.when}." if table.when else ""
             further = " Cells of your own may add columns." if table.open else ""
-            parts += [f"### {kind}: {table.name}.{table.file}", f"A row is {table.row}.{when}{further}"]
+            parts += [
+                f"### {kind}: {table.name}.{table.file}",
+                f"A row is {table.row}.{when}{further}",
+            ]
             rows = [
-                (f"`{one.name}`", f"{one.dtype}{', optional' * one.optional}", one.unit, one.meaning)
+                (
+                    f"`{one.name}`",
+                    f"{one.dtype}{', optional' * one.optional}",
+                    one.unit,
+                    one.meaning,
+                )
                 for one in table.columns
             ]
             parts.append(_rows(("column", "type", "unit", "meaning"), rows))
@@ -132,13 +160,19 @@ def _write_commands() -> None:
         inside = command.context_class(command, info_name=name, parent=parent)
         parts = [f"# sink-lens {name}", (command.help or "").replace("\n", " ")]
         if (here / "images" / "commands" / f"{name}.png").is_file():
-            parts.append(f"![The first screen of a page of sink-lens {name}](../images/commands/{name}.png)")
+            parts.append(
+                f"![The first screen of a page of sink-lens {name}](../images/commands/{name}.png)"
+            )
             cards.append(
                 f":::{{grid-item-card}} {name}\n:img-top: images/commands/{name}.png\n:link: commands/{name}\n"
                 f":link-type: doc\n:::"
             )
-        if examples := re.findall(r"^(?:sink-lens|torchrun|accelerate) .*$", command.epilog or "", flags=re.M):
-            plain = (re.sub(r"^(.*?)\s*\[dim\](.*?)\[/dim\]", r"# \2\n\1", line) for line in examples)
+        if examples := re.findall(
+            r"^(?:sink-lens|torchrun|accelerate) .*$", command.epilog or "", flags=re.M
+        ):
+            plain = (
+                re.sub(r"^(.*?)\s*\[dim\](.*?)\[/dim\]", r"# \2\n\1", line) for line in examples
+            )
             parts.append("```\n" + "\n".join(plain) + "\n```")
         known = {**getattr(command, "commands", {})}
         rows = [(f"`{one}`", sub.get_short_help_str(200)) for one, sub in known.items()]
@@ -147,7 +181,11 @@ def _write_commands() -> None:
             for record in (one.get_help_record(inside) for one in command.get_params(inside))
             if record is not None
         ]
-        parts.append(_rows(("option", "meaning"), [(option, text.replace("<", "\\<")) for option, text in rows]))
+        parts.append(
+            _rows(
+                ("option", "meaning"), [(option, text.replace("<", "\\<")) for option, text in rows]
+            )
+        )
         parts.append("Words and measures are in the [glossary](../glossary.md).")
         (here / "commands" / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     cards.append(
@@ -225,7 +263,10 @@ myst_substitutions = {
     "public_names": _public(),
     "measures": _rows(
         ("measure", "what it says", "unit", "range", "source"),
-        [(f"`{name}`", m.meaning, m.unit, _range(m.low, m.high), m.reference) for name, m in MEASURES.items()],
+        [
+            (f"`{name}`", m.meaning, m.unit, _range(m.low, m.high), m.reference)
+            for name, m in MEASURES.items()
+        ],
     ),
     "sites": _rows(
         ("site", "axes", "hook of the bridge", "what it is"),
@@ -239,14 +280,22 @@ myst_substitutions = {
 }
 
 
-def _as_markup(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def _as_markup(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
     """Google sections become fields. A bar outside backticks is a magnitude, not a substitution."""
     if what == "function" and (taken := taken_options(thing)) is not None:
         lines[:] = full_docstring(thing, taken).split("\n")
     for number, line in enumerate(lines):
         parts = re.split(r"(``.+?``|`[^`]+`)", line)
-        lines[number] = "".join(part if part.startswith("`") else part.replace("|", r"\|") for part in parts)
-    if what not in ("attribute", "property", "data"):  # there napoleon takes what stands before a colon for a type
+        lines[number] = "".join(
+            part if part.startswith("`") else part.replace("|", r"\|") for part in parts
+        )
+    if what not in (
+        "attribute",
+        "property",
+        "data",
+    ):  # there napoleon takes what stands before a colon for a type
         lines[:] = GoogleDocstring(lines, Config(), app, what, name, thing, options).lines()
 
 
@@ -260,7 +309,9 @@ def _with_options(
     return str(whole.replace(return_annotation=Signature.empty)), str(whole.return_annotation)
 
 
-def _not_ours(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+def _not_ours(
+    app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any
+) -> bool | None:
     """What a module imports from elsewhere is not looked at, which halves the time."""
     home = getattr(thing, "__module__", None) or "sink_lens"
     return True if what == "module" and not home.startswith("sink_lens") else None
@@ -277,7 +328,9 @@ def _mathml(translator: Any, node: nodes.math | nodes.math_block) -> None:
 def _with_reports(app: Sphinx, error: Exception | None) -> None:
     """The example reports, which pages link to as files that a browser opens."""
     if error is None and app.builder.format == "html":
-        shutil.copytree(Path(__file__).parent / "reports", Path(app.outdir) / "reports", dirs_exist_ok=True)
+        shutil.copytree(
+            Path(__file__).parent / "reports", Path(app.outdir) / "reports", dirs_exist_ok=True
+        )
 
 
 def setup(app: Sphinx) -> None:
@@ -286,4 +339,6 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _as_markup)
     app.connect("autodoc-process-signature", _with_options)
     app.connect("autodoc-skip-member", _not_ours)
-    app.add_html_math_renderer("mathml", inline_renderers=(_mathml, None), block_renderers=(_mathml, None))
+    app.add_html_math_renderer(
+        "mathml", inline_renderers=(_mathml, None), block_renderers=(_mathml, None)
+    )

@@ -36,22 +36,46 @@ from sink_lens.data.corpora import bundled_text
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure without interventions: a minute instead of four."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
+    parser.add_argument(
+        "--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name"
+    )
     parser.add_argument("--out", default="runs/my-model", help="folder of the run")
     asked = parser.parse_args(arguments)
 
     lens = load(asked.model)
-    print(f"{lens.family.architecture}: {lens.n_layers} layers of width {lens.d_model}, {lens.n_heads} heads")
+    print(
+        f"{lens.family.architecture}: {lens.n_layers} layers of width {lens.d_model}, {lens.n_heads} heads"
+    )
 
     result = trace(
-        lens, sequences=8, random_init=False, interventions=False, out=asked.out, overwrite=True, progress=False
+        lens,
+        sequences=8,
+        random_init=False,
+        interventions=False,
+        out=asked.out,
+        overwrite=True,
+        progress=False,
     )
     found = result.location
-    print(f"{'sink' if found.sink_found else 'no sink; looked'} at position {found.sink_position}", end="; ")
-    print(f"grows in layers {', '.join(f'{step.first_layer}-{step.last_layer}' for step in found.steps) or 'none'}")
+    print(
+        f"{'sink' if found.sink_found else 'no sink; looked'} at position {found.sink_position}",
+        end="; ",
+    )
+    print(
+        f"grows in layers {', '.join(f'{step.first_layer}-{step.last_layer}' for step in found.steps) or 'none'}"
+    )
     links = result.links.query("is_primary").drop_duplicates("link")
-    print(links[["link", "statistic", "value", "ci_low", "ci_high", "verdict"]].round(3).to_string(index=False))
-    print(result.super_neurons[["layer", "neuron", "contribution_share"]].head(4).round(2).to_string(index=False))
+    print(
+        links[["link", "statistic", "value", "ci_low", "ci_high", "verdict"]]
+        .round(3)
+        .to_string(index=False)
+    )
+    print(
+        result.super_neurons[["layer", "neuron", "contribution_share"]]
+        .head(4)
+        .round(2)
+        .to_string(index=False)
+    )
     print(f"the report: {result.report()}")
 
     # A reading of your own is a function of one layer's tensors; nothing is kept but what it returns.
@@ -63,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=16, length=64)
     rows = stream(lens, tokens, [deviation]).frame("std", axes=["position"])
-    print("\nstandard deviation within a token of what the heads gathered, in the layers where the sink token grows")
+    print(
+        "\nstandard deviation within a token of what the heads gathered, in the layers where the sink token grows"
+    )
     means = {at: rows.loc[rows["position"].eq(at), "value"].mean() for at in (0, 1, 3, 15, 63)}
     print("  ".join(f"position {at}: {mean:.3f}" for at, mean in means.items()))
 

@@ -53,8 +53,12 @@ ANSWERS = (" Madrid", " Rome")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Patch, print the strongest places and save the heat map."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
-    parser.add_argument("--answers", nargs=2, default=ANSWERS, help="of the clean prompt, and of the corrupted one")
+    parser.add_argument(
+        "--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name"
+    )
+    parser.add_argument(
+        "--answers", nargs=2, default=ANSWERS, help="of the clean prompt, and of the corrupted one"
+    )
     parser.add_argument("--out", default="runs/patch", help="folder for the picture")
     asked = parser.parse_args(arguments)
     out = Path(asked.out)
@@ -64,14 +68,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     metric = metrics.logit_difference(*asked.answers)
 
     found = patch(lens, CLEAN, CORRUPTED, site="resid_pre", metric=metric, progress=False)
-    print(f"{metric.name}: {found.source:.2f} on the clean prompt, {found.baseline:.2f} on the corrupted one")
+    print(
+        f"{metric.name}: {found.source:.2f} on the clean prompt, {found.baseline:.2f} on the corrupted one"
+    )
     print("\n" + "  ".join(f"{position}:{label}" for position, label in found.labels.items()))
     print("patching resid_pre there brings back this share of it")
-    table = found.frame.query("changed").pivot(index="layer", columns="position", values="normalised_effect")
+    table = found.frame.query("changed").pivot(
+        index="layer", columns="position", values="normalised_effect"
+    )
     print(table.iloc[:: max(1, lens.n_layers // 8)].round(2).to_string())
     found.heatmap().save(out / "patch.png")
 
-    screen = attribution_patch(lens, CLEAN, CORRUPTED, site="z", metric=metric, by=("layer", "head"))
+    screen = attribution_patch(
+        lens, CLEAN, CORRUPTED, site="z", metric=metric, by=("layer", "head")
+    )
     print("\nthe strongest heads, to first order")
     print(screen.strongest(5)[["layer", "head", "effect"]].round(3).to_string(index=False))
     check = screen.sample(20, generator=torch.Generator().manual_seed(0))
@@ -80,8 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     layer, head = screen.strongest(1)[["layer", "head"]].iloc[0]
     sender, receiver = ("z", int(layer), int(head)), ("resid_post", lens.n_layers - 1)
-    path = path_patch(lens, CLEAN, CORRUPTED, sender=sender, receiver=receiver, metric=metric, progress=False)
-    print(f"the strongest head's direct path to the logits moves the metric by {path.frame['effect'].iloc[0]:.2f}")
+    path = path_patch(
+        lens, CLEAN, CORRUPTED, sender=sender, receiver=receiver, metric=metric, progress=False
+    )
+    print(
+        f"the strongest head's direct path to the logits moves the metric by {path.frame['effect'].iloc[0]:.2f}"
+    )
     print(f"picture: {out / 'patch.png'}")
 
 

@@ -25,7 +25,9 @@ from sink_lens.sweeps import EditGrid, Grid
 def main(arguments: Sequence[str] | None = None) -> None:
     """Sweep, and ask the table a question."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
+    parser.add_argument(
+        "--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name"
+    )
     parser.add_argument("--out", default="runs/heads", help="folder of the run")
     asked = parser.parse_args(arguments)
 
@@ -33,8 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokens = TokenBatch.from_text(bundled_text(), model.tokenizer, sequences=4, length=16)
     upper = list(range(2 * model.n_layers // 3, model.n_layers))  # layers="each" takes all
     grid = Grid.of(EditGrid(kind="zero", site="z", layers=upper, heads="each"), controls=3)
-    result = sweep(model, grid, tokens=tokens, metrics=[metrics.loss()], out=asked.out, overwrite=True, progress=False)
-    print(f"{len(result.frame)} heads; the loss is {result.frame['baseline'].iloc[0]:.3f} without an edit")
+    result = sweep(
+        model,
+        grid,
+        tokens=tokens,
+        metrics=[metrics.loss()],
+        out=asked.out,
+        overwrite=True,
+        progress=False,
+    )
+    print(
+        f"{len(result.frame)} heads; the loss is {result.frame['baseline'].iloc[0]:.3f} without an edit"
+    )
     columns = ["layer", "head", "effect", "ci_low", "ci_high", "control_effect"]
     print(result.frame.nlargest(5, "effect")[columns].round(3).to_string(index=False))
 

@@ -30,7 +30,9 @@ from sink_lens.engine.forward import Outcome
 def main(arguments: Sequence[str] | None = None) -> None:
     """Four edits at one position, each against the same baseline run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
+    parser.add_argument(
+        "--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name"
+    )
     parser.add_argument("--position", type=int, default=21, help="where the sink is put")
     parser.add_argument("--factor", type=float, default=10.0, help="of the amplification")
     asked = parser.parse_args(arguments)
@@ -53,7 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for name, edit in edits.items():
         edited = run_with(lens, tokens, edit, positions=positions)
-        loss = effect(baseline, edited, generator=np.random.default_rng(0)).query("quantity == 'loss_nats'").iloc[0]
+        loss = (
+            effect(baseline, edited, generator=np.random.default_rng(0))
+            .query("quantity == 'loss_nats'")
+            .iloc[0]
+        )
         rows.append(
             {
                 "edit": name,
@@ -65,8 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "loss": f"{loss['effect']:+.3f} ({loss['ci_low']:+.3f} to {loss['ci_high']:+.3f})",
             }
         )
-    print(f"attention in layers {near.start} to {near.stop - 1}, mean over heads and {tokens.n_sequences} sequences;")
-    print(f"no edit: {mass(baseline, target, near):.3f} at {target}, {mass(baseline, sink, near):.3f} at {sink}")
+    print(
+        f"attention in layers {near.start} to {near.stop - 1}, mean over heads and {tokens.n_sequences} sequences;"
+    )
+    print(
+        f"no edit: {mass(baseline, target, near):.3f} at {target}, {mass(baseline, sink, near):.3f} at {sink}"
+    )
     print(pd.DataFrame(rows).round(3).to_string(index=False))
 
 

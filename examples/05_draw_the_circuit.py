@@ -33,9 +33,15 @@ from sink_lens import load, read_run, trace, views
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trace with few sequences, unless a run is given, and draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
-    parser.add_argument("--run", help="a trace that is there already, instead of a short one of the model")
-    parser.add_argument("--interventions", action="store_true", help="intervene too: three minutes instead of one")
+    parser.add_argument(
+        "--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name"
+    )
+    parser.add_argument(
+        "--run", help="a trace that is there already, instead of a short one of the model"
+    )
+    parser.add_argument(
+        "--interventions", action="store_true", help="intervene too: three minutes instead of one"
+    )
     parser.add_argument("--out", default="runs/circuit", help="folder for the run and the pictures")
     asked = parser.parse_args(arguments)
     out = Path(asked.out)
@@ -62,13 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         .drop_duplicates("link")
         .rename(columns={"value": "share"})
     )
-    print("each link: its statistic, the share of the sink that its intervention moves, its verdict")
+    print(
+        "each link: its statistic, the share of the sink that its intervention moves, its verdict"
+    )
     columns = ["link", "statistic", "statistic_value", "share", "ci_low", "ci_high", "verdict"]
     print(links[columns].round(2).to_string(index=False))
     parts = run.tables["neurons"].query("is_super").nlargest(5, "contribution_share")
     print("\nthe neurons that write the dimension (layer.neuron), and their share of it")
     shares = parts[["layer", "neuron", "contribution_share"]].itertuples(index=False)
-    print("  ".join(f"L{layer}.N{neuron}: {share:.0%}" for layer, neuron, share in shares) or "none")
+    print(
+        "  ".join(f"L{layer}.N{neuron}: {share:.0%}" for layer, neuron, share in shares) or "none"
+    )
 
     for name in ("circuit.json", "circuit.png", "circuit.svg"):
         circuit.save(out / name)

@@ -42,20 +42,34 @@ from sink_lens.data.corpora import bundled_text
 from sink_lens.training import TrainConfig, compare
 
 VARIANTS: dict[str, Any] = {"softmax": "none", "headnorm": "shared"}
-SIZE: Any = {"n_layers": 4, "d_model": 96, "d_mlp": 256, "n_heads": 4, "vocab_size": 1024, "length": 64, "batch": 16}
+SIZE: Any = {
+    "n_layers": 4,
+    "d_model": 96,
+    "d_mlp": 256,
+    "n_heads": 4,
+    "vocab_size": 1024,
+    "length": 64,
+    "batch": 16,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train each variant, compare, and set the attention to position 0 beside that of a trained model."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="the trained model to set beside them")
-    parser.add_argument("--out", default="runs/headnorm", help="folder of the runs; a run that is there goes on")
+    parser.add_argument(
+        "--model", default="SmolLM2-135M-Instruct", help="the trained model to set beside them"
+    )
+    parser.add_argument(
+        "--out", default="runs/headnorm", help="folder of the runs; a run that is there goes on"
+    )
     parser.add_argument("--steps", type=int, default=120)
     asked = parser.parse_args(arguments)
 
     models, runs = {asked.model: asked.model}, []
     for variant, value_norm in VARIANTS.items():
-        config = TrainConfig(**SIZE, steps=asked.steps, warmup=asked.steps // 10, value_norm=value_norm, device="cpu")
+        config = TrainConfig(
+            **SIZE, steps=asked.steps, warmup=asked.steps // 10, value_norm=value_norm, device="cpu"
+        )
         done = train(config=config, out=Path(asked.out) / variant, progress=False)
         print(textwrap.fill(done.headline, 110))
         runs.append(done.folder)
@@ -67,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print()
     for name, folder in models.items():
         lens = load(folder)
-        tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=16, length=64, bos="with")
+        tokens = TokenBatch.from_text(
+            bundled_text(), lens.tokenizer, sequences=16, length=64, bos="with"
+        )
         mass = run_with(lens, tokens, loss=False).mass_at(0)
         print(f"{name}: mean attention to position 0 {float(mass.mean()):.3f}")
 

@@ -28,7 +28,9 @@ from sink_lens.models.load import random_init
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare each with each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
+    parser.add_argument(
+        "--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name"
+    )
     parser.add_argument("--sequences", type=int, default=400, help="random inputs")
     asked = parser.parse_args(arguments)
 

@@ -51,7 +51,9 @@ from sink_lens.sweeps import cell_of
 def main(arguments: Sequence[str] | None = None) -> None:
     """Turn what the MLP writes at position 0 into a random direction of the same norm, layer by layer."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
+    parser.add_argument(
+        "--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name"
+    )
     parser.add_argument("--out", default="runs/own-edit", help="folder of the run")
     asked = parser.parse_args(arguments)
 
@@ -70,7 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return half.amax(dim=(0, 2))
 
     cells = [
-        cell_of(edit("mlp_out", turned, layers=[layer], positions=[0]), name=f"layer {layer:2}", layer=layer)
+        cell_of(
+            edit("mlp_out", turned, layers=[layer], positions=[0]),
+            name=f"layer {layer:2}",
+            layer=layer,
+        )
         for layer in range(lens.n_layers)
     ]
     tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=8, length=32)

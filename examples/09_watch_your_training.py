@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 from sink_lens.data.corpora import bundled_text
 from sink_lens.training import SinkMonitorCallback  # the first line
@@ -29,11 +36,15 @@ LENGTH = 64
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train and print the readings."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", help="folder or name of a model to go on with, with its tokenizer")
+    parser.add_argument(
+        "--model", help="folder or name of a model to go on with, with its tokenizer"
+    )
     parser.add_argument("--text", type=Path, help="a text file; the bundled prose if not given")
     parser.add_argument("--out", default="runs/watched")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--report-to", default="none", help="tensorboard or wandb, where it is installed")
+    parser.add_argument(
+        "--report-to", default="none", help="tensorboard or wandb, where it is installed"
+    )
     asked = parser.parse_args(arguments)
 
     text = asked.text.read_text(encoding="utf-8") if asked.text else bundled_text()
@@ -42,10 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = AutoModelForCausalLM.from_pretrained(asked.model)
         ids = AutoTokenizer.from_pretrained(asked.model)(text)["input_ids"]
     else:
-        sizes: Any = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+        sizes: Any = {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        }
         model, ids = LlamaForCausalLM(LlamaConfig(vocab_size=256, **sizes)), list(text.encode())
     tokens = torch.tensor(ids[: 8 * LENGTH * asked.steps])
-    rows: Any = [{"input_ids": row, "labels": row} for row in tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)]
+    rows: Any = [
+        {"input_ids": row, "labels": row}
+        for row in tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
+    ]
     every = max(1, asked.steps // 4)
     args = TrainingArguments(
         output_dir=asked.out,
@@ -60,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     trainer = Trainer(model=model, args=args, train_dataset=rows)
     folder = Path(asked.out) / "monitor"
-    trainer.add_callback(SinkMonitorCallback(every=every, trainer=trainer, folder=folder))  # the second line
+    trainer.add_callback(
+        SinkMonitorCallback(every=every, trainer=trainer, folder=folder)
+    )  # the second line
     trainer.train()
     for entry in trainer.state.log_history:
         if "sinks/mass_first" in entry:

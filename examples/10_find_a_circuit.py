@@ -43,15 +43,22 @@ import numpy as np
 from sink_lens import TokenBatch, circuits, load
 from sink_lens.edits import metrics
 
-TEXT = "In the morning the river was quiet, and the old man walked down to the boats with his dog and a lamp. " * 40
+TEXT = (
+    "In the morning the river was quiet, and the old man walked down to the boats with his dog and a lamp. "
+    * 40
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Score all edges, judge the largest, and save them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
     parser.add_argument(
-        "--task", default="ioi", choices=["ioi", "greater-than", "agreement", "capitals", "induction", "text"]
+        "--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name"
+    )
+    parser.add_argument(
+        "--task",
+        default="ioi",
+        choices=["ioi", "greater-than", "agreement", "capitals", "induction", "text"],
     )
     parser.add_argument("--pairs", type=int, default=16, help="pairs of prompts")
     parser.add_argument("--out", default="runs/find-a-circuit", help="folder for the circuit")
@@ -62,15 +69,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         batch = TokenBatch.from_text(TEXT, lens.tokenizer, sequences=asked.pairs, length=16)
         circuit = circuits.find(lens, batch, metric=metrics.sink_mass(0), ablation="mean_ordinary")
     else:
-        task = circuits.task(lens, asked.task, pairs=asked.pairs, generator=np.random.default_rng(0))
+        task = circuits.task(
+            lens, asked.task, pairs=asked.pairs, generator=np.random.default_rng(0)
+        )
         print(task.sentence)
         circuit = circuits.find(lens, task)
-    print(f"{circuit.n_edges} of {circuit.graph.n_edges:,} edges, completeness {circuit.scores.completeness_ratio:.3f}")
-    print(circuit.edges[["edge", "score", "low", "high", "inclusion"]].head(8).round(2).to_string(index=False))
+    print(
+        f"{circuit.n_edges} of {circuit.graph.n_edges:,} edges, completeness {circuit.scores.completeness_ratio:.3f}"
+    )
+    print(
+        circuit.edges[["edge", "score", "low", "high", "inclusion"]]
+        .head(8)
+        .round(2)
+        .to_string(index=False)
+    )
 
     curve = circuit.evaluate(sizes=(0.001, 0.01, 0.1), random=1).frame
     print("\nfaithfulness of the largest edges alone")
-    shown = curve[["by", "share", "faithfulness", "low", "high"]].round(2).assign(share=curve["share"])
+    shown = (
+        curve[["by", "share", "faithfulness", "low", "high"]].round(2).assign(share=curve["share"])
+    )
     print(shown.to_string(index=False))
 
     out = Path(asked.out)

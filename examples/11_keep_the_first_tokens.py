@@ -32,24 +32,36 @@ from sink_lens.stats import paired_difference
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare caches that keep 0 to 8 first tokens with one that holds everything."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
+    parser.add_argument(
+        "--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name"
+    )
     parser.add_argument("--window", type=int, default=64, help="tokens that the cache holds")
     asked = parser.parse_args(arguments)
 
     lens = load(asked.model)
-    tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=8, length=3 * asked.window)
+    tokens = TokenBatch.from_text(
+        bundled_text(), lens.tokenizer, sequences=8, length=3 * asked.window
+    )
     generator = torch.Generator().manual_seed(0)
 
     def loss(*edits: Edit) -> Tensor:
         """Mean loss of each sequence where the cache has evicted something."""
         run = run_with(lens, tokens, edits, layers=[0], logits=True)
         assert run.logits is not None  # they were asked for
-        predictions, targets = run.logits[:, asked.window : -1], tokens.tokens[:, asked.window + 1 :]
-        return torch.nn.functional.cross_entropy(predictions.float().mT, targets, reduction="none").mean(1)
+        predictions, targets = (
+            run.logits[:, asked.window : -1],
+            tokens.tokens[:, asked.window + 1 :],
+        )
+        return torch.nn.functional.cross_entropy(
+            predictions.float().mT, targets, reduction="none"
+        ).mean(1)
 
     def random_tokens(n: int) -> Tensor:
         """Mark n random tokens of each sequence that the cache would evict, and none of its first n."""
-        order = torch.rand(tokens.n_sequences, asked.window - n, generator=generator).argsort(1)[:, :n] + n
+        order = (
+            torch.rand(tokens.n_sequences, asked.window - n, generator=generator).argsort(1)[:, :n]
+            + n
+        )
         return torch.zeros(tokens.tokens.shape, dtype=torch.bool).scatter(1, order, True)
 
     def change(losses: Tensor) -> str:
@@ -61,9 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [{"kept": 0, "first tokens": change(loss(window(asked.window)))}]
     for n in (1, 2, 4, 8):
         first, random = window(asked.window, keep=n), window(asked.window, keep=random_tokens(n))
-        rows.append({"kept": n, "first tokens": change(loss(first)), "random tokens": change(loss(random))})
-    print(f"loss beyond a cache of {asked.window} tokens, {tokens.n_sequences} sequences of {tokens.n_positions}:")
-    print(f"{float(full.mean()):.3f} nats if nothing is evicted; what evicting changes, by the tokens kept:")
+        rows.append(
+            {"kept": n, "first tokens": change(loss(first)), "random tokens": change(loss(random))}
+        )
+    print(
+        f"loss beyond a cache of {asked.window} tokens, {tokens.n_sequences} sequences of {tokens.n_positions}:"
+    )
+    print(
+        f"{float(full.mean()):.3f} nats if nothing is evicted; what evicting changes, by the tokens kept:"
+    )
     print(pd.DataFrame(rows).fillna("").to_string(index=False))
 
 

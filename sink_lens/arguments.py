@@ -21,7 +21,13 @@ from .modes import plain_mode
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", type(None): "None"}
+_PLAIN = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    type(None): "None",
+}
 _MOST_ITEMS = 10_000
 """Items of a longer sequence are not looked at one by one."""
 
@@ -50,7 +56,8 @@ def check_calls(function: Callable[P, R], name: str = "") -> Callable[P, R]:
         check_arguments(function, bound, name_of=name)
         with plain_mode():
             return unchecked(
-                *map(_python_number, args), **{name: _python_number(value) for name, value in named.items()}
+                *map(_python_number, args),
+                **{name: _python_number(value) for name, value in named.items()},
             )
 
     vars(call)["checked"] = True
@@ -66,7 +73,9 @@ def _python_number(value: Any) -> Any:
     return value if item is None else item()
 
 
-def check_arguments(function: Callable[..., Any], given: Mapping[str, Any], *, name_of: str = "") -> None:
+def check_arguments(
+    function: Callable[..., Any], given: Mapping[str, Any], *, name_of: str = ""
+) -> None:
     """Refuse arguments of other types than a function's signature names, and tensors that differ in a named axis.
 
     ``given`` is name of a parameter -> argument, ``name_of`` the function's name in an error.
@@ -79,7 +88,9 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any], *, n
             continue
         for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
             if not is_of_type(one, hints[name]):
-                raise InputError(f"{name} of {name_of} is {value_in_words(one)}; need {_type_in_words(hints[name])}")
+                raise InputError(
+                    f"{name} of {name_of} is {value_in_words(one)}; need {_type_in_words(hints[name])}"
+                )
     known: dict[str, tuple[int, str]] = {}
     for name in [name for name in given if name in hints]:
         for axis, size in _axis_sizes(given[name], hints[name]):
@@ -96,7 +107,10 @@ def _axis_sizes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:
         if (text := getattr(one, "dim_str", None)) is None or not is_of_type(value, one):
             continue
         names, shape = text.split(), value.shape
-        open_at = next((at for at, name in enumerate(names) if name == "..." or name.startswith("*")), len(names))
+        open_at = next(
+            (at for at, name in enumerate(names) if name == "..." or name.startswith("*")),
+            len(names),
+        )
         behind = len(names) - open_at - 1
         ends = [*zip(names[:open_at], shape, strict=False)]
         ends += zip(names[-behind:], shape[-behind:], strict=True) if behind > 0 else ()
@@ -142,20 +156,35 @@ def _strict_hint(hint: Any) -> Any:
     if origin in (Union, types.UnionType):
         return Union[tuple(_strict_hint(one) for one in inner)]  # noqa: UP007  # made at run time
     if hint is bool:
-        return Annotated[object, Is[lambda value: isinstance(value, bool) or type(value).__name__ == "bool"]]
+        return Annotated[
+            object, Is[lambda value: isinstance(value, bool) or type(value).__name__ == "bool"]
+        ]
     if hint is int:
-        return Annotated[Integral, Is[lambda value: not isinstance(value, bool) and not _exceeds_64_bits(value)]]
+        return Annotated[
+            Integral, Is[lambda value: not isinstance(value, bool) and not _exceeds_64_bits(value)]
+        ]
     if hint is float:
-        fits = Is[lambda value: not (isinstance(value, bool) or _exceeds_64_bits(value) or math.isnan(value))]
+        fits = Is[
+            lambda value: (
+                not (isinstance(value, bool) or _exceeds_64_bits(value) or math.isnan(value))
+            )
+        ]
         return Annotated[Real, fits]
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        fits = Is[lambda value: _all_of_type(value, inner[:1]) and _all_of_type(value.values(), inner[1:])]
+        fits = Is[
+            lambda value: _all_of_type(value, inner[:1]) and _all_of_type(value.values(), inner[1:])
+        ]
         return Annotated[Mapping, fits]
     if origin is tuple and inner[-1] is not ...:
-        return Annotated[Sequence, Is[lambda value: len(value) == len(inner) and all(map(is_of_type, value, inner))]]
+        return Annotated[
+            Sequence,
+            Is[lambda value: len(value) == len(inner) and all(map(is_of_type, value, inner))],
+        ]
     if isinstance(origin, type) and issubclass(origin, Iterable) and origin not in (type, Callable):
         ordered = issubclass(origin, Sequence | Set)
-        return Annotated[Iterable, Is[lambda value: _is_list_of_type(value, inner[:1], ordered=ordered)]]
+        return Annotated[
+            Iterable, Is[lambda value: _is_list_of_type(value, inner[:1], ordered=ordered)]
+        ]
     if hasattr(hint, "dim_str"):
         return Annotated[hint, Is[lambda value: not _reason_without_values(value)]]
     return hint
@@ -166,7 +195,11 @@ def _is_list_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
 
     A text never is. A dict is, by its keys, unless the iterable must be ``ordered``.
     """
-    if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or _reason_without_values(value):
+    if (
+        isinstance(value, str | bytes)
+        or (ordered and isinstance(value, Mapping))
+        or _reason_without_values(value)
+    ):
         return False
     if hasattr(value, "dtype"):
         kinds = {(str,): "UOT", (int,): "iuO", (float,): "iufO"}.get(tuple(of))
@@ -203,19 +236,29 @@ def _reason_without_values(value: Any) -> str:
     if getattr(value, "is_meta", False):
         return " on the device meta, which holds no values"
     layout = str(getattr(value, "layout", "torch.strided"))
-    return "" if layout == "torch.strided" else f" of the layout {layout}, which holds some of its values"
+    return (
+        ""
+        if layout == "torch.strided"
+        else f" of the layout {layout}, which holds some of its values"
+    )
 
 
 def _is_list_hint(hint: Any) -> bool:
     origin = get_origin(hint)
-    return isinstance(origin, type) and issubclass(origin, Iterable) and not issubclass(origin, Mapping)
+    return (
+        isinstance(origin, type)
+        and issubclass(origin, Iterable)
+        and not issubclass(origin, Mapping)
+    )
 
 
 def _type_in_words(hint: Any) -> str:
     """Describe a type hint in an error, such as "a whole number or None"."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        single = " or ".join(dict.fromkeys(_type_in_words(one) for one in inner if not _is_list_hint(one)))
+        single = " or ".join(
+            dict.fromkeys(_type_in_words(one) for one in inner if not _is_list_hint(one))
+        )
         lists = [_type_in_words(one) for one in inner if _is_list_hint(one)]
         lists = ["a list of these" if one == f"a list, each {single}" else one for one in lists]
         return " or ".join(dict.fromkeys([*([single] if single else []), *lists]))

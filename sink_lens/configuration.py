@@ -42,7 +42,9 @@ _MOST_FILE_BYTES, _MOST_FILE_DOTS = 10_000_000, 5_000
 _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, where: str = "") -> C:
+def make_config(
+    kind: type[C], given: C | None, changes: Mapping[str, Any], *, where: str = ""
+) -> C:
     """Return a configuration of class ``kind``: ``given``, or the defaults if None, with the fields in ``changes``.
 
     An unknown field or a value of another type is refused. ``where`` is the place that the error names, such as a file;
@@ -52,9 +54,16 @@ def make_config(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
         raise InputError(f"config is a {type(given).__name__}; need a {kind.__name__}")
     known = {field.name: field for field in fields(cast("Any", kind))}
     changes = flatten_tables(kind, changes, where=where)
-    renamed = {field.metadata["option"]: name for name, field in known.items() if "option" in field.metadata}
+    renamed = {
+        field.metadata["option"]: name
+        for name, field in known.items()
+        if "option" in field.metadata
+    }
     refuse_unknown_names(changes, known, where=where or kind.__name__, options=renamed)
-    made = {name: convert_field_value(known[name], known[name].type, value) for name, value in changes.items()}
+    made = {
+        name: convert_field_value(known[name], known[name].type, value)
+        for name, value in changes.items()
+    }
     return kind(**made) if given is None else cast("C", replace(cast("Any", given), **made))
 
 
@@ -74,7 +83,11 @@ def flatten_tables(kind: type, settings: Mapping[str, Any], *, where: str = "") 
 
 
 def refuse_unknown_names(
-    given: Iterable[str], known: Iterable[str], *, where: str, options: Mapping[str, str] | None = None
+    given: Iterable[str],
+    known: Iterable[str],
+    *,
+    where: str,
+    options: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse a name in ``given`` that is not among the ``known`` names; the error gives the nearest known name.
 
@@ -85,7 +98,9 @@ def refuse_unknown_names(
         if name not in known:
             near = get_close_matches(name, [*known, *options], n=1, cutoff=0.5)
             meant = f"did you mean {options.get(near[0], near[0])}? Need" if near else "need"
-            raise InputError(f"{where} has {name!r}, which is not known; {meant} some of {', '.join(known)}")
+            raise InputError(
+                f"{where} has {name!r}, which is not known; {meant} some of {', '.join(known)}"
+            )
 
 
 def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
@@ -99,15 +114,23 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
     path = Path(path)
     try:
         if path.stat().st_size > _MOST_FILE_BYTES:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes, and settings have at most {_MOST_FILE_BYTES:,}")
+            raise ValueError(
+                f"it has {path.stat().st_size:,} bytes, and settings have at most {_MOST_FILE_BYTES:,}"
+            )
         text = path.read_text(encoding="utf-8")
-        if path.suffix != ".json" and text.count(".") > _MOST_FILE_DOTS:  # parsing them would take minutes
+        if (
+            path.suffix != ".json" and text.count(".") > _MOST_FILE_DOTS
+        ):  # parsing them would take minutes
             raise ValueError(f"it has more than {_MOST_FILE_DOTS:,} dots")
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as {what}: {error}. Need a TOML or JSON file") from error
+        raise InputError(
+            f"{path} cannot be read as {what}: {error}. Need a TOML or JSON file"
+        ) from error
     if not isinstance(found, dict):
-        raise InputError(f"{path} cannot be read as {what}: it holds no table. Need one at the top of the file")
+        raise InputError(
+            f"{path} cannot be read as {what}: it holds no table. Need one at the top of the file"
+        )
     return found
 
 
@@ -115,7 +138,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """Split a text such as ``lr=3e-4`` into (name, value); the value is parsed as TOML, or stays a text."""
     name, _, value = (part.strip() for part in text.partition("="))
     try:
-        return name, tomllib.loads(f"value = {value}")["value"] if value.count(".") < _MOST_DOTS else value
+        return name, tomllib.loads(f"value = {value}")["value"] if value.count(
+            "."
+        ) < _MOST_DOTS else value
     except (tomllib.TOMLDecodeError, RecursionError):
         return name, value
 
@@ -137,7 +162,9 @@ def convert_field_value(field: Field[Any], kind: Any, value: Any, *, name: str =
             value = [f"{key}={one}" for key, one in value.items()]
         if isinstance(value, str):
             return _parse_list(value, item, field.metadata.get("written", ""), name=name)
-        if not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:  # an array of one number is no list
+        if (
+            not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
+        ):  # an array of one number is no list
             raise InputError(f"{name} is {safe_line(repr(value), limit=200)}; need a list")
         return tuple(_convert_single_value(name, one, item) for one in value)
     return _convert_single_value(name, value, kind)
@@ -162,7 +189,11 @@ def check_field_types(config: Any) -> None:
     """Refuse a configuration with a value that its field's type does not allow; turn its lists into tuples."""
     for field in fields(config):
         if "file_only" not in field.metadata:
-            object.__setattr__(config, field.name, convert_field_value(field, field.type, getattr(config, field.name)))
+            object.__setattr__(
+                config,
+                field.name,
+                convert_field_value(field, field.type, getattr(config, field.name)),
+            )
     check_seeds({field.name: getattr(config, field.name) for field in fields(config)})
 
 
@@ -187,7 +218,9 @@ def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
     for field in fields(config):
         if field.name in names and getattr(config, field.name) != field.default:
             value = safe_line(repr(getattr(config, field.name)), limit=200)
-            raise InputError(f"{field.name} is {value}, which nothing reads here: it is for {reader}. Leave it out")
+            raise InputError(
+                f"{field.name} is {value}, which nothing reads here: it is for {reader}. Leave it out"
+            )
 
 
 def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
@@ -196,18 +229,26 @@ def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]
         return tuple(parse_ranges(text, name=name))
     if how != "commas":
         raise InputError(f"{name} is {text!r}; need a list")
-    pieces = [piece.strip() for piece in text.split(",") if piece.strip() or (item is str and text.strip())]
+    pieces = [
+        piece.strip()
+        for piece in text.split(",")
+        if piece.strip() or (item is str and text.strip())
+    ]
     try:
         return tuple(item(piece) for piece in pieces)
     except ValueError:
-        raise InputError(f"{name} is {text!r}; need numbers with commas between them, such as 1,2,5") from None
+        raise InputError(
+            f"{name} is {text!r}; need numbers with commas between them, such as 1,2,5"
+        ) from None
 
 
 def _convert_single_value(name: str, value: Any, kind: Any) -> Any:
     """Return one value of a field in the type ``kind``; refuse a value that does not fit, with the field's ``name``."""
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
-            raise InputError(f"{name} is {safe_line(repr(value), limit=200)}; need one of {', '.join(get_args(kind))}")
+            raise InputError(
+                f"{name} is {safe_line(repr(value), limit=200)}; need one of {', '.join(get_args(kind))}"
+            )
         return str(value)
     truth = isinstance(value, bool)
     if kind is str and isinstance(value, os.PathLike):

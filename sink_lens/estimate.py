@@ -210,11 +210,17 @@ def _read_sizes(name: str) -> Sizes | None:
 def _estimate_from_sizes(config: Any, asked: PassCounts, models: Sequence[Sizes]) -> Cost:
     found = [one.header for one in models]
     weights = sum(header.weight_bytes(config.dtype) for header in found)
-    stored = sum(file.stat().st_size for one in models if one.files for file in one.files.glob("*.safetensors"))
+    stored = sum(
+        file.stat().st_size
+        for one in models
+        if one.files
+        for file in one.files.glob("*.safetensors")
+    )
     is_wider = weights > 1.5 * stored > 0
     times = [
         seconds_per_token(
-            header.n_body + asked.unembeds * header.n_vocab, slowness=1 + _OVERHEAD / max(1, header.d_model)
+            header.n_body + asked.unembeds * header.n_vocab,
+            slowness=1 + _OVERHEAD / max(1, header.d_model),
         )
         for header in found
     ]
@@ -227,9 +233,14 @@ def _estimate_from_sizes(config: Any, asked: PassCounts, models: Sequence[Sizes]
         bytes_weights=weights + asked.twin,
         bytes_peak=LIBRARIES + weights + asked.bytes,
         source=_BY_HEADER,
-        hints=f"; the weights take {size_text(stored)} in the checkpoint's own type (dtype='auto')" if is_wider else "",
-        before="; ".join({said: None for one in models if (said := _gguf_conversion_sentence(one))}),
-        seconds_around=(_OF_A_RUN + _OF_LOADING * (1 + bool(asked.twin)) * n_weights) / measure_operations_per_second(),
+        hints=f"; the weights take {size_text(stored)} in the checkpoint's own type (dtype='auto')"
+        if is_wider
+        else "",
+        before="; ".join(
+            {said: None for one in models if (said := _gguf_conversion_sentence(one))}
+        ),
+        seconds_around=(_OF_A_RUN + _OF_LOADING * (1 + bool(asked.twin)) * n_weights)
+        / measure_operations_per_second(),
     )
 
 
@@ -242,18 +253,24 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
 
     lens = load_model(config)
     if (asked := passes(config, Sizes(header=_header_of_model(lens), lens=lens))) is None:
-        raise InputError(f"{lens.name} has no tokenizer, so no text can be read; need its files beside the weights")
+        raise InputError(
+            f"{lens.name} has no tokenizer, so no text can be read; need its files beside the weights"
+        )
     models = [lens, *(load_model(replace(config, model=name)) for name in asked.others)]
     few = [part.rows for part in asked.parts if part.rows]
     wanted = min(few) if few else min(_TIMED_TOKENS, max(part.total_tokens for part in asked.parts))
-    asked = replace(asked, parts=tuple(replace(part, rows=None) for part in asked.parts))  # their passes are timed
+    asked = replace(
+        asked, parts=tuple(replace(part, rows=None) for part in asked.parts)
+    )  # their passes are timed
     most = _TIMED_SEQUENCES if lens.device.type == "cpu" else _TIMED_TOKENS
     batch = random_tokens(
         lens.tokenizer,
         sequences=max(1, min(wanted // asked.positions, most)),
         length=max(2, min(asked.positions, _TIMED_TOKENS)),
         generator=Generator().manual_seed(0),
-        vocab_size=lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer)),
+        vocab_size=lens.d_vocab
+        if lens.tokenizer is None
+        else min(lens.d_vocab, len(lens.tokenizer)),
     )
     seconds = 0.0
     for one in models:
@@ -278,7 +295,10 @@ def _header_of_model(lens: "LensModel") -> Header:
     n_weights, n_vocab = sum(one.numel() for one in weights), lens.d_vocab * lens.d_model
     ends = sum(tuple(one.shape) == (lens.d_vocab, lens.d_model) for one in weights)
     return Header(
-        **{name: getattr(lens, name) for name in ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_head", "d_mlp")},
+        **{
+            name: getattr(lens, name)
+            for name in ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_head", "d_mlp")
+        },
         n_context=lens.n_context,
         n_body=max(0, n_weights - ends * n_vocab),
         n_vocab=n_vocab,
@@ -304,7 +324,9 @@ def cost_table(cost: Cost) -> RenderableType:
         if cost.seconds_around:
             table.add_row(_AROUND, "", duration_text(cost.seconds_around))
         in_all = sum(part.total_tokens for part in asked.parts)
-        table.add_row("in all", f"{in_all:,}", duration_text(cost.seconds + cost.seconds_around), style="bold")
+        table.add_row(
+            "in all", f"{in_all:,}", duration_text(cost.seconds + cost.seconds_around), style="bold"
+        )
         shown.append(table)
     elif asked.each:
         each = cost.seconds * BACKWARD / first.n_forwards
@@ -315,14 +337,23 @@ def cost_table(cost: Cost) -> RenderableType:
         rows["passes"] = f"{asked.bound} {first.n_forwards:.4g} {over}"
     depending = {part.only_if: cost.seconds_of(part) for part in asked.parts if part.only_if}
     sure = about_duration_text(cost.seconds + cost.seconds_around - sum(depending.values()))
-    more = "".join(f", and {about_duration_text(seconds)} more if {what}" for what, seconds in depending.items())
-    around = f", with {duration_text(cost.seconds_around)} for {_AROUND}" if cost.seconds_around else ""
+    more = "".join(
+        f", and {about_duration_text(seconds)} more if {what}"
+        for what, seconds in depending.items()
+    )
+    around = (
+        f", with {duration_text(cost.seconds_around)} for {_AROUND}" if cost.seconds_around else ""
+    )
     left = ", ".join(filter(None, ["" if around else _AROUND, asked.apart]))
-    rows["time"] = f"{sure}{more}{around}, from {cost.source}" + f"; not included: {left}" * bool(left)
+    rows["time"] = f"{sure}{more}{around}, from {cost.source}" + f"; not included: {left}" * bool(
+        left
+    )
     weights = f"of which {size_text(cost.bytes_weights)} are weights{asked.memory}{cost.hints}"
     rows["memory"] = f"about {size_text(cost.bytes_peak)} at its peak, with libraries, {weights}"
     if asked.refusal and cost.bytes_peak > (free := free_bytes()):
-        rows["memory"] += f"; {size_text(free)} are free, so that it would be refused: {asked.refusal}"
+        rows["memory"] += (
+            f"; {size_text(free)} are free, so that it would be refused: {asked.refusal}"
+        )
     if cost.before:
         rows["before"] = cost.before
     listed = Table(box=None, show_header=False, pad_edge=False)
@@ -331,7 +362,9 @@ def cost_table(cost: Cost) -> RenderableType:
     return Group(*shown, listed)
 
 
-def time_call(piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0) -> float:
+def time_call(
+    piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0
+) -> float:
     """Return the seconds that a call of ``piece`` takes on the device, after ``warm_up`` calls that are not timed."""
     for _ in range(warm_up):
         piece()
@@ -353,7 +386,9 @@ def measure_operations_per_second() -> float:
     """Measure operations per second of the CPU in a matrix product of a usual size; takes half a second."""
     rows, width = 512, 2048
     a, b = np.ones((rows, width), dtype=np.float32), np.ones((width, width), dtype=np.float32)
-    fastest = min(timeit.repeat(lambda: a @ b, number=1, repeat=_PRODUCTS + 1)[1:])  # others may run beside it
+    fastest = min(
+        timeit.repeat(lambda: a @ b, number=1, repeat=_PRODUCTS + 1)[1:]
+    )  # others may run beside it
     return 2 * rows * width**2 / fastest
 
 
@@ -375,12 +410,22 @@ def max_n_tokens(texts: Sequence[str]) -> int:
 def forward_activation_bytes(header: Header, *, tokens: int) -> int:
     """Estimate the bytes that a forward pass of so many tokens needs beside the weights: one layer and the logits."""
     held = min(tokens, _TOKENS_A_FORWARD)
-    return round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab) + layer_activation_bytes(header, tokens=held)
+    return round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab) + layer_activation_bytes(
+        header, tokens=held
+    )
 
 
 def layer_activation_bytes(header: Header, *, tokens: int) -> int:
     """Estimate the bytes of one layer's activations for so many tokens, from the model's sizes in ``header``."""
-    return _COPIES * 4 * tokens * 2 * header.n_body * header.d_vocab // (header.n_layers * header.n_vocab)
+    return (
+        _COPIES
+        * 4
+        * tokens
+        * 2
+        * header.n_body
+        * header.d_vocab
+        // (header.n_layers * header.n_vocab)
+    )
 
 
 def _runs_on_gpu(device: str | None) -> bool:

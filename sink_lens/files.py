@@ -18,9 +18,13 @@ def check_file_name(path: str | os.PathLike[str], *, what: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise InputError(f"{what} is {text[:40]!r}, which is no text ({error.reason}); need a name in UTF-8") from error
+        raise InputError(
+            f"{what} is {text[:40]!r}, which is no text ({error.reason}); need a name in UTF-8"
+        ) from error
     if "\0" in text:
-        raise InputError(f"{what} is {text[:40]!r}, with a zero byte in it; need a name without one")
+        raise InputError(
+            f"{what} is {text[:40]!r}, with a zero byte in it; need a name without one"
+        )
     longest = max((len(part.encode()) for part in Path(text).parts), default=0)
     if longest > _LONGEST_NAME or size > _LONGEST_PATH:
         raise InputError(
@@ -34,12 +38,16 @@ def check_regular_file(path: str | os.PathLike[str], *, what: str) -> None:
     path = Path(path)
     if path.exists() and not (path.is_file() or path.is_dir()):
         found = "named pipe" if path.is_fifo() else "device or a socket"
-        raise InputError(f"{what}, {path}, cannot be read: it is a {found}; need a regular file with its content")
+        raise InputError(
+            f"{what}, {path}, cannot be read: it is a {found}; need a regular file with its content"
+        )
 
 
 def refuse_pipes_in(folder: Path) -> None:
     """Refuse a folder that holds a named pipe, since reading one would wait for ever."""
-    with contextlib.suppress(OSError):  # a folder that cannot be read is refused with its reason later
+    with contextlib.suppress(
+        OSError
+    ):  # a folder that cannot be read is refused with its reason later
         for file in folder.iterdir():
             check_regular_file(file, what=f"a file of the model {folder.name}")
 

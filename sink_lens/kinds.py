@@ -73,15 +73,21 @@ class RunKind:
 @functools.cache
 def all_kinds() -> Mapping[str, RunKind]:
     """Return name -> kind of run, for all kinds of this package and of installed packages that add some."""
-    known = {kind.name: kind for room in ROOMS for kind in import_module(f"sink_lens.{room}.kinds").KINDS}
+    known = {
+        kind.name: kind for room in ROOMS for kind in import_module(f"sink_lens.{room}.kinds").KINDS
+    }
     for point in metadata.entry_points(group=GROUP):
         try:
             if not isinstance(kind := point.load(), RunKind):
-                raise InputError(f"it is of type {type(kind).__name__}; need a sink_lens.kinds.RunKind")
+                raise InputError(
+                    f"it is of type {type(kind).__name__}; need a sink_lens.kinds.RunKind"
+                )
             if kind.name in known:
                 raise InputError("a kind of that name is there already; give it another name")
         except Exception as error:  # noqa: BLE001  # another's package must not take the commands of this one away
-            warnings.warn(f"the kind of run {point.name!r} ({point.value}) is left out: {error}", stacklevel=2)
+            warnings.warn(
+                f"the kind of run {point.name!r} ({point.value}) is left out: {error}", stacklevel=2
+            )
         else:
             known[kind.name] = kind
     return known

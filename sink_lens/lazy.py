@@ -34,7 +34,9 @@ def read_stub(init: str) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom):
             for one in node.names:
                 outside = "." * (node.level - 1)
-                place = f"{outside}{node.module}:{one.name}" if node.module else f"{outside}{one.name}:"
+                place = (
+                    f"{outside}{node.module}:{one.name}" if node.module else f"{outside}{one.name}:"
+                )
                 if one.asname is not None:
                     places[one.asname.removeprefix("_")] = place
     return places
@@ -45,23 +47,33 @@ class _Package(ModuleType):
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute, unless it is an imported module with the name of a public function."""
-        if not (isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}" and name in self.__all__):
+        if not (
+            isinstance(value, ModuleType)
+            and value.__name__ == f"{self.__name__}.{name}"
+            and name in self.__all__
+        ):
             super().__setattr__(name, value)
 
 
-def lazy_exports(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy_exports(
+    package: str, init: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return (``__getattr__``, ``__dir__``, ``__all__``) for a package; they import a public name when it is used."""
     names = read_stub(init)
 
     def get(name: str) -> Any:
         if name not in names:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(names))}")
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(names))}"
+            )
         where, _, own = names[name].partition(":")
         module = import_module(f".{where}", package)
         value = getattr(module, own, None) if own else module
         if value is None:  # a module of that package
             value = import_module(f".{where}.{own}", package)
-        if isinstance(value, FunctionType) and not hasattr(value, "checked"):  # else a room below has done it
+        if isinstance(value, FunctionType) and not hasattr(
+            value, "checked"
+        ):  # else a room below has done it
             from .signatures import show_options  # late: `import sink_lens` is quick
 
             shown: Any = check_calls(value, name)

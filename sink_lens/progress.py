@@ -60,7 +60,9 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
 
     def _show_in_notebook(self, text: str) -> None:
         if self._line is None:
-            display = sys.modules["IPython.display"].display  # a kernel has it; where there is none, nobody needs it
+            display = sys.modules[
+                "IPython.display"
+            ].display  # a kernel has it; where there is none, nobody needs it
             self._line = display({"text/plain": text}, raw=True, display_id=True)
         else:
             self._line.update({"text/plain": text}, raw=True)

@@ -15,7 +15,17 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from .errors import InputError
 
@@ -80,7 +90,9 @@ def show_options(shown: Callable[..., Any], function: Callable[..., Any]) -> Non
         shown.__doc__ = full_docstring(function, taken)
 
 
-def refuse_left_out_options(function: Callable[..., Any], given: Collection[str], *, name_of: str) -> None:
+def refuse_left_out_options(
+    function: Callable[..., Any], given: Collection[str], *, name_of: str
+) -> None:
     """Raise InputError for an option that the function ``name_of`` leaves out, such as those of ``load``."""
     if (taken := taken_options(function)) is None:
         return
@@ -120,22 +132,33 @@ def full_signature(function: Callable[..., Any], taken: Taken) -> inspect.Signat
         for name, (text, default) in _option_types(taken, plain.parameters).items()
     ]
     return plain.replace(
-        parameters=own + options, return_annotation=TypeText(taken.returns or texts.get("return", "Any"))
+        parameters=own + options,
+        return_annotation=TypeText(taken.returns or texts.get("return", "Any")),
     )
 
 
 def _option_types(taken: Taken, own: Collection[str]) -> dict[str, tuple[TypeText, Any]]:
-    from dataclasses import MISSING, fields, is_dataclass  # late, like textwrap: `import sink_lens` is quick
+    from dataclasses import (
+        MISSING,
+        fields,
+        is_dataclass,
+    )  # late, like textwrap: `import sink_lens` is quick
 
     hidden = taken.leave_out.union(own)
     if not is_dataclass(taken.of):
         hints = get_type_hints(taken.of)
         defaults = {name: "" if hint is str else None for name, hint in hints.items()}
-        return {name: (TypeText(_type_text(hints[name])), one) for name, one in defaults.items() if name not in hidden}
+        return {
+            name: (TypeText(_type_text(hints[name])), one)
+            for name, one in defaults.items()
+            if name not in hidden
+        }
     found = {}
     for field in fields(taken.of):
         if field.name not in hidden:
-            made = field.default_factory() if field.default_factory is not MISSING else field.default
+            made = (
+                field.default_factory() if field.default_factory is not MISSING else field.default
+            )
             text = _field_type_text(field.type, field.metadata, optional=made is None)
             found[field.name] = (TypeText(text), made)
     return found
@@ -150,7 +173,12 @@ def _field_type_text(kind: Any, metadata: Mapping[str, Any], *, optional: bool) 
     if metadata.get("metavar", "") in ("FILE", "FOLDER", "PATH", "DIR"):
         text = f"{text} | Path"
     kinds = dict.fromkeys(text.split(" | "))
-    return " | ".join([*(one for one in kinds if one != "None"), *(["None"] if "None" in kinds or optional else [])])
+    return " | ".join(
+        [
+            *(one for one in kinds if one != "None"),
+            *(["None"] if "None" in kinds or optional else []),
+        ]
+    )
 
 
 def _type_text(hint: Any) -> str:
@@ -164,7 +192,13 @@ def _type_text(hint: Any) -> str:
         return f"Iterable[{_type_text(inner[0])}]"
     if origin is not None:
         return f"{origin.__name__}[{', '.join(map(_type_text, inner))}]"
-    return "None" if hint in (None, type(None)) else "Any" if hint is Any else getattr(hint, "__name__", str(hint))
+    return (
+        "None"
+        if hint in (None, type(None))
+        else "Any"
+        if hint is Any
+        else getattr(hint, "__name__", str(hint))
+    )
 
 
 def _literal(value: Any) -> str:
@@ -179,10 +213,14 @@ def full_docstring(function: Callable[..., Any], taken: Taken) -> str:
     added = [line for name in names if name in docs for line in _argument_lines(name, docs[name])]
     at = next((number for number, line in enumerate(lines) if line.startswith("    **")), None)
     if at is not None:
-        end = next((n for n in range(at + 1, len(lines)) if not lines[n].startswith(" " * 8)), len(lines))
+        end = next(
+            (n for n in range(at + 1, len(lines)) if not lines[n].startswith(" " * 8)), len(lines)
+        )
         lines[at:end] = added
     elif added:
-        end = next((n for n, line in enumerate(lines) if line in ("Raises:", "Returns:")), len(lines))
+        end = next(
+            (n for n, line in enumerate(lines) if line in ("Raises:", "Returns:")), len(lines)
+        )
         before = [] if "Args:" in lines else ["Args:"]
         tail = ["", *lines[end:]] if end < len(lines) else []
         lines[end:] = [*([] if lines[end - 1] == "" else [""]), *before, *added, *tail]
@@ -200,7 +238,9 @@ def _argument_lines(name: str, text: str) -> list[str]:
 def _wrapped(text: str, *, first: str, rest: str) -> list[str]:
     import textwrap
 
-    text = re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), text)  # options, as Python names them
+    text = re.sub(
+        r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), text
+    )  # options, as Python names them
     return textwrap.wrap(text, _LINE, initial_indent=first, subsequent_indent=rest)
 
 
@@ -213,7 +253,11 @@ def _annotation_texts(function: Callable[..., Any]) -> dict[str, str]:
             if first == code.co_firstlineno and node.name in (function.__name__, "function"):
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 nodes = {one.arg: one.annotation for one in arguments} | {"return": node.returns}
-                return {name: ast.unparse(one).strip("'") for name, one in nodes.items() if one is not None}
+                return {
+                    name: ast.unparse(one).strip("'")
+                    for name, one in nodes.items()
+                    if one is not None
+                }
     return {}
 
 
@@ -227,8 +271,16 @@ def field_docs(kind: type) -> dict[str, str]:
     docs: dict[str, str] = {}
     for node in _class_nodes(kind):
         for at, under in itertools.pairwise(node.body):
-            text = under.value.value if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant) else None
-            if isinstance(at, ast.AnnAssign) and isinstance(at.target, ast.Name) and isinstance(text, str):
+            text = (
+                under.value.value
+                if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant)
+                else None
+            )
+            if (
+                isinstance(at, ast.AnnAssign)
+                and isinstance(at.target, ast.Name)
+                and isinstance(text, str)
+            ):
                 docs[at.target.id] = " ".join(text.split())
     return docs
 
@@ -237,4 +289,8 @@ def _class_nodes(kind: type) -> Iterator[ast.ClassDef]:
     for one in reversed(kind.__mro__):
         if one.__module__.partition(".")[0] not in sys.stdlib_module_names:
             body = _parse_file(str(sys.modules[one.__module__].__file__)).body
-            yield from (node for node in body if isinstance(node, ast.ClassDef) and node.name == one.__name__)
+            yield from (
+                node
+                for node in body
+                if isinstance(node, ast.ClassDef) and node.name == one.__name__
+            )

@@ -70,7 +70,10 @@ def interval(
     Raises:
         InputError: `values` is a single number, or `n_resamples` is not positive.
     """
-    from scipy.stats import DegenerateDataWarning, bootstrap  # a second to import, and only this function needs it
+    from scipy.stats import (
+        DegenerateDataWarning,
+        bootstrap,
+    )  # a second to import, and only this function needs it
 
     _check_draws(n_resamples)
     units = _defined_units(np.asarray(values, dtype=np.float64))
@@ -78,7 +81,9 @@ def interval(
     if n == 0:
         return Interval(estimate=np.nan, low=np.nan, high=np.nan, n=0)
     if statistic is np.mean and units.ndim > 1:
-        units = units.reshape(n, -1).mean(axis=1)  # the mean of units of one size is the mean of their means
+        units = units.reshape(n, -1).mean(
+            axis=1
+        )  # the mean of units of one size is the mean of their means
     estimate = float(statistic(units))
     if n < 2:
         return Interval(estimate=estimate, low=np.nan, high=np.nan, n=n)
@@ -101,7 +106,9 @@ def interval(
             method="percentile",
             rng=generator,
         ).confidence_interval
-    high = max(found.high, found.low)  # two quantiles of one value can differ in their last digit, in either order
+    high = max(
+        found.high, found.low
+    )  # two quantiles of one value can differ in their last digit, in either order
     return Interval(estimate=estimate, low=float(found.low), high=float(high), n=n)
 
 
@@ -192,14 +199,20 @@ def paired_difference(a: Any, b: Any, *, generator: np.random.Generator) -> Inte
     return interval(difference, generator=generator)
 
 
-def paired_differences(a: Any, b: Any, *, generator: np.random.Generator, n_resamples: int = 2000) -> list[Interval]:
+def paired_differences(
+    a: Any, b: Any, *, generator: np.random.Generator, n_resamples: int = 2000
+) -> list[Interval]:
     """Compute the mean paired difference a - b of each row with its interval, as ``paired_difference`` for one row.
 
     All rows share the same draws, so thousands of rows cost about as much as one. Rows with a nan are drawn one by one.
     `a` has the shape (rows, units), and so has `b`, or it is a single row that is compared with every row of `a`.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if first.ndim != 2 or second.ndim != 2 or second.shape not in (first.shape, (1, first.shape[1])):
+    if (
+        first.ndim != 2
+        or second.ndim != 2
+        or second.shape not in (first.shape, (1, first.shape[1]))
+    ):
         raise InputError(
             f"paired differences of shapes {first.shape} and {second.shape}; need (rows, units) twice, with the same "
             "units in the same order."
@@ -208,7 +221,11 @@ def paired_differences(a: Any, b: Any, *, generator: np.random.Generator, n_resa
     with np.errstate(invalid="ignore"):
         difference = first - second
     n = difference.shape[1]
-    weights = generator.multinomial(n, np.full(n, 1 / n), size=n_resamples) / n if n > 1 else np.empty((0, n))
+    weights = (
+        generator.multinomial(n, np.full(n, 1 / n), size=n_resamples) / n
+        if n > 1
+        else np.empty((0, n))
+    )
     found: list[Interval] = []
     for row in difference:
         if n < 2 or not np.isfinite(row).all() or np.all(row == row[0]):
@@ -240,12 +257,16 @@ def corrected_p(differences: np.ndarray) -> np.ndarray:
 
 def _check_draws(n_resamples: int) -> None:
     if n_resamples < 1:
-        raise InputError(f"n_resamples is {n_resamples}; need at least 1, and 1,000 or more for stable bounds.")
+        raise InputError(
+            f"n_resamples is {n_resamples}; need at least 1, and 1,000 or more for stable bounds."
+        )
 
 
 def _defined_units(units: np.ndarray) -> np.ndarray:
     if units.ndim == 0:
-        raise InputError(f"an interval of the single number {units}; need one number per unit, as a list or array.")
+        raise InputError(
+            f"an interval of the single number {units}; need one number per unit, as a list or array."
+        )
     return units[~np.isnan(units).any(axis=tuple(range(1, units.ndim)))]
 
 
@@ -329,7 +350,12 @@ def summarise_differences(values: ArrayLike, *, generator: np.random.Generator) 
             bounds = test.confidence_interval(_LEVEL)
             low, high, t_p = float(bounds.low), float(bounds.high), float(test.pvalue)
         flips = stats.permutation_test(
-            (found,), np.mean, permutation_type="samples", n_resamples=4096, rng=generator, vectorized=True
+            (found,),
+            np.mean,
+            permutation_type="samples",
+            n_resamples=4096,
+            rng=generator,
+            vectorized=True,
         )
         flip_p = float(flips.pvalue)
     return Difference(

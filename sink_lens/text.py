@@ -39,7 +39,10 @@ def safe_for_terminal(text: str) -> str:
     """Make text safe for a terminal: spell out invisible characters as ⟨U+202E⟩, and keep line breaks and tabs."""
     if text.isascii() and text.isprintable():
         return text
-    kept = [one if one in "\n\t" or unicodedata.category(one) not in _UNSHOWN else safe_line(one) for one in text]
+    kept = [
+        one if one in "\n\t" or unicodedata.category(one) not in _UNSHOWN else safe_line(one)
+        for one in text
+    ]
     return "".join(kept)
 
 
@@ -52,7 +55,9 @@ def as_text(value: Any) -> str:
     """Write a value: a number to three digits, a bool as yes or no, None and nan as 'undefined', any text safely."""
     if isinstance(value, str):
         return safe_line(value, limit=400)
-    if value is None or (isinstance(value, Real) and value != value):  # math.isnan takes no whole number of 400 digits
+    if value is None or (
+        isinstance(value, Real) and value != value
+    ):  # math.isnan takes no whole number of 400 digits
         return "undefined"
     if isinstance(value, bool) or type(value).__name__ == "bool_":
         return "yes" if value else "no"
@@ -83,7 +88,9 @@ def capitalise(text: str) -> str:
 
 def percent(share: float) -> str:
     """Write a share, such as 0.25, in whole percent; 'undefined' for nan."""
-    return "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
+    return (
+        "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
+    )
 
 
 def signed_change(value: float, digits: int) -> str:
@@ -95,7 +102,12 @@ def signed_change(value: float, digits: int) -> str:
 def name_in_words(name: str) -> str:
     """Write a name from code in words: ``s2_ratio_after_w_o`` becomes "S2 ratio after W_O"."""
     text = f" {name.replace('_', ' ')} "
-    for code, shown in ((" w o ", " W_O "), (" s1 ", " S1 "), (" s2 ", " S2 "), (" nats ", ", nats ")):
+    for code, shown in (
+        (" w o ", " W_O "),
+        (" s1 ", " S1 "),
+        (" s2 ", " S2 "),
+        (" nats ", ", nats "),
+    ):
         text = text.replace(code, shown)
     return text.strip().replace(" , ", ", ")
 
@@ -240,7 +252,11 @@ def parse_ranges(text: str, *, name: str, also: str = "") -> list[int]:
     found: list[int] = []
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+        if (
+            not first.isdecimal()
+            or (dash and not last.isdecimal())
+            or (dash and int(last) < int(first))
+        ):
             raise InputError(f"{name} is {text!r}; need {also}numbers and ranges such as 0-3,7")
         asked = range(int(first), int(last if dash else first) + 1)
         if asked.stop > _MOST_INDICES:

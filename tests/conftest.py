@@ -14,14 +14,18 @@ import tiers
 gc.disable()  # until all is collected: a quarter of that time else
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny models are several times faster on one thread
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch: tiny models are several times faster on one thread
 
 if os.environ.get("HOSTILE_CPU") == "1":
     import hostile_cpu
 
     hostile_cpu.start()
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what runs in the background
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as a shell leaves it for what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["raw_models", "written_tables"]
@@ -38,12 +42,16 @@ def _refuse_the_network(event: str, arguments: tuple[Any, ...]) -> None:
         host = arguments[0]
     elif event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
         address = arguments[1]
-        host = address[0] if isinstance(address, tuple) else None  # a text or bytes is a Unix socket
+        host = (
+            address[0] if isinstance(address, tuple) else None
+        )  # a text or bytes is a Unix socket
     else:
         return
     host = host.decode() if isinstance(host, bytes) else host
     if host not in _HERE and not host.startswith("127."):
-        raise RuntimeError(f"a test tried to reach {host!r}; only loopback and Unix sockets are open here")
+        raise RuntimeError(
+            f"a test tried to reach {host!r}; only loopback and Unix sockets are open here"
+        )
 
 
 sys.addaudithook(_refuse_the_network)

@@ -69,9 +69,18 @@ def test_what_a_type_allows(value, hint, fit):
         (lambda: rate(META), "the device meta, which holds no values; need a tensor"),
         (lambda: sink_lens.edits.scale("z", factor=math.nan), r"is nan \(float\); need a number"),
         (lambda: sink_lens.trace("MODEL", sequences=2.5), "sequences is 2.5; need a whole number"),
-        (lambda: sink_lens.TraceConfig(controls=1_000_000), "controls is 1000000; need at most 10,000"),
-        (lambda: sink_lens.identity.ContractionConfig(models=("MODEL",), seed=-5), "seed is -5; need a whole number"),
-        (lambda: MEASURES.column_kurtosis(torch.ones(2, 3), chunk=-1), "chunk is -1; need at least one column"),
+        (
+            lambda: sink_lens.TraceConfig(controls=1_000_000),
+            "controls is 1000000; need at most 10,000",
+        ),
+        (
+            lambda: sink_lens.identity.ContractionConfig(models=("MODEL",), seed=-5),
+            "seed is -5; need a whole number",
+        ),
+        (
+            lambda: MEASURES.column_kurtosis(torch.ones(2, 3), chunk=-1),
+            "chunk is -1; need at least one column",
+        ),
         (lambda: MEASURES.variance_ratio(torch.zeros(0)), "s has no position"),
         (
             lambda: MEASURES.positive_share(
@@ -80,10 +89,15 @@ def test_what_a_type_allows(value, hint, fit):
             "the axis 'batch' of positive_share has 2 in q and 3 in k; need the same size",
         ),
         (lambda: sink_lens.TraceConfig(text="x" * 5000), "the text file is too long"),
-        (lambda: sink_lens.capture(tiny("llama"), IDS, sites=["z"], path="fast"), "need 'auto' or 'plain' or 'bridge'"),
+        (
+            lambda: sink_lens.capture(tiny("llama"), IDS, sites=["z"], path="fast"),
+            "need 'auto' or 'plain' or 'bridge'",
+        ),
         (lambda: BATCH[5], r"rows of TokenBatch is 5 \(int\)"),
         (
-            lambda: sink_lens.sweep(tiny("llama"), sink_lens.sweeps.Grid.of(), tokens=BATCH, metrics="loss"),
+            lambda: sink_lens.sweep(
+                tiny("llama"), sink_lens.sweeps.Grid.of(), tokens=BATCH, metrics="loss"
+            ),
             "metrics of sweep is 'loss' .*; need a MetricSpec or a Metric or a function or a list of these$",
         ),
     ],
@@ -121,7 +135,9 @@ def test_what_a_user_s_function_raises_passes_with_a_note_that_says_whose_it_is(
     reading = sink_lens.Reading(name="r", sites=("z",), function=breaks, layers=frozenset({1}))
     for call, note in (
         (
-            lambda: sink_lens.run_with(lens, tokens, sink_lens.edits.edit("z", breaks, layers=[1], positions=[2])),
+            lambda: sink_lens.run_with(
+                lens, tokens, sink_lens.edits.edit("z", breaks, layers=[1], positions=[2])
+            ),
             r"raised in the edit '.*' of 'z', layer 1, positions 2",
         ),
         (lambda: sink_lens.stream(lens, tokens, [reading]), "raised in the reading 'r', layer 1"),
@@ -132,14 +148,18 @@ def test_what_a_user_s_function_raises_passes_with_a_note_that_says_whose_it_is(
     ):
         with pytest.raises(KeyError, match="mine") as found:
             call()
-        assert any(re.fullmatch(note, said) for said in found.value.__notes__), found.value.__notes__
+        assert any(re.fullmatch(note, said) for said in found.value.__notes__), (
+            found.value.__notes__
+        )
 
 
 def test_an_argument_that_is_missing_is_a_type_error():
     for error in (TypeError, InputError):
         with pytest.raises(error, match=r"missing .*; need sink_rate\(score, \*, threshold"):
             sink_lens.measures.sink_rate()
-        with pytest.raises(error, match=r"missing .*'tokens'; need mean_ordinary\(model, tokens, site, \*\*where\)"):
+        with pytest.raises(
+            error, match=r"missing .*'tokens'; need mean_ordinary\(model, tokens, site, \*\*where\)"
+        ):
             sink_lens.edits.mean_ordinary("z", layers=[1])
 
 

@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*arguments, **options):
-    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, [*map(str, arguments)], **options)
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(
+        cli.app, [*map(str, arguments)], **options
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -41,13 +43,17 @@ def failing(monkeypatch):
         def trace(config, **options):
             raise error
 
-        monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", types.SimpleNamespace(run_trace=trace))
+        monkeypatch.setitem(
+            sys.modules, "sink_lens.chain.trace", types.SimpleNamespace(run_trace=trace)
+        )
 
     return put
 
 
 def test_the_version_is_shown(monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3" if name == "sink-lens" else "")
+    monkeypatch.setattr(
+        "importlib.metadata.version", lambda name: "1.2.3" if name == "sink-lens" else ""
+    )
     assert run("--version").stdout == "sink-lens 1.2.3\n"
 
 
@@ -70,11 +76,20 @@ def test_debugging_shows_the_traceback_too(failing):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (OSError(28, "No space left on device", "/there"), "No space left on device at /there; need room"),
+        (
+            OSError(28, "No space left on device", "/there"),
+            "No space left on device at /there; need room",
+        ),
         (NotADirectoryError(20, "Not a directory", "a/b"), "Not a directory at a/b; need"),
         (MemoryError(), "the memory is full; need less at once"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"), "the memory is full"),
-        (SinkLensError("two\nlines \x1b[31m of \u202e text"), "two lines ⟨U+001B⟩[31m of ⟨U+202E⟩ text"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+            "the memory is full",
+        ),
+        (
+            SinkLensError("two\nlines \x1b[31m of \u202e text"),
+            "two lines ⟨U+001B⟩[31m of ⟨U+202E⟩ text",
+        ),
     ],
 )
 def test_what_the_system_refuses_is_one_line(failing, error, says):
@@ -87,7 +102,10 @@ def test_what_the_system_refuses_is_one_line(failing, error, says):
 
 @pytest.mark.parametrize(
     ("encoding", "shown"),
-    [("cp1252", rb"\u65e5"), ("ascii", "日".encode())],  # click takes "ascii" for a terminal that is set up wrongly
+    [
+        ("cp1252", rb"\u65e5"),
+        ("ascii", "日".encode()),
+    ],  # click takes "ascii" for a terminal that is set up wrongly
 )
 def test_a_terminal_without_a_character_shows_its_number(tmp_path, encoding, shown):
     with create_run(tmp_path / "日", kind="trace", config={}, provenance={}):
@@ -145,11 +163,15 @@ def test_a_real_interrupt_ends_with_code_130(tmp_path):
 
 def test_warnings_of_ours_are_one_line_and_those_of_others_are_not_shown(monkeypatch):
     def trace(config, **options):
-        warnings.warn_explicit("ours", UserWarning, str(ROOT / "sink_lens" / "models" / "load.py"), 1)
+        warnings.warn_explicit(
+            "ours", UserWarning, str(ROOT / "sink_lens" / "models" / "load.py"), 1
+        )
         warnings.warn_explicit("theirs", FutureWarning, "/somewhere/transformers/loading.py", 1)
         raise RunError("end")
 
-    monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", types.SimpleNamespace(run_trace=trace))
+    monkeypatch.setitem(
+        sys.modules, "sink_lens.chain.trace", types.SimpleNamespace(run_trace=trace)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert run("trace").stderr == "warning: ours\nerror: end\n"
@@ -157,10 +179,15 @@ def test_warnings_of_ours_are_one_line_and_those_of_others_are_not_shown(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("given", "spins"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
+    ("given", "spins"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
 )
-def test_the_command_and_not_the_library_quiets_others_and_lets_threads_sleep_soon(given, spins, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["sink-lens", "--help"])  # nothing is set at import: test_house.py
+def test_the_command_and_not_the_library_quiets_others_and_lets_threads_sleep_soon(
+    given, spins, monkeypatch
+):
+    monkeypatch.setattr(
+        sys, "argv", ["sink-lens", "--help"]
+    )  # nothing is set at import: test_house.py
     with mock.patch.dict(os.environ):
         for name in ("TRANSFORMERS_VERBOSITY", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
             os.environ.pop(name, None)
@@ -173,6 +200,11 @@ def test_the_command_and_not_the_library_quiets_others_and_lets_threads_sleep_so
 
 
 def test_the_package_is_the_command():
-    ran = subprocess.run([sys.executable, "-m", "sink_lens", "--version"], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-m", "sink_lens", "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith("sink-lens")

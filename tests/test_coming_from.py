@@ -33,13 +33,19 @@ def page(request, tmp_path_factory):
         warnings.simplefilter("ignore")
         for name in ("clean", "corrupted"):
             ids = names["TokenBatch"].from_prompts([names[name]], names["lens"].tokenizer).tokens
-            names |= {f"{name}_ids": ids, f"{name}_cache": names["lens"].bridge.run_with_cache(ids)[1]}
+            names |= {
+                f"{name}_ids": ids,
+                f"{name}_cache": names["lens"].bridge.run_with_cache(ids)[1],
+            }
     return names
 
 
 def theirs(page, function, *more, behind=(), **options):
     """A result of ``transformer_lens.patching`` with the page's metric, and ours in the same shape."""
-    ids = [page["lens"].tokenizer(one, add_special_tokens=False)["input_ids"][0] for one in (" the", " a")]
+    ids = [
+        page["lens"].tokenizer(one, add_special_tokens=False)["input_ids"][0]
+        for one in (" the", " a")
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return function(
@@ -69,7 +75,9 @@ def test_what_is_said_and_the_logit_lens(page):
 def test_patching_and_the_path(page):
     lens = page["lens"]
     stream = theirs(page, reference.get_act_patch_resid_pre)
-    torch.testing.assert_close(values(page["by_position"]).view_as(stream), stream, rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(
+        values(page["by_position"]).view_as(stream), stream, rtol=0.0, atol=1e-5
+    )
     heads = theirs(page, reference.get_act_patch_attn_head_out_all_pos)
     torch.testing.assert_close(values(page["heads"]).view_as(heads), heads, rtol=0.0, atol=1e-5)
     every = theirs(page, reference.get_act_patch_block_every)

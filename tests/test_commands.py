@@ -77,7 +77,11 @@ class Asked:
 
 COST = r"passes +\S+.*time +(under|about) .*, from the model's size and the speed of.*memory +about"
 ENDS = r".*report: \S.*report.html\n"
-METRICS = ("kl", "norm --sink-position 1 --metric-layers 2", "logit_difference --correct ' a' --incorrect ' b'")
+METRICS = (
+    "kl",
+    "norm --sink-position 1 --metric-layers 2",
+    "logit_difference --correct ' a' --incorrect ' b'",
+)
 COMMANDS = {
     "trace": Asked(
         "RANDOM --no-interventions --no-random-init",
@@ -117,14 +121,19 @@ COMMANDS = {
         rf"the prompts differ in 1 token.*the strongest of \d+ patches of z, denoising: sink mass at{ENDS}",
         "run report metric differences strongest",
     ),
-    **{f"patch by {one.split()[0]}": Asked(f"PAIR --layers 0-1 --site z --metric {one}", ENDS) for one in METRICS},
+    **{
+        f"patch by {one.split()[0]}": Asked(f"PAIR --layers 0-1 --site z --metric {one}", ENDS)
+        for one in METRICS
+    },
     "patch heads": Asked(
         "PAIR --site z --by layer,position,head --heads 1,3 --positions 2-3 --units 0-5 --layers 1 --direction noising "
         "--metric sink_mass",
         "noising: sink mass",
     ),
     "patch screened": Asked("PAIR --approximate --check 5 --metric loss", "against 5 real patches"),
-    "patch pairs": Asked("PAIR --clean 'b b a' --corrupted 'b c a' --by layer --metric loss", "differ in 2 tokens"),
+    "patch pairs": Asked(
+        "PAIR --clean 'b b a' --corrupted 'b c a' --by layer --metric loss", "differ in 2 tokens"
+    ),
     "patch at once": Asked("PAIR --by '' --metric loss", "the strongest of 1 patches"),
     "patch --dry-run": Asked("PAIR --layers 0 --metric loss", COST),
     "circuit": Asked(
@@ -142,7 +151,9 @@ COMMANDS = {
         "sweep.toml --model MODEL --device cpu",  # of five layers a head of layer L takes 5 - L: 15 / 25
         "cells +20.*random controls beside them +0.*layers run for a cell +60% of all.*memory",
     ),
-    "report --status": Asked("sweep", "sweep: sweep, finished", "run kind state shards", writes=False),
+    "report --status": Asked(
+        "sweep", "sweep: sweep, finished", "run kind state shards", writes=False
+    ),
     "train": Asked(
         "train.toml",
         r"toy, softmax, seed 0: 4 steps, 192 tokens, \d+ s; loss 5\.\d+ nats, held out 5.*report: .*\ntrain\n",
@@ -180,18 +191,28 @@ COMMANDS = {
         "GPT2 --seeds 0-1 --length 16 --switch mlp",
         r"cosine between sequences.*All models: gpt2.*by att\..*no MLP",
         "run report variants summary",
-        ("Where do states become alike?", "Does the seed set the direction?", "Contraction beside the sink"),
+        (
+            "Where do states become alike?",
+            "Does the seed set the direction?",
+            "Contraction beside the sink",
+        ),
     ),
-    "contraction --dry-run": Asked("GPT2 --length 32", "the memory does not grow with the sequences"),
+    "contraction --dry-run": Asked(
+        "GPT2 --length 32", "the memory does not grow with the sequences"
+    ),
     "fingerprint": Asked(
         "TWO",
         "mean tau.*no common lineage shown.*Nothing shows that .*How often this answer is wrong.*report.html",
         "run report sentences notes pairs",
         ("One seed?", "Pair by pair", "relabelled", "2 (1 − Φ)"),
     ),
-    "fingerprint of embeddings": Asked("TWO --inputs embeddings", "unrelated models then look related"),
+    "fingerprint of embeddings": Asked(
+        "TWO --inputs embeddings", "unrelated models then look related"
+    ),
     "fingerprint --dry-run": Asked("TWO", r"about a second per pair \(1 pair\)"),
-    "report": Asked("trace", "report: trace/", "runs report figures not_drawn sentence", writes=False),
+    "report": Asked(
+        "trace", "report: trace/", "runs report figures not_drawn sentence", writes=False
+    ),
     "card": Asked(
         "RANDOM",
         rf"Keep the token at position 0: it is the sink of 40% \[40%, 40%\] of heads; .*model card: \S+/card\.md{ENDS}",
@@ -205,8 +226,12 @@ COMMANDS = {
         ("No change of the loss is shown", "within the bound of 0.25 nats"),
     ),
     "card many": Asked("trace card RANDOM", "model +sink rate", "columns rows", writes=False),
-    "card worse": Asked("MODEL worse --tokens random --sequences 4 --length 24", "lm_head.weight", code=1),
-    "card refused": Asked("trace 'card two'", "error: card two holds a run of", writes=False, code=2),
+    "card worse": Asked(
+        "MODEL worse --tokens random --sequences 4 --length 24", "lm_head.weight", code=1
+    ),
+    "card refused": Asked(
+        "trace 'card two'", "error: card two holds a run of", writes=False, code=2
+    ),
 }
 """A name that begins with the command -> what it is asked; an option in the name is an option of the command."""
 
@@ -220,7 +245,11 @@ def meant(line):
 
 def words_of(name):
     command, *options = name.split()
-    words = [command, *(one for one in options if one.startswith("--")), *meant(COMMANDS[name].words)]
+    words = [
+        command,
+        *(one for one in options if one.startswith("--")),
+        *meant(COMMANDS[name].words),
+    ]
     return words + (["--out", name] if COMMANDS[name].writes and "--dry-run" not in options else [])
 
 
@@ -263,7 +292,9 @@ def done(workshop):
                 answer(word)
         before = {path for path in Path().rglob("*") if "cache" not in path.parts}
         with pytest.MonkeyPatch.context() as patch:
-            if name not in EVERY and not COMMANDS[name].page:  # the page of its command is drawn for another row
+            if (
+                name not in EVERY and not COMMANDS[name].page
+            ):  # the page of its command is drawn for another row
                 patch.setattr(html, "page_html", short_page)
             given = run(*words_of(name), "--json")
         assert given.exit_code == COMMANDS[name].code, given.output
@@ -271,18 +302,24 @@ def done(workshop):
             assert before == {path for path in Path().rglob("*") if "cache" not in path.parts}
         assert given.stdout.count("\n") == 1
         folder = workshop / (name if COMMANDS[name].writes else ".")
-        return SimpleNamespace(code=given.exit_code, found=json.loads(given.stdout), stderr=given.stderr, folder=folder)
+        return SimpleNamespace(
+            code=given.exit_code, found=json.loads(given.stdout), stderr=given.stderr, folder=folder
+        )
 
     return answer
 
 
 def files(folder):
-    return {str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+    return {
+        str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()
+    }
 
 
 def named(group, before=""):
     for name, command in group.commands.items():
-        yield from named(command, f"{name} ") if hasattr(command, "commands") else [f"{before}{name}"]
+        yield from (
+            named(command, f"{name} ") if hasattr(command, "commands") else [f"{before}{name}"]
+        )
 
 
 EVERY = [*named(typer.main.get_command(cli.app))]
@@ -293,7 +330,9 @@ def test_every_command_is_asked():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_answers_writes_its_run_and_draws_a_page_that_was_left_out(done, name, monkeypatch):
+def test_a_command_answers_writes_its_run_and_draws_a_page_that_was_left_out(
+    done, name, monkeypatch
+):
     given, asked = done(name), COMMANDS[name]
     # --json is one object on stdout, and a reader sees the rest.
     assert given.found["command"] == name.split()[0]
@@ -304,7 +343,12 @@ def test_a_command_answers_writes_its_run_and_draws_a_page_that_was_left_out(don
     assert "Traceback" not in given.stderr
     if "run" in given.found:
         assert given.found["run"] in given.stderr or given.found["report"] in given.stderr
-    if given.code != 2 and asked.writes and "--dry-run" not in name and "columns" not in given.found:
+    if (
+        given.code != 2
+        and asked.writes
+        and "--dry-run" not in name
+        and "columns" not in given.found
+    ):
         # The run is whole, shows itself in a notebook, and its page and pictures are there.
         found = read_run(given.folder)
         assert (found.status, found.missing) == ("finished", [])
@@ -362,12 +406,18 @@ def full(path, payload):
 
 
 def tables(folder):
-    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.suffix != ".html"}
+    return {
+        path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.suffix != ".html"
+    }
 
 
 def test_what_is_asked_of_a_patch_is_what_is_patched(done):
     frame = read_run(done("patch heads").folder).tables["patches"]
-    assert [sorted(set(frame[name])) for name in ("layer", "position", "head")] == [[1], [2, 3], [1, 3]]
+    assert [sorted(set(frame[name])) for name in ("layer", "position", "head")] == [
+        [1],
+        [2, 3],
+        [1, 3],
+    ]
     screened = read_run(done("patch screened").folder).tables
     assert (len(screened["check"]), "approximation" in screened["patches"]) == (5, True)
     assert (read_run(done("patch pairs").folder).tables["patches"]["n"] == 2).all()
@@ -385,7 +435,9 @@ def test_a_switch_is_off_in_its_variant_alone(done):
     off = next(variant for _, variant in variants.index if "mlp=False" in variant)
     assert variants.loc[("inter_by_mlp", off), "mean"] == pytest.approx(0, abs=1e-6)
     assert variants.loc[("inter_by_mlp", off), "n"] == 2
-    assert len(tables["agreement"]) == 2 * 6  # pairs of four models, after the last layer and after the norm
+    assert (
+        len(tables["agreement"]) == 2 * 6
+    )  # pairs of four models, after the last layer and after the norm
     assert read_run(done("preference").folder).tables["models"]["weights_sha256"].nunique() == 2
 
 
@@ -416,7 +468,9 @@ def test_every_example_of_the_help_is_a_command_that_is_taken(name, tmp_path, mo
         Path(f"{name}.toml").write_text(run(name, "--example").stdout)
     command = typer.main.get_command(cli.app).commands[name]
     lines = [line.split("[dim]")[0] for line in (command.epilog or "").splitlines()]
-    lines = [line[line.index("sink-lens ") :].split(" > ")[0] for line in lines if "sink-lens " in line]
+    lines = [
+        line[line.index("sink-lens ") :].split(" > ")[0] for line in lines if "sink-lens " in line
+    ]
     assert len(lines) >= 2
     made, build = [], cli.options.build_config
 
@@ -557,7 +611,9 @@ def test_an_option_that_would_do_nothing_is_refused():
 TOKENS = meant("tokens RANDOM")
 
 
-def test_the_page_is_not_drawn_for_another_question_nor_left_beside_an_overwritten_run(tmp_path, monkeypatch):
+def test_the_page_is_not_drawn_for_another_question_nor_left_beside_an_overwritten_run(
+    tmp_path, monkeypatch
+):
     def stopped(*folders, group_by=()):
         raise KeyboardInterrupt
 
@@ -574,7 +630,9 @@ def test_the_page_is_not_drawn_for_another_question_nor_left_beside_an_overwritt
     assert not (out / "report.html").exists()
 
 
-@pytest.mark.parametrize("name", ["run.json", "gone.csv", "notes.txt", "deep/weights.bin", "deep/../run.json"])
+@pytest.mark.parametrize(
+    "name", ["run.json", "gone.csv", "notes.txt", "deep/weights.bin", "deep/../run.json"]
+)
 def test_a_page_is_not_written_over_a_file_of_a_run(kept, name):
     before = files(kept)
     done = run("report", kept, "--out", kept / name)
@@ -596,7 +654,9 @@ def test_a_page_is_not_written_through_a_link_to_a_file_of_a_run(kept, tmp_path)
     assert files(kept) == before
 
 
-def test_figures_are_not_written_over_a_file_of_a_run_and_leave_the_page_where_they_are_refused(done, kept, tmp_path):
+def test_figures_are_not_written_over_a_file_of_a_run_and_leave_the_page_where_they_are_refused(
+    done, kept, tmp_path
+):
     from sink_lens.report.export import save_figures
 
     drawn, _ = save_figures([done("isolate").folder], tmp_path / "figures")
@@ -626,8 +686,14 @@ def opened_by(monkeypatch, line, function):
 @pytest.mark.parametrize("line", DOORS)
 def test_an_interrupt_says_what_is_kept_and_an_error_is_one_message(line, tmp_path, monkeypatch):
     folder = tmp_path / ("a long name of a folder " * 5).strip()
-    raised = [KeyboardInterrupt(), KeyboardInterrupt(), RunError("runs/a holds a run that differs in mode")]
-    raised[1].add_note(f"what is finished is in {folder}; the same command with --out {folder} goes on")  # the writer's
+    raised = [
+        KeyboardInterrupt(),
+        KeyboardInterrupt(),
+        RunError("runs/a holds a run that differs in mode"),
+    ]
+    raised[1].add_note(
+        f"what is finished is in {folder}; the same command with --out {folder} goes on"
+    )  # the writer's
 
     def stopped(*given, **options):
         raise raised.pop(0)
@@ -636,7 +702,9 @@ def test_an_interrupt_says_what_is_kept_and_an_error_is_one_message(line, tmp_pa
     words = [*meant(line), "--out", folder]
     first = run(*words)
     assert first.exit_code == 130
-    assert re.fullmatch("(stopped; |interrupted: )(nothing was written|what is finished is in .*)\n", first.stderr)
+    assert re.fullmatch(
+        "(stopped; |interrupted: )(nothing was written|what is finished is in .*)\n", first.stderr
+    )
     folder.mkdir()
     (folder / "run.json").write_text("{}")
     second = run(*words)
@@ -645,7 +713,10 @@ def test_an_interrupt_says_what_is_kept_and_an_error_is_one_message(line, tmp_pa
     assert str(folder) in second.stderr
     assert second.stderr.count("\n") == 1
     third = run(*words)
-    assert (third.exit_code, third.stderr) == (2, "error: runs/a holds a run that differs in mode\n")
+    assert (third.exit_code, third.stderr) == (
+        2,
+        "error: runs/a holds a run that differs in mode\n",
+    )
 
 
 def test_failed_cells_are_code_1_and_computed_again_when_that_is_asked(tmp_path, monkeypatch):
@@ -671,7 +742,9 @@ def test_failed_cells_are_code_1_and_computed_again_when_that_is_asked(tmp_path,
     words = ["sweep", file, "--model", "MODEL", "--device", "cpu", "--out", tmp_path / "out"]
     first = run(*words)
     assert first.exit_code == 1
-    assert first.stderr.endswith("failed: zero head output (z), layer 1, head 2: ValueError: no luck\n")
+    assert first.stderr.endswith(
+        "failed: zero head output (z), layer 1, head 2: ValueError: no luck\n"
+    )
     assert "1 edit failed; the table has the reasons." in first.stdout
     state["broken"] = False
     quiet = run(*words, "--quiet")
@@ -696,16 +769,34 @@ def test_options_that_no_configuration_has_reach_what_runs(monkeypatch):
 
     def called(*given, config=None, **options):
         calls.append(
-            (config or given[0], {name: str(value) if name == "out" else value for name, value in options.items()})
+            (
+                config or given[0],
+                {name: str(value) if name == "out" else value for name, value in options.items()},
+            )
         )
         raise RunError("called")
 
     for line in DOORS:
         opened_by(monkeypatch, line, called)
     run("sweep", "sweep.toml", "--shard", "1/2")
-    run("sweep", "sweep.toml", *shlex.split("--device cpu --out a --engine ray --workers 3 --overwrite --retry-failed"))
+    run(
+        "sweep",
+        "sweep.toml",
+        *shlex.split("--device cpu --out a --engine ray --workers 3 --overwrite --retry-failed"),
+    )
     run("train", "train.toml", "--seed", 3)
-    run("train", "train.toml", "--seed", 3, "--attention", "sigmoid", "--out", "a", "--overwrite", "--quiet")
+    run(
+        "train",
+        "train.toml",
+        "--seed",
+        3,
+        "--attention",
+        "sigmoid",
+        "--out",
+        "a",
+        "--overwrite",
+        "--quiet",
+    )
     (first, divided), (second, chosen), (_, begun), (fourth, quiet) = calls
     assert (first, divided) == (
         read_sweep("sweep.toml"),

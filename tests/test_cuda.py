@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from sink_lens import TokenBatch, TraceConfig, capture, edits, generate, run_with, sink_mask, sweep, trace, wrap
+from sink_lens import (
+    TokenBatch,
+    TraceConfig,
+    capture,
+    edits,
+    generate,
+    run_with,
+    sink_mask,
+    sweep,
+    trace,
+    wrap,
+)
 from sink_lens.circuits.logit_attribution import direct_logit_attribution
 from sink_lens.edits import metrics
 from sink_lens.edits.quantisation import look_up_format, round_to_format
@@ -32,10 +43,18 @@ DEVICE = os.environ.get("SINK_LENS_TEST_DEVICE", "cuda")
 """Where the copies run; ``cpu`` rehearses the tests where there is no GPU."""
 
 pytestmark = [
-    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # of the compiler, by torch's own files
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # by the compiler
-    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`"),  # in the checks of shapes
+    pytest.mark.skipif(
+        DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA GPU"
+    ),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning:torch.*"
+    ),  # of the compiler, by torch's own files
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf"
+    ),  # by the compiler
+    pytest.mark.filterwarnings(
+        "ignore:Dynamo detected a call to a `functools.lru_cache`"
+    ),  # in the checks of shapes
 ]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -46,7 +65,9 @@ def ids(n=3, length=14, *, seed=1):
 
 def both(family):
     model = tiny(family)
-    return wrap(copy.deepcopy(model), tokenizer=tiny_tokenizer()), wrap(model.to(DEVICE), tokenizer=tiny_tokenizer())
+    return wrap(copy.deepcopy(model), tokenizer=tiny_tokenizer()), wrap(
+        model.to(DEVICE), tokenizer=tiny_tokenizer()
+    )
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -67,7 +88,9 @@ def test_every_site_and_edit_of_a_family(family):
 def test_a_sweep_and_a_patch(family, tmp_path):
     here, there = both(family)
     grid = Grid.of(
-        EditGrid(site="z", layers="0-1", heads="each"), EditGrid(kind="mean_ordinary", site="mlp_out"), controls=1
+        EditGrid(site="z", layers="0-1", heads="each"),
+        EditGrid(kind="mean_ordinary", site="mlp_out"),
+        controls=1,
     )
     names = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
     tokens = TokenBatch.from_tensor(ids())
@@ -80,10 +103,20 @@ def test_a_sweep_and_a_patch(family, tmp_path):
     clean, corrupted = ids(2), ids(2, seed=2)
     difference = metrics.logit_difference([5, 6], [7, 8])
     results = [
-        patch(lens, clean, corrupted, site="resid_pre", metric=difference, by=("layer", "position"), progress=False)
+        patch(
+            lens,
+            clean,
+            corrupted,
+            site="resid_pre",
+            metric=difference,
+            by=("layer", "position"),
+            progress=False,
+        )
         for lens in (here, there)
     ]
-    np.testing.assert_allclose(results[1].frame["value"], results[0].frame["value"], **CLOSE, equal_nan=False)
+    np.testing.assert_allclose(
+        results[1].frame["value"], results[0].frame["value"], **CLOSE, equal_nan=False
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -96,12 +129,19 @@ def test_lower_precision_is_near(dtype):
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])  # olmo2 has a norm behind each sublayer
 def test_a_trace_says_the_same(family, tmp_path):
-    said, model = [], planted().model if family == "llama" else build("bos_neuron", family=family).model
+    said, model = (
+        [],
+        planted().model if family == "llama" else build("bos_neuron", family=family).model,
+    )
     for number, device in enumerate(("cpu", DEVICE)):
         lens = wrap(copy.deepcopy(model).to(device), tokenizer=tiny_tokenizer())
-        config = TraceConfig(model="planted", random_init=False, intervention_sequences=4, controls=2)
+        config = TraceConfig(
+            model="planted", random_init=False, intervention_sequences=4, controls=2
+        )
         batch = TokenBatch.from_tensor(ids(10, 24))
-        result = trace(lens, config=config, tokens=batch, out=tmp_path / f"{number}", progress=False)
+        result = trace(
+            lens, config=config, tokens=batch, out=tmp_path / f"{number}", progress=False
+        )
         said.append(result.links.set_index(["link", "statistic"])[["value", "verdict"]])
     assert said[0]["verdict"].tolist() == said[1]["verdict"].tolist()
     np.testing.assert_allclose(*(one["value"].astype(float) for one in said), rtol=1e-3, atol=1e-3)
@@ -110,7 +150,9 @@ def test_a_trace_says_the_same(family, tmp_path):
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("by", ["head", "neuron"])
 def test_what_each_part_adds_to_a_logit(family, by):
-    here, there = (direct_logit_attribution(lens, ids(), 5, 6, by=by).values for lens in both(family))
+    here, there = (
+        direct_logit_attribution(lens, ids(), 5, 6, by=by).values for lens in both(family)
+    )
     torch.testing.assert_close(there, here, **CLOSE)
 
 
@@ -150,7 +192,9 @@ def test_the_monitor_reads_the_same_and_changes_nothing(attention, compiled):
             read.append(monitor.frame())
         weights.append(model.get_input_embeddings().weight.detach().cpu().clone())
     assert torch.equal(weights[1], weights[2])
-    np.testing.assert_allclose(*(one.select_dtypes("number").astype(float) for one in read), rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(
+        *(one.select_dtypes("number").astype(float) for one in read), rtol=1e-2, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("norm", ["none", "shared"])
@@ -165,7 +209,9 @@ def test_a_toy_training_in_bf16(norm, compiled, tmp_path):
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="waits are counted on the GPU alone")
-@pytest.mark.parametrize("metric", [metrics.sink_mass(0), metrics.logit_difference(5, 6), metrics.loss()])
+@pytest.mark.parametrize(
+    "metric", [metrics.sink_mass(0), metrics.logit_difference(5, 6), metrics.loss()]
+)
 def test_a_cell_waits_for_the_gpu_once(metric):
     _, lens = both("llama")
     tokens = TokenBatch.from_tensor(ids(2, 10))
@@ -174,7 +220,14 @@ def test_a_cell_waits_for_the_gpu_once(metric):
     counts = {}
     for number in (4, 8):
         plan = Plan(path="blocks", prompts=2, pack=99, cut=False)
-        engine = Engine(lens, tokens, cells[:number], [metric], plan=plan, needs=Needs.of_metrics([metric], lens=lens))
+        engine = Engine(
+            lens,
+            tokens,
+            cells[:number],
+            [metric],
+            plan=plan,
+            needs=Needs.of_metrics([metric], lens=lens),
+        )
         engine.baseline_metrics()
         torch.cuda.set_sync_debug_mode("warn")
         try:
@@ -184,5 +237,7 @@ def test_a_cell_waits_for_the_gpu_once(metric):
                     engine.run(block)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        counts[number] = [f"{one.filename}:{one.lineno}" for one in said if "synchroniz" in str(one.message)]
+        counts[number] = [
+            f"{one.filename}:{one.lineno}" for one in said if "synchroniz" in str(one.message)
+        ]
     assert len(counts[8]) - len(counts[4]) <= 4, counts[8]

@@ -39,7 +39,12 @@ def llama(changed=False):
 
 def swept(lens, out, **options):
     return sweeps.sweep(
-        lens, GRID, tokens=from_tensor(IDS), out=out, progress=False, **{"metrics": metrics.loss()} | options
+        lens,
+        GRID,
+        tokens=from_tensor(IDS),
+        out=out,
+        progress=False,
+        **{"metrics": metrics.loss()} | options,
     )
 
 
@@ -82,7 +87,9 @@ def test_a_stopped_run_goes_on_with_the_model_that_it_was_begun_with_and_no_othe
         call(llama(changed=True), tmp_path / "run")
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.parquet")} == before
     call(llama(), tmp_path / "run")
-    assert {read_run(path.parent).status for path in (tmp_path / "run").rglob(RUN_FILE)} == {"finished"}
+    assert {read_run(path.parent).status for path in (tmp_path / "run").rglob(RUN_FILE)} == {
+        "finished"
+    }
 
 
 def test_a_finished_run_is_returned_for_its_model_and_no_other(tmp_path):
@@ -108,7 +115,9 @@ def test_a_shard_of_another_model_is_not_taken_and_nothing_of_it_stays(door, tmp
     with pytest.raises(RunError, match="weights_sha256"):
         call(llama(), tmp_path / "run", **options)
     shutil.rmtree(theirs)
-    assert call(llama(), tmp_path / "run", **options).frame.equals(call(llama(), tmp_path / "whole", **options).frame)
+    assert call(llama(), tmp_path / "run", **options).frame.equals(
+        call(llama(), tmp_path / "whole", **options).frame
+    )
 
 
 def test_a_shard_whose_numbers_are_of_something_else_is_refused(tmp_path):
@@ -123,7 +132,9 @@ def test_a_shard_whose_numbers_are_of_something_else_is_refused(tmp_path):
     assert swept(llama(), tmp_path / "run").frame.equals(swept(llama(), tmp_path / "whole").frame)
 
 
-@pytest.mark.parametrize("entry", first([{"rope_theta": 5.0}, {"rms_norm_eps": 0.3}, {"hidden_act": "relu"}]))
+@pytest.mark.parametrize(
+    "entry", first([{"rope_theta": 5.0}, {"rms_norm_eps": 0.3}, {"hidden_act": "relu"}])
+)
 def test_a_configuration_that_was_edited_is_another_model(entry, tmp_path):
     lens = planted(sink=True)
     lens.model.save_pretrained(tmp_path / "model")
@@ -157,7 +168,9 @@ def reads_module(logits):
 
 @pytest.mark.parametrize("metric", first([reads_file, reads_environment, reads_module]))
 @pytest.mark.parametrize("door", ["sweep", "patch"])
-def test_a_function_that_reads_something_else_is_another_function(metric, door, tmp_path, monkeypatch):
+def test_a_function_that_reads_something_else_is_another_function(
+    metric, door, tmp_path, monkeypatch
+):
     def set_to(number):
         monkeypatch.setenv("OF_TEST", str(tmp_path / ("x" * number)))
         np.save(tmp_path / ("x" * number), number)

@@ -21,7 +21,12 @@ SMALLER = {
     "11_keep_the_first_tokens": ["--window", "16"],
 }
 OF_THE_MODEL = {
-    "06_train_with_head_norm": {"tokens,", "in the same order.", "one seed, so it has no", "“shared” does not reach"},
+    "06_train_with_head_norm": {
+        "tokens,",
+        "in the same order.",
+        "one seed, so it has no",
+        "“shared” does not reach",
+    },
     "08_your_own_edit_and_metric": {"The next largest change is", "Random edits of the same size"},
     "10_find_a_circuit": {"input->a"},
 }
@@ -63,15 +68,27 @@ def execute(path, folder):
 
 
 @pytest.mark.parametrize("path", first(SCRIPTS), ids=name)
-def test_an_example_runs_on_a_model_of_ones_own(path, planted_folder, tmp_path, monkeypatch, capsys):
+def test_an_example_runs_on_a_model_of_ones_own(
+    path, planted_folder, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)  # where an example writes by default
-    monkeypatch.setattr("sink_lens.records.display.draw_page", lambda folder: None)  # it has its own tests, and is slow
+    monkeypatch.setattr(
+        "sink_lens.records.display.draw_page", lambda folder: None
+    )  # it has its own tests, and is slow
     run(path, "--model", str(planted_folder), *SMALLER.get(path.stem, []))
-    printed = capsys.readouterr().out.replace(str(planted_folder), "SmolLM2-135M-Instruct").splitlines()
-    lines = [line for line in printed if line.strip() and not line.startswith("{'")]  # the Trainer's own
+    printed = (
+        capsys.readouterr().out.replace(str(planted_folder), "SmolLM2-135M-Instruct").splitlines()
+    )
+    lines = [
+        line for line in printed if line.strip() and not line.startswith("{'")
+    ]  # the Trainer's own
     assert len(lines) >= 4
     kept, own = {words(line) for line in said(path)}, tuple(OF_THE_MODEL.get(path.stem, ()))
-    stale = [line for line in lines if words(line) not in kept and not (own and words(line).startswith(own))]
+    stale = [
+        line
+        for line in lines
+        if words(line) not in kept and not (own and words(line).startswith(own))
+    ]
     assert not stale, f"make examples ONLY={path.stem[:2]}: the docstring has no such line"
 
 
@@ -88,7 +105,9 @@ def test_an_example_prints_what_it_says(capsys):
     run(path)
     found = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
     number = re.compile(r"[+-]?\d+\.\d+")
-    assert [number.sub("#", line) for line in found] == [number.sub("#", line) for line in said(path)]
+    assert [number.sub("#", line) for line in found] == [
+        number.sub("#", line) for line in said(path)
+    ]
     here, kept = (number.findall(" ".join(lines)) for lines in (found, said(path)))
     assert [float(one) for one in here] == pytest.approx([float(one) for one in kept], abs=0.01)
 
@@ -107,10 +126,14 @@ def test_a_notebook_keeps_its_outputs_and_runs_offline(path, planted_folder, tmp
 
 
 @pytest.mark.exhaustive
-def test_the_colab_notebook_names_the_package_once_and_runs_uninstalled(planted_folder, tmp_path, monkeypatch):
+def test_the_colab_notebook_names_the_package_once_and_runs_uninstalled(
+    planted_folder, tmp_path, monkeypatch
+):
     monkeypatch.setenv("SINK_LENS_MODEL", str(planted_folder))
     cells = execute(EXAMPLES / "colab.ipynb", tmp_path)
     assert sum("PACKAGE = " in cell.source for cell in cells) == 1
-    assert not any(line.startswith(("!", "%")) for cell in cells for line in cell.source.splitlines())
+    assert not any(
+        line.startswith(("!", "%")) for cell in cells for line in cell.source.splitlines()
+    )
     assert (tmp_path / "runs" / "colab" / "report.html").is_file()
     assert "iframe" in str(cells[-2].outputs)

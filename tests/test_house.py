@@ -29,7 +29,19 @@ MODULES = sorted((ROOT / "sink_lens").rglob("*.py"))
 LINKS = {link.name for link in chain.LINKS}
 WRITES_OF_OTHERS = "sink_lens/circuits/files.py"
 """The one file that calls torch.save: EAP-IG's own format, read back as weights."""
-JAXTYPING = {"Bool", "Complex", "Float", "Inexact", "Int", "Integer", "Num", "Real", "Shaped", "UInt", "UInt8"}
+JAXTYPING = {
+    "Bool",
+    "Complex",
+    "Float",
+    "Inexact",
+    "Int",
+    "Integer",
+    "Num",
+    "Real",
+    "Shaped",
+    "UInt",
+    "UInt8",
+}
 
 
 def name(path):
@@ -52,21 +64,32 @@ def imported(path):
 
 def python(code):
     """What a fresh interpreter, without the shape checks of this one, prints for the code."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_imports_follow_the_layers():
     # In a process of its own: import-linter switches off every logger that there is.
-    command = [Path(sys.executable).with_name("lint-imports"), "--config", ROOT / "pyproject.toml", "--no-cache"]
+    command = [
+        Path(sys.executable).with_name("lint-imports"),
+        "--config",
+        ROOT / "pyproject.toml",
+        "--no-cache",
+    ]
     found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert found.returncode == 0, found.stdout
 
 
 def test_only_the_tests_of_analyses_import_analyses():
     paths = (ROOT / "tests").rglob("*.py")
-    found = [name(path) for path in paths if any(f"{one}.".startswith("analyses.") for one in imported(path))]
+    found = [
+        name(path)
+        for path in paths
+        if any(f"{one}.".startswith("analyses.") for one in imported(path))
+    ]
     assert [one for one in found if not one.startswith("tests/analyses/")] == []
 
 
@@ -81,7 +104,9 @@ def mentioned(tree):
             parents.append((indent, first))
         folder = "".join(name for _, name in parents)
         yield from (
-            folder + one for one in re.findall(r"(?<![\w/.])(\w+(?:\.py|/))", line) if one != first or "." in one
+            folder + one
+            for one in re.findall(r"(?<![\w/.])(\w+(?:\.py|/))", line)
+            if one != first or "." in one
         )
         yield folder
 
@@ -90,9 +115,26 @@ def test_the_tree_of_the_documentation_is_the_real_one():
     tree = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8").split("```")[1]
     named = set(mentioned(tree.strip("\n")))
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
-    packages = {f"{path.parent.relative_to(ROOT)}/" for path in MODULES if path.parent.parent == ROOT / "sink_lens"}
-    top = {name(path) for path in MODULES if path.parent.name == "sink_lens" and path.name != "__init__.py"}
-    assert {*packages, *top, "tests/", "tools/", "analyses/", "examples/", "docs/", "benchmarks/"} - named == set()
+    packages = {
+        f"{path.parent.relative_to(ROOT)}/"
+        for path in MODULES
+        if path.parent.parent == ROOT / "sink_lens"
+    }
+    top = {
+        name(path)
+        for path in MODULES
+        if path.parent.name == "sink_lens" and path.name != "__init__.py"
+    }
+    assert {
+        *packages,
+        *top,
+        "tests/",
+        "tools/",
+        "analyses/",
+        "examples/",
+        "docs/",
+        "benchmarks/",
+    } - named == set()
 
 
 def test_the_table_of_getting_started_has_every_command_once_with_one_sentence():
@@ -105,14 +147,24 @@ def test_the_table_of_getting_started_has_every_command_once_with_one_sentence()
 
 def test_every_make_command_in_the_readme_exists():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
-    asked = set(re.findall(r"(?:^|`|\s)make ([a-z]\w*)(?=[`\s]|$)", "\n".join(re.findall(r"`[^`]+`", readme))))
+    targets = set(
+        re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M)
+    )
+    asked = set(
+        re.findall(
+            r"(?:^|`|\s)make ([a-z]\w*)(?=[`\s]|$)", "\n".join(re.findall(r"`[^`]+`", readme))
+        )
+    )
     assert {"trace", "test"} <= asked
     assert asked <= targets
 
 
 def test_every_public_name_resolves_and_the_root_has_few():
-    rooms = [getattr(sink_lens, name) for name, where in read_stub(sink_lens.__file__).items() if where.endswith(":")]
+    rooms = [
+        getattr(sink_lens, name)
+        for name, where in read_stub(sink_lens.__file__).items()
+        if where.endswith(":")
+    ]
     assert rooms
     for namespace in (sink_lens, *rooms):
         for public in namespace.__all__:
@@ -128,7 +180,9 @@ def test_an_unknown_public_name_lists_the_known_ones():
 
 
 def test_importing_the_package_and_reading_a_run_load_nothing_heavy():
-    code = "import sys, sink_lens; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    code = (
+        "import sys, sink_lens; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    )
     assert python(code) == "[]\n"
     code = "import sys, sink_lens; sink_lens.read_run; print('torch' in sys.modules)"
     assert python(code) == "False\n"
@@ -170,16 +224,26 @@ def test_help_answers_without_torch(words):
 
 def test_only_the_command_line_prints():
     for path in MODULES:
-        calls = [one.func.id for one in nodes(path) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
+        calls = [
+            one.func.id
+            for one in nodes(path)
+            if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)
+        ]
         assert "print" not in calls or "cli" in path.parts, name(path)
 
 
 def test_axes_are_spelled_with_the_words_of_the_list():
     for path, node in [(module, node) for module in MODULES for node in nodes(module)]:
-        if not (isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name | ast.Attribute)):
+        if not (
+            isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name | ast.Attribute)
+        ):
             continue
         kind = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
-        if kind not in JAXTYPING or not isinstance(node.slice, ast.Tuple) or len(node.slice.elts) != 2:
+        if (
+            kind not in JAXTYPING
+            or not isinstance(node.slice, ast.Tuple)
+            or len(node.slice.elts) != 2
+        ):
             continue
         axes, place = node.slice.elts[1], f"{name(path)}:{node.lineno}"
         assert isinstance(axes, ast.Constant), f"{place}: the axes are not written out"
@@ -195,10 +259,14 @@ def test_nothing_is_pickled():
             if isinstance(node, ast.Call):
                 called, place = ast.unparse(node.func), f"{name(path)}:{node.lineno}"
                 allowed = name(path) == WRITES_OF_OTHERS and called == "torch.save"
-                assert allowed or called not in ("torch.save", "pandas.to_pickle"), f"{place}: {called}"
+                assert allowed or called not in ("torch.save", "pandas.to_pickle"), (
+                    f"{place}: {called}"
+                )
                 if called == "torch.load":
                     options = {option.arg: ast.unparse(option.value) for option in node.keywords}
-                    assert options.get("weights_only") == "True", f"{place}: torch.load reads pickle"
+                    assert options.get("weights_only") == "True", (
+                        f"{place}: torch.load reads pickle"
+                    )
 
 
 def test_what_is_imported_is_declared():
@@ -208,12 +276,16 @@ def test_what_is_imported_is_declared():
     declared = {re.split(r"[^\w-]", line)[0].lower().replace("_", "-") for line in lines}
     provided = packages_distributions()
     needed = {
-        module.split(".")[0] for path in MODULES for module in imported(path) if not module.startswith("sink_lens")
+        module.split(".")[0]
+        for path in MODULES
+        for module in imported(path)
+        if not module.startswith("sink_lens")
     } - set(sys.stdlib_module_names)
     missing = {
         module
         for module in needed
-        if not declared & {dist.lower().replace("_", "-") for dist in provided.get(module, [module])}
+        if not declared
+        & {dist.lower().replace("_", "-") for dist in provided.get(module, [module])}
     }
     assert missing == set()
 
@@ -224,7 +296,10 @@ def test_no_test_reaches_the_network():
         socket.create_connection(("192.0.2.1", 9), timeout=1)
     with pytest.raises(RuntimeError, match="only loopback"):
         socket.getaddrinfo("sink-lens.invalid", 80)
-    with pytest.raises(RuntimeError, match="only loopback"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+    with (
+        pytest.raises(RuntimeError, match="only loopback"),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out,
+    ):
         out.sendto(b"", ("192.0.2.1", 9))
 
 

@@ -10,7 +10,9 @@ from tiers import first
 SCRIPT = Path(__file__).parent / "checking" / "killed.py"
 
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks; on Windows nothing is forked")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="kills forks; on Windows nothing is forked"
+)
 
 
 def killed(*options, kills, said):
@@ -21,11 +23,15 @@ def killed(*options, kills, said):
 
 @pytest.mark.parametrize("name", first(["sweep", "patch", "circuit", "trace", "train", "watch"]))
 def test_a_killed_run_is_resumed_to_the_same_tables(name, tmp_path):
-    assert killed("--only", name, kills=1, said=tmp_path / "said") == [f"{name}: 1 kills, differing: nothing"]
+    assert killed("--only", name, kills=1, said=tmp_path / "said") == [
+        f"{name}: 1 kills, differing: nothing"
+    ]
 
 
 @pytest.mark.exhaustive
 def test_runs_killed_twice_and_killed_shards_are_resumed_to_the_same_tables(tmp_path):
     divided = tuple(f"{name} in 8 shards" for name in ("sweep", "patch", "circuit"))
     names = ("sweep", "patch", "circuit", "trace", "train", "watch", *divided)
-    assert killed(kills=2, said=tmp_path / "said") == [f"{name}: 2 kills, differing: nothing" for name in names]
+    assert killed(kills=2, said=tmp_path / "said") == [
+        f"{name}: 2 kills, differing: nothing" for name in names
+    ]

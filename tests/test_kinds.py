@@ -43,7 +43,9 @@ def installed(tmp_path, monkeypatch):
 def test_every_place_that_a_kind_names_is_there():
     texts = ("name", "tables", "heading", "help", "examples", "shards")
     for kind in all_kinds().values():
-        places = [place for name, place in dataclasses.asdict(kind).items() if place and name not in texts]
+        places = [
+            place for name, place in dataclasses.asdict(kind).items() if place and name not in texts
+        ]
         assert [import_object(place) for place in places]
         assert isinstance(import_object(kind.page), Page)
         assert tables_of(kind.name)

@@ -15,7 +15,13 @@ from typer.testing import CliRunner
 import sink_lens
 from sink_lens import cli
 from sink_lens.chain.config import TraceConfig
-from sink_lens.cli.options import add_config_options, build_config, off_option_name, option_name, say_with_options
+from sink_lens.cli.options import (
+    add_config_options,
+    build_config,
+    off_option_name,
+    option_name,
+    say_with_options,
+)
 from sink_lens.configuration import allowed_texts, make_config
 from sink_lens.errors import InputError
 from sink_lens.kinds import all_kinds
@@ -78,7 +84,20 @@ def toy():
 def test_every_kind_of_field_is_an_option(toy):
     run, calls = toy
     done = run(
-        *("big", "--many-words", "7", "--share", "0.5", "--no-loud", "--name", "x", "--name", "y z", "--kind", "b"),
+        *(
+            "big",
+            "--many-words",
+            "7",
+            "--share",
+            "0.5",
+            "--no-loud",
+            "--name",
+            "x",
+            "--name",
+            "y z",
+            "--kind",
+            "b",
+        ),
         *("--layers", "0-2,5", "--factors", "3,0.5", "--quiet"),
     )
     assert done.exit_code == 0, done.output
@@ -110,9 +129,13 @@ def test_help_is_the_docstring_with_the_default(toy):
 def test_a_file_gives_any_field_and_an_option_wins(toy, tmp_path):
     run, calls = toy
     file = tmp_path / "toy.toml"
-    file.write_text('many_words = 9\nnames = ["x"]\nlayers = "1-2"\nloud = false\nshare = 1\nfactors = [4, 5]\n')
+    file.write_text(
+        'many_words = 9\nnames = ["x"]\nlayers = "1-2"\nloud = false\nshare = 1\nfactors = [4, 5]\n'
+    )
     assert run("--config", file, "--many-words", "3").exit_code == 0
-    assert calls == [(Toy(names=("x",), layers=(1, 2), loud=False, share=1.0, factors=(4.0, 5.0)), False)]
+    assert calls == [
+        (Toy(names=("x",), layers=(1, 2), loud=False, share=1.0, factors=(4.0, 5.0)), False)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,10 +160,14 @@ def test_what_a_file_cannot_say_is_refused(toy, tmp_path, line, text):
 
 
 def test_lists_paths_and_whole_numbers_from_python_are_taken(tmp_path):
-    config = make_config(Toy, None, {"layers": range(2), "factors": [1, 2], "share": 1, "model": tmp_path})
+    config = make_config(
+        Toy, None, {"layers": range(2), "factors": [1, 2], "share": 1, "model": tmp_path}
+    )
     assert config == Toy(layers=(0, 1), factors=(1.0, 2.0), share=1.0, model=str(tmp_path))
     assert make_config(Toy, config, {"share": None}).share is None
-    with pytest.raises(InputError, match="has 'many_word', which is not known; did you mean many_words"):
+    with pytest.raises(
+        InputError, match="has 'many_word', which is not known; did you mean many_words"
+    ):
         make_config(Toy, None, {"many_word": 3})
 
 
@@ -303,7 +330,11 @@ def test_the_command_line_a_file_and_python_make_the_same_configuration(command,
     if command in OF_A_MODEL:
         assert from_python(command, given["model"], given) == made
     assert read(command, *words(kind, NEEDED.get(kind, {}))) == default(kind)
-    at_default = [one.name for one in options(kind) if getattr(made, one.name) == getattr(default(kind), one.name)]
+    at_default = [
+        one.name
+        for one in options(kind)
+        if getattr(made, one.name) == getattr(default(kind), one.name)
+    ]
     assert set(at_default) <= {
         *("text", "prompts", "prompts_file", "pairs_file", "answers_as", "imports", "fsdp", "trace")
     }  # others exclude them
@@ -330,10 +361,15 @@ def test_floors_are_written_as_a_table_or_as_pairs(read, tmp_path):
     (tmp_path / "floors.toml").write_text("[floors]\nkey_sink = 0.5\nintervention = 1\n")
     config = read("trace", file=tmp_path / "floors.toml")
     assert config == read("trace", "--floor", "key_sink=0.5", "--floor", "intervention=1")
-    assert config == make_config(TraceConfig, None, {"floors": {"key_sink": 0.5, "intervention": 1}})
+    assert config == make_config(
+        TraceConfig, None, {"floors": {"key_sink": 0.5, "intervention": 1}}
+    )
     assert config.floors_by_link == {"key_sink": 0.5, "intervention": 1.0}
     assert config.changed_thresholds == ("floors",)
-    assert TraceConfig(threshold=0.2, growth_factor=3.0).changed_thresholds == ("threshold", "growth_factor")
+    assert TraceConfig(threshold=0.2, growth_factor=3.0).changed_thresholds == (
+        "threshold",
+        "growth_factor",
+    )
     assert TraceConfig(sequences=3, controls=19).changed_thresholds == ()
     with pytest.raises(InputError, match="a floor is 'key_sink=much'; need LINK=NUMBER"):
         TraceConfig(floors=("key_sink=much",))
@@ -366,7 +402,10 @@ def test_an_error_names_arguments_in_python_and_options_on_the_command_line():
         ("without it (random_init=False)", "without it (--no-random-init)"),
         ("ask for fewer: sequences=...", "ask for fewer: --sequences"),
         ("load(model, colour='red') and n=3", "load(model, colour='red') and n=3"),
-        ("growth_factor is 0.5; need a factor above 1", "--growth-factor is 0.5; need a factor above 1"),
+        (
+            "growth_factor is 0.5; need a factor above 1",
+            "--growth-factor is 0.5; need a factor above 1",
+        ),
         ("threshold is 7; need less", "threshold is 7; need less"),  # a file has it
         ("model is missing", "model is missing"),  # no option
     ):

@@ -32,7 +32,9 @@ from tests.tiny_families import tiny
 
 @pytest.mark.parametrize("axis", ["layers", "heads", "positions"])
 def test_a_number_where_a_set_is_needed(axis):
-    with pytest.raises(InputError, match=rf"{axis} is 1; need a list of numbers. Write {axis}=\[1\]"):
+    with pytest.raises(
+        InputError, match=rf"{axis} is 1; need a list of numbers. Write {axis}=\[1\]"
+    ):
         edits.zero("z", **{axis: 1})
     for mean in (edits.mean_ordinary, edits.mean_all, edits.mean_aligned):
         with pytest.raises(InputError, match=rf"{axis} is 1; need a list of numbers"):
@@ -54,7 +56,11 @@ def test_a_reading_that_gives_nothing():
 
     readings = [Reading(name=one.__name__, sites=("z",), function=one) for one in (forgot, some)]
     found = stream(load(tiny("llama")), torch.randint(3, 300, (2, 12)), readings)
-    for look in (lambda: found["forgot", 0], lambda: found.stacked("forgot"), lambda: found.frame("forgot")):
+    for look in (
+        lambda: found["forgot", 0],
+        lambda: found.stacked("forgot"),
+        lambda: found.frame("forgot"),
+    ):
         with pytest.raises(InputError, match=r"'forgot' gave None in every layer.* Write return"):
             look()
     with pytest.raises(InputError, match="'some' gave nothing at layer 0; need one of 1-2"):
@@ -115,22 +121,37 @@ def test_a_setting_of_the_tokenizer_that_has_another_type_is_refused_with_its_fo
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "many"}))
     with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be read"):
         load(folder)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 100, "unk_token": "\ud800"}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"model_max_length": 100, "unk_token": "\ud800"})
+    )
     with pytest.raises(ModelError, match=r"the tokenizer .*; need "):
         load(folder)
 
 
 def test_what_is_given_to_a_configuration_is_shown_on_one_line():
-    with pytest.raises(InputError, match=r"^value_norm_init is .*; need one of first_token") as refused:
+    with pytest.raises(
+        InputError, match=r"^value_norm_init is .*; need one of first_token"
+    ) as refused:
         HeadNormConfig(value_norm_init=torch.eye(3).to_sparse())
     assert "\n" not in str(refused.value)
     for wrong in ({"id2label": 2j}, {"rope_parameters": math.inf}):
-        with pytest.raises(InputError, match=r"a field cannot be used .*; need values as LlamaConfig"):
+        with pytest.raises(
+            InputError, match=r"a field cannot be used .*; need values as LlamaConfig"
+        ):
             HeadNormConfig(**wrong)
     for call, says in (
-        (lambda: measures.massive_ratio(torch.eye(3).to_sparse()), r"is a Tensor .* of the layout torch.sparse_coo"),
-        (lambda: measures.sink_rate(torch.ones(2, 2), threshold=-(10**30)), r"is -1000.*of more than 64 bits\)"),
-        (lambda: MetricSpec(name=[None]), r"a metric is \[None\] with the options .*; need a name and a mapping"),
+        (
+            lambda: measures.massive_ratio(torch.eye(3).to_sparse()),
+            r"is a Tensor .* of the layout torch.sparse_coo",
+        ),
+        (
+            lambda: measures.sink_rate(torch.ones(2, 2), threshold=-(10**30)),
+            r"is -1000.*of more than 64 bits\)",
+        ),
+        (
+            lambda: MetricSpec(name=[None]),
+            r"a metric is \[None\] with the options .*; need a name and a mapping",
+        ),
         (lambda: SweepConfig(grid=-1), "grid is -1; need a Grid"),
         (lambda: PatchConfig(by=np.array("a")), r"by is array\('a'.*; need a list"),
     ):
@@ -148,7 +169,12 @@ def test_settings_that_would_be_read_for_ever_are_refused_at_once(content, tmp_p
 
 
 def test_a_setting_is_a_name_and_a_toml_value_or_a_text():
-    for text, found in (("lr = 3e-4", 3e-4), ("a=true", True), ("a=x=b.txt", "x=b.txt"), ("a=[3, 5]", [3, 5])):
+    for text, found in (
+        ("lr = 3e-4", 3e-4),
+        ("a=true", True),
+        ("a=x=b.txt", "x=b.txt"),
+        ("a=[3, 5]", [3, 5]),
+    ):
         assert parse_setting(text)[1] == found
     assert parse_setting("x={" + "a." * 50_000 + "a=1}")[0] == "x"
     assert parse_setting("x=" + "[" * 50_000)[0] == "x"

@@ -40,7 +40,9 @@ def lens():
 
 @pytest.fixture(scope="module")
 def batch(lens):
-    return TokenBatch.from_text("the cat and the dog saw the river. " * 40, lens.tokenizer, sequences=2, length=16)
+    return TokenBatch.from_text(
+        "the cat and the dog saw the river. " * 40, lens.tokenizer, sequences=2, length=16
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,9 @@ def changed(tokens):
 
 def swept(lens, tokens, out, **grid):
     what = Grid.of(EditGrid(site="mlp_out", layers=[1], **grid), controls=0)
-    return sweep(lens, what, tokens=tokens, metrics=[MetricSpec(name="loss")], out=out, progress=False)
+    return sweep(
+        lens, what, tokens=tokens, metrics=[MetricSpec(name="loss")], out=out, progress=False
+    )
 
 
 def patched(lens, tokens, **fields):
@@ -75,15 +79,23 @@ def patched(lens, tokens, **fields):
 
 
 AT_THE_END = {
-    "an edit": lambda lens, tokens, at, out: run_with(lens, tokens, [edits.zero("z", positions=[at])]).loss,
+    "an edit": lambda lens, tokens, at, out: (
+        run_with(lens, tokens, [edits.zero("z", positions=[at])]).loss
+    ),
     "an edit's key": lambda lens, tokens, at, out: (
-        run_with(lens, tokens, edits.edit("scores", lambda x, where: x - 3.0, positions=[15], keys=[at, 2])).loss
+        run_with(
+            lens,
+            tokens,
+            edits.edit("scores", lambda x, where: x - 3.0, positions=[15], keys=[at, 2]),
+        ).loss
     ),
     "a patch": lambda lens, tokens, at, out: patched(lens, tokens, positions=[at]).frame["effect"],
-    "a metric": lambda lens, tokens, at, out: patched(lens, tokens, metric=metrics.dominance(at, layer=2)).frame[
-        "effect"
-    ],
-    "a grid": lambda lens, tokens, at, out: swept(lens, tokens, out / str(at), positions=[at]).frame["effect"],
+    "a metric": lambda lens, tokens, at, out: patched(
+        lens, tokens, metric=metrics.dominance(at, layer=2)
+    ).frame["effect"],
+    "a grid": lambda lens, tokens, at, out: swept(
+        lens, tokens, out / str(at), positions=[at]
+    ).frame["effect"],
     "a cell": lambda lens, tokens, at, out: sweep(
         lens,
         [cell_of(edits.zero("z", positions=[at]), name="mine")],
@@ -110,11 +122,17 @@ def test_minus_one_in_a_cell_is_refused_where_lengths_differ(name, lens, padded,
 
 REFUSED = {
     "beyond the start": lambda lens, batch, out: run_with(lens, batch, positions=(-17,)),
-    "a mean ablation": lambda lens, batch, out: edits.mean_aligned(lens, batch, "mlp_out", positions=[-1]),
+    "a mean ablation": lambda lens, batch, out: edits.mean_aligned(
+        lens, batch, "mlp_out", positions=[-1]
+    ),
     "isolation": lambda lens, batch, out: edits.isolate([-1]),
     "the mass of the last token": lambda lens, batch, out: metrics.sink_mass(-1),
-    "a twice named place": lambda lens, batch, out: run_with(lens, batch, [edits.zero("z", positions=[15, -1])]),
-    "the target of a trace": lambda lens, batch, out: trace(lens, tokens=batch, target_position=-1, out=out),
+    "a twice named place": lambda lens, batch, out: run_with(
+        lens, batch, [edits.zero("z", positions=[15, -1])]
+    ),
+    "the target of a trace": lambda lens, batch, out: trace(
+        lens, tokens=batch, target_position=-1, out=out
+    ),
 }
 
 
@@ -133,12 +151,20 @@ def test_what_reads_a_run_takes_minus_one_for_the_end_of_each_text(lens, padded)
     for row, prompt in enumerate(PROMPTS):
         one = TokenBatch.from_prompts([prompt], lens.tokenizer)
         last = one.n_positions - 1
-        alone = run_with(lens, one, positions=(0, last), sites=("resid_post", "pattern"), logits=True)
+        alone = run_with(
+            lens, one, positions=(0, last), sites=("resid_post", "pattern"), logits=True
+        )
         torch.testing.assert_close(run.state[:, row], alone.state[:, 0], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(run.mass[:, row, :, :1], alone.mass[:, 0, :, :1], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(captured["resid_post", 1][row], alone.state[1, 0, [1, 0]], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            run.mass[:, row, :, :1], alone.mass[:, 0, :, :1], rtol=1e-4, atol=1e-4
+        )
+        torch.testing.assert_close(
+            captured["resid_post", 1][row], alone.state[1, 0, [1, 0]], rtol=1e-4, atol=1e-4
+        )
         rows = captured["pattern", 1][row, :, :, : last + 1]
-        torch.testing.assert_close(rows, alone.tensors["pattern", 1][0][:, [last, 0]], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            rows, alone.tensors["pattern", 1][0][:, [last, 0]], rtol=1e-4, atol=1e-4
+        )
         for metric in (norm, difference):
             found, wanted = metrics.evaluate(metric, run)[row], metrics.evaluate(metric, alone)[0]
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
@@ -150,28 +176,47 @@ NAMED = {
     "an edit's key": lambda lens, given, out: run_with(
         lens, given, edits.edit("pattern", lambda x, at: x * 0.5, keys=[0])
     ),
-    "captured rows": lambda lens, given, out: capture(lens, given, sites=["z"], layers=[0], positions=[2]),
+    "captured rows": lambda lens, given, out: capture(
+        lens, given, sites=["z"], layers=[0], positions=[2]
+    ),
     "keys of a stream": lambda lens, given, out: stream(
-        lens, given, [Reading(name="mass", sites=("mass",), function=lambda view: view["mass"])], keys=(1,)
+        lens,
+        given,
+        [Reading(name="mass", sites=("mass",), function=lambda view: view["mass"])],
+        keys=(1,),
     ),
     "patched positions": lambda lens, given, out: patched(lens, given, positions=[2]),
-    "an edit beside a patch": lambda lens, given, out: patched(lens, given, edits=[edits.zero("z", positions=[2])]),
-    "the mass of a metric": lambda lens, given, out: patched(lens, given, metric=metrics.sink_mass(2)),
+    "an edit beside a patch": lambda lens, given, out: patched(
+        lens, given, edits=[edits.zero("z", positions=[2])]
+    ),
+    "the mass of a metric": lambda lens, given, out: patched(
+        lens, given, metric=metrics.sink_mass(2)
+    ),
     "the logits of a metric": lambda lens, given, out: patched(
         lens, given, metric=metrics.logit_difference(5, 6, position=2)
     ),
     "a sweep's grid": lambda lens, given, out: swept(lens, given, out, positions="2-3"),
     "a sweep's cell": lambda lens, given, out: sweep(
-        lens, [cell_of(edits.zero("z", positions=[2]), name="mine")], tokens=given, out=out, progress=False
+        lens,
+        [cell_of(edits.zero("z", positions=[2]), name="mine")],
+        tokens=given,
+        out=out,
+        progress=False,
     ),
     "an attribution": lambda lens, given, out: direct_logit_attribution(lens, given, 5, position=2),
-    "an answer": lambda lens, given, out: answers(lens, given, edits=[edits.zero("z", positions=[2])]),
-    "the target of a trace": lambda lens, given, out: trace(lens, tokens=given, target_position=2, out=out),
+    "an answer": lambda lens, given, out: answers(
+        lens, given, edits=[edits.zero("z", positions=[2])]
+    ),
+    "the target of a trace": lambda lens, given, out: trace(
+        lens, tokens=given, target_position=2, out=out
+    ),
 }
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_position_in_rows_that_begin_elsewhere_is_refused_with_the_way_out(name, lens, left, tmp_path):
+def test_a_position_in_rows_that_begin_elsewhere_is_refused_with_the_way_out(
+    name, lens, left, tmp_path
+):
     with pytest.raises(InputError, match="from_tensor"):
         NAMED[name](lens, dict(left), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -182,13 +227,17 @@ def test_the_way_out_and_the_first_token_are_not_refused(lens, left):
     run = run_with(lens, batch, [edits.zero("z", positions=[2])], positions=(0, 2))
     assert run.valid[:, 0].all()
     assert run_with(lens, left).mass.isfinite().all()
-    ends, whole = (capture(lens, left, sites=["pattern"], layers=[1], positions=at) for at in ([0, -1], None))
+    ends, whole = (
+        capture(lens, left, sites=["pattern"], layers=[1], positions=at) for at in ([0, -1], None)
+    )
     first = left["attention_mask"].int().argmax(1)
     wanted = [whole["pattern", 1][row, :, [int(begin), -1]] for row, begin in enumerate(first)]
     torch.testing.assert_close(ends["pattern", 1], torch.stack(wanted), equal_nan=True)
 
 
-def test_attention_to_the_last_token_is_refused_and_nan_where_it_is_the_last_of_some(lens, batch, padded):
+def test_attention_to_the_last_token_is_refused_and_nan_where_it_is_the_last_of_some(
+    lens, batch, padded
+):
     last = batch.n_positions - 1
     for at in (-1, last):
         run = run_with(lens, batch, positions=(at,))
@@ -196,7 +245,9 @@ def test_attention_to_the_last_token_is_refused_and_nan_where_it_is_the_last_of_
         with pytest.raises(InputError, match="last token"):
             run.mass_at(at)
     ends = padded.lengths - 1
-    assert run_with(lens, padded, positions=(int(ends.min()),)).mass_at(int(ends.min())).isnan().tolist() == [
+    assert run_with(lens, padded, positions=(int(ends.min()),)).mass_at(
+        int(ends.min())
+    ).isnan().tolist() == [
         False,
         True,
     ]

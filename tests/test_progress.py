@@ -58,10 +58,16 @@ def test_a_notebook_gets_one_line_of_text_that_changes(capsys, monkeypatch):
     """As it is without ipywidgets, too: nothing is imported from there."""
     shown = []
     shell = type("ZMQInteractiveShell", (), {})()
-    handle = type("Handle", (), {"update": lambda self, data, raw: shown.append(("changed", data["text/plain"]))})()
+    handle = type(
+        "Handle",
+        (),
+        {"update": lambda self, data, raw: shown.append(("changed", data["text/plain"]))},
+    )()
     monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
     monkeypatch.setattr(
-        IPython.display, "display", lambda data, **options: shown.append(("made", data["text/plain"])) or handle
+        IPython.display,
+        "display",
+        lambda data, **options: shown.append(("made", data["text/plain"])) or handle,
     )
     with tqdm(total=2, desc="models", mininterval=0, leave=False) as bar:
         bar.set_description("models")
@@ -84,9 +90,13 @@ def test_a_call_without_progress_shows_no_bar_of_a_call_within(monkeypatch):
     monkeypatch.setattr(tqdm, "__init__", noted)
     pair, loss = (ids[:2], ids[2:]), metrics.loss()
     patching.patch(lens, *pair, site="z", metric=loss, controls=0, progress=False)
-    patching.path_patch(lens, *pair, sender=("z", 0, 0), receiver=("q", 2, 1), metric=loss, progress=False)
+    patching.path_patch(
+        lens, *pair, sender=("z", 0, 0), receiver=("q", 2, 1), metric=loss, progress=False
+    )
     patching.attribution_patch(lens, *pair, site="z", metric=loss)
-    sweep(lens, zero("mlp_out", layers="each"), tokens=ids, metrics=loss, controls=0, progress=False)
+    sweep(
+        lens, zero("mlp_out", layers="each"), tokens=ids, metrics=loss, controls=0, progress=False
+    )
     circuits.find(lens, *pair, metric=loss, edges=300, progress=False)
     trace(lens, ids, quick=True, random_init=False, report=False, progress=False)
     assert set(shown) == {None}

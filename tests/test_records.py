@@ -26,7 +26,12 @@ HEADS = pd.DataFrame({"layer": [0, 1], "sink_rate": [0.25, float("nan")], "label
 
 
 def start(folder, **changes):
-    options = {"kind": "trace", "config": CONFIG, "provenance": PROVENANCE, "expects": ("heads", "neurons")}
+    options = {
+        "kind": "trace",
+        "config": CONFIG,
+        "provenance": PROVENANCE,
+        "expects": ("heads", "neurons"),
+    }
     return create_run(folder, **(options | changes))
 
 
@@ -59,18 +64,39 @@ def test_what_was_written_is_read(tmp_path):
     assert set(run.tables) == {"heads", "summary"}
     assert run.tensors("patterns")["pattern"].tolist() == [[0, 3], [1, 4], [2, 5]]
     assert (run.folder / "report.html").read_text(encoding="utf-8") == "<p>é</p>"
-    assert (run.status, run.kind, run.config, run.provenance) == ("finished", "trace", CONFIG, PROVENANCE)
+    assert (run.status, run.kind, run.config, run.provenance) == (
+        "finished",
+        "trace",
+        CONFIG,
+        PROVENANCE,
+    )
     assert run.missing == ["neurons"]
-    assert names(run.folder) == ["heads.parquet", "patterns.safetensors", "report.html", RUN_FILE, "summary.csv"]
+    assert names(run.folder) == [
+        "heads.parquet",
+        "patterns.safetensors",
+        "report.html",
+        RUN_FILE,
+        "summary.csv",
+    ]
 
 
 def test_run_json_is_strict_json_and_says_running_at_once(tmp_path):
-    config = {"ratio": float("nan"), "top": (np.float32(0.5), np.int64(3)), "out": Path("there"), "inf": np.inf}
+    config = {
+        "ratio": float("nan"),
+        "top": (np.float32(0.5), np.int64(3)),
+        "out": Path("there"),
+        "inf": np.inf,
+    }
     with start(tmp_path, config=config) as writer:
         text = (tmp_path / RUN_FILE).read_text()
         assert "NaN" not in text
         assert json.loads(text)["status"] == "running"
-        assert json.loads(text)["config"] == {"ratio": None, "top": [0.5, 3], "out": "there", "inf": None}
+        assert json.loads(text)["config"] == {
+            "ratio": None,
+            "top": [0.5, 3],
+            "out": "there",
+            "inf": None,
+        }
         writer.write_table("heads", HEADS)
 
 
@@ -87,7 +113,10 @@ def test_a_folder_in_use_by_another_process_is_refused(tmp_path):
         "print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
@@ -114,7 +143,10 @@ def test_a_finished_run_is_kept_unless_overwriting_is_asked_for(tmp_path):
 def test_a_run_is_replaced_only_by_the_first_file_of_the_new_one(tmp_path):
     finished(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match="no such layer"), start(tmp_path, config={"layer": 99}, overwrite=True):
+    with (
+        pytest.raises(ValueError, match="no such layer"),
+        start(tmp_path, config={"layer": 99}, overwrite=True),
+    ):
         raise ValueError("no such layer")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     code = (
@@ -125,7 +157,9 @@ def test_a_run_is_replaced_only_by_the_first_file_of_the_new_one(tmp_path):
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     with pytest.raises(RunError, match="a finished run"):
         start(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".lock"} == before
+    assert {
+        path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".lock"
+    } == before
 
 
 def test_a_finished_run_is_gone_on_with_where_it_can_be_added_to(tmp_path):
@@ -144,7 +178,11 @@ def test_a_finished_run_is_gone_on_with_where_it_can_be_added_to(tmp_path):
         assert read_run(tmp_path).status == "running"
         writer.write_table("neurons", HEADS)
     again = read_run(tmp_path)
-    assert (again.status, again.started, set(again.tables)) == ("finished", before.started, {"heads", "neurons"})
+    assert (again.status, again.started, set(again.tables)) == (
+        "finished",
+        before.started,
+        {"heads", "neurons"},
+    )
 
 
 def test_a_run_that_is_cleared_holds_none_of_its_files_and_leaves_those_of_others(tmp_path):
@@ -163,11 +201,19 @@ def contents(folder):
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        found[name] = f"-> {path.readlink()}" if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        found[name] = (
+            f"-> {path.readlink()}"
+            if path.is_symlink()
+            else path.read_bytes()
+            if path.is_file()
+            else None
+        )
     return found
 
 
-@pytest.mark.parametrize("name", [".replaced", "heads.parquet.part", ".run.json.sink_lens", "neurons.parquet", ".lock"])
+@pytest.mark.parametrize(
+    "name", [".replaced", "heads.parquet.part", ".run.json.sink_lens", "neurons.parquet", ".lock"]
+)
 @pytest.mark.parametrize("to", ["docs", "docs/thesis.tex"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_link_in_a_run_folder_leads_nothing_of_the_user_into_it(tmp_path, name, to, overwrite):
@@ -188,7 +234,15 @@ def test_a_link_in_a_run_folder_leads_nothing_of_the_user_into_it(tmp_path, name
 
 @pytest.mark.parametrize(
     "name",
-    ["draft.part", "run.json.part", ".replaced/a.txt", "report.html", "neurons.parquet", "neurons.csv", "log.jsonl"],
+    [
+        "draft.part",
+        "run.json.part",
+        ".replaced/a.txt",
+        "report.html",
+        "neurons.parquet",
+        "neurons.csv",
+        "log.jsonl",
+    ],
 )
 @pytest.mark.parametrize("how", ["goes on", "overwrites", "fails"])
 def test_a_file_of_the_user_in_a_run_folder_stays_as_it_is(tmp_path, name, how):
@@ -196,20 +250,30 @@ def test_a_file_of_the_user_in_a_run_folder_stays_as_it_is(tmp_path, name, how):
     mine = tmp_path / name
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
-    with contextlib.suppress(RunError, ValueError), start(tmp_path, overwrite=how == "overwrites") as writer:
+    with (
+        contextlib.suppress(RunError, ValueError),
+        start(tmp_path, overwrite=how == "overwrites") as writer,
+    ):
         if how == "fails":
             raise ValueError
         writer.write_table("neurons", HEADS)
         RunLog(tmp_path, columns={"monitor": {"step": "int64"}}).close()
     assert mine.read_text() == "mine"
-    assert read_run(tmp_path).tables["heads" if "heads" in read_run(tmp_path).tables else "neurons"].equals(HEADS)
+    assert (
+        read_run(tmp_path)
+        .tables["heads" if "heads" in read_run(tmp_path).tables else "neurons"]
+        .equals(HEADS)
+    )
 
 
 def test_a_file_that_a_record_lists_and_the_run_did_not_write_is_not_deleted(tmp_path):
     finished(tmp_path)
     (tmp_path / "thesis.tex").write_text("years")
     record = json.loads((tmp_path / RUN_FILE).read_text())
-    for own in ({"files": record["files"] | {"thesis.tex": {"bytes": 5, "sha256": "a"}}}, {"written": ["thesis.tex"]}):
+    for own in (
+        {"files": record["files"] | {"thesis.tex": {"bytes": 5, "sha256": "a"}}},
+        {"written": ["thesis.tex"]},
+    ):
         (tmp_path / RUN_FILE).write_text(json.dumps(record | own | {"status": "failed"}))
         for overwrite in (False, True):
             with start(tmp_path, overwrite=overwrite, reopen=True) as writer:
@@ -369,16 +433,30 @@ def test_a_damaged_run_json_is_named(tmp_path, text, says):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda record: record["files"].update({"..": record["files"]["heads.parquet"]}), "lists '..', which"),
-        (lambda record: record["files"].update({"": record["files"]["heads.parquet"]}), "lists '', which"),
-        (lambda record: record["files"].update({"../a.b": record["files"]["heads.parquet"]}), "lists '../a.b', which"),
-        (lambda record: record["files"].update({"heads.parquet": {"bytes": "9", "sha256": "a"}}), "no size and hash"),
+        (
+            lambda record: record["files"].update({"..": record["files"]["heads.parquet"]}),
+            "lists '..', which",
+        ),
+        (
+            lambda record: record["files"].update({"": record["files"]["heads.parquet"]}),
+            "lists '', which",
+        ),
+        (
+            lambda record: record["files"].update({"../a.b": record["files"]["heads.parquet"]}),
+            "lists '../a.b', which",
+        ),
+        (
+            lambda record: record["files"].update({"heads.parquet": {"bytes": "9", "sha256": "a"}}),
+            "no size and hash",
+        ),
         (lambda record: record.update({"expects": [["heads"]]}), "expects should be names"),
         (lambda record: record.update({"provenance": []}), r"provenance is \[\]; need dict"),
     ],
 )
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_run_json_of_the_wrong_shape_is_refused_and_nothing_is_deleted(tmp_path, change, says, overwrite):
+def test_a_run_json_of_the_wrong_shape_is_refused_and_nothing_is_deleted(
+    tmp_path, change, says, overwrite
+):
     finished(tmp_path)
     record = json.loads((tmp_path / RUN_FILE).read_text())
     change(record)
@@ -397,7 +475,10 @@ def test_an_interrupt_says_where_the_finished_part_is(tmp_path):
     with pytest.raises(KeyboardInterrupt) as some, start(tmp_path / "some") as writer:
         writer.write_table("heads", HEADS)
         raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt) as added, add_to_run(finished(tmp_path / "old").folder) as writer:
+    with (
+        pytest.raises(KeyboardInterrupt) as added,
+        add_to_run(finished(tmp_path / "old").folder) as writer,
+    ):
         writer.write_table("more", HEADS)
         raise KeyboardInterrupt
     assert "what is finished is in" in added.value.__notes__[0]
@@ -406,7 +487,9 @@ def test_an_interrupt_says_where_the_finished_part_is(tmp_path):
     assert f"out='{tmp_path / 'some'}'" in note
 
 
-def test_a_run_killed_before_a_listed_file_had_its_name_is_completed_when_something_is_added(tmp_path):
+def test_a_run_killed_before_a_listed_file_had_its_name_is_completed_when_something_is_added(
+    tmp_path,
+):
     finished(tmp_path)
     path = tmp_path / "heads.parquet"
     path.rename(part_path(path))
@@ -432,7 +515,9 @@ def test_a_log_that_another_goes_on_with_writes_no_more(tmp_path, monkeypatch):
     """What could not be written before is not written behind the other's rows."""
     first = RunLog(tmp_path, columns={"t": {"x": "int64"}})
     with monkeypatch.context() as full:
-        full.setattr(os, "write", lambda *given: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space")))
+        full.setattr(
+            os, "write", lambda *given: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space"))
+        )
         with pytest.raises(OSError, match="no space"):
             first.append(1, {"t": [{"x": 1}]})
     second = RunLog(tmp_path, columns={"t": {"x": "int64"}})

@@ -17,14 +17,27 @@ COLUMNS = [(f"{kind}/{table.name}", column) for kind, table in EVERY for column 
 
 def of_neuron(**changed):
     """A row of trace/selectivity as it should be, with columns changed, or left out where they are None."""
-    right = {"layer": [0], "neuron": [5], "position": [3], "activation": [1.0], "cosine": [0.5], "up": [1.0]}
+    right = {
+        "layer": [0],
+        "neuron": [5],
+        "position": [3],
+        "activation": [1.0],
+        "cosine": [0.5],
+        "up": [1.0],
+    }
     right |= {"gate": [math.nan]}
-    return pd.DataFrame({name: value for name, value in (right | changed).items() if value is not None})
+    return pd.DataFrame(
+        {name: value for name, value in (right | changed).items() if value is not None}
+    )
 
 
 def test_meanings_and_units_are_sentences_and_of_the_list():
     # "Share of sequences ..." or "argmax ..." (a value of the column), to a full stop, and no second thought after it.
-    wrong = [(where, one.meaning) for where, one in COLUMNS if not re.fullmatch(r"[\w-].{3,}[\w)`]\.", one.meaning)]
+    wrong = [
+        (where, one.meaning)
+        for where, one in COLUMNS
+        if not re.fullmatch(r"[\w-].{3,}[\w)`]\.", one.meaning)
+    ]
     assert wrong == []
     used = {column.unit for _, column in COLUMNS}
     assert used == set(UNITS)
@@ -40,18 +53,34 @@ def test_the_parts_of_a_table_are_found_under_their_number():
 
 def test_a_table_as_it_is_described_passes():
     assert complaints("trace", "selectivity", of_neuron()) == []
-    others = of_neuron().astype("float32").astype({"layer": "int32", "neuron": "int64", "position": "Int64"})
+    others = (
+        of_neuron()
+        .astype("float32")
+        .astype({"layer": "int32", "neuron": "int64", "position": "Int64"})
+    )
     assert complaints("trace", "selectivity", others) == []
 
 
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
-        (of_neuron(other=[1.0]), "trace/selectivity has a column 'other' that the schema does not know"),
+        (
+            of_neuron(other=[1.0]),
+            "trace/selectivity has a column 'other' that the schema does not know",
+        ),
         (of_neuron(activation=None), "trace/selectivity lacks the column 'activation'"),
-        (of_neuron(activation=[1]), "trace/selectivity has int in the column 'activation'; the schema says float"),
-        (of_neuron(layer=[0.0]), "trace/selectivity has float in the column 'layer'; the schema says int"),
-        (of_neuron(position=[True]), "trace/selectivity has bool in the column 'position'; the schema says int"),
+        (
+            of_neuron(activation=[1]),
+            "trace/selectivity has int in the column 'activation'; the schema says float",
+        ),
+        (
+            of_neuron(layer=[0.0]),
+            "trace/selectivity has float in the column 'layer'; the schema says int",
+        ),
+        (
+            of_neuron(position=[True]),
+            "trace/selectivity has bool in the column 'position'; the schema says int",
+        ),
     ],
 )
 def test_a_table_that_is_written_otherwise_is_named(frame, said):
@@ -71,7 +100,8 @@ def test_optional_columns_may_be_absent_and_open_tables_have_more():
     assert complaints("patch", "patches", frame) == []
     assert complaints("patch", "patches", frame.assign(mine=1)) != []
     cells = {
-        one.name: {"int": 1, "float": 1.0, "bool": True, "str": "a"}[one.dtype] for one in tables_of("sweep")[2].columns
+        one.name: {"int": 1, "float": 1.0, "bool": True, "str": "a"}[one.dtype]
+        for one in tables_of("sweep")[2].columns
     }
     assert complaints("sweep", "cells", pd.DataFrame([cells]).assign(mine=1, place=3)) == []
     assert complaints("sweep", "cells", pd.DataFrame([cells]).assign(effect=3)) != []

@@ -6,7 +6,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
-from sink_lens.stats import Interval, corrected_p, interval, paired_difference, paired_differences, studentised_interval
+from sink_lens.stats import (
+    Interval,
+    corrected_p,
+    interval,
+    paired_difference,
+    paired_differences,
+    studentised_interval,
+)
 
 
 def generator(seed=0):
@@ -43,13 +50,17 @@ def test_a_statistic_of_two_columns_sees_paired_rows():
 def test_a_statistic_without_an_axis_agrees_with_one_that_has_it_and_nan_units_are_dropped():
     values = generator(5).normal(size=20)
     fast = interval(values, generator=generator(), statistic=np.median, n_resamples=300)
-    slow = interval(values, generator=generator(), statistic=lambda rows: np.median(rows), n_resamples=300)
+    slow = interval(
+        values, generator=generator(), statistic=lambda rows: np.median(rows), n_resamples=300
+    )
     assert fast == slow
     found = interval([[1.0, 3.0], [np.nan, 5.0], [3.0, 5.0]], generator=generator())
     assert (found.estimate, found.n) == (3.0, 2)  # means 2 and 4 of the two whole rows
 
 
-@pytest.mark.parametrize(("values", "n"), [([], 0), ([np.nan], 0), ([2.0], 1), (np.zeros((0, 3)), 0)])
+@pytest.mark.parametrize(
+    ("values", "n"), [([], 0), ([np.nan], 0), ([2.0], 1), (np.zeros((0, 3)), 0)]
+)
 def test_fewer_than_two_units_have_no_bounds(values, n):
     found = interval(values, generator=generator())
     assert found.n == n
@@ -66,7 +77,10 @@ def test_constant_and_infinite_units_stay_what_they_are():
 
 @settings(deadline=None, max_examples=40)
 @example([0.0, *[999999.9999999999] * 3], np.max)
-@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=12), st.sampled_from([np.mean, np.median, np.max]))
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=12),
+    st.sampled_from([np.mean, np.median, np.max]),
+)
 def test_bounds_lie_within_the_values_and_in_order(values, statistic):
     found = interval(values, generator=generator(), statistic=statistic, n_resamples=100)
     slack = 1e-9 * max(map(abs, values))
@@ -78,14 +92,18 @@ def test_the_same_generator_gives_the_same_numbers():
     assert interval(values, generator=generator(7)) == interval(values, generator=generator(7))
     assert interval(values, generator=generator(7)) != interval(values, generator=generator(8))
     rows = generator(14).normal(size=(4, 6))
-    first, second = (paired_differences(rows, rows[:1] * 0, generator=generator(5)) for _ in range(2))
+    first, second = (
+        paired_differences(rows, rows[:1] * 0, generator=generator(5)) for _ in range(2)
+    )
     assert first == second
 
 
 def test_pairing_removes_what_the_units_share_and_drops_half_pairs():
     # b = a + 1 in every unit: the difference is -1 exactly, however much the units differ.
     a = generator(9).normal(scale=100, size=16).round()
-    assert paired_difference(a, a + 1, generator=generator()) == Interval(estimate=-1.0, low=-1.0, high=-1.0, n=16)
+    assert paired_difference(a, a + 1, generator=generator()) == Interval(
+        estimate=-1.0, low=-1.0, high=-1.0, n=16
+    )
     assert paired_difference([1.0, 2.0, np.nan], [0.0, np.nan, 1.0], generator=generator()).n == 1
 
 
@@ -153,7 +171,9 @@ def test_rows_of_one_unit_of_equal_differences_and_no_rows():
     first, second = paired_differences([[3.0], [4.0]], [[1.0]], generator=generator())
     assert (first.estimate, first.n, second.estimate) == (2.0, 1, 3.0)
     assert np.isnan([first.low, first.high, second.low]).all()
-    (one,) = paired_differences([[0.3, 1.3, 2.3]], [[0.0, 1.0, 2.0]], generator=generator(), n_resamples=50)
+    (one,) = paired_differences(
+        [[0.3, 1.3, 2.3]], [[0.0, 1.0, 2.0]], generator=generator(), n_resamples=50
+    )
     assert one.low <= one.estimate <= one.high
     (flat,) = paired_differences([[2.0, 3.0, 4.0]], [[1.0, 2.0, 3.0]], generator=generator())
     assert flat == Interval(estimate=1.0, low=1.0, high=1.0, n=3)
@@ -162,17 +182,25 @@ def test_rows_of_one_unit_of_equal_differences_and_no_rows():
 
 def coverage(make, truth, *, n, samples=600):
     drawn = make(generator(11), (samples, n))
-    found = [studentised_interval(one, generator=generator(seed), n_resamples=400) for seed, one in enumerate(drawn)]
+    found = [
+        studentised_interval(one, generator=generator(seed), n_resamples=400)
+        for seed, one in enumerate(drawn)
+    ]
     return float(np.mean([one.low <= truth <= one.high for one in found]))
 
 
-@pytest.mark.parametrize(("name", "truth", "least"), [("normal", 0.0, 0.93), ("lognormal", np.exp(0.5), 0.88)])
+@pytest.mark.parametrize(
+    ("name", "truth", "least"), [("normal", 0.0, 0.93), ("lognormal", np.exp(0.5), 0.88)]
+)
 def test_studentised_intervals_cover_at_20_units(name, truth, least):
     # Nominal 0.95; 600 samples give a standard error of 0.01.
     make = lambda rng, shape: getattr(rng, name)(size=shape)  # noqa: E731
     reached = coverage(make, truth, n=20)
     assert least <= reached <= 0.98, reached
-    percentile = [interval(one, generator=generator(0), n_resamples=400) for one in make(generator(11), (600, 20))]
+    percentile = [
+        interval(one, generator=generator(0), n_resamples=400)
+        for one in make(generator(11), (600, 20))
+    ]
     assert reached > np.mean([one.low <= truth <= one.high for one in percentile])
 
 
@@ -195,7 +223,9 @@ def test_a_studentised_ratio_of_means_is_that_of_its_parts():
     found = studentised_interval(a, over=b, generator=generator())
     assert found.estimate == pytest.approx(a.mean() / b.mean())
     assert found.low < found.estimate < found.high
-    assert studentised_interval(2 * a, over=a, generator=generator()) == Interval(estimate=2.0, low=2.0, high=2.0, n=30)
+    assert studentised_interval(2 * a, over=a, generator=generator()) == Interval(
+        estimate=2.0, low=2.0, high=2.0, n=30
+    )
 
 
 def test_few_units_have_the_interval_of_student():
@@ -209,7 +239,9 @@ def test_the_corrected_p_is_that_of_student_times_the_rows():
     # mean 2, standard deviation 1, n = 4: t = 4; two-sided with 3 degrees of freedom: p = 0.02801
     row = [2 - 1.5**0.5, 2.0, 2.0, 2 + 1.5**0.5]
     nan = float("nan")
-    found = corrected_p(np.array([row, [0, 0, 0, 0], [3, 3, 3, 3], [1, nan, nan, nan], [*row[:3], nan]]))
+    found = corrected_p(
+        np.array([row, [0, 0, 0, 0], [3, 3, 3, 3], [1, nan, nan, nan], [*row[:3], nan]])
+    )
     assert found[0] == pytest.approx(4 * 0.02801, rel=1e-3)  # four rows have a test
     assert found[1:3].tolist() == [1.0, 0.0]
     assert np.isnan(found[3])
@@ -217,5 +249,7 @@ def test_the_corrected_p_is_that_of_student_times_the_rows():
 
 def test_where_nothing_happens_the_smallest_corrected_p_is_seldom_small():
     draw = generator(0)
-    noise = [np.sqrt(0.5) * (draw.normal(size=(12, 16)) + draw.normal(size=16)) for _ in range(1000)]  # cells depend
+    noise = [
+        np.sqrt(0.5) * (draw.normal(size=(12, 16)) + draw.normal(size=16)) for _ in range(1000)
+    ]  # cells depend
     assert np.mean([corrected_p(one).min() <= 0.05 for one in noise]) <= 0.05

@@ -18,13 +18,19 @@ from sink_lens.training import SinkMonitor
 from tests.tiny_families import tiny
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+]
 RUN = [page for page in PAGES if page.parent.name == "tutorials"]
 """Pages whose blocks run on a planted model in ``./my-model``; ``tests/test_docs.py`` runs those of others."""
 
 
 def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S
+    )
 
 
 def commands(page):
@@ -57,8 +63,12 @@ def test_the_python_of_a_page_runs_in_its_order(page, planted_folder, tmp_path, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-model").symlink_to(planted_folder)
     (tmp_path / "text.txt").write_text("the cat and the dog saw the river near the hill. " * 400)
-    monkeypatch.setattr("sink_lens.records.display.draw_page", lambda folder: folder)  # pages have their own tests
-    monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))  # not installed here
+    monkeypatch.setattr(
+        "sink_lens.records.display.draw_page", lambda folder: folder
+    )  # pages have their own tests
+    monkeypatch.setitem(
+        sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object)
+    )  # not installed here
     found = blocks(page, "python")
     assert found
     names = {}
@@ -70,7 +80,12 @@ def test_the_lightning_callback_reads_each_step_and_takes_its_hooks_off(monkeypa
     monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))
     page = next(page for page in RUN if page.stem == "monitor_my_training")
     names = {"SinkMonitor": partial(SinkMonitor, every=2)}
-    exec(next(block for block in blocks(page, "python") if "Callback" in block).replace("every=50, ", ""), names)
+    exec(
+        next(block for block in blocks(page, "python") if "Callback" in block).replace(
+            "every=50, ", ""
+        ),
+        names,
+    )
     module = SimpleNamespace(model=tiny("llama").train(), logged=[])
     module.log_dict = module.logged.append
     trainer, callback = SimpleNamespace(global_step=0), names["SinkCallback"]()

@@ -33,15 +33,23 @@ def furthest(pairs):
         for family in (*TINY_FAMILIES, *(MORE_FAMILIES if paths is sweep_and_single_runs else ()))
     ],
 )
-def test_two_paths_agree_where_every_product_is_summed_in_another_order_and_every_edit_moves_its_number(paths, family):
+def test_two_paths_agree_where_every_product_is_summed_in_another_order_and_every_edit_moves_its_number(
+    paths, family
+):
     with HostileCPU():
         pairs = list(paths(family))
     assert furthest(pairs) <= (CLOSE, "")
-    assert min((pair.moved, pair.name) for pair in pairs) >= (MOVED, "")  # of several numbers of a cell, the best
+    assert min((pair.moved, pair.name) for pair in pairs) >= (
+        MOVED,
+        "",
+    )  # of several numbers of a cell, the best
 
 
 def test_the_hostile_cpu_gives_one_path_the_same_bits_and_two_paths_others():
-    a, b = (torch.randn(size, generator=torch.Generator().manual_seed(1)) for size in ((40, 64), (64, 32)))
+    a, b = (
+        torch.randn(size, generator=torch.Generator().manual_seed(1))
+        for size in ((40, 64), (64, 32))
+    )
     with HostileCPU():
         products = [a @ b, a @ b, (a[:20] @ b), torch.zeros(4, 64) @ b]
     assert torch.equal(products[0], products[1])
@@ -122,9 +130,14 @@ PLANTED = {
     "dropped edit": (bridge_and_raw_model, lambda: steps_with(lambda steps, n_layers: [])),
     "wrong layer": (
         bridge_and_raw_model,
-        lambda: steps_with(lambda steps, n: [replace(one, layer=(one.layer + 1) % n) for one in steps]),
+        lambda: steps_with(
+            lambda steps, n: [replace(one, layer=(one.layer + 1) % n) for one in steps]
+        ),
     ),
-    "edit made twice": (bridge_and_raw_model, lambda: steps_with(lambda steps, n_layers: [*steps, *steps])),
+    "edit made twice": (
+        bridge_and_raw_model,
+        lambda: steps_with(lambda steps, n_layers: [*steps, *steps]),
+    ),
     "wrong position": (bridge_and_raw_model, lambda: index_with(positions=-1)),
     "wrong head": (bridge_and_raw_model, lambda: index_with(heads=1)),
     "wrong mask": (sweep_and_single_runs, wrong_mask),

@@ -32,7 +32,10 @@ FEW = [result for result in RESULTS if result not in ("circuit", "patch", "attri
 FIRST = {
     ("llama", form, result)
     for number, form in enumerate(FORMS)
-    for result in (*FEW[number % 2 :: 2][:3], *(("patch",) if form in ("padded on the left", "NumPy arrays") else ()))
+    for result in (
+        *FEW[number % 2 :: 2][:3],
+        *(("patch",) if form in ("padded on the left", "NumPy arrays") else ()),
+    )
 }
 
 
@@ -41,9 +44,13 @@ def test_a_text_is_taken_where_tokens_are():
     said = ["the cat and", "the bat and the hog"]
     batch = as_batch(said, lens.tokenizer)
     assert torch.equal(run_with(lens, said).loss, run_with(lens, batch).loss)
-    assert torch.equal(sink_scores(lens, said).nan_to_num(-1), sink_scores(lens, batch).nan_to_num(-1))
+    assert torch.equal(
+        sink_scores(lens, said).nan_to_num(-1), sink_scores(lens, batch).nan_to_num(-1)
+    )
     assert torch.equal(sink_mask(lens, said), sink_mask(lens, batch))
-    found, expected = (capture(lens, one, sites=("z",), layers=[1])["z", 1] for one in (said, batch))
+    found, expected = (
+        capture(lens, one, sites=("z",), layers=[1])["z", 1] for one in (said, batch)
+    )
     assert torch.equal(found, expected)
     one = run_with(lens, said[0], sites=("z",), logits=True)
     assert one.loss.shape == (1,)
@@ -60,13 +67,17 @@ def hugging_face(family="llama"):
         return tiny(family)(**LEFT, position_ids=positions, output_hidden_states=True)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral", "bloom", "falcon", "mixtral"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "gemma2", "mistral", "bloom", "falcon", "mixtral"]
+)
 def test_the_last_column_of_a_batch_padded_on_the_left_is_that_of_hugging_face(family):
     theirs, lens = hugging_face(family), lens_of(family)
     run = run_with(lens, LEFT, logits=True)
     torch.testing.assert_close(run.logits[:, -1], theirs.logits[:, -1], rtol=1e-4, atol=1e-4)
     stream_before = capture(lens, LEFT, sites=["resid_pre"], layers=[1])["resid_pre", 1]
-    torch.testing.assert_close(stream_before[:, -1], theirs.hidden_states[1][:, -1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        stream_before[:, -1], theirs.hidden_states[1][:, -1], rtol=1e-4, atol=1e-4
+    )
     real = LEFT["attention_mask"].bool()
     assert torch.equal(run.valid, real)
     assert torch.equal(run.logits.isnan().all(-1), ~real)
@@ -118,7 +129,9 @@ def test_layers_are_read_in_the_order_in_which_they_are_asked_for():
     assert some.layers == (2, 0)
     assert torch.equal(some.mass, every.mass[[2, 0]])
     assert torch.equal(some.state, every.state[[2, 0]])
-    assert torch.equal(run_with(lens, tokens, layers=(-1, 1), loss=False).state, every.state[[2, 1]])
+    assert torch.equal(
+        run_with(lens, tokens, layers=(-1, 1), loss=False).state, every.state[[2, 1]]
+    )
 
 
 def test_a_metric_of_an_outcome_is_by_text_wherever_its_tokens_lie():
@@ -147,7 +160,9 @@ def test_values_captured_with_padding_can_be_put_back():
     lens, right = lens_of("llama"), padded(ROWS)
     kept = capture(lens, right, sites=["z"], layers=[1])
     frozen = edits.freeze("z", {1: kept["z", 1]})
-    before, after = (run_with(lens, right, some, quiet=True, logits=True).logits for some in ((), frozen))
+    before, after = (
+        run_with(lens, right, some, quiet=True, logits=True).logits for some in ((), frozen)
+    )
     torch.testing.assert_close(after, before, equal_nan=True)
     left = capture(lens, LEFT, sites=["z"], layers=[1])
     with pytest.raises(EditError, match="finite"):
@@ -179,7 +194,9 @@ def test_a_nan_is_refused_by_sequence_and_token(by):
         sink_mask(broken(250), long, by=by)
 
 
-@pytest.mark.parametrize("sites", [("resid_post",), ("mass",), ("rows",), ("key_scores", "neurons"), ("final",)])
+@pytest.mark.parametrize(
+    "sites", [("resid_post",), ("mass",), ("rows",), ("key_scores", "neurons"), ("final",)]
+)
 def test_every_reading_refuses_a_nan(sites):
     tokens = torch.tensor([ROWS[1], [*ROWS[1][:4], 250, *ROWS[1][5:]]])
     reading = Reading(name="mine", sites=sites, function=lambda view: view[sites[0]])
@@ -195,9 +212,14 @@ def combinations():
 
 @pytest.mark.parametrize(
     ("name", "form", "result"),
-    [one if one in FIRST else pytest.param(*one, marks=pytest.mark.exhaustive) for one in combinations()],
+    [
+        one if one in FIRST else pytest.param(*one, marks=pytest.mark.exhaustive)
+        for one in combinations()
+    ],
 )
-def test_a_result_of_any_form_is_that_of_plain_hugging_face_at_the_same_index_or_refused(name, form, result):
+def test_a_result_of_any_form_is_that_of_plain_hugging_face_at_the_same_index_or_refused(
+    name, form, result
+):
     refused = check(name, form, result)
     dense = result != "circuit" or name not in ("mixtral", "qwen3_5", "lfm2", "deepseek_v3")
     if result != "monitor" and dense:

@@ -24,7 +24,12 @@ _PARTIAL = {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}
 _WINDOWED = {"sliding_window": WINDOW}
 _GEMMA = _WIDE_HEAD | _WINDOWED | {"query_pre_attn_scalar": 20}
 _CAPPED = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
-_GRANITE = {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "logits_scaling": 2.0}
+_GRANITE = {
+    "residual_multiplier": 0.5,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
 _GPT = SIZES | {"initializer_range": 0.2}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _FEW_OF = {"num_experts": 4, "num_experts_per_tok": 2}
@@ -47,7 +52,8 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     # the variants of our own class: norm of the values, sigmoid weights, gates, sink logit
     "headnorm": _LLAMA | {"value_norm": "shared"},
     "headnorm_sigmoid": _LLAMA | {"attention": "sigmoid"},
-    "headnorm_gate": _WIDE_HEAD | {"attention": "gate_elementwise", "value_norm": "per_head", "qk_norm": True},
+    "headnorm_gate": _WIDE_HEAD
+    | {"attention": "gate_elementwise", "value_norm": "per_head", "qk_norm": True},
     "headnorm_sink": _WIDE_HEAD | {"attention": "sink_logit"},
 }
 _MORE: dict[str, dict[str, Any]] = {
@@ -61,7 +67,9 @@ _MORE: dict[str, dict[str, Any]] = {
     "stablelm": _LLAMA | _PARTIAL,
     "starcoder2": _LLAMA | _WINDOWED,
     "cohere": _LLAMA | {"logit_scale": 0.5},
-    "cohere2": _LLAMA | _WINDOWED | {"logit_scale": 0.5, "layer_types": [*_ALTERNATING, "sliding_attention"]},
+    "cohere2": _LLAMA
+    | _WINDOWED
+    | {"logit_scale": 0.5, "layer_types": [*_ALTERNATING, "sliding_attention"]},
     "glm": _WIDE_HEAD | _PARTIAL,
     "ministral3": _WIDE_HEAD,
     "seed_oss": _WIDE_HEAD,
@@ -101,7 +109,14 @@ _MORE: dict[str, dict[str, Any]] = {
     | {"moe_intermediate_size": 40, "moe_layer_start_index": 1},
 }
 """Families that came later: not every test goes through them, see `tests/models/test_more_families.py`."""
-_YARN = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
 _COMPRESSED = _LLAMA | {
     "num_key_value_heads": 4,
     "q_lora_rank": 20,
@@ -231,7 +246,9 @@ def config_of(family: str, **overrides: Any) -> Any:
         InputError: The config has no such field.
     """
     if family not in _CONFIGS:
-        raise ModelError(f"no tiny model of the family {family!r}; need one of {', '.join(_CONFIGS)}")
+        raise ModelError(
+            f"no tiny model of the family {family!r}; need one of {', '.join(_CONFIGS)}"
+        )
     defaults, config_class = _CONFIGS[family], CONFIG_MAPPING[_TYPES.get(family, family)]
     known = {*vars(config_class()), *config_class.attribute_map, "attn_implementation"}
     if unknown := sorted(set(overrides) - known):

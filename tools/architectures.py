@@ -46,7 +46,9 @@ def table() -> str:
     words = [state.partition(":")[0] for state in counted.values()]
     numbers = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
     rows = [f"| `{name}` | {state} |" for name, state in states.items()]
-    return "\n".join([f"{len(counted)} text decoders: {numbers}.", "", "| | |", "| --- | --- |", *rows])
+    return "\n".join(
+        [f"{len(counted)} text decoders: {numbers}.", "", "| | |", "| --- | --- |", *rows]
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-os.environ |= {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_OFFLINE": "1",
+    "TQDM_DISABLE": "1",
+}
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "checking")]
 
@@ -58,7 +63,14 @@ def episode(number: int, *, seed: int) -> list[dict[str, Any]]:
             outcome = type(error).__name__
             said = "".join(traceback.format_exception(error, limit=-3))[-1500:]
             world.begin()
-        step = {"seed": seed, "episode": number, "step": at, "family": family, "rule": rule, "outcome": outcome}
+        step = {
+            "seed": seed,
+            "episode": number,
+            "step": at,
+            "family": family,
+            "rule": rule,
+            "outcome": outcome,
+        }
         found.append(step | ({"said": said} if said else {}))
     return found
 
@@ -83,7 +95,9 @@ def table(steps: list[dict[str, Any]]) -> tuple[list[str], bool]:
 
 def main() -> None:
     """Run what is missing, and print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 _PRINTS = re.compile(
-    r"^Prints on the default model(?:, with (?P<asked>--[^:]*)|, [^:]*)?:\n\n(?P<block>.*?)\n\"\"\"", re.M | re.S
+    r"^Prints on the default model(?:, with (?P<asked>--[^:]*)|, [^:]*)?:\n\n(?P<block>.*?)\n\"\"\"",
+    re.M | re.S,
 )
 _MOST = 40
 """Lines of an output that are kept."""
@@ -23,7 +24,9 @@ _MOST = 40
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("only", nargs="*", help="how the names of the scripts begin; all if none is given")
+    parser.add_argument(
+        "only", nargs="*", help="how the names of the scripts begin; all if none is given"
+    )
     only = tuple(parser.parse_args(arguments).only)
     for path in sorted(EXAMPLES.glob("*.py")):
         if not only or path.name.startswith(only):
@@ -42,12 +45,16 @@ def printed(path: Path, arguments: Sequence[str]) -> str:
     """Return what a script prints."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(path), *arguments]
-        return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
+        return subprocess.run(
+            command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
 
 
 def with_output(text: str, output: str) -> str:
     """A script whose docstring has this output."""
-    lines = [line for line in output.rstrip().splitlines() if not line.startswith("{'")]  # the Trainer's own
+    lines = [
+        line for line in output.rstrip().splitlines() if not line.startswith("{'")
+    ]  # the Trainer's own
     shown = lines[:_MOST] + [f"... and {len(lines) - _MOST} lines more"] * (len(lines) > _MOST)
     block = "\n".join(f"    {line}".rstrip() for line in shown).replace("\\", "\\\\")
     found = _PRINTS.search(text)

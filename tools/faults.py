@@ -42,8 +42,33 @@ STAGES = ("room", "first tier", "exhaustive")
 KINDS = ("sign", "off by one", "argument", "axis", "comparison", "product", "and, or")
 AXES = ("dim", "axis", "dims")
 ALONG = (
-    *("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "softmax", "cumsum", "flip", "unsqueeze"),
-    *("squeeze", "flatten", "unflatten", "norm", "std", "var", "transpose", "any", "all", "index_select", "gather"),
+    *(
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "argmax",
+        "argmin",
+        "softmax",
+        "cumsum",
+        "flip",
+        "unsqueeze",
+    ),
+    *(
+        "squeeze",
+        "flatten",
+        "unflatten",
+        "norm",
+        "std",
+        "var",
+        "transpose",
+        "any",
+        "all",
+        "index_select",
+        "gather",
+    ),
 )
 """Methods whose whole numbers are axes."""
 COMPARED = {
@@ -84,7 +109,11 @@ def functions_in(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
         if isinstance(node, ast.FunctionDef):
             yield node.name, node
         elif isinstance(node, ast.ClassDef):
-            yield from ((f"{node.name}.{part.name}", part) for part in node.body if isinstance(part, ast.FunctionDef))
+            yield from (
+                (f"{node.name}.{part.name}", part)
+                for part in node.body
+                if isinstance(part, ast.FunctionDef)
+            )
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -105,12 +134,16 @@ def _whole(node: ast.AST) -> bool:
 
 
 def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    )
 
 
 def _axis(node: ast.expr) -> ast.Constant | None:
     """The number of an axis, below its sign."""
-    inner = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
+    inner = (
+        node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
+    )
     return inner if isinstance(inner, ast.Constant) and _whole(inner) else None
 
 
@@ -127,14 +160,26 @@ def changes_of(function: ast.FunctionDef) -> list[tuple[str, ast.AST, Callable[[
             for at, keyword in enumerate(node.keywords):
                 if keyword.arg in AXES and (axis := _axis(keyword.value)):
                     axes.add(id(axis))
-                    add("axis", keyword.value, lambda axis=axis: setattr(axis, "value", axis.value ^ 1 or 2))
+                    add(
+                        "axis",
+                        keyword.value,
+                        lambda axis=axis: setattr(axis, "value", axis.value ^ 1 or 2),
+                    )
                 elif keyword.arg is not None:
-                    add("argument", keyword.value, lambda node=node, at=at: node.keywords.pop(at) and None)
+                    add(
+                        "argument",
+                        keyword.value,
+                        lambda node=node, at=at: node.keywords.pop(at) and None,
+                    )
             if isinstance(node.func, ast.Attribute) and node.func.attr in ALONG:
                 for given in node.args:
                     if axis := _axis(given):
                         axes.add(id(axis))
-                        add("axis", given, lambda axis=axis: setattr(axis, "value", axis.value ^ 1 or 2))
+                        add(
+                            "axis",
+                            given,
+                            lambda axis=axis: setattr(axis, "value", axis.value ^ 1 or 2),
+                        )
         elif isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
             if not (_is_text(node.left) or _is_text(node.right)):
                 kind, other = OPERATIONS[type(node.op)]
@@ -181,7 +226,9 @@ def changed(file: str, name: str, change: int) -> tuple[str, int, str, str, Code
     """Kind, line, the statement before and after, and the code, of one change."""
     tree, function = read(file, name)
     kind, node, act = changes_of(function)[change]
-    statements = [one for one in ast.walk(function) if isinstance(one, ast.stmt) and one is not function]
+    statements = [
+        one for one in ast.walk(function) if isinstance(one, ast.stmt) and one is not function
+    ]
     around = [one for one in statements if any(part is node for part in ast.walk(one))]
     smallest = min(around, key=lambda one: sum(1 for _ in ast.walk(one)))
     before = ast.unparse(smallest).partition("\n")[0]
@@ -201,7 +248,9 @@ def draw(seed: int, n: int) -> list[Fault]:
         file = path.relative_to(ROOT).as_posix()
         tree = ast.parse(path.read_text(encoding="utf-8"))
         named = [name for name, function in functions_in(tree) if changes_of(function)]
-        rooms.setdefault(inside[0] if len(inside) > 1 else "", []).extend((file, name) for name in named)
+        rooms.setdefault(inside[0] if len(inside) > 1 else "", []).extend(
+            (file, name) for name in named
+        )
     order, found = sorted(rooms), list[Fault]()
     drawn.shuffle(order)
     while len(found) < n:
@@ -217,7 +266,10 @@ def draw(seed: int, n: int) -> list[Fault]:
             fitting = range(len(changes_of(function)))
         rooms[room].remove((file, name))
         change = drawn.choice(fitting)
-        old, (kind, line, before, after, new) = code_of(tree, file, name), changed(file, name, change)
+        old, (kind, line, before, after, new) = (
+            code_of(tree, file, name),
+            changed(file, name, change),
+        )
         if old.co_freevars != new.co_freevars or old == new:
             continue
         found.append(
@@ -242,7 +294,8 @@ def live(file: str, name: str) -> FunctionType:
     alike = [
         one
         for one in gc.get_objects()
-        if type(one) is FunctionType and (one.__code__.co_filename, one.__code__.co_qualname) == (path, name)
+        if type(one) is FunctionType
+        and (one.__code__.co_filename, one.__code__.co_qualname) == (path, name)
     ]
     return min(alike, key=lambda one: abs(one.__code__.co_firstlineno - line))
 
@@ -289,13 +342,19 @@ class Planting:
                 importlib.import_module(module.name)
         where = {fault.number: live(fault.file, fault.function) for fault in self.faults}
         gc.freeze()
-        lines = [json.loads(line) for line in self.out.read_text().splitlines()] if self.out.exists() else []
+        lines = (
+            [json.loads(line) for line in self.out.read_text().splitlines()]
+            if self.out.exists()
+            else []
+        )
         first = [item for item in session.items if not item.get_closest_marker("exhaustive")]
         rest = [item for item in session.items if item.get_closest_marker("exhaustive")]
         if not any("reached" in line for line in lines):
             lines.append(self.in_fork(lambda: self.map(first, where)))
             if "reached" not in lines[-1]:
-                raise RuntimeError(f"the first tier could not be run on the library as it is: {lines[-1]['failed']}")
+                raise RuntimeError(
+                    f"the first tier could not be run on the library as it is: {lines[-1]['failed']}"
+                )
             self.write(lines[-1])
         known = next(line for line in lines if "reached" in line)
         flaky, costs = set(known["failed"]), known["seconds"]
@@ -303,16 +362,26 @@ class Planting:
             if any(line.get("number") == fault.number for line in lines):
                 continue
             files = set(known["reached"].get(str(fault.number), []))
-            near = [one for one in first if one.nodeid not in flaky and ("*" in files or one.location[0] in files)]
+            near = [
+                one
+                for one in first
+                if one.nodeid not in flaky and ("*" in files or one.location[0] in files)
+            ]
             own = [one for one in near if one.nodeid.startswith(tests_of(fault.room))]
             far = [one for one in near if not one.nodeid.startswith(tests_of(fault.room))]
             # of the function's own name first: it ends sooner
             own.sort(key=lambda one: Path(fault.file).stem not in one.location[0])
             last = [one for one in rest if one.nodeid.startswith(tests_of(fault.room))]
-            result: dict[str, Any] = asdict(fault) | {"files": len(files), "stage": None, "test": None}
+            result: dict[str, Any] = asdict(fault) | {
+                "files": len(files),
+                "stage": None,
+                "test": None,
+            }
             for stage, items in zip(STAGES, (own, far, last), strict=True):
                 limit = 120 + 4 * sum(costs.get(one.nodeid, 5.0) for one in items)
-                test = self.in_fork(partial(self.planted, fault, where, items), limit=limit)["failed"]
+                test = self.in_fork(partial(self.planted, fault, where, items), limit=limit)[
+                    "failed"
+                ]
                 if test:
                     result |= {"stage": stage, "test": test}
                     break
@@ -324,7 +393,9 @@ class Planting:
         with self.out.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def in_fork(self, act: Callable[[], dict[str, Any]], *, limit: float = math.inf) -> dict[str, Any]:
+    def in_fork(
+        self, act: Callable[[], dict[str, Any]], *, limit: float = math.inf
+    ) -> dict[str, Any]:
         """What an act gives in a fork. One that dies, or takes much more processor time than it should, has failed."""
         with tempfile.TemporaryDirectory() as folder:
             child = os.fork()
@@ -337,7 +408,9 @@ class Planting:
                     os.dup2(nothing, 2)
                     os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
                     if limit < math.inf:
-                        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit) + 5))
+                        resource.setrlimit(
+                            resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit) + 5)
+                        )
                     Path(folder, "result").write_text(json.dumps(act()))
                     code = 0
                 except BaseException:
@@ -352,7 +425,11 @@ class Planting:
                 return json.loads(Path(folder, "result").read_text())
             if Path(folder, "error").exists():
                 raise RuntimeError(Path(folder, "error").read_text())
-            return {"failed": "does not end" if ended == -signal.SIGXCPU else f"the process ends with {ended}"}
+            return {
+                "failed": "does not end"
+                if ended == -signal.SIGXCPU
+                else f"the process ends with {ended}"
+            }
 
     def map(self, items: list[pytest.Item], where: dict[int, FunctionType]) -> dict[str, Any]:
         """Run the first tier on functions that say who calls them."""
@@ -360,7 +437,9 @@ class Planting:
         sys.modules["reached_functions"] = reached  # type: ignore[assignment]
         for fault in self.faults:
             tree, function = read(fault.file, fault.function)
-            said = ast.parse(f"__import__('sys').modules['reached_functions'].hit({fault.number})").body
+            said = ast.parse(
+                f"__import__('sys').modules['reached_functions'].hit({fault.number})"
+            ).body
             function.body[:0] = said
             where[fault.number].__code__ = code_of(tree, fault.file, fault.function)
         failed, seconds = list[str](), dict[str, float]()
@@ -372,7 +451,9 @@ class Planting:
         files = {number: sorted(files) for number, files in reached.files.items()}
         return {"reached": files, "failed": failed, "seconds": seconds}
 
-    def planted(self, fault: Fault, where: dict[int, FunctionType], items: list[pytest.Item]) -> dict[str, Any]:
+    def planted(
+        self, fault: Fault, where: dict[int, FunctionType], items: list[pytest.Item]
+    ) -> dict[str, Any]:
         """The first test that fails, if one does."""
         where[fault.number].__code__ = changed(fault.file, fault.function, fault.change)[-1]
         for item, after in _in_turn(items):
@@ -411,7 +492,9 @@ def summary(out: Path) -> str:
     for stage in STAGES:
         found += sum(line["stage"] == stage for line in lines)
         low, high = interval(found, n)
-        said.append(f"found up to {stage}: {found} of {n} ({found / n:.0%}, 95% interval {low:.0%} to {high:.0%})")
+        said.append(
+            f"found up to {stage}: {found} of {n} ({found / n:.0%}, 95% interval {low:.0%} to {high:.0%})"
+        )
     for line in lines:
         if line["stage"] != "room":
             said.append(
@@ -429,7 +512,9 @@ def main() -> int:
     asked.add_argument("--faults", type=int, default=48)
     asked.add_argument("--draw", action="store_true", help="print the faults and stop")
     asked.add_argument("--summary", action="store_true", help="print what --out holds and stop")
-    asked.add_argument("tests", nargs="*", help="files or folders of tests, to try it out on these alone")
+    asked.add_argument(
+        "tests", nargs="*", help="files or folders of tests, to try it out on these alone"
+    )
     options = asked.parse_args()
     if options.summary:
         print(summary(options.out))
@@ -442,7 +527,8 @@ def main() -> int:
         return 0
     os.chdir(ROOT)
     return pytest.main(
-        ["-q", "-p", "no:cacheprovider", *options.tests], plugins=[Planting(faults, options.out.absolute())]
+        ["-q", "-p", "no:cacheprovider", *options.tests],
+        plugins=[Planting(faults, options.out.absolute())],
     )
 
 

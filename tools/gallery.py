@@ -49,7 +49,9 @@ RUNS: Mapping[str, tuple[str, ...]] = {
         *(
             f"train --size toy --steps 60 --length 64 --batch 8 --eval-every 10 --watch --seed {seed} "
             f"--value-norm {norm} --out {{{at}}}"
-            for at, (norm, seed) in enumerate((norm, seed) for norm in ("none", "shared") for seed in (0, 1, 2))
+            for at, (norm, seed) in enumerate(
+                (norm, seed) for norm in ("none", "shared") for seed in (0, 1, 2)
+            )
         ),
         "compare {0} {1} {2} {3} {4} {5} --out {6}",
     ),
@@ -75,20 +77,28 @@ site = "mlp_out"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the runs that are not there, and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("only", nargs="*", help=f"some of {', '.join((*RUNS, VIEW))}; all if none is named")
+    parser.add_argument(
+        "only", nargs="*", help=f"some of {', '.join((*RUNS, VIEW))}; all if none is named"
+    )
     parser.add_argument("--runs", default=str(ROOT / "runs" / "gallery"), help="folder of the runs")
     asked = parser.parse_args(arguments)
     html.MOST_BYTES = PATTERNS
     for name in asked.only or (*RUNS, VIEW):
         if name == VIEW:
             page = ROOT / "build" / "gallery-attention.html"
-            view = views.attention_patterns(sink_lens.load(), "The cat sat on the mat, and then it slept.")
+            view = views.attention_patterns(
+                sink_lens.load(), "The cat sat on the mat, and then it slept."
+            )
             page.write_text(str(view), encoding="utf-8")
             photograph(page, IMAGES / "attention.png", width=1020)
             continue
         folders = made(name, Path(asked.runs))
         shown = {"group_by": ("dtype",)} if name == "report" else {}
-        page = html.render(*(folders if shown else folders[-1:]), out=ROOT / "build" / f"gallery-{name}.html", **shown)
+        page = html.render(
+            *(folders if shown else folders[-1:]),
+            out=ROOT / "build" / f"gallery-{name}.html",
+            **shown,
+        )
         photograph(page, IMAGES / f"{name}.png")
         if name in KEPT:
             shutil.copyfile(page, REPORTS / f"{name}.html")
@@ -97,13 +107,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def made(name: str, runs: Path) -> list[Path]:
     """The folders of a picture's runs; those that are missing are made."""
-    folders = [runs / name] if len(RUNS[name]) == 1 else [runs / f"{name}-{at}" for at in range(len(RUNS[name]))]
+    folders = (
+        [runs / name]
+        if len(RUNS[name]) == 1
+        else [runs / f"{name}-{at}" for at in range(len(RUNS[name]))]
+    )
     for folder, command in zip(folders, RUNS[name], strict=True):
         if not (folder / "run.json").exists():
             runs.mkdir(parents=True, exist_ok=True)
             file = runs / "sweep.toml"
             file.write_text(SWEPT, encoding="utf-8")
-            subprocess.run(["sink-lens", *words_of(command, folders, file=file), "--quiet"], check=True)
+            subprocess.run(
+                ["sink-lens", *words_of(command, folders, file=file), "--quiet"], check=True
+            )
     return folders
 
 
@@ -118,11 +134,19 @@ def photograph(page: Path, picture: Path, *, width: int = 1280) -> None:
     assert browser is not None, "no browser was found; need chromium or google-chrome"
     whole = page.with_suffix(".png")
     shown = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    shown += [f"--window-size={width},{width * 900 // 1280}", "--virtual-time-budget=5000", f"--screenshot={whole}"]
-    subprocess.run([browser, *shown, page.resolve().as_uri()], check=True, capture_output=True, timeout=300)
+    shown += [
+        f"--window-size={width},{width * 900 // 1280}",
+        "--virtual-time-budget=5000",
+        f"--screenshot={whole}",
+    ]
+    subprocess.run(
+        [browser, *shown, page.resolve().as_uri()], check=True, capture_output=True, timeout=300
+    )
     with Image.open(whole) as image:
         small = image.convert("RGB").resize(SIZE, Image.Resampling.LANCZOS)
-        few = small.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=1)  # keeps rare colours, and white
+        few = small.quantize(
+            256, method=Image.Quantize.MAXCOVERAGE, kmeans=1
+        )  # keeps rare colours, and white
         few.save(picture, optimize=True)
 
 

@@ -48,22 +48,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run = read_run(folder)
     chain = chain_circuit(run)
     names["patch"].heatmap().savefig(IMAGES / "patch.png", dpi=110)
-    of_heads = patch(names["model"], *names["prompts"], metric=names["answers"], site="z", by=("layer", "head"))
+    of_heads = patch(
+        names["model"], *names["prompts"], metric=names["answers"], site="z", by=("layer", "head")
+    )
     of_heads.heatmap().savefig(IMAGES / "patch_heads.png", dpi=110)
     chain.save(IMAGES / "chain.png")
     for name in PICTURES:
         with Image.open(IMAGES / f"{name}.png") as image:
-            small = image.convert("RGB").quantize(128, method=Image.Quantize.MAXCOVERAGE)  # keeps rare colours
+            small = image.convert("RGB").quantize(
+                128, method=Image.Quantize.MAXCOVERAGE
+            )  # keeps rare colours
             small.save(IMAGES / f"{name}.png", optimize=True)
     links = chain.edges.loc[chain.edges["quantity"] == "intervention_share"].drop_duplicates("link")
-    rows = links[["link", "verdict", "value", "ci_low", "ci_high"]].round(4).to_json(orient="records")
+    rows = (
+        links[["link", "verdict", "value", "ci_low", "ci_high"]].round(4).to_json(orient="records")
+    )
     kept = {
         "weights_sha256": run.provenance["weights_sha256"],
         "pictures_sha256": {name: sha256_of(name) for name in PICTURES},
         "links": json.loads(str(rows)),
         "printed": printed,
     }
-    (IMAGES / "readme.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (IMAGES / "readme.json").write_text(
+        json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     README.write_text(with_output(page, printed), encoding="utf-8")
 
 

@@ -32,7 +32,12 @@ def main() -> None:
         check_wheel(wheel, place / "user", version=version)
         with tarfile.open(source) as archive:
             archive.extractall(place, filter="data")
-        run("make", "test", f"PYTHON={sys.executable}", where=place / source.name.removesuffix(".tar.gz"))
+        run(
+            "make",
+            "test",
+            f"PYTHON={sys.executable}",
+            where=place / source.name.removesuffix(".tar.gz"),
+        )
     print(f"sink_lens {version}: both distributions work on Python {sys.version.split()[0]}")
 
 
@@ -50,7 +55,11 @@ def check_contents(wheel: Path, source: Path, *, version: str) -> None:
     """Refuse a wheel that is not the package, and a source distribution that is not what git tracks."""
     tracked = set(run("git", "ls-files", where=ROOT).splitlines())
     with tarfile.open(source) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames() if not archive.getmember(name).isdir()}
+        held = {
+            name.partition("/")[2]
+            for name in archive.getnames()
+            if not archive.getmember(name).isdir()
+        }
     refuse_difference(source, held - {"PKG-INFO"}, tracked)
     with zipfile.ZipFile(wheel) as archive:
         about = f"sink_lens-{version}.dist-info/"
@@ -64,7 +73,9 @@ def check_contents(wheel: Path, source: Path, *, version: str) -> None:
 def refuse_difference(archive: Path, held: set[str], needed: set[str]) -> None:
     """Stop unless the files of an archive are those that it needs."""
     if held != needed:
-        sys.exit(f"{archive.name} lacks {sorted(needed - held)} and has {sorted(held - needed)} in addition")
+        sys.exit(
+            f"{archive.name} lacks {sorted(needed - held)} and has {sorted(held - needed)} in addition"
+        )
 
 
 def check_wheel(wheel: Path, place: Path, *, version: str) -> None:
@@ -75,7 +86,9 @@ def check_wheel(wheel: Path, place: Path, *, version: str) -> None:
     if (said := run(command, "--version", where=place)) != f"sink-lens {version}\n":
         sys.exit(f"the installed command says {said!r}, not {version}")
     page = (ROOT / "README.md").read_text("utf-8")
-    (place / "readme.py").write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)), "utf-8")
+    (place / "readme.py").write_text(
+        "\n".join(re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)), "utf-8"
+    )
     printed = run(python, "readme.py", where=place)
     if others := [line for line in printed.splitlines() if line not in page.splitlines()]:
         sys.exit(f"the README's Python prints what the README does not say: {others}")
@@ -93,7 +106,11 @@ def environment(folder: Path, *requirements: str | Path) -> Path:
 def run(*words: str | Path, where: Path) -> str:
     """Run a command in a folder, showing and returning what it prints; stop if it fails."""
     print("+", *words, flush=True)
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
     said = list[str]()
     with subprocess.Popen(words, cwd=where, env=own, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():

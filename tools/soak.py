@@ -45,13 +45,21 @@ def train(folder: Path, *, steps: int) -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         begun = state["step"]
-    with SinkMonitor(model, every=1, sequences=2, folder=folder / "monitor", first_step=begun) as monitor:
+    with SinkMonitor(
+        model, every=1, sequences=2, folder=folder / "monitor", first_step=begun
+    ) as monitor:
         for step in range(begun, steps):
             if step % SAVED_EVERY == 0:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                state = {
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "step": step,
+                }
                 torch.save(state, folder / "part.pt")
                 (folder / "part.pt").replace(saved)
-            tokens = torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(step))
+            tokens = torch.randint(
+                3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(step)
+            )
             model(input_ids=tokens, labels=tokens).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -59,7 +67,9 @@ def train(folder: Path, *, steps: int) -> None:
             print(step, psutil.Process().memory_info().rss, flush=True)
 
 
-def run(folder: Path, *, steps: int, killed_at: int | None = None) -> tuple[int, int, dict[int, int]]:
+def run(
+    folder: Path, *, steps: int, killed_at: int | None = None
+) -> tuple[int, int, dict[int, int]]:
     """Train in a process of its own; the first and last step that it said, and its memory by step."""
     command = [sys.executable, __file__, "--folder", str(folder), "--steps", str(steps)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -110,7 +120,9 @@ def main() -> int:
         for name in ("monitor", "alarms"):
             a, b = one.tables[name], other.tables[name]
             same = a.equals(b)
-            print(f"\n{name}: {len(a):,} rows of the killed training, {len(b):,} of the other, equal: {same}")
+            print(
+                f"\n{name}: {len(a):,} rows of the killed training, {len(b):,} of the other, equal: {same}"
+            )
             if not same:
                 wrong.append(f"the table {name} differs")
     print("\n step  memory, MB")

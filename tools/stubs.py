@@ -64,22 +64,35 @@ def stub_text(path: Path) -> str:
             lines.append(f"from .{folder} import {last} as {name}")
             continue
         function = getattr(import_module(resolve_name(f".{module}", package)), own, None)
-        taken = None if not inspect.isfunction(function) or hasattr(function, "checked") else taken_options(function)
+        taken = (
+            None
+            if not inspect.isfunction(function) or hasattr(function, "checked")
+            else taken_options(function)
+        )
         if function is None or taken is None:
             lines.append(f"from .{module} import {own} as {name}")
             continue
         lines.append(f"from .{module} import {own} as _{name}")
         signature = full_signature(function, taken)
         definitions.append(_definition(name, signature))
-        known = _ALWAYS | _names_of_file(sys.modules[taken.of.__module__]) | _names_of_file(inspect.getmodule(function))
+        known = (
+            _ALWAYS
+            | _names_of_file(sys.modules[taken.of.__module__])
+            | _names_of_file(inspect.getmodule(function))
+        )
         known |= _names_of_code(function) | _names_of_fields(taken.of)
         for used in _used_names(signature):
             if used in public:
                 continue
             if used not in known | _WHOLE:
-                raise SystemExit(f"{package}.{name}: {used} is not imported where the function or its options are")
+                raise SystemExit(
+                    f"{package}.{name}: {used} is not imported where the function or its options are"
+                )
             needed |= {_WHOLE[used]: ""} if used in _WHOLE else {used: known[used]}
-    imports = [f"from {place} import {used}" if place else f"import {used}" for used, place in needed.items()]
+    imports = [
+        f"from {place} import {used}" if place else f"import {used}"
+        for used, place in needed.items()
+    ]
     variables = [] if package != "sink_lens" else ["__version__: str"]
     text = "\n".join([f'"""{doc}"""', "", *imports, *lines, "", *definitions, *variables]) + "\n"
     return _formatted(text, path)
@@ -107,7 +120,9 @@ def _default(value: Any) -> str:
 
 def _used_names(signature: inspect.Signature) -> Iterator[str]:
     """Yield each name of a type in a signature, once, without Python's own."""
-    texts = [str(one.annotation) for one in signature.parameters.values()] + [str(signature.return_annotation)]
+    texts = [str(one.annotation) for one in signature.parameters.values()] + [
+        str(signature.return_annotation)
+    ]
     seen: set[str] = set()
     for text in texts:
         for node in ast.walk(ast.parse(text, mode="eval")):
@@ -122,7 +137,11 @@ def _names_of_file(module: Any) -> dict[str, str]:
     for node in ast.walk(ast.parse(Path(module.__file__).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             place = resolve_name("." * node.level + (node.module or ""), module.__package__)
-            found |= {one.asname or one.name: place for one in node.names if one.asname in (None, one.name)}
+            found |= {
+                one.asname or one.name: place
+                for one in node.names
+                if one.asname in (None, one.name)
+            }
         elif isinstance(node, ast.ClassDef):
             found[node.name] = module.__name__
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -132,7 +151,10 @@ def _names_of_file(module: Any) -> dict[str, str]:
 
 def _names_of_fields(config: type) -> dict[str, str]:
     """Return the names that the fields of a configuration give with their modules, as ``module:Name``."""
-    texts = (field.metadata.get("python", "") for field in getattr(config, "__dataclass_fields__", {}).values())
+    texts = (
+        field.metadata.get("python", "")
+        for field in getattr(config, "__dataclass_fields__", {}).values()
+    )
     return {name: module for text in texts for module, name in re.findall(r"([\w.]+):(\w+)", text)}
 
 
@@ -147,7 +169,9 @@ def _formatted(text: str, path: Path) -> str:
     """Return a stub as ruff sorts and formats it."""
     for how in (["check", "--fix", "-q", "--select", "I"], ["format", "-q"]):
         command = [sys.executable, "-m", "ruff", *how, "--stdin-filename", str(path), "-"]
-        text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            command, input=text, capture_output=True, text=True, check=True
+        ).stdout
     return re.sub(r"\n{3,}", "\n\n", text)
 
 

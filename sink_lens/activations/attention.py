@@ -27,7 +27,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from ..errors import KernelError, first_line_of_error
-from ..models.attention import add_sink_logits, append_alibi_dimension, softcap_scores, weights_from_scores
+from ..models.attention import (
+    add_sink_logits,
+    append_alibi_dimension,
+    softcap_scores,
+    weights_from_scores,
+)
 from ..models.family import Family
 from ..models.interfaced import use_attention
 from ..models.own_attention import AttentionFunction, no_pattern_error, own_pattern
@@ -131,14 +136,18 @@ def _observed_attention(
     watch = _WATCH.get()
     assert watch is not None, "the observed attention function runs inside observe_attention() only"
     if watch.own is not None:
-        return _own_attention(module, query, key, value, attention_mask, scaling=scaling, watch=watch, given=given)
+        return _own_attention(
+            module, query, key, value, attention_mask, scaling=scaling, watch=watch, given=given
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     s_aux, alibi = given.get("s_aux"), given.get("alibi")
     if alibi is not None:
         query, key = append_alibi_dimension(query, key, slopes=alibi / scale)
         value = nn.functional.pad(value, (0, 1))
     mask = None if attention_mask is None else _additive_mask(attention_mask, query.dtype)
-    score = AttentionScores(query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap"))
+    score = AttentionScores(
+        query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap")
+    )
     lse: Tensor | None
     total = None
     if given.get("weighting") == "sigmoid":
@@ -180,12 +189,20 @@ def _own_attention(
     pattern = own_pattern(attend, value, output) if names & {"mass", "rows", "pattern"} else None
     if "scores" in names or (names & {"mass", "rows", "pattern"} and pattern is None):
         raise no_pattern_error(own)
-    added = _additive_mask(mask, query.dtype) if isinstance(mask, Tensor) and mask.dim() == 4 else None
+    added = (
+        _additive_mask(mask, query.dtype) if isinstance(mask, Tensor) and mask.dim() == 4 else None
+    )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    score = AttentionScores(query=query, key=key, mask=added, scale=scale, softcap=given.get("softcap"))
+    score = AttentionScores(
+        query=query, key=key, mask=added, scale=scale, softcap=given.get("softcap")
+    )
     for name in names:
         if pattern is not None and name in ("mass", "rows", "pattern"):
-            index = {"mass": (..., list(watch.keys)), "rows": (..., watch.rows, slice(None)), "pattern": (...,)}[name]
+            index = {
+                "mass": (..., list(watch.keys)),
+                "rows": (..., watch.rows, slice(None)),
+                "pattern": (...,),
+            }[name]
             watch.put(layer, name, pattern[index].float())
         else:
             watch.put(layer, name, _observed_quantity(name, score, None, None, watch))
@@ -209,7 +226,9 @@ def _observed_quantity(
         case "rows":
             assert watch.rows is not None
             rows = watch.rows.to(score.query.device)
-            return _attention_weights(score.query_rows(rows), None if lse is None else lse[:, :, rows])
+            return _attention_weights(
+                score.query_rows(rows), None if lse is None else lse[:, :, rows]
+            )
         case "rotated_q":
             return score.query * score.scale
         case "rotated_k":
@@ -226,7 +245,11 @@ def _attention_weights(
     scores: Float[Tensor, "batch head query key"], lse: Float[Tensor, "batch head query"] | None
 ) -> Float[Tensor, "batch head query key"]:
     """Return the pattern: exp(scores - lse), or the sigmoid of the scores if ``lse`` is None."""
-    return weights_from_scores(scores, sigmoid=True) if lse is None else (scores - lse[..., None]).exp()
+    return (
+        weights_from_scores(scores, sigmoid=True)
+        if lse is None
+        else (scores - lse[..., None]).exp()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,13 +278,19 @@ class AttentionScores:
         if self.mask is not None:
             scores.add_(self.mask[:, :, rows].float())
         else:
-            scores.masked_fill_(rows[:, None] < torch.arange(self.key.shape[2], device=rows.device), -math.inf)
+            scores.masked_fill_(
+                rows[:, None] < torch.arange(self.key.shape[2], device=rows.device), -math.inf
+            )
         return scores
 
     def unmasked_scores(self, query: Tensor, key: Tensor) -> Tensor:
         """Compute scores of queries for keys before any mask, with the model's scale and soft cap."""
-        grouped = query.float().unflatten(1, (key.shape[1], -1))  # group query heads by the kv head that they share
-        scores = (grouped @ key.float().transpose(-1, -2)[:, :, None]).mul_(self.scale).flatten(1, 2)
+        grouped = query.float().unflatten(
+            1, (key.shape[1], -1)
+        )  # group query heads by the kv head that they share
+        scores = (
+            (grouped @ key.float().transpose(-1, -2)[:, :, None]).mul_(self.scale).flatten(1, 2)
+        )
         return softcap_scores(scores, self.softcap)
 
 
@@ -279,11 +308,15 @@ def _attention_by_rows(
         weights = _attention_weights(block, lse)
         pattern = weights.unflatten(1, (value.shape[1], -1))
         outputs.append((pattern @ value.float()[:, :, None]).flatten(1, 2).to(value.dtype))
-        sums.append(weights.sum(-1).clamp(min=torch.finfo(weights.dtype).tiny) if lse is None else lse)
+        sums.append(
+            weights.sum(-1).clamp(min=torch.finfo(weights.dtype).tiny) if lse is None else lse
+        )
     return torch.cat(outputs, dim=2), torch.cat(sums, dim=2)
 
 
-def log_sum_exp(score: AttentionScores, *, kernel: Kernel, sink: Float[Tensor, "..."] | None = None) -> Tensor:
+def log_sum_exp(
+    score: AttentionScores, *, kernel: Kernel, sink: Float[Tensor, "..."] | None = None
+) -> Tensor:
     """Compute the log-sum-exp of every row of a layer's scores, "batch head query", without the pattern.
 
     The ``fused`` kernel needs scores without a soft cap. ``sink`` are learned sink logits, which count as one more
@@ -291,7 +324,9 @@ def log_sum_exp(score: AttentionScores, *, kernel: Kernel, sink: Float[Tensor, "
     """
     if kernel == "fused":
         _check_fused_kernel(score.query.device.type, score.query.dtype, score.query.shape[-1])
-        _, lse = _fused_attention(score.query, score.key, score.key, mask=score.mask, scale=score.scale)
+        _, lse = _fused_attention(
+            score.query, score.key, score.key, mask=score.mask, scale=score.scale
+        )
     else:
         blocks = torch.arange(score.query.shape[2], device=score.key.device).split(_BLOCK)
         lse = torch.cat([score.query_rows(rows).logsumexp(dim=-1) for rows in blocks], dim=2)
@@ -307,16 +342,26 @@ def _fused_attention(
     """
     groups, d_value = query.shape[1] // key.shape[1], value.shape[-1]
     widest = max(query.shape[-1], d_value)
-    if query.shape[-1] != d_value:  # latent attention: the kernels take one width, and zeros change no product
-        query, key, value = (nn.functional.pad(one, (0, widest - one.shape[-1])) for one in (query, key, value))
+    if (
+        query.shape[-1] != d_value
+    ):  # latent attention: the kernels take one width, and zeros change no product
+        query, key, value = (
+            nn.functional.pad(one, (0, widest - one.shape[-1])) for one in (query, key, value)
+        )
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     if query.device.type == "cpu":
         output, lse = fused_attention_on_cpu(query, key, value, mask=mask, scale=scale)
         return output[..., :d_value], lse
-    bias = None if mask is None else _align_rows(mask).expand(query.shape[0], query.shape[1], -1, -1)
-    output, lse, *_ = fused_attention_on_gpu(query, key, value, bias=bias, causal=mask is None, scale=scale)
-    return output[..., :d_value], lse[..., : query.shape[2]]  # the kernel pads the rows of its log-sum-exp
+    bias = (
+        None if mask is None else _align_rows(mask).expand(query.shape[0], query.shape[1], -1, -1)
+    )
+    output, lse, *_ = fused_attention_on_gpu(
+        query, key, value, bias=bias, causal=mask is None, scale=scale
+    )
+    return output[..., :d_value], lse[
+        ..., : query.shape[2]
+    ]  # the kernel pads the rows of its log-sum-exp
 
 
 def _align_rows(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#batch 1 query key"]:
@@ -330,7 +375,8 @@ def _check_fused_kernel(device: str, dtype: torch.dtype, d_head: int) -> None:
     """Refuse a fused kernel that differs from explicit attention; they are compared once per device, type and width."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
-        torch.randn(1, heads, 19, d_head, generator=generator).to(device, dtype) for heads in (4, 2, 2)
+        torch.randn(1, heads, 19, d_head, generator=generator).to(device, dtype)
+        for heads in (4, 2, 2)
     )
     scale = d_head**-0.5
     window = torch.ones(1, 1, 19, 19, dtype=torch.bool, device=device).tril().triu(-7)

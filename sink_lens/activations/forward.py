@@ -58,7 +58,9 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
             "mask: what the tokenizer returned, or TokenBatch.from_tensor(ids, attention_mask=mask)",
             stacklevel=3,
         )
-    if bos is not None and (n := int(((first == bos) & (second == bos) & (batch.lengths > 1)).sum())):
+    if bos is not None and (
+        n := int(((first == bos) & (second == bos) & (batch.lengths > 1)).sum())
+    ):
         warnings.warn(
             f"{n} of {batch.n_sequences} sequences begin with BOS twice (id {bos}); the second is taken for text. Make "
             "the ids with add_special_tokens=False, or without the BOS of the text or chat template",
@@ -90,7 +92,9 @@ def pieces_by_length(
         alike = (kinds == kind).nonzero().flatten()
         width = int(lengths[alike].max())
         for where in alike.split(sequences_per_forward(batch_size, width)):
-            longest = max(int(lengths[where].max()), min(2, batch.n_positions))  # no row fits a single token
+            longest = max(
+                int(lengths[where].max()), min(2, batch.n_positions)
+            )  # no row fits a single token
             yield where, batch[where].cut(longest)
 
 
@@ -121,7 +125,9 @@ def forward(
         KernelError: a hook of the user's is at the scores or the pattern, which this pass does not make.
     """
     last = max(wanted, default=0)
-    at_sites = [(layer, name) for layer, names in wanted.items() for name in sorted(names - set(OBSERVED))]
+    at_sites = [
+        (layer, name) for layer, names in wanted.items() for name in sorted(names - set(OBSERVED))
+    ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(prepare_pass(lens))
         if plain or lens.why_measured_only is not None:
@@ -130,14 +136,21 @@ def forward(
                 stack.enter_context(_read_plain_site(lens, layer, name, part=part, put=put))
         else:
             at_attention = [attention_component(lens, layer) for layer in lens.attention_layers]
-            for point in (point for one in at_attention for point in (one.hook_attn_scores, one.hook_pattern)):
+            for point in (
+                point for one in at_attention for point in (one.hook_attn_scores, one.hook_pattern)
+            ):
                 if has_user_hooks(point):
                     raise KernelError(
                         f"a hook stands at {point.name}, and this pass makes no scores or pattern; remove it, or read "
                         "the run with lens.bridge.run_with_hooks and reading.fwd_hooks(lens)"
                     )
-            model, layers = stack.enter_context(delegate_attention(lens, layers=range(last + 1))), lens.bridge.blocks
-            stack.enter_context(register_hooks(lens, [_site_hook(lens, *place, put=put) for place in at_sites]))
+            model, layers = (
+                stack.enter_context(delegate_attention(lens, layers=range(last + 1))),
+                lens.bridge.blocks,
+            )
+            stack.enter_context(
+                register_hooks(lens, [_site_hook(lens, *place, put=put) for place in at_sites])
+            )
         if kernel is not None:
             watch = Watch(
                 kernel=kernel,
@@ -156,21 +169,29 @@ def forward(
         model.base_model(input_ids=part.tokens.to(lens.device), use_cache=False)
 
 
-def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put) -> None:
+def bridge_forward(
+    lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put
+) -> None:
     """Run the sequences ``part`` on the bridge with its own attention, and pass each site that is read to ``put``.
 
     ``wanted`` is layer -> sites to read; ``put`` is called with layer, site and tensor. The logits of one position are
     computed, or none if the pass can end before.
     """
     hooks: list[Any] = [
-        _site_hook(lens, layer, name, put=put) for layer, names in wanted.items() for name in sorted(names)
+        _site_hook(lens, layer, name, put=put)
+        for layer, names in wanted.items()
+        for name in sorted(names)
     ]
     end = 1 + max(wanted, default=0)
     ends: dict[str, Any] = {"stop_at_layer": end} if end < lens.n_layers else {}
-    if not ends and not lens.family.shared_keys:  # Gemma 4 computes its last layers at the kept positions alone
+    if (
+        not ends and not lens.family.shared_keys
+    ):  # Gemma 4 computes its last layers at the kept positions alone
         ends = {"logits_to_keep": 1}
     with prepare_pass(lens), torch.no_grad():
-        lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False, **ends)
+        lens.bridge.run_with_hooks(
+            part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False, **ends
+        )
 
 
 def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteError:
@@ -181,21 +202,34 @@ def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> S
     )
 
 
-def _site_hook(lens: LensModel, layer: int, name: str, *, put: Put) -> tuple[str, Callable[..., None]]:
-    return bridge_hook_name(SITES[name], family=lens.family, layer=layer), lambda x, hook: put(layer, name, x)
+def _site_hook(
+    lens: LensModel, layer: int, name: str, *, put: Put
+) -> tuple[str, Callable[..., None]]:
+    return bridge_hook_name(SITES[name], family=lens.family, layer=layer), lambda x, hook: put(
+        layer, name, x
+    )
 
 
 @contextlib.contextmanager
-def _read_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put) -> Iterator[None]:
+def _read_plain_site(
+    lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put
+) -> Iterator[None]:
     """Within the block, pass the site ``name`` of a layer of the plain model to ``put``, for the sequences ``part``."""
-    site, family = SITES[name], lens.family_of_layer(layer) if SITES[name].per_layer else lens.family
+    site, family = (
+        SITES[name],
+        lens.family_of_layer(layer) if SITES[name].per_layer else lens.family,
+    )
     address = site.address(family)
     assert address is not None  # site_of has refused sites that the family lacks
     module = (lens.layer(layer) if site.per_layer else lens.plain).get_submodule(address.module)
     sizes = lens.head_sizes(layer if site.per_layer else 0)
 
     def take(tensor: Tensor) -> None:
-        put(layer, name, read_site(tensor, address=address, family=family, batch=part.n_sequences, **sizes))
+        put(
+            layer,
+            name,
+            read_site(tensor, address=address, family=family, batch=part.n_sequences, **sizes),
+        )
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         take(output[0] if isinstance(output, tuple) else output)
@@ -215,5 +249,7 @@ def _read_plain_site(lens: LensModel, layer: int, name: str, *, part: TokenBatch
             stack.callback(module.register_forward_hook(after).remove)
         else:
             # before a hook of the user's, as the bridge's hook points are
-            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
+            stack.callback(
+                module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove
+            )
         yield

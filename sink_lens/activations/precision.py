@@ -59,7 +59,11 @@ class Rounding:
             f"in {self.dtype} the logits at position {self.position} {found}: in float32 the stream's dimension "
             f"{self.dimension} is {self.value:,.0f} there, where {self.dtype}'s numbers "
             + (f"are {self.spacing:g} apart" if math.isfinite(self.spacing) else "end before")
-            + ("; load the model in float32 for numbers of that token" if self.spoils_logits else "")
+            + (
+                "; load the model in float32 for numbers of that token"
+                if self.spoils_logits
+                else ""
+            )
         )
 
 
@@ -89,7 +93,9 @@ def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Ro
         elsewhere=float(off[~here & part.valid].median()),
         dimension=int(dimension),
         value=value,
-        spacing=kind.eps * 2.0 ** math.floor(math.log2(max(value, kind.tiny))) if value <= kind.max else math.inf,
+        spacing=kind.eps * 2.0 ** math.floor(math.log2(max(value, kind.tiny)))
+        if value <= kind.max
+        else math.inf,
     )
     if found.spoils_logits:
         warnings.warn(found.sentence(), stacklevel=2)
@@ -101,7 +107,11 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     """Within the block, each module computes in float32; its weights are widened only while it runs."""
 
     def widen(module: nn.Module, args: Any) -> None:
-        held = {name: own.data for name, own in module._parameters.items() if own is not None and own.dtype in HALF}
+        held = {
+            name: own.data
+            for name, own in module._parameters.items()
+            if own is not None and own.dtype in HALF
+        }
         kept.append(held)
         for name, data in held.items():
             module._parameters[name].data = data.float()  # type: ignore[union-attr]
@@ -123,7 +133,13 @@ def _logits_and_magnitudes(
     lens: LensModel, part: TokenBatch, *, wide: bool = False
 ) -> tuple[Float[Tensor, "batch position vocab"], Float[Tensor, "batch position d_model"]]:
     """Run ``part``, in float32 if ``wide``; return the logits, and the stream's largest magnitudes over all layers."""
-    with prepare_pass(lens), in_float32(lens.plain) if wide else contextlib.nullcontext(), torch.no_grad():
-        out = lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, output_hidden_states=True)
+    with (
+        prepare_pass(lens),
+        in_float32(lens.plain) if wide else contextlib.nullcontext(),
+        torch.no_grad(),
+    ):
+        out = lens.plain(
+            input_ids=part.tokens.to(lens.device), use_cache=False, output_hidden_states=True
+        )
     largest = torch.stack([state.float().abs() for state in out.hidden_states[:-1]]).amax(dim=0)
     return out.logits.float().cpu(), largest.cpu()

@@ -25,7 +25,13 @@ from ..data.tokens import (
     refuse_integer_positions,
 )
 from ..errors import InputError, SiteError
-from ..models.lens import LensModel, check_layers, check_layers_have_site, layers_from_zero, missing_sites_text
+from ..models.lens import (
+    LensModel,
+    check_layers,
+    check_layers_have_site,
+    layers_from_zero,
+    missing_sites_text,
+)
 from ..models.load import ModelLike, as_lens
 from ..models.memory import copy_lists_to_cpu, return_freed_memory
 from ..models.private_apis import kernel_of
@@ -81,7 +87,10 @@ def stream(
     lens = as_lens(model)
     batch = as_batch(tokens, lens.tokenizer)
     check_tokens(lens, batch)
-    for name, positions in (("keys", filter(None, keys)), ("rows", () if rows is None else rows.tolist())):
+    for name, positions in (
+        ("keys", filter(None, keys)),
+        ("rows", () if rows is None else rows.tolist()),
+    ):
         refuse_integer_positions(batch, positions, of=name)
     at: dict[str, Any] = {"keys": keys, "rows": rows, "kernel": kernel, "batch_size": batch_size}
     return stream_batch(lens, batch, readings, **at, progress=progress, label=label)
@@ -105,26 +114,49 @@ def stream_batch(
     check_positions([*keys, *([] if rows is None else rows.tolist())], batch)
     needed = {name for names in wanted.values() for name in names}
     if "rows" in needed and (rows is None or len(rows) == 0):
-        raise InputError("a reading needs 'rows' and no query positions were given; pass rows=torch.tensor([...])")
+        raise InputError(
+            "a reading needs 'rows' and no query positions were given; pass rows=torch.tensor([...])"
+        )
     if needed & {"mass", "key_scores"} and not keys:
         raise InputError("a reading needs the columns of keys and no key was given; pass keys=(0,)")
-    chosen = None if needed.isdisjoint(OBSERVED) else choose_kernel(lens.family, device=lens.device, asked=kernel)
+    chosen = (
+        None
+        if needed.isdisjoint(OBSERVED)
+        else choose_kernel(lens.family, device=lens.device, asked=kernel)
+    )
     found: dict[str, dict[int, list[Tensor]]] = {reading.name: {} for reading in readings}
     numbers = range(batch.n_sequences) if sequences is None else sequences
-    with tqdm(total=batch.n_sequences, desc=label, unit="seq", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=batch.n_sequences, desc=label, unit="seq", disable=not progress, leave=False
+    ) as bar:
         for part in batch.batches(sequences_per_forward(batch_size, batch.n_positions)):
-            reading_pass = _ReadingPass(readings, lens=lens, wanted=wanted, part=part, rows=rows, found=found)
-            forward(lens, part, wanted=wanted, put=reading_pass.add, keys=tuple(keys), rows=rows, kernel=chosen)
+            reading_pass = _ReadingPass(
+                readings, lens=lens, wanted=wanted, part=part, rows=rows, found=found
+            )
+            forward(
+                lens,
+                part,
+                wanted=wanted,
+                put=reading_pass.add,
+                keys=tuple(keys),
+                rows=rows,
+                kernel=chosen,
+            )
             reading_pass.check_all_read()
             reading_pass.refuse_nan(numbers[: part.n_sequences])
             numbers = numbers[part.n_sequences :]
             copy_lists_to_cpu([parts for by_layer in found.values() for parts in by_layer.values()])
             return_freed_memory()
             bar.update(part.n_sequences)
-    values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
+    values = {
+        name: {layer: torch.cat(parts) for layer, parts in by_layer.items()}
+        for name, by_layer in found.items()
+    }
     skipped = {one.name: said for one in readings if (said := missing_sites_text(lens, one.sites))}
     used = chosen if chosen and lens.own_attention is None else kernel_of(lens.plain.config)
-    return Streamed(values=values, kernel=used, skipped=skipped, n_layers=lens.n_layers, notes=lens.notes)
+    return Streamed(
+        values=values, kernel=used, skipped=skipped, n_layers=lens.n_layers, notes=lens.notes
+    )
 
 
 def capture(
@@ -167,11 +199,15 @@ def capture(
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
-    chosen = sorted(set(lens.layers_with(*names) if layers is None else layers_from_zero(layers, lens.n_layers)))
+    chosen = sorted(
+        set(lens.layers_with(*names) if layers is None else layers_from_zero(layers, lens.n_layers))
+    )
     check_layers(chosen, lens)
     for name in names:
         check_layers_have_site(lens, chosen, site=name)
-    refuse_integer_positions(batch, filter(None, positions or ()), of="positions")  # 0 is each text's first token
+    refuse_integer_positions(
+        batch, filter(None, positions or ()), of="positions"
+    )  # 0 is each text's first token
     places = None if positions is None else positions_in_texts(positions, batch)
     needed = bytes_to_capture(lens, batch, sites=names, layers=chosen, positions=positions)
     allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC)
@@ -189,32 +225,52 @@ def capture(
 
     def put(layer: int, name: str, tensor: Tensor) -> None:
         if places is not None:
-            axis, own = SITES[name].position_axis, places[n_done : n_done + len(tensor)].to(tensor.device)
-            shape = [len(own), *(own.shape[1] if one == axis else 1 for one in range(1, tensor.dim()))]
+            axis, own = (
+                SITES[name].position_axis,
+                places[n_done : n_done + len(tensor)].to(tensor.device),
+            )
+            shape = [
+                len(own),
+                *(own.shape[1] if one == axis else 1 for one in range(1, tensor.dim())),
+            ]
             tensor = tensor.take_along_dim(own.view(shape), dim=axis)
         own = tensor.detach().to("cpu", lens.dtype, copy=places is None)
         kept.setdefault((name, layer if SITES[name].per_layer else 0), []).append(own)
 
     watching = which == "plain" and any(SITES[name].observed for name in names)
     kernel = choose_kernel(lens.family, device=lens.device) if watching else None
-    with tqdm(total=batch.n_sequences, desc="capturing", unit="seq", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=batch.n_sequences, desc="capturing", unit="seq", disable=not progress, leave=False
+    ) as bar:
         for part in batch.batches(sequences_per_forward(batch_size, batch.n_positions)):
-            if which == "bridge" and (path == "bridge" or any(SITES[name].observed for name in names)):
+            if which == "bridge" and (
+                path == "bridge" or any(SITES[name].observed for name in names)
+            ):
                 bridge_forward(lens, part, wanted=wanted, put=put)
             else:
                 forward(lens, part, wanted=wanted, put=put, kernel=kernel, plain=which == "plain")
             n_done += part.n_sequences
             bar.update(part.n_sequences)
     for layer, asked in wanted.items():
-        if lost := {name for name in asked if (name, layer if SITES[name].per_layer else 0) not in kept}:
+        if lost := {
+            name for name in asked if (name, layer if SITES[name].per_layer else 0) not in kept
+        }:
             raise never_fired_error(lost, layer=layer, lens=lens)
     tensors = {}
     for site, layer in sorted(kept):
-        axes = [one if places is None or one != "position" else "asked" for one in SITES[site].axis_names]
+        axes = [
+            one if places is None or one != "position" else "asked"
+            for one in SITES[site].axis_names
+        ]
         parts = kept.pop((site, layer))
-        tensors[site, layer] = as_given(torch.cat(parts) if len(parts) > 1 else parts[0], batch.given, axes=axes)
+        tensors[site, layer] = as_given(
+            torch.cat(parts) if len(parts) > 1 else parts[0], batch.given, axes=axes
+        )
     return Captured(
-        tensors=tensors, positions=None if positions is None else tuple(positions), path=which, notes=lens.notes
+        tensors=tensors,
+        positions=None if positions is None else tuple(positions),
+        path=which,
+        notes=lens.notes,
     )
 
 
@@ -227,7 +283,10 @@ def bytes_to_capture(
     positions: Sequence[int] | None = None,
 ) -> int:
     """Compute the exact size in bytes of the tensors that ``capture`` would keep with these arguments."""
-    numbers, shape = 0, (batch.n_sequences, batch.n_positions) if batch.given is None else batch.given.shape
+    numbers, shape = (
+        0,
+        (batch.n_sequences, batch.n_positions) if batch.given is None else batch.given.shape,
+    )
     for site in (SITES[name] for name in sites):
         for layer in layers if site.per_layer else (None,):
             sizes = lens.axis_sizes(site.axes, n_positions=shape[1], layer=layer)
@@ -254,7 +313,9 @@ class _ReadingPass:
         found: dict[str, dict[int, list[Tensor]]],
     ) -> None:
         self.waiting = {
-            layer: [one for one in readings if one.reads_layer(layer) and names.issuperset(one.sites)]
+            layer: [
+                one for one in readings if one.reads_layer(layer) and names.issuperset(one.sites)
+            ]
             for layer, names in wanted.items()
         }
         self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in wanted}
@@ -269,8 +330,14 @@ class _ReadingPass:
         held = self.held[layer]
         held[name] = tensor
         axis = SITES[name].position_axis if name in SITES else 2
-        self.nan[layer, name] = tensor.detach().isnan().any(dim=[one for one in range(1, tensor.dim()) if one != axis])
-        if not (ready := [reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)]):
+        self.nan[layer, name] = (
+            tensor.detach().isnan().any(dim=[one for one in range(1, tensor.dim()) if one != axis])
+        )
+        if not (
+            ready := [
+                reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)
+            ]
+        ):
             return
         view = LayerView(
             layer=layer,
@@ -284,23 +351,37 @@ class _ReadingPass:
         for reading in ready:
             self.waiting[layer].remove(reading)
             if (result := reading.read(view)) is not None:
-                if not isinstance(result, Tensor) or result.dim() == 0 or len(result) != len(self.tokens):
+                if (
+                    not isinstance(result, Tensor)
+                    or result.dim() == 0
+                    or len(result) != len(self.tokens)
+                ):
                     is_tensor = isinstance(result, Tensor)
-                    gave = f"a tensor of shape {tuple(result.shape)}" if is_tensor else type(result).__name__
+                    gave = (
+                        f"a tensor of shape {tuple(result.shape)}"
+                        if is_tensor
+                        else type(result).__name__
+                    )
                     raise InputError(
                         f"the reading {reading.name!r} gave {gave} for {len(self.tokens)} sequences; need the "
                         "sequences as its first axis"
                     )
-                own = result.detach().clone()  # on the GPU until the pass is done: each copy from there would wait
+                own = (
+                    result.detach().clone()
+                )  # on the GPU until the pass is done: each copy from there would wait
                 self.found[reading.name].setdefault(layer, []).append(own)
-        for done in held.keys() - {site for reading in self.waiting[layer] for site in reading.sites}:
+        for done in held.keys() - {
+            site for reading in self.waiting[layer] for site in reading.sites
+        }:
             del held[done]
 
     def check_all_read(self) -> None:
         """Raise a SiteError if a reading still waits for a tensor after the pass."""
         for layer, waiting in self.waiting.items():
             for reading in waiting:
-                raise never_fired_error(set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens)
+                raise never_fired_error(
+                    set(reading.sites) - self.held[layer].keys(), layer=layer, lens=self.lens
+                )
 
     def refuse_nan(self, sequences: Sequence[int]) -> None:
         """Refuse a pass in which what was read of a real token is nan; ``sequences`` are the numbers of its rows.
@@ -318,10 +399,15 @@ class _ReadingPass:
             said = f"{name} of layer {layer}" if layer < self.lens.n_layers else name
             streams: dict[int, Tensor] = {}
 
-            def keep(layer: int, name: str, tensor: Tensor, streams: dict[int, Tensor] = streams) -> None:
+            def keep(
+                layer: int, name: str, tensor: Tensor, streams: dict[int, Tensor] = streams
+            ) -> None:
                 streams[layer] = tensor.detach().isnan().any(dim=-1).cpu() & valid
 
-            wanted = {before: frozenset({"resid_pre"}) for before in range(min(layer + 1, self.lens.n_layers))}
+            wanted = {
+                before: frozenset({"resid_pre"})
+                for before in range(min(layer + 1, self.lens.n_layers))
+            }
             forward(self.lens, self.part, wanted=wanted, put=keep, kernel=None)
             if first := [one for one in sorted(streams) if bool(streams[one].any())]:
                 sequence, position = streams[first[0]].nonzero()[0].tolist()

@@ -104,7 +104,9 @@ def mark_sinks(
     """Do as ``sink_mask``; return the mask, and the answers of its gaps with their texts instead of logging them."""
     said: dict[str, Answer] = {}
     if by == "either" and threshold is not None:
-        raise InputError("a threshold was given for either; need by='attention' or by='norm', which have their own")
+        raise InputError(
+            "a threshold was given for either; need by='attention' or by='norm', which have their own"
+        )
     rules: tuple[Rule, ...] = tuple(LEAST) if by == "either" else (by,)
     marked = torch.zeros(batch.tokens.shape, dtype=torch.bool)
     for rule, scores in _scores_by_rule(lens, batch, rules, batch_size=batch_size).items():
@@ -139,12 +141,16 @@ def _scores_by_rule(
     check_tokens(lens, batch)
     if rules == ("rate",):
         return {"rate": sink_rates(lens, batch, batch_size=batch_size).nanmean(0)}
-    scores: dict[Rule, Tensor] = {by: torch.full(batch.tokens.shape, math.nan, dtype=torch.float32) for by in rules}
+    scores: dict[Rule, Tensor] = {
+        by: torch.full(batch.tokens.shape, math.nan, dtype=torch.float32) for by in rules
+    }
     for where, part in pieces_by_length(batch, batch_size=batch_size):
         taken = {by: Received.empty(lens, part) if by == "attention" else Norms() for by in rules}
         rows = next((one.rows for one in taken.values() if isinstance(one, Received)), None)
         readings: list[Reading] = [_summing_reading(one) for one in taken.values()]
-        stream_batch(lens, part, readings, rows=rows, batch_size=part.n_sequences, sequences=where.tolist())
+        stream_batch(
+            lens, part, readings, rows=rows, batch_size=part.n_sequences, sequences=where.tolist()
+        )
         for by, one in zip(rules, taken.values(), strict=True):
             scores[by][where, : part.n_positions] = one.scores(part.valid).to(scores[by].dtype)
     return scores
@@ -175,7 +181,9 @@ def sink_rate_reading(threshold: float, *, shares: bool = False) -> Reading:
         if view.reach is not None:
             sees = sees & (rows[:, None] < keys + view.reach)
         from_key = (view.valid.to(rows.device)[:, rows][:, :, None] & sees)[:, None]
-        score = mean_where(row_shares(view["rows"]) if shares else view["rows"], where=from_key, dim=2)
+        score = mean_where(
+            row_shares(view["rows"]) if shares else view["rows"], where=from_key, dim=2
+        )
         enough = from_key.sum(2) >= fewest_queries(threshold=threshold, reach=view.reach)
         enough = enough & can_tell_sinks(view.reach, threshold=threshold)
         return (score > threshold).float().masked_fill(~enough, math.nan).mean(1)
@@ -195,10 +203,13 @@ def sink_rates(
 
     It is nan at tokens that too few queries see. For ``kernel`` and ``batch_size`` see ``stream``.
     """
-    reading, rows = sink_rate_reading(threshold, shares=lens.family.sigmoid), sampled_queries(tokens.n_positions)
-    return stream(lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size, progress=False).stacked(
-        "rate_by_key"
+    reading, rows = (
+        sink_rate_reading(threshold, shares=lens.family.sigmoid),
+        sampled_queries(tokens.n_positions),
     )
+    return stream(
+        lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size, progress=False
+    ).stacked("rate_by_key")
 
 
 def sink_positions(
@@ -237,7 +248,9 @@ class Received:
     def empty(cls, lens: LensModel, part: TokenBatch) -> "Received":
         """Return sums to which no layer was added yet, for the sequences ``part``; refuse sequences of one token."""
         if part.n_positions < 2:
-            raise InputError("a sequence has a single token; need at least 2, so that a later one could attend to it")
+            raise InputError(
+                "a sequence has a single token; need at least 2, so that a later one could attend to it"
+            )
         return cls(rows=sampled_queries(part.n_positions, first=1), sigmoid=lens.family.sigmoid)
 
     def add(self, view: LayerView) -> Float[Tensor, "batch row key"]:
@@ -279,7 +292,9 @@ class Norms:
     def add(self, view: LayerView) -> Float[Tensor, "batch position"]:
         """Update the largest norm ratios with a layer's, and return the layer's norm ratios."""
         ratio = ratios_to_median_norm(view["resid_post"].float().norm(dim=-1), valid=view.valid)
-        self.largest = ratio if self.largest is None else torch.maximum(self.largest.to(ratio.device), ratio)
+        self.largest = (
+            ratio if self.largest is None else torch.maximum(self.largest.to(ratio.device), ratio)
+        )
         return ratio
 
     def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
@@ -295,7 +310,11 @@ _FEWEST_TOKENS = 16
 
 
 def gap_answer(
-    found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: Rule, least: float | None = None
+    found: ScoreGap | None,
+    scores: Float[Tensor, "batch position"],
+    *,
+    by: Rule,
+    least: float | None = None,
 ) -> Answer:
     """Say whether tokens are marked by the gap ``found`` in ``scores``; ``least`` is the least score of a sink."""
     if found is not None:
@@ -307,7 +326,11 @@ def gap_answer(
 
 
 def gap_text(
-    found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: Rule, least: float | None = None
+    found: ScoreGap | None,
+    scores: Float[Tensor, "batch position"],
+    *,
+    by: Rule,
+    least: float | None = None,
 ) -> str:
     """Write in a sentence the threshold and the gap ``found`` in the scores of rule ``by``, or why there is none."""
     known, least = scores[~scores.isnan()], LEAST[by] if least is None else least
@@ -318,7 +341,11 @@ def gap_text(
         if gap_answer(found, scores, by=by, least=least) == "none":
             return f"by {by}: no {sink}, so no token is marked; {largest}, and a {sink} has at least {least:g}"
         is_short = by == "attention" and scores.shape[1] < _FEWEST_TOKENS
-        why = f"texts of fewer than {_FEWEST_TOKENS} tokens show little" if is_short else "no gap separates them"
+        why = (
+            f"texts of fewer than {_FEWEST_TOKENS} tokens show little"
+            if is_short
+            else "no gap separates them"
+        )
         return f"by {by}: not decided, so no token is marked; {largest}, and {why}"
     stray = f", {found.within:,} of them close to the threshold" if found.within else ""
     return (

@@ -72,7 +72,9 @@ class Reading:
 
         An error that the function raises gets a note that names the reading.
         """
-        with note_whose_function_failed(f"the reading {self.name!r}, layer {view.layer}", given=view.tensors.values()):
+        with note_whose_function_failed(
+            f"the reading {self.name!r}, layer {view.layer}", given=view.tensors.values()
+        ):
             return self.function(view)
 
     def fwd_hooks(
@@ -107,7 +109,9 @@ class Reading:
         sites = {name: _SEEN_AT.get(name, name) for name in self.sites}
         for name, site in sites.items():
             if site not in SITES or site in lens.uneditable:
-                raise SiteError(f"this bridge has no hook point for {name!r}; stream reads it with its own kernel")
+                raise SiteError(
+                    f"this bridge has no hook point for {name!r}; stream reads it with its own kernel"
+                )
             site_of(site, family=lens.family)
         if "rows" in sites and rows is None:
             raise InputError(
@@ -115,7 +119,9 @@ class Reading:
             )
         layers = [lens.n_layers]
         if all(SITES[site].per_layer for site in sites.values()):
-            layers = [layer for layer in lens.layers_with(*sites.values()) if self.reads_layer(layer)]
+            layers = [
+                layer for layer in lens.layers_with(*sites.values()) if self.reads_layer(layer)
+            ]
         seen: dict[str, Tensor] = {}
         hooks: list[tuple[str, Callable[..., None]]] = []
         if tokens is None:
@@ -127,7 +133,9 @@ class Reading:
         else:
             seen |= {"tokens": tokens.tokens, "valid": tokens.valid}
 
-        def take(tensor: Tensor, hook: object, *, name: str, layer: int, held: dict[str, Tensor]) -> None:
+        def take(
+            tensor: Tensor, hook: object, *, name: str, layer: int, held: dict[str, Tensor]
+        ) -> None:
             """Hold one site's tensor; with the last of them, compute the reading."""
             held[name] = _quantity_at_hook(name, tensor, lens=lens, keys=keys, rows=rows)
             if len(held) < len(self.sites):
@@ -189,11 +197,17 @@ class Streamed:
 
     def _repr_html_(self) -> str:
         rows = [
-            (name, len(by_layer), str(tuple(next(iter(by_layer.values())).shape)) if by_layer else "")
+            (
+                name,
+                len(by_layer),
+                str(tuple(next(iter(by_layer.values())).shape)) if by_layer else "",
+            )
             for name, by_layer in self.values.items()
         ]
         frame = pd.DataFrame(rows, columns=["reading", "layers", "shape in a layer"])
-        return display.result_html(f"Read with the {self.kernel} attention kernel.", frame, notes=self.notes)
+        return display.result_html(
+            f"Read with the {self.kernel} attention kernel.", frame, notes=self.notes
+        )
 
     def __getitem__(self, key: tuple[str, int]) -> Tensor:
         """Return the tensor of a reading at a layer: ``streamed[name, layer]``.
@@ -204,7 +218,9 @@ class Streamed:
         """
         name, layer = key
         if layer not in self.values.get(name, ()) and name in self.skipped:
-            raise ModelError(f"{self.skipped[name]}; need one of the layers {as_ranges([*self.values[name]])}")
+            raise ModelError(
+                f"{self.skipped[name]}; need one of the layers {as_ranges([*self.values[name]])}"
+            )
         by_layer = self._results_of(name)
         if layer not in by_layer:
             raise InputError(
@@ -222,7 +238,9 @@ class Streamed:
         if name not in self.skipped:
             return torch.stack([by_layer[layer] for layer in sorted(by_layer)])
         some = next(iter(by_layer.values()))
-        nothing = torch.full_like(some, torch.nan, dtype=None if some.is_floating_point() else torch.float32)
+        nothing = torch.full_like(
+            some, torch.nan, dtype=None if some.is_floating_point() else torch.float32
+        )
         return torch.stack([by_layer.get(layer, nothing) for layer in range(self.n_layers)])
 
     def frame(self, name: str, *, axes: Sequence[str] = ()) -> pd.DataFrame:
@@ -237,8 +255,12 @@ class Streamed:
                     f"{name!r} has {tensor.dim() - 1} axes after the sequence and {len(axes)} names were "
                     f"given: {list(axes)}; need one name an axis"
                 )
-            index = pd.MultiIndex.from_product([range(size) for size in tensor.shape], names=["sequence", *axes])
-            numbers = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # numpy has no bfloat16
+            index = pd.MultiIndex.from_product(
+                [range(size) for size in tensor.shape], names=["sequence", *axes]
+            )
+            numbers = (
+                tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            )  # numpy has no bfloat16
             rows = pd.DataFrame({"value": numbers.flatten().numpy()}, index=index).reset_index()
             rows.insert(0, "layer", layer)
             frames.append(rows)
@@ -268,7 +290,10 @@ class Captured:
     """Notes on the model, such as that its weights are quantised."""
 
     def _repr_html_(self) -> str:
-        rows = [(site, layer, str(tuple(one.shape)), str(one.dtype)) for (site, layer), one in self.tensors.items()]
+        rows = [
+            (site, layer, str(tuple(one.shape)), str(one.dtype))
+            for (site, layer), one in self.tensors.items()
+        ]
         size = sum(one.numel() * one.element_size() for one in self.tensors.values())
         frame = pd.DataFrame(rows, columns=["site", "layer", "shape", "dtype"])
         said = f"{len(rows)} tensors, {size / 1e6:,.1f} MB, {self.path} path."
@@ -279,7 +304,9 @@ class Captured:
         place = (key, 0) if isinstance(key, str) else key
         if place not in self.tensors:
             kept = ", ".join(f"{site!r}, {layer}" for site, layer in self.tensors)
-            raise InputError(f"{key!r} was not captured; need one of {kept}. Layers are counted from 0 on here")
+            raise InputError(
+                f"{key!r} was not captured; need one of {kept}. Layers are counted from 0 on here"
+            )
         return self.tensors[place]
 
     def __iter__(self) -> Iterator[tuple[str, int]]:

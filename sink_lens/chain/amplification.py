@@ -16,7 +16,11 @@ from .setting import Run, Setting
 
 
 def amplification_curve(
-    setting: Setting, *, means: CentringMeans, factors: Sequence[float] = FACTORS, progress: bool = False
+    setting: Setting,
+    *,
+    means: CentringMeans,
+    factors: Sequence[float] = FACTORS,
+    progress: bool = False,
 ) -> pd.DataFrame:
     """Amplify the variance at the target position by each of ``factors`` and measure the attention to that position.
 
@@ -26,15 +30,24 @@ def amplification_curve(
     which may be near 0. The table is empty if no layer with attention comes before the growth.
     """
     layers, reads = setting.layers_until_growth, setting.layers_right_after_growth
-    columns, rng = column_names("trace", "amplification"), np.random.default_rng(setting.config.seed)
+    columns, rng = (
+        column_names("trace", "amplification"),
+        np.random.default_rng(setting.config.seed),
+    )
     if not layers:
         return pd.DataFrame(columns=columns)
-    cells: list[tuple[Centre, float]] = [(one, factor) for one in usable_centres(setting.lens) for factor in factors]
+    cells: list[tuple[Centre, float]] = [
+        (one, factor) for one in usable_centres(setting.lens) for factor in factors
+    ]
     edits = amplification_edits(setting, cells, layers=layers, means=means)
     runs = [Run(edits=some, layers=reads) for some in edits]
     found = setting.run_each(runs, quiet=False, label="amplification" if progress else None)
     before = setting.baseline.mass_at(setting.target_position, layers=reads)
-    always = {"layers": as_ranges(layers), "target_position": setting.target_position, "read_layers": as_ranges(reads)}
+    always = {
+        "layers": as_ranges(layers),
+        "target_position": setting.target_position,
+        "read_layers": as_ranges(reads),
+    }
     always |= {"baseline_mass": float(before.mean()), "n": len(before)}
     rows = [
         {"centre": centre, "factor": factor}
@@ -46,26 +59,44 @@ def amplification_curve(
 
 
 def amplification_edits(
-    setting: Setting, cells: Sequence[tuple[Centre, float]], *, layers: Sequence[int], means: CentringMeans | None
+    setting: Setting,
+    cells: Sequence[tuple[Centre, float]],
+    *,
+    layers: Sequence[int],
+    means: CentringMeans | None,
 ) -> list[list[Edit]]:
     """Make the edits that amplify variance in ``layers``: a list per (centre, factor) of ``cells``; [] for factor 1.
 
     Values at the target position move away from the centre's mean in ``means``, which the centre ``none`` does not
     need.
     """
-    at = {"positions": [setting.target_position], "layers": layers, "site": setting.lens.family.aggregated_site}
-    return [[amplify(factor, centre=centre, means=means, **at)] if factor != 1 else [] for centre, factor in cells]
+    at = {
+        "positions": [setting.target_position],
+        "layers": layers,
+        "site": setting.lens.family.aggregated_site,
+    }
+    return [
+        [amplify(factor, centre=centre, means=means, **at)] if factor != 1 else []
+        for centre, factor in cells
+    ]
 
 
 def compute_mass_added(
-    setting: Setting, run: Outcome, *, factor: float, reads: Sequence[int], generator: np.random.Generator
+    setting: Setting,
+    run: Outcome,
+    *,
+    factor: float,
+    reads: Sequence[int],
+    generator: np.random.Generator,
 ) -> dict[str, float]:
     """Compute how much attention the target position gains in the layers ``reads`` in a run amplified by ``factor``.
 
     Returns the mass, its ratio to the baseline mass, and the change with its interval over sequences (0 if ``factor``
     is 1).
     """
-    before, after = (one.mass_at(setting.target_position, layers=reads) for one in (setting.baseline, run))
+    before, after = (
+        one.mass_at(setting.target_position, layers=reads) for one in (setting.baseline, run)
+    )
     if factor == 1:
         after, change = before, Interval(estimate=0.0, low=0.0, high=0.0, n=len(before))
     else:
@@ -80,7 +111,9 @@ def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
     return float(curve.query("centre == @centre").nlargest(1, "mass").iloc[0]["factor"])
 
 
-def strongest_amplification_edit(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) -> Edit | None:
+def strongest_amplification_edit(
+    setting: Setting, *, means: CentringMeans, curve: pd.DataFrame
+) -> Edit | None:
     """Make the amplification that gives the target most attention in ``curve``; None if no factor adds any."""
     if not len(curve):
         return None
@@ -88,4 +121,6 @@ def strongest_amplification_edit(setting: Setting, *, means: CentringMeans, curv
     if top["factor"] == 1:
         return None
     cell = (top["centre"], float(top["factor"]))
-    return amplification_edits(setting, [cell], layers=setting.layers_until_growth, means=means)[0][0]
+    return amplification_edits(setting, [cell], layers=setting.layers_until_growth, means=means)[0][
+        0
+    ]

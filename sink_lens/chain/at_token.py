@@ -45,7 +45,11 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
         InputError: no such token, or too few occurrences with tokens before and after them.
     """
     assert config.at is not None
-    ids = (_strongest_sink_token(lens, batch, config=config),) if config.at == AUTO else token_ids(config.at, lens=lens)
+    ids = (
+        (_strongest_sink_token(lens, batch, config=config),)
+        if config.at == AUTO
+        else token_ids(config.at, lens=lens)
+    )
     places = [
         (number, position)
         for number, row in enumerate(batch.tokens.tolist())
@@ -55,7 +59,11 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
     text = token_label(ids, lens.tokenizer)
     marked, _ = mark_sinks(lens, batch)
     sinks = [position for number, position in places if marked[number, position]]
-    early = [one for number, one in places if not marked[number, one] and _BEFORE <= one < min(sinks, default=0)]
+    early = [
+        one
+        for number, one in places
+        if not marked[number, one] and _BEFORE <= one < min(sinks, default=0)
+    ]
     before = max(_BEFORE, min(sinks) - int(batch.bos)) if early else _BEFORE
     if early and has_learned_positions(lens):
         raise InputError(
@@ -80,10 +88,14 @@ def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
     """
     if token.isdecimal():
         if int(token) >= lens.d_vocab:
-            raise InputError(f"token id {token} is outside the vocabulary of {lens.d_vocab}; need an id of this model")
+            raise InputError(
+                f"token id {token} is outside the vocabulary of {lens.d_vocab}; need an id of this model"
+            )
         return (int(token),)
     if lens.tokenizer is None:
-        raise InputError(f"{lens.name} has no tokenizer, so the token {token!r} has no id; need an id, such as 13")
+        raise InputError(
+            f"{lens.name} has no tokenizer, so the token {token!r} has no id; need an id, such as 13"
+        )
     wanted = token.replace("\\n", "\n").replace("\\t", "\t")
     size = min(lens.d_vocab, len(lens.tokenizer))
     found = tuple(i for i in range(size) if lens.tokenizer.decode([i]) in (wanted, f" {wanted}"))
@@ -100,7 +112,12 @@ def token_label(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None)
 
 
 def _cut_at_places(
-    batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str, before: int
+    batch: TokenBatch,
+    places: list[tuple[int, int]],
+    *,
+    ids: tuple[int, ...],
+    text: str,
+    before: int,
 ) -> Occurrences:
     """Make a row of the tokens around each (sequence, position) of ``places``; at most as many rows as ``batch`` has.
 
@@ -110,7 +127,9 @@ def _cut_at_places(
     by_sequence: dict[int, list[int]] = {}
     for number, position in places:
         by_sequence.setdefault(number, []).append(position)
-    room: list[tuple[int, int, int, int]] = []  # rank in its sequence, sequence, position, tokens after it
+    room: list[
+        tuple[int, int, int, int]
+    ] = []  # rank in its sequence, sequence, position, tokens after it
     for number, own in by_sequence.items():
         for rank, position in enumerate(own):
             start = own[rank - 1] + 1 if rank else int(batch.bos)
@@ -126,13 +145,17 @@ def _cut_at_places(
             "behind, none of which is another occurrence. Use longer sequences or more of them"
         )
     rows = []
-    for _, number, position, _ in sorted(one for one in room if one[3] >= after)[: batch.n_sequences]:
+    for _, number, position, _ in sorted(one for one in room if one[3] >= after)[
+        : batch.n_sequences
+    ]:
         row = batch.tokens[number, position - before : position + after + 1]
         rows.append(torch.cat([batch.tokens[number, :1], row]) if batch.bos else row)
     tokens = torch.stack(rows)
     lengths = torch.full((len(rows),), tokens.shape[1])
     cut = replace(batch, tokens=tokens, lengths=lengths, labelled=None)
-    return Occurrences(tokens=cut, position=before + int(batch.bos), ids=ids, text=text, found=len(places))
+    return Occurrences(
+        tokens=cut, position=before + int(batch.bos), ids=ids, text=text, found=len(places)
+    )
 
 
 def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> int:
@@ -141,7 +164,9 @@ def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceCo
     Raises:
         InputError: no token is a sink in at least ``min_sink_rate`` of (layer, head).
     """
-    rate = sink_rates(lens, batch, threshold=config.threshold).nanmean(0).nan_to_num(0.0)  # sequence, key
+    rate = (
+        sink_rates(lens, batch, threshold=config.threshold).nanmean(0).nan_to_num(0.0)
+    )  # sequence, key
     of_token: dict[int, list[float]] = {}
     for number, row in enumerate(batch.tokens.tolist()):
         for position in range(_BEFORE, int(batch.lengths[number])):

@@ -21,12 +21,30 @@ from .neurons import split_growth_layers, super_neurons_of_layer
 THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
 """Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
 _READ = frozenset(
-    {"sink_score", "sink_mass", "std:z", "norm:resid_pre", "norm:resid_post", "state_pre", "state", "effective_rank"}
-    | {"typical_pre", "typical", "loss", "neurons_at_sinks", "attn_out_at_sinks", "mlp_out_at_sinks"}
+    {
+        "sink_score",
+        "sink_mass",
+        "std:z",
+        "norm:resid_pre",
+        "norm:resid_post",
+        "state_pre",
+        "state",
+        "effective_rank",
+    }
+    | {
+        "typical_pre",
+        "typical",
+        "loss",
+        "neurons_at_sinks",
+        "attn_out_at_sinks",
+        "mlp_out_at_sinks",
+    }
 )
 
 
-def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SINK_THRESHOLD) -> pd.DataFrame:
+def chain_measures(
+    lens: LensModel, tokens: TokenBatch, *, threshold: float = SINK_THRESHOLD
+) -> pd.DataFrame:
     """Measure the chain at position 0 in one pass: a table of measure, layer, position, threshold, value, unit.
 
     By layer, the table has the sink rate at each threshold (``threshold`` and each of ``THRESHOLDS``), the mean mass,
@@ -42,14 +60,18 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
     """
     levels = sorted({float(one) for one in (threshold, *THRESHOLDS)})
     if not all(0 < one < 1 for one in levels):
-        raise InputError(f"the thresholds are {levels}; need numbers between 0 and 1, both excluded")
+        raise InputError(
+            f"the thresholds are {levels}; need numbers between 0 and 1, both excluded"
+        )
     if int(tokens.lengths.min()) < 10:
         raise InputError(
             f"the shortest sequence has {int(tokens.lengths.min())} tokens; need 10, since token 0 is compared with "
             "those from position 8 on. Give longer ones."
         )
     config = TraceConfig(model=lens.name, threshold=threshold)
-    everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
+    everywhere = MeasuringPlan(
+        sink_positions=(0,), layers=tuple(range(lens.n_layers))
+    )  # growth layers are among them
     panel = measure(lens, tokens, plan=everywhere, config=config, only=_READ)
     rows = _Rows()
     _add_attention_rows(rows, lens, panel, levels=levels, valid=tokens.valid)
@@ -59,7 +81,9 @@ def chain_measures(lens: LensModel, tokens: TokenBatch, *, threshold: float = SI
     for index, name in enumerate(("effective_rank", "effective_rank_without")):
         rows.add_layers(name, rank[:, index], whole=rank[:, index].nanmean(), unit=unit)
     ratio = panel.norm_ratio().nanmean(1)
-    rows.add_layers("norm_ratio", ratio, first=-1, whole=ratio.nan_to_num(-torch.inf).max(), unit="1")
+    rows.add_layers(
+        "norm_ratio", ratio, first=-1, whole=ratio.nan_to_num(-torch.inf).max(), unit="1"
+    )
     growing = panel.location.growth_layers
     rows.add("growth_steps", len(panel.location.steps), unit="steps")
     for layer in range(lens.n_layers):
@@ -94,7 +118,13 @@ class _Rows:
         self._rows.append((measure, layer, position, threshold, float(value), unit))
 
     def add_layers(
-        self, measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None
+        self,
+        measure: str,
+        values: Tensor,
+        *,
+        whole: Tensor,
+        first: int = 0,
+        unit: str | None = None,
     ) -> None:
         """Add a row per layer of ``values``, from layer ``first`` on, and a row with ``whole`` for the whole model."""
         for index, value in enumerate(values):
@@ -103,11 +133,17 @@ class _Rows:
 
     def to_frame(self) -> pd.DataFrame:
         """Return the table of all rows added so far, in their order."""
-        frame = pd.DataFrame(self._rows, columns=["measure", "layer", "position", "threshold", "value", "unit"])
-        return frame.astype({"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"})
+        frame = pd.DataFrame(
+            self._rows, columns=["measure", "layer", "position", "threshold", "value", "unit"]
+        )
+        return frame.astype(
+            {"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"}
+        )
 
 
-def _add_attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: Sequence[float], valid: Tensor) -> None:
+def _add_attention_rows(
+    rows: _Rows, lens: LensModel, panel: Panel, *, levels: Sequence[float], valid: Tensor
+) -> None:
     """Add to ``rows`` the attention to position 0, a sink rate for each threshold in ``levels``, and S2 by position.
 
     The readings are in ``panel``; ``valid`` is False at padding.
@@ -122,7 +158,9 @@ def _add_attention_rows(rows: _Rows, lens: LensModel, panel: Panel, *, levels: S
     by_layer = torch.full((lens.n_layers,), torch.nan, dtype=torch.float32)
     for layer in lens.attention_layers:
         by_layer[layer] = uniform_mass(valid, key=0, reach=lens.reach(layer)).nanmean()
-    rows.add_layers("uniform_mass", by_layer, whole=by_layer.nanmean(), unit=MEASURES["sink_mass"].unit)
+    rows.add_layers(
+        "uniform_mass", by_layer, whole=by_layer.nanmean(), unit=MEASURES["sink_mass"].unit
+    )
     for layer, by_position in enumerate(panel["std:z"].nanmean(1)):
         for position, value in zip(panel.positions.tolist(), by_position, strict=True):
             rows.add("s2", value, layer=layer, position=position)

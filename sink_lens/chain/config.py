@@ -29,7 +29,14 @@ _FULL_AND_QUICK = {"intervention_sequences": (20, 8), "controls": (CONTROLS, FEW
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""
 _CALIBRATED = (
-    *("threshold", "min_sink_rate", "growth_factor", "dominance_threshold", "energy_frac", "max_outliers"),
+    *(
+        "threshold",
+        "min_sink_rate",
+        "growth_factor",
+        "dominance_threshold",
+        "energy_frac",
+        "max_outliers",
+    ),
     *("super_share", "floors"),
 )
 """Fields whose default values the verdicts' error rates were measured with."""
@@ -122,7 +129,9 @@ class Question(ReadConfig):
         check_at_most(self, MOST_CONTROLS, "controls")
         length, controls = getattr(self, "intervention_length", None), getattr(self, "controls", 1)
         if length is not None and length < 16:
-            raise InputError(f"intervention_length is {length}; need at least 16, so that there are other positions")
+            raise InputError(
+                f"intervention_length is {length}; need at least 16, so that there are other positions"
+            )
         if controls < 1:
             raise InputError(f"controls is {controls}; need at least 1 draw")
         for name in ("threshold", "min_sink_rate", "energy_frac", "super_share"):
@@ -132,7 +141,9 @@ class Question(ReadConfig):
         if not self.growth_factor > 1:
             raise InputError(f"growth_factor is {self.growth_factor}; need a factor above 1")
         if not self.dominance_threshold > 1:
-            raise InputError(f"dominance_threshold is {self.dominance_threshold}; need a ratio above 1")
+            raise InputError(
+                f"dominance_threshold is {self.dominance_threshold}; need a ratio above 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +179,16 @@ class TraceConfig(Question):
     def __post_init__(self) -> None:
         for name, numbers in _FULL_AND_QUICK.items():
             if getattr(self, name) is None:
-                object.__setattr__(self, name, numbers[self.quick is True])  # no bool is refused with the other fields
+                object.__setattr__(
+                    self, name, numbers[self.quick is True]
+                )  # no bool is refused with the other fields
         Question.__post_init__(self)
         if not isinstance(self.at, str | None):
             raise InputError(f"at is {self.at!r}; need a text: a token, its id in digits, or auto")
         if self.target_position is not None and self.target_position < 1:
-            raise InputError(f"target_position is {self.target_position}; need an interior position, from 1 on")
+            raise InputError(
+                f"target_position is {self.target_position}; need an interior position, from 1 on"
+            )
         for pair in self.floors or ():
             name, _, value = pair.partition("=")
             try:
@@ -181,11 +196,15 @@ class TraceConfig(Question):
             except ValueError:
                 finite = False
             if not finite:
-                raise InputError(f"a floor is {pair!r}; need LINK=NUMBER, such as variance_preserved=0.2")
+                raise InputError(
+                    f"a floor is {pair!r}; need LINK=NUMBER, such as variance_preserved=0.2"
+                )
 
     def quickly(self) -> "TraceConfig":
         """Return the configuration of a quick trace; what stands at the default of a full one gets the quick one's."""
-        unasked = [name for name, (full, _) in _FULL_AND_QUICK.items() if getattr(self, name) == full]
+        unasked = [
+            name for name, (full, _) in _FULL_AND_QUICK.items() if getattr(self, name) == full
+        ]
         return replace(self, quick=True, **dict.fromkeys(unasked))  # type: ignore[arg-type]
 
     @property
@@ -208,4 +227,8 @@ class TraceConfig(Question):
     def changed_thresholds(self) -> tuple[str, ...]:
         """Names of the floors and thresholds that are not the defaults; error rates were measured with the defaults."""
         defaults = {one.name: one.default for one in fields(self)}
-        return tuple(name for name in _CALIBRATED if (getattr(self, name) or None) != (defaults[name] or None))
+        return tuple(
+            name
+            for name in _CALIBRATED
+            if (getattr(self, name) or None) != (defaults[name] or None)
+        )

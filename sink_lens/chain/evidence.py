@@ -34,7 +34,12 @@ class Evidence:
     """Draws of an interval; statistics that take long to compute have fewer."""
 
     def interval(
-        self, values: Tensor, *, generator: np.random.Generator, most_resamples: int | None = None, **options: Any
+        self,
+        values: Tensor,
+        *,
+        generator: np.random.Generator,
+        most_resamples: int | None = None,
+        **options: Any,
     ) -> Interval:
         """Compute a statistic of ``values`` and its bootstrap interval over sequences, the first axis of ``values``.
 
@@ -46,9 +51,15 @@ class Evidence:
         statistic = options.get("statistic")
         if statistic is None:
             means = values.flatten(1).mean(1) if values.dim() > 1 else values
-            return studentised_interval(means.numpy(), generator=generator, n_resamples=max(100, n_resamples))
+            return studentised_interval(
+                means.numpy(), generator=generator, n_resamples=max(100, n_resamples)
+            )
         if statistic is ratio_of_means:
-            pair = {"over": values[:, 1].numpy(), "generator": generator, "n_resamples": max(100, n_resamples)}
+            pair = {
+                "over": values[:, 1].numpy(),
+                "generator": generator,
+                "n_resamples": max(100, n_resamples),
+            }
             return studentised_interval(values[:, 0].numpy(), **pair)
         return interval(values.numpy(), generator=generator, n_resamples=n_resamples, **options)
 
@@ -90,12 +101,16 @@ def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Ev
     Super neurons are chosen on the sequences that are not set aside to test them, or on all if none is left.
     """
     test = set(sequences_to_test(panel.n_sequences, config=config))
-    chosen = [one for one in range(panel.n_sequences) if one not in test] or list(range(panel.n_sequences))
+    chosen = [one for one in range(panel.n_sequences) if one not in test] or list(
+        range(panel.n_sequences)
+    )
     splits = split_growth_layers(lens, panel, super_share=config.super_share, chosen=chosen)
     return Evidence(lens=lens, panel=panel, splits=splits, config=config)
 
 
-def undefined_statistic(name: str, note: str, *, absent: bool = False, no_source: bool = False) -> Statistic:
+def undefined_statistic(
+    name: str, note: str, *, absent: bool = False, no_source: bool = False
+) -> Statistic:
     """Make the statistic ``name`` without a value; ``note`` says why it has none.
 
     ``absent``: the parts to measure were not found. ``no_source``: the model lacks the node that the link starts from.
@@ -106,7 +121,9 @@ def undefined_statistic(name: str, note: str, *, absent: bool = False, no_source
 
 def not_asked_statistic(name: str) -> Statistic:
     """Make the statistic ``name`` of a question that no layer can answer: the token grows before any attention."""
-    return replace(undefined_statistic(name, "no layer with attention comes before the growth"), asked=False)
+    return replace(
+        undefined_statistic(name, "no layer with attention comes before the growth"), asked=False
+    )
 
 
 def own_direction_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
@@ -121,10 +138,14 @@ def own_direction_statistics(evidence: Evidence, rng: np.random.Generator) -> li
         return []
     states = panel.sink_states()[layers].double()
     spans = [own_directions(state, thresholds=evidence.config) for state in states]
-    shares = torch.stack([(x @ span).norm(dim=1) / x.norm(dim=1) for x, span in zip(states, spans, strict=True)])
+    shares = torch.stack(
+        [(x @ span).norm(dim=1) / x.norm(dim=1) for x, span in zip(states, spans, strict=True)]
+    )
     return [
         Statistic(
-            name=OWN_RATIO, interval=evidence.interval((shares * ratio).nanmean(0), generator=rng), layers=tuple(layers)
+            name=OWN_RATIO,
+            interval=evidence.interval((shares * ratio).nanmean(0), generator=rng),
+            layers=tuple(layers),
         )
     ]
 
@@ -151,9 +172,14 @@ def steps_of_neurons(evidence: Evidence) -> list[tuple[int, GrowthStep]]:
     """
     location, found = evidence.panel.location, []
     for number, step in enumerate(location.steps):
-        own = [s for s in evidence.splits if s.layer in step.layers and s.position == location.sink_position]
+        own = [
+            s
+            for s in evidence.splits
+            if s.layer in step.layers and s.position == location.sink_position
+        ]
         written, change = (
-            float(sum(one.mean() for one in some)) for some in ([s.terms.sum(1) for s in own], [s.change for s in own])
+            float(sum(one.mean() for one in some))
+            for some in ([s.terms.sum(1) for s in own], [s.change for s in own])
         )
         if not abs(written) < _MOSTLY * abs(change):
             found.append((number, step))
@@ -166,13 +192,19 @@ def s2_ratio_at_other_positions(std: Tensor, panel: Panel) -> float:
     if not others.any():
         return math.nan
     values = std[..., others]
-    return float((values / values.nanmedian(dim=-1, keepdim=True).values).nanmean(dim=(0, 1)).nanquantile(0.95))
+    return float(
+        (values / values.nanmedian(dim=-1, keepdim=True).values)
+        .nanmean(dim=(0, 1))
+        .nanquantile(0.95)
+    )
 
 
 def weakest_statistic(name: str, by_step: list[Statistic]) -> Statistic:
     """Return the lowest statistic in ``by_step`` under a new ``name``, since a link must hold at every growth step."""
     estimates = [statistic.interval.estimate for statistic in by_step]
-    least = by_step[int(np.argmin([-math.inf if math.isnan(value) else value for value in estimates]))]
+    least = by_step[
+        int(np.argmin([-math.inf if math.isnan(value) else value for value in estimates]))
+    ]
     return Statistic(name=name, interval=least.interval, nulls=least.nulls, layers=least.layers)
 
 

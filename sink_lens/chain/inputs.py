@@ -27,7 +27,9 @@ _FEWEST_HEADS = 3
 """Heads that have the sink, below which a sequence without it may be one by chance."""
 
 
-def batch_in_other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
+def batch_in_other_bos_condition(
+    lens: LensModel, batch: TokenBatch, *, config: TraceConfig
+) -> TokenBatch | None:
     """Make ``batch`` again without BOS if it has BOS, else with BOS; None if tokenizer or tokens do not allow it."""
     if lens.tokenizer is None or bos_id_of(lens.tokenizer) is None:
         return None
@@ -39,7 +41,11 @@ def batch_in_other_bos_condition(lens: LensModel, batch: TokenBatch, *, config: 
 
 
 def align_sinks(
-    batch: TokenBatch, rate: Float[Tensor, "layer batch key"], *, position: int, min_sink_rate: float
+    batch: TokenBatch,
+    rate: Float[Tensor, "layer batch key"],
+    *,
+    position: int,
+    min_sink_rate: float,
 ) -> TokenBatch | None:
     """Cut each sequence so that its own sink, such as a delimiter, stands at one common position.
 
@@ -49,12 +55,18 @@ def align_sinks(
     """
     of_sequence = rate.nanmean(0).nan_to_num(0.0)
     typical = float(of_sequence.max(1).values.mean())
-    if batch.bos or typical < min_sink_rate or float(of_sequence[:, position].mean()) >= typical / 2:
+    if (
+        batch.bos
+        or typical < min_sink_rate
+        or float(of_sequence[:, position].mean()) >= typical / 2
+    ):
         return None
     cuts: list[tuple[int, int]] = []  # sequence, first token
     for number, row in enumerate(of_sequence):
         sinks = (row >= typical / 2).nonzero().flatten().tolist()
-        fits = [key for key in sinks if key >= _BEFORE and int(batch.lengths[number]) - key >= _AFTER]
+        fits = [
+            key for key in sinks if key >= _BEFORE and int(batch.lengths[number]) - key >= _AFTER
+        ]
         cuts += [(number, key - _BEFORE) for key in fits[:1]]
     if len(cuts) < max(_FEWEST, batch.n_sequences // 2):
         return None
@@ -64,7 +76,9 @@ def align_sinks(
     return dataclasses.replace(batch, tokens=tokens, lengths=lengths, labelled=None)
 
 
-def find_sinks_elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[int, int]:
+def find_sinks_elsewhere(
+    rate: Float[Tensor, "layer batch key"], *, position: int
+) -> dict[int, int]:
     """Find the sequences whose sink is not at ``position``: index of the sequence -> position of its sink.
 
     In such a sequence the sink ``rate`` at ``position`` is under half of its mean over sequences, and another position
@@ -106,7 +120,9 @@ def find_marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tens
     return position, marked[:, position] & bool(2 * counts[position] >= counts.sum())
 
 
-def trace_provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:
+def trace_provenance(
+    lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str
+) -> dict[str, object]:
     """Return the provenance of a trace for its ``run.json``: model, tokens, kernel, seeds and thresholds."""
     thresholds = [*(one.name for one in dataclasses.fields(Thresholds)), "super_share"]
     seeds = dict.fromkeys(("bootstrap", "controls", "random_init", "centring"), config.seed)
@@ -133,7 +149,9 @@ class MarkedTokens:
     """Share of it that goes to the studied position."""
 
 
-def find_marked_tokens(lens: LensModel, batch: TokenBatch, *, studied: Sequence[int]) -> MarkedTokens | None:
+def find_marked_tokens(
+    lens: LensModel, batch: TokenBatch, *, studied: Sequence[int]
+) -> MarkedTokens | None:
     """Find the tokens of ``batch`` that are sinks beside the ``studied`` positions; None if there are none.
 
     Cost: a pass without the unembedding, and one more if there are some.
@@ -144,16 +162,23 @@ def find_marked_tokens(lens: LensModel, batch: TokenBatch, *, studied: Sequence[
     if not bool(having.any()):
         return None
     by_text = {
-        _text_of(*pair): row for pair, row in zip(zip(batch.tokens, batch.valid, strict=True), marked, strict=True)
+        _text_of(*pair): row
+        for pair, row in zip(zip(batch.tokens, batch.valid, strict=True), marked, strict=True)
     }
 
     def behind(view: LayerView) -> Tensor:
         """Attention to the marked tokens, and to the studied position, of the queries behind the first of them."""
         pairs = zip(view.tokens, view.valid, strict=True)
-        at = torch.stack([by_text[_text_of(*pair)][: view.valid.shape[1]] for pair in pairs]).to(view.valid.device)
+        at = torch.stack([by_text[_text_of(*pair)][: view.valid.shape[1]] for pair in pairs]).to(
+            view.valid.device
+        )
         assert view.rows is not None
         rows = view.rows.to(at.device)
-        later = (rows > at.int().argmax(1, keepdim=True)) & at.any(1, keepdim=True) & view.valid[:, rows]
+        later = (
+            (rows > at.int().argmax(1, keepdim=True))
+            & at.any(1, keepdim=True)
+            & view.valid[:, rows]
+        )
         shares = view["rows"].float().mean(1)  # sample, query, key
         both = torch.stack([(shares * at[:, None]).sum(-1), shares[..., studied[0]]], dim=-1)
         return mean_where(both, where=later[..., None], dim=1)
@@ -165,7 +190,9 @@ def find_marked_tokens(lens: LensModel, batch: TokenBatch, *, studied: Sequence[
         .nanmean((0, 1))
     )
     ids, counts = batch.tokens[marked].unique(return_counts=True)
-    names = tuple(token_label((int(ids[at]),), lens.tokenizer) for at in counts.argsort(descending=True)[:2])
+    names = tuple(
+        token_label((int(ids[at]),), lens.tokenizer) for at in counts.argsort(descending=True)[:2]
+    )
     n = {"n_sequences": int(having.sum()), "n_asked": batch.n_sequences}
     return MarkedTokens(names=names, attention=float(found[0]), to_studied=float(found[1]), **n)
 

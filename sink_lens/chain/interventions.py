@@ -75,9 +75,14 @@ def intervention_table(
     few = [setting.control_run(one.position) for one in own]
     wanted = [_run_with_sink_masked(setting), *(Run(edits=one.edits, loss=True) for one in own)]
     groups = [wanted, *(_control_runs(one, of=run) for one, run in zip(own, few, strict=True))]
-    (masked, *made), *controls = setting.run_groups(groups, label="testing the links" if progress else None)
+    (masked, *made), *controls = setting.run_groups(
+        groups, label="testing the links" if progress else None
+    )
     assert masked.loss is not None  # it was asked for
-    rng, asked = np.random.default_rng(setting.config.seed), {"uniform": setting.uniform_mass(), "masked": masked.loss}
+    rng, asked = (
+        np.random.default_rng(setting.config.seed),
+        {"uniform": setting.uniform_mass(), "masked": masked.loss},
+    )
     rows = [
         _intervention_row(setting, link, one, run, rng=rng, **asked)
         | _control_columns(setting, one, drawn, of=its, rng=rng)
@@ -87,11 +92,15 @@ def intervention_table(
     near = [
         (row, one, setting.control_run(one.position, whole=True))
         for row, one in zip(rows, own, strict=True)
-        if hangs_on_controls(row["control_largest"], ends=(row["ci_low"], row["ci_high"]), least=least)
+        if hangs_on_controls(
+            row["control_largest"], ends=(row["ci_low"], row["ci_high"]), least=least
+        )
     ]
     longer = setting.run_groups([_control_runs(one, of=run) for _, one, run in near])
     for (row, one, run), drawn in zip(near, longer, strict=True):
-        row |= _control_columns(setting, one, drawn, of=run, rng=np.random.default_rng(setting.config.seed))
+        row |= _control_columns(
+            setting, one, drawn, of=run, rng=np.random.default_rng(setting.config.seed)
+        )
     return pd.DataFrame(rows, columns=column_names("trace", "effects"))
 
 
@@ -133,7 +142,9 @@ class RunTables:
         if name in _COMPARED and self.writer.has(name):
             held, numbers = self.writer.read(name), frame.select_dtypes("float")
             there = held.reindex(columns=numbers.columns)
-            refuse_other_numbers(self.writer.folder, there, numbers, what=f"a number of the table {name}")
+            refuse_other_numbers(
+                self.writer.folder, there, numbers, what=f"a number of the table {name}"
+            )
         self.frames[name] = frame
         self.writer.write_table(name, frame)
 
@@ -157,7 +168,11 @@ class _Experiments:
 
     def _make_setting(self, **chosen: Any) -> Setting:
         one = self.studied
-        at = {"location": one.location, "target_position": self.config.target_position, "super_neurons": one.supers}
+        at = {
+            "location": one.location,
+            "target_position": self.config.target_position,
+            "super_neurons": one.supers,
+        }
         return make_setting(one.lens, one.batch, config=self.config, **at, **chosen)
 
     @cached_property
@@ -169,7 +184,10 @@ class _Experiments:
     @cached_property
     def maker_tables(self) -> dict[str, pd.DataFrame]:
         """The tables of makers; they are searched on the sequences that are set aside for it."""
-        target, found = makers.choose_makers_target(self.without_makers, lacks_sink=self.studied.lacks_sink), None
+        target, found = (
+            makers.choose_makers_target(self.without_makers, lacks_sink=self.studied.lacks_sink),
+            None,
+        )
         if target is not None:
             chosen = sequences_to_choose_by(self.studied.batch.n_sequences, config=self.config)
             choosing = self._make_setting(chosen=chosen)
@@ -187,7 +205,11 @@ class _Experiments:
     def means(self) -> CentringMeans:
         layers, seed = self.setting.layers_until_growth or None, self.config.seed
         found = centring_means(
-            self.studied.lens, n_tokens=CENTRING_TOKENS, layers=layers, seed=seed, progress=self.progress
+            self.studied.lens,
+            n_tokens=CENTRING_TOKENS,
+            layers=layers,
+            seed=seed,
+            progress=self.progress,
         )
         tensors = {key: one.cpu().numpy() for key, one in found.tensors().items()}
         self.tables.writer.write_tensors("centring_means", tensors)
@@ -204,7 +226,9 @@ _TABLES: Mapping[str, Callable[[_Experiments], pd.DataFrame]] = {
     "amplification": lambda to: amplification.amplification_curve(
         to.setting, means=to.means, factors=FACTORS, progress=to.progress
     ),
-    "effects": lambda to: intervention_table(to.setting, **to.amplified, links=to.links, progress=to.progress),
+    "effects": lambda to: intervention_table(
+        to.setting, **to.amplified, links=to.links, progress=to.progress
+    ),
     "mediation": lambda to: mediate.mediation_table(
         to.setting,
         amplified=amplification.strongest_amplification_edit(to.setting, **to.amplified),
@@ -220,10 +244,17 @@ _OF_MAKERS = ("makers", "maker_sets")
 
 
 def write_causal_tables(
-    studied: Studied, tables: RunTables, *, config: TraceConfig, links: Sequence[Link] = LINKS, progress: bool = False
+    studied: Studied,
+    tables: RunTables,
+    *,
+    config: TraceConfig,
+    links: Sequence[Link] = LINKS,
+    progress: bool = False,
 ) -> None:
     """Write all tables of interventions (``TABLES``) on ``links``; empty if the ``studied`` model cannot be changed."""
-    made = _Experiments(studied=studied, tables=tables, config=config, links=links, progress=progress)
+    made = _Experiments(
+        studied=studied, tables=tables, config=config, links=links, progress=progress
+    )
     able: Sequence[str] = _OF_MAKERS if studied.lacks_sink else TABLES
     if studied.too_few_sequences or why_no_interventions(studied.lens, studied.batch) is not None:
         able = ()
@@ -250,7 +281,10 @@ def _control_runs(one: Intervention, *, of: BaselineRun) -> list[Run]:
     """Return the runs of the controls of ``one``, which continue the run ``of``; the first few with the loss."""
     decides = one.is_primary or one.carries  # an answer hangs on the largest control
     drawn = one.controls[: None if decides else FEW_CONTROLS]
-    return [Run(edits=edits, of=of, layers=one.reads, loss=at < FEW_CONTROLS) for at, edits in enumerate(drawn)]
+    return [
+        Run(edits=edits, of=of, layers=one.reads, loss=at < FEW_CONTROLS)
+        for at, edits in enumerate(drawn)
+    ]
 
 
 def _moved_share(
@@ -288,7 +322,9 @@ def _intervention_row(
     return {
         "link": link,
         "edit": one.name,
-        "layers": as_ranges([layer for edit in one.edits for layer in layers_of_edit(edit, setting.lens)]),
+        "layers": as_ranges(
+            [layer for edit in one.edits for layer in layers_of_edit(edit, setting.lens)]
+        ),
         "position": one.position,
         "read_layers": as_ranges(reads),
         "baseline_target_mass": mean_mass(baseline, target, reads),
@@ -314,7 +350,12 @@ def _intervention_row(
 
 
 def _control_columns(
-    setting: Setting, one: Intervention, runs: Sequence[Outcome], *, of: BaselineRun, rng: np.random.Generator
+    setting: Setting,
+    one: Intervention,
+    runs: Sequence[Outcome],
+    *,
+    of: BaselineRun,
+    rng: np.random.Generator,
 ) -> dict[str, Any]:
     """Return what the controls of ``one`` have in its row of ``effects``, from their ``runs``, which continued ``of``.
 
@@ -322,7 +363,9 @@ def _control_columns(
     """
     reads, baseline, few = list(one.reads), setting.baseline, of.outcome
     over = mean_mass(baseline, one.position, reads) - mean_mass(few, one.position, reads)
-    masses = torch.tensor([mean_mass(run, one.position, reads) + over for run in runs], dtype=torch.float32)
+    masses = torch.tensor(
+        [mean_mass(run, one.position, reads) + over for run in runs], dtype=torch.float32
+    )
     shares = [_moved_share(setting, one, run, before=few, rng=rng).estimate for run in runs]
     assert few.loss is not None  # the baseline run has it
     assert baseline.loss is not None

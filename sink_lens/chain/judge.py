@@ -49,7 +49,9 @@ from .links import LINKS
 from .links.link import Link
 from .page.words import is_off_distribution
 
-Verdict = Literal["holds", "in part", "fails", "not in this basis", "undecided", "not applicable", "not asked"]
+Verdict = Literal[
+    "holds", "in part", "fails", "not in this basis", "undecided", "not applicable", "not asked"
+]
 Answer = Literal["yes", "in part", "no", "undecided", "not applicable", "not tested", "not asked"]
 _MEASURED = {"holds": "present", "fails": "absent"}
 """Verdict on a statistic -> what it shows of its link."""
@@ -86,7 +88,9 @@ def intervention_verdict(
     *undecided* if none of these. It is always undecided if the sink has hardly more attention than uniform attention
     gives it, or if the intervention takes the model off its distribution (``is_off_distribution``).
     """
-    if not row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK or is_off_distribution(row):
+    if not row["baseline_sink_mass"] - row[
+        "uniform_sink_mass"
+    ] >= LEAST_SINK or is_off_distribution(row):
         return "undecided"
     low, high, control = row["ci_low"], row["ci_high"], row.get("control_largest", math.nan)
     nothing = max(min(LEAST_SHARE, floor), -math.inf if math.isnan(control) else control)
@@ -105,7 +109,12 @@ def derive_verdict(answers: Answers) -> Verdict:
     raise AssertionError(answers)
 
 
-_ANSWER: Mapping[str, Answer] = {"holds": "yes", "in part": "in part", "fails": "no", "undecided": "undecided"}
+_ANSWER: Mapping[str, Answer] = {
+    "holds": "yes",
+    "in part": "in part",
+    "fails": "no",
+    "undecided": "undecided",
+}
 Effect = Mapping[Hashable, Any] | None
 """A row of ``effects``; None where there was nothing to intervene on."""
 
@@ -139,7 +148,9 @@ def link_answers(
     if primary.no_source or not starts:
         return Answers("not applicable", "not applicable", "not applicable")
     if not has_sink:  # neurons that fire without a growth step are not looked for
-        return Answers("undecided" if primary.absent else present, "not applicable", "not applicable")
+        return Answers(
+            "undecided" if primary.absent else present, "not applicable", "not applicable"
+        )
     if not can_tell_sinks:
         untold: Answer = "not tested" if effects is None else "undecided"
         return Answers("yes" if present == "yes" else "undecided", untold, untold)
@@ -154,22 +165,29 @@ def link_answers(
     necessary, carries = effects
     # One interval for both questions: between their floors it is in part, wherever the lower floor lies in it.
     part_until = ANOTHER_PATH if necessary is carries else 0.0
-    return Answers(present, answer(necessary, effect_floor, part_until), answer(carries, ANOTHER_PATH))
+    return Answers(
+        present, answer(necessary, effect_floor, part_until), answer(carries, ANOTHER_PATH)
+    )
 
 
 def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:
     """Make the table ``chain``: a row per link, in order, with its name, ends, sentence and question."""
     rows = [
-        (order, link.name, link.source, link.target, link.sentence, link.question) for order, link in enumerate(links)
+        (order, link.name, link.source, link.target, link.sentence, link.question)
+        for order, link in enumerate(links)
     ]
     return pd.DataFrame(rows, columns=column_names("trace", "chain"))
 
 
 def link_statistic_values(evidence: Evidence, *, links: Sequence[Link] = LINKS) -> pd.DataFrame:
     """Compute the value of every statistic of every link: a table of link, statistic and value, without intervals."""
-    evidence = replace(evidence, n_resamples=2)  # the intervals are not looked at, and fewer cannot be drawn
+    evidence = replace(
+        evidence, n_resamples=2
+    )  # the intervals are not looked at, and fewer cannot be drawn
     rng = np.random.default_rng(evidence.config.seed)
-    found = [(link.name, statistic) for link in links for statistic in link.statistics(evidence, rng)]
+    found = [
+        (link.name, statistic) for link in links for statistic in link.statistics(evidence, rng)
+    ]
     rows = [(name, statistic.name, statistic.interval.estimate) for name, statistic in found]
     return pd.DataFrame(rows, columns=["link", "statistic", "value"])
 
@@ -201,7 +219,11 @@ def link_table(
     necessary = {row["link"]: row for row in made if row["is_primary"]}
     carrying = {row["link"]: row for row in made if row.get("carries", False)}
     by_edit = {row["edit"]: row for row in made}
-    of_baseline = {} if random_init is None else random_init.set_index(["link", "statistic"])["value"].to_dict()
+    of_baseline = (
+        {}
+        if random_init is None
+        else random_init.set_index(["link", "statistic"])["value"].to_dict()
+    )
     config = evidence.config
     own = config.floors_by_link
     effect_floor = own.get(EVERY_INTERVENTION, INTERVENTION_FLOOR)
@@ -226,7 +248,9 @@ def link_table(
         )
         starts = answers.present == "yes"
         asked = made or not has_sink or answers.present == "not applicable"
-        decided = derive_verdict(answers) if asked else UNTESTED.get(answers.present, answers.present)
+        decided = (
+            derive_verdict(answers) if asked else UNTESTED.get(answers.present, answers.present)
+        )
         turned = next((one for one in found if one.name == OWN_RATIO), None)
         if made and has_sink and turned is not None and decided in ("fails", "not applicable"):
             necessary_edit, carrying_edit = (by_edit.get(name) for name in link.own_direction)
@@ -238,25 +262,43 @@ def link_table(
                 can_tell_sinks=told,
                 effect_floor=effect_floor,
             )
-            decided = NOT_IN_BASIS if derive_verdict(by_direction) in ("holds", "in part") else decided
+            decided = (
+                NOT_IN_BASIS if derive_verdict(by_direction) in ("holds", "in part") else decided
+            )
         effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
         criterion = f"{'present' if effect is None else 'holds'} if the interval of {primary.name} is above {floor:.3g}"
         criterion += f" and above {', '.join(primary.nulls)}" if primary.nulls else ""
         criterion += f" (here: {primary.note})" if primary.note else ""
         if effect is not None:
             criterion += (
-                f", and that of the intervention's share above {effect_floor:.0%} and above its largest control"
+                f", and that of the intervention's share above {effect_floor:.0%} "
+                "and above its largest control"
             )
         if config.changed_thresholds:
             criterion += f"; floors not calibrated: {', '.join(config.changed_thresholds)} moved"
         common = {"criterion": criterion, "verdict": decided, "measured": measured}
-        common |= {"intervened": effect_says or "no intervention"} | dict(zip(QUESTIONS, answers, strict=True))
+        common |= {"intervened": effect_says or "no intervention"} | dict(
+            zip(QUESTIONS, answers, strict=True)
+        )
         common["floors"] = "not calibrated" if config.changed_thresholds else "calibrated"
         if effect is not None:
             control = effect.get("control_largest", math.nan)
-            null = {"null_name": "largest_control", "null_value": control, "is_primary": False, "n": effect["n"]}
-            layers, ends = str(effect.get("read_layers", "")), {name: effect[name] for name in ("ci_low", "ci_high")}
-            share = {"link": link.name, "statistic": "intervention_share", "layers": layers, "value": effect["share"]}
+            null = {
+                "null_name": "largest_control",
+                "null_value": control,
+                "is_primary": False,
+                "n": effect["n"],
+            }
+            layers, ends = (
+                str(effect.get("read_layers", "")),
+                {name: effect[name] for name in ("ci_low", "ci_high")},
+            )
+            share = {
+                "link": link.name,
+                "statistic": "intervention_share",
+                "layers": layers,
+                "value": effect["share"],
+            }
             rows.append(share | ends | null | common)
         for statistic in found:
             nulls = {**statistic.nulls, **statistic.references}

@@ -92,8 +92,17 @@ class Location:
 
         All are in the first list if none is in two layers. The embedding does not count as a layer.
         """
-        counts = Counter(one for layer, found in sorted(self.outliers.items()) if layer >= 0 for one in sorted(found))
-        lasting = [one for one, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count > 1]
+        counts = Counter(
+            one
+            for layer, found in sorted(self.outliers.items())
+            if layer >= 0
+            for one in sorted(found)
+        )
+        lasting = [
+            one
+            for one, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+            if count > 1
+        ]
         brief = sorted(one for one, count in counts.items() if count == 1)
         return (lasting, brief) if lasting else (brief, [])
 
@@ -131,7 +140,10 @@ def parse_location(text: str) -> Location:
             sink_positions=tuple(map(operator.index, found["sink_positions"])),
             sink_found=bool(found["sink_found"]),
             steps=tuple(GrowthStep(**step) for step in found["steps"]),
-            outliers={int(layer): tuple(map(operator.index, dims)) for layer, dims in found["outliers"].items()},
+            outliers={
+                int(layer): tuple(map(operator.index, dims))
+                for layer, dims in found["outliers"].items()
+            },
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
@@ -156,11 +168,15 @@ def find_growth_steps(ratio: Float[Tensor, " layer"], *, factor: float) -> list[
     ``ratio[0]`` is before layer 0, ``ratio[l + 1]`` after layer l. A step must leave the token above the others
     (ratio over 1), so that the recovery of a small norm is no growth.
     """
-    steps = _consecutive_runs(layer for layer, does in enumerate((ratio[1:] >= factor * ratio[:-1]).tolist()) if does)
+    steps = _consecutive_runs(
+        layer for layer, does in enumerate((ratio[1:] >= factor * ratio[:-1]).tolist()) if does
+    )
     return [step for step in steps if ratio[step[1] + 1] > 1]
 
 
-def mark_writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "layer dimension"]:
+def mark_writing_layers(
+    values: Float[Tensor, "sample dimension"],
+) -> Bool[Tensor, "layer dimension"]:
     """Mark the layers that write each dimension of the token: its magnitude grows by a tenth or more in the layer.
 
     Changes under a twentieth of the dimension's largest value do not count. ``values`` are before layer 0 and after
@@ -168,7 +184,11 @@ def mark_writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tenso
     """
     size = values.abs()
     so_far, change = size.cummax(0).values[1:], size[1:] - size[:-1]
-    return (change >= _WRITTEN * so_far) & (change > 0) & (change >= _LEAST_WRITTEN * size.max(0).values)
+    return (
+        (change >= _WRITTEN * so_far)
+        & (change > 0)
+        & (change >= _LEAST_WRITTEN * size.max(0).values)
+    )
 
 
 def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | None:
@@ -198,11 +218,19 @@ def find_outlier_dimensions(
         found = outlier_dimensions(energy, energy_frac=thresholds.energy_frac)
         dominates = bool(dominance_ratio(state).mean() >= thresholds.dominance_threshold)
         shares = (energy[found] / energy.sum()).tolist()
-        nearly_all = 1 - sum(shares) <= _LEFT_OF_RANDOM * (1 - random_energy_share(len(found), width=width))
-        dominates |= nearly_all and min(shares, default=0) >= _OVER_RANDOM * random_energy_share(1, width=width)
+        nearly_all = 1 - sum(shares) <= _LEFT_OF_RANDOM * (
+            1 - random_energy_share(len(found), width=width)
+        )
+        dominates |= nearly_all and min(shares, default=0) >= _OVER_RANDOM * random_energy_share(
+            1, width=width
+        )
         if not dominates or len(found) > thresholds.max_outliers:
             return ()
-        common = [] if typical is None else found[_mark_common_dimensions(state, typical)[found]].tolist()
+        common = (
+            []
+            if typical is None
+            else found[_mark_common_dimensions(state, typical)[found]].tolist()
+        )
         if not common:
             return tuple(found.tolist())
         state = state.clone()
@@ -244,11 +272,16 @@ def find_location(
         spans = list(forced)
     else:
         pairs = enumerate(zip(states, own, strict=True), start=-1)
-        found = {at: find_outlier_dimensions(state, thresholds=thresholds, typical=one) for at, (state, one) in pairs}
+        found = {
+            at: find_outlier_dimensions(state, thresholds=thresholds, typical=one)
+            for at, (state, one) in pairs
+        }
         outliers = {layer: dimensions for layer, dimensions in found.items() if dimensions}
         factor = thresholds.growth_factor
         spans = find_growth_steps(ratio, factor=factor)
-        more = _find_runs_of_writing_layers(states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans)
+        more = _find_runs_of_writing_layers(
+            states, ratio=ratio, factor=factor**0.5, outliers=outliers, taken=spans
+        )
         spans = sorted([*spans, *more])
     steps = tuple(
         GrowthStep(
@@ -311,8 +344,12 @@ def _find_runs_of_writing_layers(
             is_outlier[: layer + 1] |= torch.tensor([one in found for one in dims])
     grows = mark_writing_layers(size) & is_outlier & (size[1:] > size.cummax(0).values[:-1])
     covered = {layer for first, last in taken for layer in range(first, last + 1)}
-    rises = ~(ratio[1:] < (1 - _LEAST_WRITTEN) * ratio[:-1]) & grows.any(1)  # nan: nothing to compare with
-    spans = _consecutive_runs(layer for layer in rises.nonzero().flatten().tolist() if layer not in covered)
+    rises = ~(ratio[1:] < (1 - _LEAST_WRITTEN) * ratio[:-1]) & grows.any(
+        1
+    )  # nan: nothing to compare with
+    spans = _consecutive_runs(
+        layer for layer in rises.nonzero().flatten().tolist() if layer not in covered
+    )
     return [(a, b) for a, b in spans if not (ratio[b + 1] <= 1 or ratio[b + 1] < factor * ratio[a])]
 
 

@@ -104,7 +104,9 @@ def choose_makers_target(setting: Setting, *, lacks_sink: bool) -> Target | None
     """
     if not lacks_sink:
         return "sink"
-    if setting.lens.family.sink_logit and bool((setting.null_mass > setting.config.threshold).any()):
+    if setting.lens.family.sink_logit and bool(
+        (setting.null_mass > setting.config.threshold).any()
+    ):
         return "sink logit"
     return "outlier dimensions" if setting.location.outliers else None
 
@@ -130,27 +132,44 @@ def find_makers(
         layers: layers of these parts; all if None.
         progress: show progress bars.
     """
-    ranking, parts = _rank_parts(setting, target=target, kinds=kinds, layers=layers, progress=progress)
+    ranking, parts = _rank_parts(
+        setting, target=target, kinds=kinds, layers=layers, progress=progress
+    )
     beside = tuple[Maker, ...]()
     if target == "sink" and kinds is None and layers is None:
-        embedded = [Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind)) for kind in read_embeddings(setting)]
+        embedded = [
+            Maker(kind=kind, layer=-1, unit=embedding_unit(setting, kind))
+            for kind in read_embeddings(setting)
+        ]
         beside = tuple(part for part in embedded if part not in parts)
     with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
     parts += beside
     shares = _RemovedShares(setting=setting, target=target, order=parts)
     if target == "sink logit":  # each takes attention in its own head
         every = dict.fromkeys((*GOALS, ALL), tuple(with_effect))
-        return Makers(target=target, ranking=ranking, sets=every, alone=shares.alone(with_effect), feeds={})
+        return Makers(
+            target=target, ranking=ranking, sets=every, alone=shares.alone(with_effect), feeds={}
+        )
     longest = with_effect[:MOST]
-    if beside and shares.of(longest) < GOALS["half"] and shares.of([*beside, *longest]) >= GOALS["half"]:
+    if (
+        beside
+        and shares.of(longest) < GOALS["half"]
+        and shares.of([*beside, *longest]) >= GOALS["half"]
+    ):
         shares.fixed, ranking = beside, _append_embeddings(ranking, beside)
     sets = _choose_sets(with_effect, shares, progress=progress)
     if sets[ALL]:
         before_gap = _parts_before_gap(ranking, parts, sets[ALL])
-        sets[ALL] = _add_strong_parts(sets[ALL], shares, before_gap=before_gap, strongest=with_effect[:NEXT])
+        sets[ALL] = _add_strong_parts(
+            sets[ALL], shares, before_gap=before_gap, strongest=with_effect[:NEXT]
+        )
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
-    feeds = _find_silenced_neurons(setting, sets[ALL], shares.alone(listed)) if target == "sink" else {}
-    return Makers(target=target, ranking=ranking, sets=sets, alone=shares.alone(listed), feeds=feeds)
+    feeds = (
+        _find_silenced_neurons(setting, sets[ALL], shares.alone(listed)) if target == "sink" else {}
+    )
+    return Makers(
+        target=target, ranking=ranking, sets=sets, alone=shares.alone(listed), feeds=feeds
+    )
 
 
 def _rank_parts(
@@ -168,7 +187,9 @@ def _rank_parts(
     table = table.assign(score=table[list(SCREENS)].abs().max(axis=1))
     ranking = table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
     ranking.insert(0, "rank", range(1, len(ranking) + 1))
-    named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
+    named = zip(
+        ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True
+    )
     return ranking, [Maker(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
 
 
@@ -194,14 +215,20 @@ class _RemovedShares:
 
     def measure(self, several: Sequence[Sequence[Maker]]) -> None:
         """Ablate several sets of parts in one call; a set that was ablated before is not run again."""
-        new = [chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in self._known]
+        new = [
+            chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in self._known
+        ]
         ordered = [[part for part in self.order if part in chosen] for chosen in new]
-        ablations = [_ablation_run(self.setting, parts, target=self.target) for parts in ([], *ordered)]
+        ablations = [
+            _ablation_run(self.setting, parts, target=self.target) for parts in ([], *ordered)
+        ]
         (before, *runs) = self.setting.run_each(ablations)
         baseline = _target_size(self.setting, before, self.target)
         for chosen, run in zip(new, runs, strict=True):
             lost = (baseline - _target_size(self.setting, run, self.target)) / baseline.mean()
-            self._known[chosen] = float(lost.mean() - (lost.std() / len(lost) ** 0.5 if len(lost) > 1 else 0.0))
+            self._known[chosen] = float(
+                lost.mean() - (lost.std() / len(lost) ** 0.5 if len(lost) > 1 else 0.0)
+            )
 
     def of(self, chosen: Sequence[Maker]) -> float:
         if frozenset(chosen) not in self._known:
@@ -217,7 +244,9 @@ class _RemovedShares:
         return {part: self.of([part]) for part in several}
 
 
-def _choose_sets(parts: Sequence[Maker], shares: _RemovedShares, *, progress: bool) -> dict[str, tuple[Maker, ...]]:
+def _choose_sets(
+    parts: Sequence[Maker], shares: _RemovedShares, *, progress: bool
+) -> dict[str, tuple[Maker, ...]]:
     """Choose the set of each goal: the shortest prefix of ``parts`` that reaches it, thinned out; () if none does.
 
     All makers are those that remove nearly what the longest prefix removes, and parts behind it that add to them.
@@ -229,7 +258,9 @@ def _choose_sets(parts: Sequence[Maker], shares: _RemovedShares, *, progress: bo
         length, enough = 0, bool(fixed) and shares.of(fixed) >= goal
         if longest >= GOALS["half"] and not enough:
             most = min(MOST, len(parts))
-            length = _shortest_prefix_length(lambda size: shares.with_fixed(parts[:size]), goal=goal, most=most)
+            length = _shortest_prefix_length(
+                lambda size: shares.with_fixed(parts[:size]), goal=goal, most=most
+            )
         prefix = parts[:length]
         least = max(goal, THINNED * shares.with_fixed(prefix)) if name == ALL else goal
         inner = [part for part in prefix if any(part in smaller for smaller in sets.values())]
@@ -243,7 +274,11 @@ def _choose_sets(parts: Sequence[Maker], shares: _RemovedShares, *, progress: bo
 
 
 def _add_strong_parts(
-    makers: Sequence[Maker], shares: _RemovedShares, *, before_gap: Sequence[Maker], strongest: Sequence[Maker]
+    makers: Sequence[Maker],
+    shares: _RemovedShares,
+    *,
+    before_gap: Sequence[Maker],
+    strongest: Sequence[Maker],
 ) -> tuple[Maker, ...]:
     """Add to all makers those parts ``before_gap`` that remove much as one kind, and those ``strongest`` that do alone.
 
@@ -254,7 +289,9 @@ def _add_strong_parts(
     for kind in dict.fromkeys(part.kind for part in upstream):
         alike = [part for part in upstream if part.kind == kind]
         if (share := shares.with_fixed(alike)) >= least:
-            chosen |= set(_thin_out(alike, shares.with_fixed, goal=THINNED * share) if shares.fixed else alike)
+            chosen |= set(
+                _thin_out(alike, shares.with_fixed, goal=THINNED * share) if shares.fixed else alike
+            )
     shares.measure([[*shares.fixed, part] for part in strongest])
     chosen |= {part for part in strongest if shares.with_fixed([part]) >= least}
     return tuple(part for part in shares.order if part in chosen)
@@ -268,7 +305,9 @@ def _find_silenced_neurons(
     Makers of one kind and layer that silence nothing alone are also ablated together. ``alone`` is the share of the
     sink that each maker removes alone; only the strongest are tried.
     """
-    writers = sorted((part for part in makers if part.kind == "neuron"), key=lambda part: -alone.get(part, 0.0))
+    writers = sorted(
+        (part for part in makers if part.kind == "neuron"), key=lambda part: -alone.get(part, 0.0)
+    )
     writers = writers[:MOST_ROLES]
     layers = sorted({part.layer for part in writers})
     if len(makers) < 2 or not layers:
@@ -276,18 +315,23 @@ def _find_silenced_neurons(
     position, baseline = setting.sink_position, setting.baseline_tensors("neurons", layers=layers)
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in baseline.items()}
     fires = {
-        part: float((baseline[part.layer][:, position] - means[part.layer])[:, part.unit].mean()) for part in writers
+        part: float((baseline[part.layer][:, position] - means[part.layer])[:, part.unit].mean())
+        for part in writers
     }
 
     def fed(several: Sequence[Sequence[Maker]]) -> list[tuple[Maker, ...]]:
         """The writers that each ablation silences."""
         edits = [ablation_edits(setting, parts) for parts in several]
-        runs = setting.run_each([Run(edits=some, layers=layers, sites=("neurons",)) for some in edits])
+        runs = setting.run_each(
+            [Run(edits=some, layers=layers, sites=("neurons",)) for some in edits]
+        )
         found = []
         for parts, run in zip(several, runs, strict=True):
             silent = []
             for part in writers:
-                later = part.layer > parts[0].layer or (part.layer == parts[0].layer and parts[0].kind in _BEFORE_MLP)
+                later = part.layer > parts[0].layer or (
+                    part.layer == parts[0].layer and parts[0].kind in _BEFORE_MLP
+                )
                 if later and part not in parts:
                     left = run.tensors["neurons", part.layer][:, position] - means[part.layer]
                     if abs(float(left[:, part.unit].mean())) <= (1 - SILENCED) * abs(fires[part]):
@@ -297,7 +341,11 @@ def _find_silenced_neurons(
 
     early = [part for part in makers if part.layer < layers[-1] + (part.kind in _BEFORE_MLP)]
     strong = sorted(early, key=lambda part: -alone.get(part, 0.0))[:MOST_ROLES]
-    found = {part: silent for part, silent in zip(strong, fed([[part] for part in strong]), strict=True) if silent}
+    found = {
+        part: silent
+        for part, silent in zip(strong, fed([[part] for part in strong]), strict=True)
+        if silent
+    }
     groups: dict[tuple[str, int], list[Maker]] = {}
     for part in early:
         if part not in found:
@@ -326,7 +374,11 @@ def _shortest_prefix_length(removed: Callable[[int], float], *, goal: float, mos
 
 
 def _thin_out(
-    parts: Sequence[Maker], removed: Callable[[Sequence[Maker]], float], *, goal: float, keep: Sequence[Maker] = ()
+    parts: Sequence[Maker],
+    removed: Callable[[Sequence[Maker]], float],
+    *,
+    goal: float,
+    keep: Sequence[Maker] = (),
 ) -> list[Maker]:
     """Drop parts, the lowest ranked first, in halves, quarters, ..., as long as the rest removes the share ``goal``.
 
@@ -346,11 +398,19 @@ def _thin_out(
     return kept
 
 
-def _parts_before_gap(ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[Maker]) -> list[Maker]:
+def _parts_before_gap(
+    ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[Maker]
+) -> list[Maker]:
     """Return the ``parts`` before the last gap (``GAP``) in ``ranking``; [] if none is after all ``chosen`` parts."""
     effects = ranking["integrated"].to_numpy()
-    order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
-    least = max((number for number, place in enumerate(order) if parts[place] in chosen), default=0) + 1
+    order = [
+        int(place)
+        for place in np.argsort(-effects, kind="stable")[: MOST + 1]
+        if effects[place] > 0
+    ]
+    least = (
+        max((number for number, place in enumerate(order) if parts[place] in chosen), default=0) + 1
+    )
     if len(order) <= least:
         return [parts[one] for one in order]
     values = effects[order]
@@ -367,13 +427,21 @@ def ablation_edits(setting: Setting, parts: Iterable[Maker]) -> Edits:
     position, edits = setting.sink_position, list[Edit]()
     for (kind, layer), units in groups.items():
         if kind == "neuron":
-            edits += setting.freeze_unit_edits("neurons", {layer: units}, position=position, mean=True)
+            edits += setting.freeze_unit_edits(
+                "neurons", {layer: units}, position=position, mean=True
+            )
         elif kind == "head":
-            value = setting.mean_ordinary(setting.baseline_tensors("z", layers=[layer])[layer])[:, :, units]
+            value = setting.mean_ordinary(setting.baseline_tensors("z", layers=[layer])[layer])[
+                :, :, units
+            ]
             label = f"{len(units)} heads of layer {layer}, mean_ordinary"
-            edits.append(freeze("z", {layer: value}, positions=[position], heads=units, label=label))
+            edits.append(
+                freeze("z", {layer: value}, positions=[position], heads=units, label=label)
+            )
         elif kind in WHOLE:
-            edits.append(setting.freeze_site_edit(WHOLE[kind], layers=[layer], position=position, mean=True))
+            edits.append(
+                setting.freeze_site_edit(WHOLE[kind], layers=[layer], position=position, mean=True)
+            )
         elif kind == "key bias":
             edits.append(_key_bias_ablation(setting, layer, units))
         elif kind == "sink logit":
@@ -392,13 +460,20 @@ def _embedding_ablation(setting: Setting, kind: Kind) -> Edit:
     def take_away(x: Tensor, at: At) -> Tensor:
         return x - over[at.sequences].to(x.device, x.dtype)
 
-    return edit("resid_pre", take_away, layers=[0], positions=[position], label=f"{kind}, mean_ordinary")
+    return edit(
+        "resid_pre", take_away, layers=[0], positions=[position], label=f"{kind}, mean_ordinary"
+    )
 
 
 def _key_bias_ablation(setting: Setting, layer: int, heads: list[int]) -> Edit:
     """Make the edit that subtracts the bias of the key-value heads ``heads`` from the keys of ``layer``."""
-    bias, label = attention_weights(setting.lens, layer=layer).b_k[heads], f"key biases of layer {layer} x 0"
-    return edit("k", lambda k, at: k - bias.to(k.device, k.dtype), layers=[layer], heads=heads, label=label)
+    bias, label = (
+        attention_weights(setting.lens, layer=layer).b_k[heads],
+        f"key biases of layer {layer} x 0",
+    )
+    return edit(
+        "k", lambda k, at: k - bias.to(k.device, k.dtype), layers=[layer], heads=heads, label=label
+    )
 
 
 def _rescale_rows(pattern: Tensor, at: At) -> Tensor:
@@ -407,10 +482,18 @@ def _rescale_rows(pattern: Tensor, at: At) -> Tensor:
 
 
 def _ablation_run(
-    setting: Setting, parts: Sequence[Maker], *, target: Target, loss: bool = False, of: BaselineRun | None = None
+    setting: Setting,
+    parts: Sequence[Maker],
+    *,
+    target: Target,
+    loss: bool = False,
+    of: BaselineRun | None = None,
 ) -> Run:
     """Return the run that ablates ``parts`` and has the target's tensors; it continues ``of`` (None: the baseline)."""
-    options = {"sites": ("pattern",) if target == "sink logit" else (), "state": target == "outlier dimensions"}
+    options = {
+        "sites": ("pattern",) if target == "sink logit" else (),
+        "state": target == "outlier dimensions",
+    }
     edits, layers = ablation_edits(setting, parts), _target_layers(setting, target)
     return Run(edits=edits, layers=layers, loss=loss, of=of, **options)
 
@@ -429,26 +512,37 @@ def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
     reads = _target_layers(setting, target)
     if target == "sink":
         return run.mass_at(setting.sink_position, layers=reads)
-    if target == "sink logit":  # attention that goes to no key; the first query, which sees one key, is left out
+    if (
+        target == "sink logit"
+    ):  # attention that goes to no key; the first query, which sees one key, is left out
         patterns = (widen(run.tensors["pattern", layer]) for layer in reads)
-        return torch.stack([1 - pattern[:, :, 1:].sum(-1).mean((1, 2)) for pattern in patterns]).mean(0)
+        return torch.stack(
+            [1 - pattern[:, :, 1:].sum(-1).mean((1, 2)) for pattern in patterns]
+        ).mean(0)
     states, lasting = run.state_at(setting.sink_position), setting.lens.remaining_scales
     sizes = [
         lasting[layer + 1]
-        * states[run.layers.index(layer)][:, list(setting.location.outliers.get(layer, ()))].abs().sum(-1)
+        * states[run.layers.index(layer)][:, list(setting.location.outliers.get(layer, ()))]
+        .abs()
+        .sum(-1)
         for layer in reads
     ]
     return torch.stack(sizes).mean(0)
 
 
-def maker_tables(found: Makers | None, testing: Setting, *, progress: bool = False) -> dict[str, pd.DataFrame]:
+def maker_tables(
+    found: Makers | None, testing: Setting, *, progress: bool = False
+) -> dict[str, pd.DataFrame]:
     """Make two tables: ``makers``, with a row per part, and ``maker_sets``, with a row per set and random set.
 
     The sets of makers that were ``found``, and the super neurons, are ablated on the sequences of ``testing``. Both
     tables are empty if no makers were searched (None).
     """
     if found is None:
-        return {name: pd.DataFrame(columns=column_names("trace", name)) for name in ("makers", "maker_sets")}
+        return {
+            name: pd.DataFrame(columns=column_names("trace", name))
+            for name in ("makers", "maker_sets")
+        }
     supers = tuple(
         Maker(kind="neuron", layer=layer, unit=unit)
         for layer, mask in sorted(testing.super_neurons.items())
@@ -463,7 +557,9 @@ def maker_tables(found: Makers | None, testing: Setting, *, progress: bool = Fal
 def read_makers(table: pd.DataFrame) -> tuple[Maker, ...]:
     """Read the makers of the sink from the table ``makers``."""
     chosen = table[table["is_maker"].astype(bool) & (table["target"] == "sink")]
-    named = zip(chosen["kind"].tolist(), chosen["layer"].tolist(), chosen["unit"].tolist(), strict=True)
+    named = zip(
+        chosen["kind"].tolist(), chosen["layer"].tolist(), chosen["unit"].tolist(), strict=True
+    )
     return tuple(Maker(kind=kind, layer=int(layer), unit=int(unit)) for kind, layer, unit in named)
 
 
@@ -477,12 +573,22 @@ def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
             is_maker, fed = part in found.sets[ALL], found.feeds.get(part, ())
             role = f"upstream of {join_and(map(str, fed), most=3)}" if fed else "writes"
             said = {"sets": ", ".join(name for name, parts in found.sets.items() if part in parts)}
-            said |= {"is_maker": is_maker, "role": role if is_maker else "", "is_super": part in supers}
-            rows.append(row | said | {"removed_alone": found.alone.get(part, math.nan), "target": found.target})
+            said |= {
+                "is_maker": is_maker,
+                "role": role if is_maker else "",
+                "is_super": part in supers,
+            }
+            rows.append(
+                row
+                | said
+                | {"removed_alone": found.alone.get(part, math.nan), "target": found.target}
+            )
     return pd.DataFrame(rows, columns=column_names("trace", "makers"))
 
 
-def _maker_set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker], progress: bool) -> pd.DataFrame:
+def _maker_set_table(
+    setting: Setting, found: Makers, *, supers: Sequence[Maker], progress: bool
+) -> pd.DataFrame:
     """Make the table ``maker_sets``: ablate each set ``found``, the super neurons (``supers``), and random controls."""
     target, generator = found.target, setting.make_generator()
     rng = np.random.default_rng(setting.config.seed)
@@ -492,14 +598,27 @@ def _maker_set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker]
     draws = range(min(setting.config.controls, FEW_CONTROLS))
     first, drawn = dict[frozenset[Maker], str](), dict[str, list[tuple[Maker, ...]]]()
     for name, parts in sets.items():
-        if first.setdefault(frozenset(parts), name) == name:  # else its controls are there under the other set's name
-            drawn[name] = [some for _ in draws if (some := _draw_random_parts(setting, parts, generator))]
+        if (
+            first.setdefault(frozenset(parts), name) == name
+        ):  # else its controls are there under the other set's name
+            drawn[name] = [
+                some for _ in draws if (some := _draw_random_parts(setting, parts, generator))
+            ]
 
     def runs_of(several: Iterable[Sequence[Maker]], *, of: BaselineRun | None = None) -> list[Run]:
-        return [_ablation_run(setting, parts, target=target, loss=True, of=of) for parts in ((), *several)]
+        return [
+            _ablation_run(setting, parts, target=target, loss=True, of=of)
+            for parts in ((), *several)
+        ]
 
     def row(
-        parts: Sequence[Maker], name: str, control_of: str, run: Outcome, *, compared: Outcome, rng: np.random.Generator
+        parts: Sequence[Maker],
+        name: str,
+        control_of: str,
+        run: Outcome,
+        *,
+        compared: Outcome,
+        rng: np.random.Generator,
     ) -> dict[str, Any]:
         before, after = (_target_size(setting, one, target) for one in (compared, run))
         share = fraction_lost(before, after, generator=rng)
@@ -516,22 +635,30 @@ def _maker_set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker]
             "n_controls": 0,
             "baseline": float(before.mean()),
             "value": float(after.mean()),
-            "baseline_loss_nats": math.nan if compared.loss is None else float(compared.loss.mean()),
+            "baseline_loss_nats": math.nan
+            if compared.loss is None
+            else float(compared.loss.mean()),
             "loss_nats": math.nan if run.loss is None else float(run.loss.mean()),
             "control_loss_nats": math.nan,
             "n": len(before),
         }
 
-    def rows_of_controls(name: str, outcomes: Sequence[Outcome], rng: np.random.Generator) -> list[dict[str, Any]]:
+    def rows_of_controls(
+        name: str, outcomes: Sequence[Outcome], rng: np.random.Generator
+    ) -> list[dict[str, Any]]:
         compared, *runs = outcomes
         return [
             row(some, RANDOM, name, one, compared=compared, rng=rng)
             for some, one in zip(drawn[name], runs, strict=True)
         ]
 
-    few, longer = (setting.control_run(setting.sink_position, whole=whole) for whole in (False, True))
+    few, longer = (
+        setting.control_run(setting.sink_position, whole=whole) for whole in (False, True)
+    )
     groups = [runs_of(sets.values()), *(runs_of(some, of=few) for some in drawn.values())]
-    (baseline, *made), *beside = setting.run_groups(groups, label="maker sets" if progress else None)
+    (baseline, *made), *beside = setting.run_groups(
+        groups, label="maker sets" if progress else None
+    )
     outcomes = dict(zip(drawn, beside, strict=True))
     own: dict[str, dict[str, Any]] = {}
     controls: dict[str, list[dict[str, Any]]] = {}
@@ -541,7 +668,10 @@ def _maker_set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker]
     near = [
         name
         for name, some in controls.items()
-        if some and hangs_on_controls(max(one["removed"] for one in some), ends=[own[name]["ci_low"]], least=0.0)
+        if some
+        and hangs_on_controls(
+            max(one["removed"] for one in some), ends=[own[name]["ci_low"]], least=0.0
+        )
     ]
     again = setting.run_groups([runs_of(drawn[name], of=longer) for name in near])
     for name, some in zip(near, again, strict=True):
@@ -558,13 +688,21 @@ def _maker_set_table(setting: Setting, found: Makers, *, supers: Sequence[Maker]
     return pd.DataFrame(rows, columns=column_names("trace", "maker_sets"))
 
 
-def _draw_random_parts(setting: Setting, parts: Sequence[Maker], generator: torch.Generator) -> tuple[Maker, ...]:
+def _draw_random_parts(
+    setting: Setting, parts: Sequence[Maker], generator: torch.Generator
+) -> tuple[Maker, ...]:
     """Draw random other parts, as many of each kind and layer as in ``parts``; fewer if there are not enough."""
     lens, drawn = setting.lens, list[Maker]()
     for kind, site in WHOLE.items():
         taken = [part.layer for part in parts if part.kind == kind]
-        others = torch.tensor([layer for layer in lens.layers_with(site) if layer not in taken], dtype=torch.long)
-        for layer in others[torch.randperm(len(others), generator=generator)[: len(taken)]].tolist() if taken else ():
+        others = torch.tensor(
+            [layer for layer in lens.layers_with(site) if layer not in taken], dtype=torch.long
+        )
+        for layer in (
+            others[torch.randperm(len(others), generator=generator)[: len(taken)]].tolist()
+            if taken
+            else ()
+        ):
             drawn.append(Maker(kind=kind, layer=layer, unit=0))
     groups: dict[tuple[Kind, int], list[int]] = {}
     for part in parts:

@@ -20,7 +20,16 @@ from .locate import Location, MeasuringPlan, find_location
 _SCOUTS, _SCOUT_LENGTH = 8, 64
 
 CONDITION_READINGS = frozenset(
-    {"sink_score", "std:z", "norm:resid_pre", "norm:resid_post", "state_pre", "state", "loss", "rate_by_key"}
+    {
+        "sink_score",
+        "std:z",
+        "norm:resid_pre",
+        "norm:resid_post",
+        "state_pre",
+        "state",
+        "loss",
+        "rate_by_key",
+    }
     | {"typical_pre", "typical"}
 )
 """Readings that are made in the BOS condition that the trace does not study."""
@@ -66,7 +75,9 @@ class Panel:
         return cls(
             streamed=streamed,
             sink_positions=sink_positions,
-            location=Location(sink_positions=sink_positions, sink_found=sink_found, steps=(), outliers={}),
+            location=Location(
+                sink_positions=sink_positions, sink_found=sink_found, steps=(), outliers={}
+            ),
             positions=positions,
             s1={place: moment.std().float().mean(-1) for place, moment in (moments or {}).items()},
             shortest=min(tokens.n_positions, int(tokens.lengths.min())),
@@ -115,7 +126,9 @@ class Panel:
 
     def std_ratio(self, site: str) -> Float[Tensor, "layer batch"]:
         """Divide the standard deviation within the studied token, at a site, by its median over other tokens."""
-        return r.ratio_to_others(self[f"std:{site}"], positions=self.positions, key=self.location.sink_position)
+        return r.ratio_to_others(
+            self[f"std:{site}"], positions=self.positions, key=self.location.sink_position
+        )
 
     def sink_states(self) -> Float[Tensor, "layer batch d_model"]:
         """Return the studied token's residual stream before layer 0 and after each layer."""
@@ -123,7 +136,9 @@ class Panel:
             :, :, self.sink_positions.index(self.location.sink_position)
         ]
 
-    def rescale_to_last_layer(self, values: Float[Tensor, "layer ..."]) -> Float[Tensor, "layer ..."]:
+    def rescale_to_last_layer(
+        self, values: Float[Tensor, "layer ..."]
+    ) -> Float[Tensor, "layer ..."]:
         """Rescale values by layer to the unit of the last layer's stream (``LensModel.remaining_scales``)."""
         by = torch.tensor(self.lasting, dtype=values.dtype, device=values.device)
         return values * by.view(-1, *[1] * (values.dim() - 1))
@@ -134,7 +149,11 @@ class Panel:
 
     def sink_layers(self) -> list[int]:
         """Return the layers in which the studied position has at least half of the attention of its strongest layer."""
-        mass = self.at_sink("sink_mass", self.location.sink_position).nanmean(dim=(1, 2)).nan_to_num(0.0)
+        mass = (
+            self.at_sink("sink_mass", self.location.sink_position)
+            .nanmean(dim=(1, 2))
+            .nan_to_num(0.0)
+        )
         return [layer for layer in self.attention_layers if mass[layer] >= mass.max() / 2]
 
     @property
@@ -190,7 +209,10 @@ def scout(
 
 
 def locate_in_panel(
-    panel: Panel, *, config: Thresholds | Question, forced: tuple[tuple[int, int], ...] | None = None
+    panel: Panel,
+    *,
+    config: Thresholds | Question,
+    forced: tuple[tuple[int, int], ...] | None = None,
 ) -> Location:
     """Locate the sink from the readings of a panel: which of its positions are sinks, growth steps, outlier dimensions.
 
@@ -199,7 +221,11 @@ def locate_in_panel(
     """
     positions, sink_found = panel.sink_positions, panel.location.sink_found
     if "rate_by_key" in panel:
-        found = tuple(p for p in panel.find_sink_positions(min_rate=config.min_sink_rate) if p in panel.sink_positions)
+        found = tuple(
+            p
+            for p in panel.find_sink_positions(min_rate=config.min_sink_rate)
+            if p in panel.sink_positions
+        )
         positions, sink_found = found or panel.sink_positions[:1], bool(found)
     panel = replace(panel, location=replace(panel.location, sink_positions=positions))
     return find_location(
@@ -267,7 +293,12 @@ def measure(
         label=label or "",
     )
     panel = Panel.unlocated(
-        streamed, lens=lens, tokens=tokens, sink_positions=sinks, positions=positions, moments=moments
+        streamed,
+        lens=lens,
+        tokens=tokens,
+        sink_positions=sinks,
+        positions=positions,
+        moments=moments,
     )
     return replace(panel, location=locate_in_panel(panel, config=config, forced=forced))
 
@@ -277,8 +308,12 @@ def has_read_enough(aim: Location, *, at: Location, attention: Sequence[int]) ->
 
     ``attention`` are the model's layers with attention.
     """
-    same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
-    same_dimensions = all(aim.entering_dimensions(layer) == at.entering_dimensions(layer) for layer in attention)
+    same_steps = [(s.layers, s.dimension) for s in aim.steps] == [
+        (s.layers, s.dimension) for s in at.steps
+    ]
+    same_dimensions = all(
+        aim.entering_dimensions(layer) == at.entering_dimensions(layer) for layer in attention
+    )
     return aim.sink_position == at.sink_position and same_steps and same_dimensions
 
 
@@ -303,7 +338,15 @@ def scout_and_measure(
     attention, again_label = lens.layers_with("k"), label and f"{label} again"
 
     def measure_at(at: Location, label: str | None) -> Panel:
-        return measure(lens, tokens, plan=at.measuring_plan(attention), config=config, own=own, label=label, only=only)
+        return measure(
+            lens,
+            tokens,
+            plan=at.measuring_plan(attention),
+            config=config,
+            own=own,
+            label=label,
+            only=only,
+        )
 
     aim = scout(lens, tokens, config=config, position=position, tell=tell)
     panel = measure_at(aim, label)

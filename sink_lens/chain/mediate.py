@@ -31,7 +31,11 @@ from .setting import FrozenQuantity, Run, Setting, mean_mass
 
 
 def mediation_table(
-    setting: Setting, *, amplified: Edit | None, links: Sequence[Link] = LINKS, progress: bool = False
+    setting: Setting,
+    *,
+    amplified: Edit | None,
+    links: Sequence[Link] = LINKS,
+    progress: bool = False,
 ) -> pd.DataFrame:
     """Freeze each link under each intervention: one row per (intervention, frozen link, growth step or all steps).
 
@@ -44,18 +48,29 @@ def mediation_table(
     interventions |= {} if amplified is None else {"amplification": [amplified]}
     interventions["natural"] = []
     freezes = [link.freeze for link in links if link.freeze is not None]
-    segments = [*setting.segments, *([] if setting.all_steps_segment is None else [setting.all_steps_segment])]
+    segments = [
+        *setting.segments,
+        *([] if setting.all_steps_segment is None else [setting.all_steps_segment]),
+    ]
     cells: list[tuple[dict[str, Any], BaselineRun, BaselineRun, list[int], FrozenQuantity]] = []
     for name, edits in interventions.items():
         position = setting.sink_position if name == "natural" else setting.target_position
         run = setting.edited_baseline_run(edits)
         few = setting.control_run(position, of=run)
         for segment in segments:
-            layers, generator = [one for one in segment.layers if one in setting.sink_layers], setting.make_generator()
+            layers, generator = (
+                [one for one in segment.layers if one in setting.sink_layers],
+                setting.make_generator(),
+            )
             for freeze in freezes if layers else ():
                 kept = freeze.make(setting, segment, position, generator)
                 if kept is not None:
-                    row = {"intervention": name, "frozen": freeze.name, "step": segment.number, "position": position}
+                    row = {
+                        "intervention": name,
+                        "frozen": freeze.name,
+                        "step": segment.number,
+                        "position": position,
+                    }
                     cells.append((row, run, few, layers, kept))
     groups = [
         [
@@ -72,11 +87,16 @@ def mediation_table(
         baseline = mean_mass(setting.baseline, setting.target_position, layers)
         whole, survived = (mean_mass(one, position, layers) for one in (run.outcome, frozen))
         # of the controls' sequences and positions
-        few_baseline = mean_mass(setting.control_run(position).outcome, setting.target_position, layers)
+        few_baseline = mean_mass(
+            setting.control_run(position).outcome, setting.target_position, layers
+        )
         few_whole = mean_mass(few.outcome, position, layers)
-        control = torch.tensor([mean_mass(one, position, layers) for one in controls], dtype=torch.float32)
+        control = torch.tensor(
+            [mean_mass(one, position, layers) for one in controls], dtype=torch.float32
+        )
         added, added_to_few = (
-            one if abs(one) >= LEAST_ADDED else math.nan for one in (whole - baseline, few_whole - few_baseline)
+            one if abs(one) >= LEAST_ADDED else math.nan
+            for one in (whole - baseline, few_whole - few_baseline)
         )
         mean = float(control.mean())  # nan without controls
         rows.append(

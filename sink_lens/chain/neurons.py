@@ -18,7 +18,10 @@ from .locate import GrowthStep
 from .measure import Panel
 
 _TYPES = (
-    dict.fromkeys(("layer", "neuron", "expert", "sink_position", "outlier_dimension", "top_dimension"), "int64")
+    dict.fromkeys(
+        ("layer", "neuron", "expert", "sink_position", "outlier_dimension", "top_dimension"),
+        "int64",
+    )
     | dict.fromkeys(("activation", "spike_ratio", "contribution", "contribution_share"), "float32")
     | dict.fromkeys(("column_kurtosis", "routed_share"), "float32")
     | {"gate_norm_rank": "Int64", "up_norm_rank": "Int64", "is_super": "bool"}
@@ -47,7 +50,12 @@ class LayerSplit:
 
 
 def mlp_contributions(
-    lens: LensModel, weights: MlpWeights, *, layer: int, activations: Float[Tensor, "batch neuron"], dimension: int
+    lens: LensModel,
+    weights: MlpWeights,
+    *,
+    layer: int,
+    activations: Float[Tensor, "batch neuron"],
+    dimension: int,
 ) -> tuple[Float[Tensor, "batch neuron"], Float[Tensor, " batch"]]:
     """Compute what each neuron, and the bias, contributes to one ``dimension`` of the output of the MLP of ``layer``.
 
@@ -62,7 +70,9 @@ def mlp_contributions(
     output = activations @ weights.w_down.float().T + weights.b_down.float()
     scale, gain = 1 / norm.divisor(output), float(norm.gain[dimension])
     mean_weights = weights.w_down.float().mean(0) if norm.centred else None
-    terms = measures.contributions(activations, weights=column, scale=scale, gain=gain, mean_weights=mean_weights)
+    terms = measures.contributions(
+        activations, weights=column, scale=scale, gain=gain, mean_weights=mean_weights
+    )
     shift = weights.b_down.float().mean() if norm.centred else 0.0
     return terms, (bias - shift) * scale * gain + norm.bias[dimension]
 
@@ -81,7 +91,9 @@ def split_growth_layers(
         for position in panel.location.sink_positions:
             index = panel.sink_positions.index(position)
             active = panel.at_layer("neurons_at_sinks", layer)[:, index].to(weights.w_down.device)
-            terms, bias = mlp_contributions(lens, weights, layer=layer, activations=active, dimension=step.dimension)
+            terms, bias = mlp_contributions(
+                lens, weights, layer=layer, activations=active, dimension=step.dimension
+            )
             by = lens.remaining_scales[layer]
             terms, bias = by * terms.cpu(), by * bias.cpu()
             added = {
@@ -97,7 +109,9 @@ def split_growth_layers(
                     position=position,
                     terms=terms,
                     change=change,
-                    error=float(((terms.sum(1) + bias - output).abs() / change.abs().clamp(min=1e-6)).max()),
+                    error=float(
+                        ((terms.sum(1) + bias - output).abs() / change.abs().clamp(min=1e-6)).max()
+                    ),
                     is_super=measures.super_neurons(share, share=super_share),
                 )
             )
@@ -132,10 +146,14 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
         layer, index = split.layer, panel.sink_positions.index(split.position)
         weights = mlp_weights(lens, layer=layer)
         activations = panel.at_layer("neurons_at_sinks", layer)[:, index]
-        spike = measures.spike_ratio(activations, elsewhere=panel.at_layer("neurons_elsewhere", layer))
+        spike = measures.spike_ratio(
+            activations, elsewhere=panel.at_layer("neurons_elsewhere", layer)
+        )
         n_neurons = activations.shape[1]
         ranks = [
-            [pd.NA] * n_neurons if weight is None else measures.norm_rank(measures.row_norms(weight)).cpu().numpy()
+            [pd.NA] * n_neurons
+            if weight is None
+            else measures.norm_rank(measures.row_norms(weight)).cpu().numpy()
             for weight in (weights.w_gate, weights.w_up)
         ]
         gate_rank, up_rank = (pd.array(rank, dtype="Int64") for rank in ranks)
@@ -144,12 +162,18 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
                 {
                     "layer": layer,
                     "neuron": range(n_neurons),
-                    **({} if lens.d_expert is None else {"expert": np.arange(n_neurons) // lens.d_expert}),
+                    **(
+                        {}
+                        if lens.d_expert is None
+                        else {"expert": np.arange(n_neurons) // lens.d_expert}
+                    ),
                     "sink_position": split.position,
                     "activation": activations.mean(0).numpy(),
                     "spike_ratio": spike.numpy(),
                     "contribution": split.terms.mean(0).numpy(),
-                    "contribution_share": measures.contribution_share(split.terms, change=split.change).numpy(),
+                    "contribution_share": measures.contribution_share(
+                        split.terms, change=split.change
+                    ).numpy(),
                     "outlier_dimension": split.step.dimension,
                     "gate_norm_rank": gate_rank,
                     "up_norm_rank": up_rank,
@@ -159,17 +183,26 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
                 }
             )
         )
-    return _join_frames(frames, columns=[name for name in column_names("trace", "neurons") if name != "expert"])
+    return _join_frames(
+        frames, columns=[name for name in column_names("trace", "neurons") if name != "expert"]
+    )
 
 
-def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, super_share: float) -> pd.DataFrame:
+def expert_table(
+    lens: LensModel, panel: Panel, splits: list[LayerSplit], *, super_share: float
+) -> pd.DataFrame:
     """Make the table ``experts``: one row per (layer, expert, sink position); ``super_share`` makes an expert super."""
     frames = []
     for split in splits:
         assert lens.d_expert is not None
         index = panel.sink_positions.index(split.position)
         by_expert = split.terms.unflatten(1, (-1, lens.d_expert)).sum(2)
-        routed = panel.at_layer("neurons_at_sinks", split.layer)[:, index].unflatten(1, (-1, lens.d_expert)) != 0
+        routed = (
+            panel.at_layer("neurons_at_sinks", split.layer)[:, index].unflatten(
+                1, (-1, lens.d_expert)
+            )
+            != 0
+        )
         share = measures.contribution_share(by_expert, change=split.change)
         frames.append(
             pd.DataFrame(
@@ -198,12 +231,20 @@ def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -
     rows = []
     for layer in sorted({split.layer for split in splits}):
         weights = mlp_weights(lens, layer=layer)
-        x, activations = panel.at_layer("mlp_in_by_position", layer), panel.at_layer("neurons_by_position", layer)
+        x, activations = (
+            panel.at_layer("mlp_in_by_position", layer),
+            panel.at_layer("neurons_by_position", layer),
+        )
         for neuron in super_neurons_of_layer(splits, layer=layer).nonzero().flatten().tolist():
             up_row = weights.w_up[neuron].float().cpu()
             gate_row = up_row if weights.w_gate is None else weights.w_gate[neuron].float().cpu()
             found = measures.selectivity(x, gate_row=gate_row, up_row=up_row)
             for place, position in enumerate(panel.positions.tolist()):
-                means = [float(values[:, place].nanmean()) for values in (activations[..., neuron], *found)]
+                means = [
+                    float(values[:, place].nanmean())
+                    for values in (activations[..., neuron], *found)
+                ]
                 rows.append((layer, neuron, position, *means))
-    return pd.DataFrame(rows, columns=["layer", "neuron", "position", "activation", *measures.Selectivity._fields])
+    return pd.DataFrame(
+        rows, columns=["layer", "neuron", "position", "activation", *measures.Selectivity._fields]
+    )

@@ -48,8 +48,13 @@ def count_trace_passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
     if sizes.lens is not None:
         from ..activations.attention import choose_kernel
 
-        facts["kernel"] = choose_kernel(sizes.lens.family, device=sizes.lens.device, asked=config.kernel)
-    parts = [PassCount(name="scout", tokens=scouted), PassCount(name="measure", tokens=tokens, slowness=_STREAMED)]
+        facts["kernel"] = choose_kernel(
+            sizes.lens.family, device=sizes.lens.device, asked=config.kernel
+        )
+    parts = [
+        PassCount(name="scout", tokens=scouted),
+        PassCount(name="measure", tokens=tokens, slowness=_STREAMED),
+    ]
     if header.has_tokenizer:
         parts.append(PassCount(name="the other BOS condition", tokens=scouted + tokens))
     if config.random_init:
@@ -57,8 +62,14 @@ def count_trace_passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
     if config.interventions:
         number, short = count_intervention_passes(config, sequences=sequences)
         few = min(config.intervention_sequences, sequences)
-        parts.append(PassCount(name="without an intervention", forwards=_PASSES_WITHOUT * few, tokens=short))
-        parts.append(PassCount(name="interventions", forwards=number, tokens=short, only_if="the model has a sink"))
+        parts.append(
+            PassCount(name="without an intervention", forwards=_PASSES_WITHOUT * few, tokens=short)
+        )
+        parts.append(
+            PassCount(
+                name="interventions", forwards=number, tokens=short, only_if="the model has a sink"
+            )
+        )
         facts["interventions"] = f"with {_STEPS} growth steps"
     weights = header.weight_bytes(config.dtype)
     twin = weights * config.random_init
@@ -87,21 +98,36 @@ def bytes_beside_model(model: Sized, config: TraceConfig, *, twin: int = 0) -> i
         twin: bytes of the weights of a random-init baseline that stands beside the model.
     """
     sequences = len(config.prompts) or config.sequences
-    tokens, heads, keys = sequences * config.length, model.n_heads * model.d_head, model.n_kv_heads * model.d_head
+    tokens, heads, keys = (
+        sequences * config.length,
+        model.n_heads * model.d_head,
+        model.n_kv_heads * model.d_head,
+    )
     a_layer = 4 * (10 * model.d_model + 4 * model.d_mlp + 6 * heads)
     logits = 4 * LOSS_CHUNK * model.d_vocab
     panel = 4 * _STEPS * tokens * (model.d_mlp + model.d_model)
     sums = 16 * _SITES_BY_POSITION * model.n_layers * min(64, config.length) * model.d_model
-    measuring = sums + max(a_layer * min(tokens, _TOKENS_READ), logits) + (1 + config.random_init) * panel
+    measuring = (
+        sums + max(a_layer * min(tokens, _TOKENS_READ), logits) + (1 + config.random_init) * panel
+    )
     if not config.interventions:
         return twin + measuring
-    few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
+    few, short = (
+        min(config.intervention_sequences, sequences),
+        min(config.intervention_length, config.length),
+    )
     chosen, a_value = min(config.most_choosing_sequences, sequences), 4 * short * model.n_layers
     kept = a_value * few * (6 * model.d_model + 3 * keys + 2 * heads + model.d_mlp)
     pattern = 16 * model.n_heads * _TOKENS_EDITED * short
-    edited = kept + max(a_layer * _TOKENS_EDITED + pattern, logits)  # few sequences share a forward with other cells
-    kept = a_value * (few * model.d_model + chosen * (3 * model.d_model + 2 * keys + heads + model.d_mlp))
-    of_points = _POINTS * (4 * keys + _PATTERNS * model.n_heads)  # their keys and values, and one column
+    edited = kept + max(
+        a_layer * _TOKENS_EDITED + pattern, logits
+    )  # few sequences share a forward with other cells
+    kept = a_value * (
+        few * model.d_model + chosen * (3 * model.d_model + 2 * keys + heads + model.d_mlp)
+    )
+    of_points = _POINTS * (
+        4 * keys + _PATTERNS * model.n_heads
+    )  # their keys and values, and one column
     screened = kept + 4 * chosen * short * (_PATTERNS * model.n_heads * short + of_points)
     return max(twin + measuring, panel + max(screened, edited))
 
@@ -121,11 +147,16 @@ def check_trace_fits_memory(model: Sized, config: TraceConfig) -> None:
 
 def count_intervention_passes(config: TraceConfig, *, sequences: int) -> tuple[int, int]:
     """Return how many passes of one sequence the interventions on ``sequences`` take, and the positions of a pass."""
-    few, short = min(config.intervention_sequences, sequences), min(config.intervention_length, config.length)
+    few, short = (
+        min(config.intervention_sequences, sequences),
+        min(config.intervention_length, config.length),
+    )
     number = few * (_PASSES_OF_LINKS + _PASSES_A_STEP * _STEPS)
     of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls + _CONTROLS_A_STEP * _STEPS
     cut = min(1.0, CONTROL_LENGTH / short + _CONTROLS_AGAIN)
     number += round(min(config.most_control_sequences, few) * of_controls * cut)
     number += min(config.most_choosing_sequences, sequences) * _PASSES_OF_MAKERS
     several = few + _CONTROLLED * PATH_CONTROLS * min(config.most_control_sequences, few)
-    return number + round(min(1.0, PATH_LENGTH / short) * several * (_PATHS + _PATHS_A_STEP * _STEPS)), short
+    return number + round(
+        min(1.0, PATH_LENGTH / short) * several * (_PATHS + _PATHS_A_STEP * _STEPS)
+    ), short

@@ -48,7 +48,13 @@ from .setting import Edits, Run, Setting, draw_other_indices, mean_mass, shorten
 
 NO_STEP = -1
 """Step of a source or target that belongs to no growth step."""
-EMBEDDING, ATTENTION, MIXERS, MLPS, INPUTS = "embedding", "attention", "mixers", "MLPs", "layer inputs"
+EMBEDDING, ATTENTION, MIXERS, MLPS, INPUTS = (
+    "embedding",
+    "attention",
+    "mixers",
+    "MLPs",
+    "layer inputs",
+)
 SUPER, MAKERS, EVERYTHING, KEY, SINK = "super neurons", "makers", "everything", "key", "sink"
 """Names of sources and targets."""
 SUBLAYERS = {ATTENTION: "attn_out", MIXERS: "mixer_out", MLPS: "mlp_out", INPUTS: "per_layer_out"}
@@ -94,22 +100,31 @@ class Writings:
         All are in the unit of the last layer's stream (``LensModel.remaining_scales``).
         """
         setting, lasting = self.setting, self.setting.lens.remaining_scales
-        embedding = lasting[0] * self._subtract_ordinary_mean(setting.baseline_tensors("resid_pre", layers=[0])[0])
+        embedding = lasting[0] * self._subtract_ordinary_mean(
+            setting.baseline_tensors("resid_pre", layers=[0])[0]
+        )
         found = {EMBEDDING: embedding}
         for name, site in SUBLAYERS.items():
             by_layer = [torch.zeros_like(embedding)] * setting.lens.n_layers
-            for layer, added in setting.baseline_tensors(site, layers=setting.lens.layers_with(site)).items():
+            for layer, added in setting.baseline_tensors(
+                site, layers=setting.lens.layers_with(site)
+            ).items():
                 by_layer[layer] = lasting[layer] * self._subtract_ordinary_mean(added)
             found[name] = torch.stack(by_layer)
         for layer, units in self.units.items():
             found[MLPS][layer] -= self.added_by_neurons(layer, units)
         return found
 
-    def added_by_neurons(self, layer: int, units: Sequence[int]) -> Float[Tensor, "batch position d_model"]:
+    def added_by_neurons(
+        self, layer: int, units: Sequence[int]
+    ) -> Float[Tensor, "batch position d_model"]:
         """Compute what neurons ``units`` of a layer write less its ordinary mean, scaled as in ``added_by_kind``."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
-        part = setting.baseline_tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu() @ columns.T
+        part = (
+            setting.baseline_tensors("neurons", layers=[layer])[layer][..., chosen].float().cpu()
+            @ columns.T
+        )
         after = norm_weights(setting.lens, layer=layer, which="mlp_post_norm")
         if after is not None:
             output = setting.baseline_tensors("down_out", layers=[layer])[layer].float()
@@ -130,13 +145,21 @@ class Writings:
                 x = x + setting.baseline_tensors(mixed, layers=[layer])[layer].float().cpu()
         return x
 
-    def input_change(self, source: End, layer: int, *, mlp: bool, position: int) -> Float[Tensor, "batch d_model"]:
+    def input_change(
+        self, source: End, layer: int, *, mlp: bool, position: int
+    ) -> Float[Tensor, "batch d_model"]:
         """Compute what ``source`` adds, beyond its ordinary mean, to a layer's attention or (``mlp``) MLP input."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
         by = self.setting.lens.remaining_scales[layer]
         if source.name in (SUPER, MAKERS):
-            parts = [self.added_by_neurons(at, units)[:, position] for at, units in source.units.items() if at < layer]
-            nothing = torch.zeros(self.setting.tokens.n_sequences, self.setting.lens.d_model, dtype=torch.float32)
+            parts = [
+                self.added_by_neurons(at, units)[:, position]
+                for at, units in source.units.items()
+                if at < layer
+            ]
+            nothing = torch.zeros(
+                self.setting.tokens.n_sequences, self.setting.lens.d_model, dtype=torch.float32
+            )
             return sum(parts, nothing) / by
         if source.name == EVERYTHING:
             return self._subtract_ordinary_mean(self.stream_read_by(layer, mlp=mlp))[:, position]
@@ -150,7 +173,11 @@ class Writings:
         """Make the edits that cut a path: its target then reads the stream without the source's part."""
         setting, source, target = self.setting, path.source, path.target
         if target.name == SINK:
-            return (setting.freeze_site_edit("k", layers=source.layers, position=path.position, mean=True),)
+            return (
+                setting.freeze_site_edit(
+                    "k", layers=source.layers, position=path.position, mean=True
+                ),
+            )
         if target.name == EVERYTHING:
             units = {layer: list(some) for layer, some in source.units.items()}
             return setting.freeze_unit_edits("neurons", units, position=path.position, mean=True)
@@ -184,7 +211,9 @@ class Writings:
                 projections[site] = weight[units], values[:, place][..., units]
         return mlp_read_edits(
             self.stream_read_by(layer, mlp=True)[:, place].to(lens.device),
-            self.input_change(path.source, layer, mlp=True, position=path.position)[:, None].to(lens.device),
+            self.input_change(path.source, layer, mlp=True, position=path.position)[:, None].to(
+                lens.device
+            ),
             layer=layer,
             norm=norm_weights(lens, layer=layer, which="mlp_norm"),
             whole=not path.target.units,
@@ -203,9 +232,15 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     """
     short = shorten_setting(setting, most=PATH_LENGTH)
     groups = neuron_groups(setting)
-    writings = Writings(setting=short, units={layer: found for group in groups for layer, found in group.units.items()})
+    writings = Writings(
+        setting=short,
+        units={layer: found for group in groups for layer, found in group.units.items()},
+    )
     everything = setting.sink_layers
-    lanes = {one.number: [layer for layer in one.layers if layer in everything] for one in setting.segments}
+    lanes = {
+        one.number: [layer for layer in one.layers if layer in everything]
+        for one in setting.segments
+    }
     reads = {ALL_STEPS: list(everything)}
     reads |= {number: layers for number, layers in lanes.items() if layers and len(lanes) > 1}
     paths = list(list_paths(setting, groups=groups, lanes=lanes))
@@ -227,14 +262,17 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
         for path, run in zip(paths, found, strict=True)
     ]
     beside = short.run_groups(
-        [runs_of(some, of=few) for _, some in drawn], label="controls of paths" if progress else None
+        [runs_of(some, of=few) for _, some in drawn],
+        label="controls of paths" if progress else None,
     )
     rows = []
     for path, run, (kind, _), controls in zip(paths, found, drawn, beside, strict=True):
         for number, layers in reads.items():
             if path.target.layers and max(layers) < min(path.target.layers):
                 continue  # it comes after what is read
-            interval = removed_share(whole, run, sink_position=setting.sink_position, layers=layers, generator=rng)
+            interval = removed_share(
+                whole, run, sink_position=setting.sink_position, layers=layers, generator=rng
+            )
             shares = [lost(one, few.outcome, layers) for one in controls]
             rows.append(
                 {
@@ -269,8 +307,16 @@ def neuron_groups(setting: Setting) -> list[End]:
         return []
     groups = []
     for number, step in enumerate(setting.location.steps):
-        masks = {layer: setting.super_neurons[layer] for layer in step.layers if layer in setting.super_neurons}
-        units = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if bool(mask.any())}
+        masks = {
+            layer: setting.super_neurons[layer]
+            for layer in step.layers
+            if layer in setting.super_neurons
+        }
+        units = {
+            layer: mask.nonzero().flatten().tolist()
+            for layer, mask in masks.items()
+            if bool(mask.any())
+        }
         if units:
             groups.append(End(name=SUPER, step=number, layers=tuple(units), units=units))
     if groups:
@@ -281,27 +327,37 @@ def neuron_groups(setting: Setting) -> list[End]:
     return [End(name=MAKERS, layers=tuple(units), units=units)] if units else []
 
 
-def list_paths(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]) -> Iterator[Path]:
+def list_paths(
+    setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]
+) -> Iterator[Path]:
     """Yield all paths: from each source to each later target, and from the keys to the sink.
 
     ``groups``, the neurons of each growth step, are sources and targets. ``lanes`` is step -> layers that read it.
     """
     at = setting.sink_position
     own = setting.lens.key_layers
-    keys = [End(name=KEY, step=number, layers=own(layers)) for number, layers in lanes.items() if layers]
-    mlps = [End(name=MLPS, step=segment.number, layers=segment.every) for segment in setting.segments]
+    keys = [
+        End(name=KEY, step=number, layers=own(layers)) for number, layers in lanes.items() if layers
+    ]
+    mlps = [
+        End(name=MLPS, step=segment.number, layers=segment.every) for segment in setting.segments
+    ]
     for target in (*groups, *mlps, *keys):
         last = max(target.layers)
         attended = last + (target.name != KEY and not is_parallel(setting.lens))
         sources = [End(name=EMBEDDING)]
-        sources += [End(name=ATTENTION)] * any(layer < attended for layer in setting.lens.attention_layers)
+        sources += [End(name=ATTENTION)] * any(
+            layer < attended for layer in setting.lens.attention_layers
+        )
         sources += [End(name=MIXERS)] * any(layer < attended for layer in setting.lens.mixer_layers)
         sources += [End(name=MLPS)] * (last > 0)
         sources += [End(name=INPUTS)] * (last > 0 and setting.lens.family.per_layer is not None)
         sources += [one for one in groups if min(one.layers) < last]
         for source in (*sources, End(name=EVERYTHING)):
             yield Path(source=source, target=target, position=at)
-            through = {layer: setting.location.entering_dimensions(layer) for layer in target.layers}
+            through = {
+                layer: setting.location.entering_dimensions(layer) for layer in target.layers
+            }
             its = source.name == EVERYTHING or (source.units and source.step == target.step)
             if target.name == KEY and its and any(through.values()):
                 yield Path(source=source, target=target, through=through, position=at)
@@ -311,12 +367,16 @@ def list_paths(setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, S
         yield Path(source=key, target=End(name=SINK), position=at)
 
 
-def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) -> tuple[str, list[Path]]:
+def _control_paths(
+    setting: Setting, path: Path, *, generator: torch.Generator
+) -> tuple[str, list[Path]]:
     """Make controls of ``path``, and say what differs in them: other dimensions, else other neurons, else positions."""
     draws = range(min(setting.config.controls, PATH_CONTROLS))
     if path.through is not None:
         drawn = {
-            layer: [draw_other_indices(some, n=setting.lens.d_model, generator=generator) for _ in draws]
+            layer: [
+                draw_other_indices(some, n=setting.lens.d_model, generator=generator) for _ in draws
+            ]
             for layer, some in path.through.items()
         }
         return "other dimensions", [
@@ -328,7 +388,9 @@ def _control_paths(setting: Setting, path: Path, *, generator: torch.Generator) 
         found = []
         for _ in draws:
             others = {
-                layer: draw_other_indices(some, n=setting.lens.n_neurons(layer), generator=generator)
+                layer: draw_other_indices(
+                    some, n=setting.lens.n_neurons(layer), generator=generator
+                )
                 for layer, some in own.units.items()
             }
             found.append(replace(path, **{end: replace(own, units=others)}))

@@ -72,7 +72,9 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
         by_tokens.setdefault(id(case.tokens), []).append(case)
     rows = [
         row
-        for cases in progress_bar(list(by_tokens.values()), label="position or token", progress=progress)
+        for cases in progress_bar(
+            list(by_tokens.values()), label="position or token", progress=progress
+        )
         for row in _run_cases(setting, cases)
     ]
     return pd.DataFrame(rows, columns=column_names("trace", "placement"))
@@ -96,7 +98,9 @@ def binding_kind(table: pd.DataFrame) -> Kind:
 
     if table.empty:
         return "undecided"
-    kinds: tuple[Kind, Kind, Kind, Kind]  # of the position alone, of the token alone, of either, of both together
+    kinds: tuple[
+        Kind, Kind, Kind, Kind
+    ]  # of the position alone, of the token alone, of either, of both together
     if bool((table["token"] == "other").any()):
         by_position, by_token = is_sink("other"), is_sink("own")
         kinds = "own position", "own token", "own position or token", "own position and token"
@@ -105,7 +109,12 @@ def binding_kind(table: pd.DataFrame) -> Kind:
         told = bool(((table["position"] == 0) & (table["token"] == "bos")).any())
         with_bos = is_sink("bos", first=True)
         positional: Kind = "positional, not BOS" if told and not with_bos else "positional"
-        kinds = positional, "token", "position or token", "position and token" if with_bos else "no sink"
+        kinds = (
+            positional,
+            "token",
+            "position or token",
+            "position and token" if with_bos else "no sink",
+        )
     if by_position:
         return kinds[2] if by_token else kinds[0]
     return kinds[1] if by_token else kinds[3]
@@ -124,39 +133,65 @@ def _make_cases(setting: Setting) -> list[_Case]:
         return []
     plain = _batch_with_ids(tokens, ids)
     cases = [_Case(position=0, token="ordinary", isolated=False, tokens=plain)]
-    cases += [_Case(position=target, token="ordinary", isolated=isolated, tokens=plain) for isolated in (False, True)]
+    cases += [
+        _Case(position=target, token="ordinary", isolated=isolated, tokens=plain)
+        for isolated in (False, True)
+    ]
     if bos is not None:
         first, inner = ids.clone(), ids.clone()
         first[:, 0], inner[:, target] = bos, bos
-        cases.append(_Case(position=0, token="bos", isolated=False, tokens=_batch_with_ids(tokens, first)))
+        cases.append(
+            _Case(position=0, token="bos", isolated=False, tokens=_batch_with_ids(tokens, first))
+        )
         inside = _batch_with_ids(tokens, inner)
-        cases += [_Case(position=target, token="bos", isolated=isolated, tokens=inside) for isolated in (False, True)]
+        cases += [
+            _Case(position=target, token="bos", isolated=isolated, tokens=inside)
+            for isolated in (False, True)
+        ]
     if at > 0 and max(at, target) + 1 < tokens.n_positions:
         other, moved = tokens.tokens.clone(), tokens.tokens.clone()
         other[:, at], moved[:, target] = tokens.tokens[:, target].roll(1, 0), tokens.tokens[:, at]
-        cases.append(_Case(position=at, token="other", isolated=False, tokens=replace(tokens, tokens=other)))
-        cases.append(_Case(position=target, token="own", isolated=False, tokens=replace(tokens, tokens=moved)))
+        cases.append(
+            _Case(position=at, token="other", isolated=False, tokens=replace(tokens, tokens=other))
+        )
+        cases.append(
+            _Case(
+                position=target, token="own", isolated=False, tokens=replace(tokens, tokens=moved)
+            )
+        )
     return cases
 
 
 def _batch_with_ids(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
     """Return a copy of the batch ``tokens`` with other token ``ids``, as sequences without a BOS of their own."""
     lengths = torch.full((len(ids),), ids.shape[1])
-    return replace(tokens, tokens=ids, lengths=lengths, labelled=None, bos=False, bos_condition="without")
+    return replace(
+        tokens, tokens=ids, lengths=lengths, labelled=None, bos=False, bos_condition="without"
+    )
 
 
 def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
     tokens, length = cases[0].tokens, cases[0].tokens.n_positions
     cut = setting.tokens.n_positions - length  # BOS
     sinks = {place - cut for place in setting.location.sink_positions}
-    inner = [place for place in range(min(OTHERS_FROM, length - 2), length - 1) if place not in sinks]
-    read = [(case.position, *evenly_spaced([p for p in inner if p != case.position], 5)) for case in cases]
-    needs = replace(setting.baseline_run.needs, keys=tuple(sorted({position for some in read for position in some})))
+    inner = [
+        place for place in range(min(OTHERS_FROM, length - 2), length - 1) if place not in sinks
+    ]
+    read = [
+        (case.position, *evenly_spaced([p for p in inner if p != case.position], 5))
+        for case in cases
+    ]
+    needs = replace(
+        setting.baseline_run.needs,
+        keys=tuple(sorted({position for some in read for position in some})),
+    )
     baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)
     edits = [[isolate([case.position])] if case.isolated else [] for case in cases]
     found = outcomes_under_edits(baseline_run, edits, needs=replace(needs, sites=()))
     own = mean_mass(setting.baseline, setting.sink_position, setting.sink_layers)
-    least = _SHARE * max(0.0, own - _uniform_sink_mass(setting, setting.tokens, setting.sink_position))
+    least = _SHARE * max(
+        0.0, own - _uniform_sink_mass(setting, setting.tokens, setting.sink_position)
+    )
     return [
         _case_row(setting, case, run, others, least=least)
         for case, (run, _), (_, *others) in zip(cases, found, read, strict=True)
@@ -165,7 +200,11 @@ def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, objec
 
 def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> float:
     reaches = [setting.lens.reach(layer) for layer in setting.sink_layers]
-    return float(torch.stack([uniform_mass(tokens.valid, key=position, reach=reach) for reach in reaches]).nanmean())
+    return float(
+        torch.stack(
+            [uniform_mass(tokens.valid, key=position, reach=reach) for reach in reaches]
+        ).nanmean()
+    )
 
 
 def _case_row(
@@ -177,7 +216,11 @@ def _case_row(
     """
     assert found.loss is not None  # it was asked for
     mass = mean_mass(found, case.position, setting.sink_layers)
-    ordinary = float(torch.stack([found.mass_at(other, layers=setting.sink_layers) for other in others]).nanmean())
+    ordinary = float(
+        torch.stack(
+            [found.mass_at(other, layers=setting.sink_layers) for other in others]
+        ).nanmean()
+    )
     over = mass - _uniform_sink_mass(setting, case.tokens, case.position)
     norms = torch.stack([found.state_at(one).norm(dim=-1) for one in (case.position, *others)], -1)
     ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values

@@ -60,7 +60,9 @@ class MeasuringPass:
     @functools.cached_property
     def layer_weights(self) -> Callable[[int], AttentionWeights]:
         """Function from a layer to its attention weights; the weights of one layer are kept for all its readings."""
-        return functools.lru_cache(maxsize=1)(lambda layer: attention_weights(self.lens, layer=layer))
+        return functools.lru_cache(maxsize=1)(
+            lambda layer: attention_weights(self.lens, layer=layer)
+        )
 
     @functools.cached_property
     def layer_constants(self) -> Callable[[int], AttentionConstants]:
@@ -68,18 +70,31 @@ class MeasuringPass:
         return functools.cache(lambda layer: attention_constants(self.lens, layer=layer))
 
 
-def sampled_positions(length: int, *, sink_positions: Iterable[int] = ()) -> Int[Tensor, " position"]:
+def sampled_positions(
+    length: int, *, sink_positions: Iterable[int] = ()
+) -> Int[Tensor, " position"]:
     """Return which of ``length`` positions to read: all if few, else the first, log-spaced later ones and the sinks."""
     if length <= _MOST_SAMPLED:
         return torch.arange(length)
     half = _MOST_SAMPLED // 2
-    late = torch.logspace(math.log10(half), math.log10(length - 1), half, dtype=torch.float32).round().long()
-    return torch.cat([torch.arange(half), late, torch.tensor(sorted(sink_positions), dtype=torch.long)]).unique()
+    late = (
+        torch.logspace(math.log10(half), math.log10(length - 1), half, dtype=torch.float32)
+        .round()
+        .long()
+    )
+    return torch.cat(
+        [torch.arange(half), late, torch.tensor(sorted(sink_positions), dtype=torch.long)]
+    ).unique()
 
 
 def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
     """Pick at most ``most`` of the items, evenly spaced, the first and the last included."""
-    index = torch.linspace(0, len(items) - 1, min(most, len(items)), dtype=torch.float32).round().long().tolist()
+    index = (
+        torch.linspace(0, len(items) - 1, min(most, len(items)), dtype=torch.float32)
+        .round()
+        .long()
+        .tolist()
+    )
     return [items[place] for place in index]
 
 
@@ -110,13 +125,21 @@ def attention_readings(
 
     def score(view: LayerView) -> Tensor:
         found = by_key(attention.sink_score)(view)
-        return found if attention.can_tell_sinks(view.reach, threshold=threshold) else torch.full_like(found, math.nan)
+        return (
+            found
+            if attention.can_tell_sinks(view.reach, threshold=threshold)
+            else torch.full_like(found, math.nan)
+        )
 
     def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
-        return lambda view: attention.mean_over_rows(function(view["rows"]), row_valid=view.valid[:, view.rows])
+        return lambda view: attention.mean_over_rows(
+            function(view["rows"]), row_valid=view.valid[:, view.rows]
+        )
 
     def to_no_key(rows: Tensor) -> Tensor:
-        found = attention.null_mass(rows)  # a row that sums to more than 1 is of no softmax, and neither are the others
+        found = attention.null_mass(
+            rows
+        )  # a row that sums to more than 1 is of no softmax, and neither are the others
         return found.masked_fill(found.isnan().any(-1, keepdim=True) | sigmoid, math.nan)
 
     return [
@@ -128,7 +151,10 @@ def attention_readings(
 
 
 def position_readings(
-    one: MeasuringPass, positions: Int[Tensor, " position"], *, moments: dict[tuple[str, int], variance.Moments]
+    one: MeasuringPass,
+    positions: Int[Tensor, " position"],
+    *,
+    moments: dict[tuple[str, int], variance.Moments],
 ) -> list[Reading]:
     """Make two readings per site for the pass ``one``, at ``positions``: standard deviation in a token (S2), and norm.
 
@@ -137,7 +163,9 @@ def position_readings(
     readings = []
 
     def without_constant(x: Tensor, site: str, layer: int) -> Tensor:
-        alike = getattr(one.layer_constants(layer), site) if site in ("v", "z", "attn_out") else None
+        alike = (
+            getattr(one.layer_constants(layer), site) if site in ("v", "z", "attn_out") else None
+        )
         return x if alike is None or not bool(alike.any()) else x - alike.flatten()
 
     for site in SITES_BY_POSITION:
@@ -148,9 +176,13 @@ def position_readings(
             x, valid = _sampled_vectors(view, site, positions)
             place = (site, view.layer)
             if place not in moments:
-                moments[place] = variance.Moments.empty(n_positions=x.shape[1], n_values=x.shape[2], device=x.device)
+                moments[place] = variance.Moments.empty(
+                    n_positions=x.shape[1], n_values=x.shape[2], device=x.device
+                )
             moments[place].update(x, valid=valid)
-            return variance.token_std(without_constant(x, site, view.layer)).masked_fill(~valid, math.nan)
+            return variance.token_std(without_constant(x, site, view.layer)).masked_fill(
+                ~valid, math.nan
+            )
 
         readings.append(Reading(name=f"std:{site}", sites=(site,), function=std))
         readings.append(norm_reading(site, positions=positions))
@@ -158,7 +190,9 @@ def position_readings(
     return readings
 
 
-def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: frozenset[int] | None = None) -> Reading:
+def norm_reading(
+    site: str, *, positions: Int[Tensor, " position"], layers: frozenset[int] | None = None
+) -> Reading:
     """Make the reading of the norm of each token in ``positions`` at a site, in ``layers`` (None: in all layers)."""
 
     def norm(view: LayerView) -> Tensor:
@@ -168,7 +202,9 @@ def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: froz
     return Reading(name=f"norm:{site}", sites=(site,), function=norm, layers=layers)
 
 
-def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
+def state_readings(
+    sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]
+) -> list[Reading]:
     """Make readings: the states at sink positions, and the effective rank at ``positions`` with and without sinks."""
 
     def at_sinks(site: str) -> Callable[[LayerView], Tensor]:
@@ -180,13 +216,20 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
         return rank.effective_ranks(x, valid=valid, without=((), places))
 
     return [
-        Reading(name="state_pre", sites=("resid_pre",), function=at_sinks("resid_pre"), layers=FIRST_LAYER),
+        Reading(
+            name="state_pre",
+            sites=("resid_pre",),
+            function=at_sinks("resid_pre"),
+            layers=FIRST_LAYER,
+        ),
         Reading(name="state", sites=("resid_post",), function=at_sinks("resid_post")),
         Reading(name="effective_rank", sites=("resid_post",), function=ranks),
     ]
 
 
-def typical_token_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
+def typical_token_readings(
+    sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]
+) -> list[Reading]:
     """Make the readings of a typical token: each dimension's median magnitude over ``positions`` >= 8 but the sinks."""
     others = (positions >= OTHERS_FROM) & ~torch.isin(positions, torch.tensor(sink_positions))
 
@@ -197,10 +240,15 @@ def typical_token_readings(sink_positions: tuple[int, ...], *, positions: Int[Te
 
         return Reading(name=name, sites=(site,), function=medians, layers=layers)
 
-    return [typical("typical_pre", "resid_pre", FIRST_LAYER), typical("typical", "resid_post", None)]
+    return [
+        typical("typical_pre", "resid_pre", FIRST_LAYER),
+        typical("typical", "resid_post", None),
+    ]
 
 
-def location_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
+def location_readings(
+    sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]
+) -> list[Reading]:
     """Make the readings from which a panel is located: norms, states at the sink positions, and typical tokens."""
     return [
         norm_reading("resid_pre", positions=positions, layers=FIRST_LAYER),
@@ -218,19 +266,29 @@ def value_norm_reading(
 
     def ratios(view: LayerView) -> Tensor:
         v, valid = _sampled_values(view, "v", positions)
-        norms = outputs.value_norms(v, factor=outputs.triangular_factor(output_weights(lens, layer=view.layer)[0]))
-        return torch.stack([outputs.value_norm_ratio(norms, valid=valid, key=place) for place in places], dim=-1)
+        norms = outputs.value_norms(
+            v, factor=outputs.triangular_factor(output_weights(lens, layer=view.layer)[0])
+        )
+        return torch.stack(
+            [outputs.value_norm_ratio(norms, valid=valid, key=place) for place in places], dim=-1
+        )
 
     return Reading(name="value_norm_ratio", sites=("v",), function=ratios)
 
 
 def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> list[int]:
     """Pick at most ``controls`` other positions than ``key``, evenly spaced from 8 on; fewer in a short sequence."""
-    spaced = torch.linspace(OTHERS_FROM, max(OTHERS_FROM, length - 1), controls + 1, dtype=torch.float32)[:-1]
-    return sorted({place for place in spaced.round().long().tolist() if place != key and place < length})
+    spaced = torch.linspace(
+        OTHERS_FROM, max(OTHERS_FROM, length - 1), controls + 1, dtype=torch.float32
+    )[:-1]
+    return sorted(
+        {place for place in spaced.round().long().tolist() if place != key and place < length}
+    )
 
 
-def neuron_readings(lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
+def neuron_readings(
+    lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tensor, " position"]
+) -> list[Reading]:
     """Make the readings of neurons in the plan's layers, and of what the sublayers add there.
 
     Both are read at the sink positions; neurons also at ``positions``, and in the mean |activation| over other tokens.
@@ -304,10 +362,14 @@ def dominance_elsewhere_reading(positions: Int[Tensor, " position"]) -> Reading:
 
 def later_queries(view: LayerView, *, key: int) -> Bool[Tensor, "batch query"]:
     """Mark the queries after a key that can see the key; padding is False."""
-    return queries_from(view.valid, start=key + 1, end=None if view.reach is None else key + view.reach)
+    return queries_from(
+        view.valid, start=key + 1, end=None if view.reach is None else key + view.reach
+    )
 
 
-def _sampled_values(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
+def _sampled_values(
+    view: LayerView, site: str, positions: Tensor
+) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
     x, valid = view[site], view.valid
     if len(positions) < x.shape[1]:
         index = positions.to(x.device)
@@ -315,6 +377,8 @@ def _sampled_values(view: LayerView, site: str, positions: Tensor) -> tuple[Tens
     return x, valid
 
 
-def _sampled_vectors(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
+def _sampled_vectors(
+    view: LayerView, site: str, positions: Tensor
+) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
     x, valid = _sampled_values(view, site, positions)
     return x.flatten(2).float(), valid

@@ -74,12 +74,16 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
     lens = setting.lens
     check_gradients_pass(lens.plain)
     stream = setting.baseline_tensors("resid_pre", layers=range(lens.n_layers))
-    change: dict[str, dict[int, Tensor]] = {}  # at the sink position, from the mean over ordinary tokens
+    change: dict[
+        str, dict[int, Tensor]
+    ] = {}  # at the sink position, from the mean over ordinary tokens
     for site in _SITES.values():
         if site in sites_of(lens.family):
             change[site] = {
                 layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float()
-                for layer, x in setting.baseline_tensors(site, layers=lens.layers_with(site)).items()
+                for layer, x in setting.baseline_tensors(
+                    site, layers=lens.layers_with(site)
+                ).items()
             }
     steps = [((low + high) / 2, high - low) for low, high in itertools.pairwise(EDGES)]
     found: dict[str, _Effects] = {name: {} for name in SCREENS}
@@ -87,7 +91,15 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
     for name, points in progress_bar(
         [("gradient", [(1.0, 1.0)]), ("integrated", steps)], label="screen", progress=progress
     ):
-        _propagate_gradients(setting, found[name], run=run, points=points, stream=stream, change=change, target=target)
+        _propagate_gradients(
+            setting,
+            found[name],
+            run=run,
+            points=points,
+            stream=stream,
+            change=change,
+            target=target,
+        )
     _add_contributions(setting, found["contribution"], change=change)
     return _screen_table(setting, found)
 
@@ -96,10 +108,16 @@ def _screen_table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFra
     """Join the effects ``found`` by all screens: a row per part, effects divided by the largest of their screen."""
     rows = []
     for kind, layer in dict.fromkeys(place for effects in found.values() for place in effects):
-        size = max(effects[kind, layer].numel() for effects in found.values() if (kind, layer) in effects)
+        size = max(
+            effects[kind, layer].numel() for effects in found.values() if (kind, layer) in effects
+        )
         frame = pd.DataFrame({"kind": kind, "layer": layer, "unit": range(size)})
         for name, effects in found.items():
-            frame[name] = effects[kind, layer].flatten().numpy() if (kind, layer) in effects else np.zeros(size)
+            frame[name] = (
+                effects[kind, layer].flatten().numpy()
+                if (kind, layer) in effects
+                else np.zeros(size)
+            )
         if kind in ("embedding", "position embedding"):
             frame["unit"] = embedding_unit(setting, kind)
         rows.append(frame)
@@ -123,7 +141,9 @@ def read_embeddings(setting: Setting) -> dict[Kind, Tensor]:
     """Read the token embeddings and, if the model has them, learned position embeddings: batch x position x d_model."""
     whole = setting.baseline_tensors("resid_pre", layers=[0])[0].float()
     lens = setting.lens
-    if getattr(lens.config, "rope_parameters", None) is not None or lens.family.alibi:  # no position is embedded
+    if (
+        getattr(lens.config, "rope_parameters", None) is not None or lens.family.alibi
+    ):  # no position is embedded
         return {"embedding": whole}
     table: Any = lens.plain.get_input_embeddings()
     with torch.no_grad():
@@ -154,7 +174,8 @@ def _propagate_gradients(
     after = torch.zeros(n, lens.d_model, device=lens.device, dtype=torch.float32)
     direct, whole, scales = torch.zeros_like(after), 0.0, lens.remaining_scales
     shares, weights = (
-        torch.tensor(some, device=lens.device, dtype=torch.float32) for some in zip(*points, strict=True)
+        torch.tensor(some, device=lens.device, dtype=torch.float32)
+        for some in zip(*points, strict=True)
     )
     for layer in reversed(range(lens.n_layers)):
         baseline = stream[layer].to(lens.device)
@@ -164,11 +185,21 @@ def _propagate_gradients(
         for kind, site in _SITES.items():
             if site in found:
                 product = found[site][:, 0] * change[site][layer].to(lens.device)
-                _add_effects(effects, kind, layer, (product if kind == "neuron" else product.sum(-1)).mean(0))
-        bias = attention_weights(lens, layer=layer).b_k if layer in lens.layers_with("k") else torch.empty(0)
-        if bool(bias.any()):  # along its own path: the stream is the baseline, and the bias goes from 0 to what it is
+                _add_effects(
+                    effects, kind, layer, (product if kind == "neuron" else product.sum(-1)).mean(0)
+                )
+        bias = (
+            attention_weights(lens, layer=layer).b_k
+            if layer in lens.layers_with("k")
+            else torch.empty(0)
+        )
+        if bool(
+            bias.any()
+        ):  # along its own path: the stream is the baseline, and the bias goes from 0 to what it is
             for share, weight in points:
-                slope = run.bias_gradient(layer, stream=baseline, bias=bias, share=share, target=target)
+                slope = run.bias_gradient(
+                    layer, stream=baseline, bias=bias, share=share, target=target
+                )
                 _add_effects(effects, "key bias", layer, weight * slope / n)
         whole += float((found["direct"] * (baseline[:, position] - ordinary)).sum())
         after, direct = found["stream"], direct + scales[0] / scales[layer] * found["direct"]
@@ -189,9 +220,22 @@ class _LayerRuns:
         self.queries: dict[int, Tensor] = {}
         lens = setting.lens
         with prepare_passes(lens):
-            self.own = {} if lens.own_attention is None else masks_of_own_function(lens, self.tokens.shape[1])
-            kept = {"keep": self.held, "queries": self.queries, "own_masks": self.own, "attention_only": True}
-            partial_pass(lens, self.tokens, Pass(layout=self._layout((0,)), first=0, last=lens.n_layers, **kept))
+            self.own = (
+                {}
+                if lens.own_attention is None
+                else masks_of_own_function(lens, self.tokens.shape[1])
+            )
+            kept = {
+                "keep": self.held,
+                "queries": self.queries,
+                "own_masks": self.own,
+                "attention_only": True,
+            }
+            partial_pass(
+                lens,
+                self.tokens,
+                Pass(layout=self._layout((0,)), first=0, last=lens.n_layers, **kept),
+            )
 
     def gradients(
         self,
@@ -214,9 +258,15 @@ class _LayerRuns:
         for site in _SITES.values():
             if site in sites_of(lens.family) and layer in lens.layers_with(site):
                 size = lens.axis_sizes(SITES[site].axes, n_positions=1, layer=layer)
-                zeros[site] = torch.zeros(n, *size, device=leaf.device, requires_grad=True, dtype=torch.float32)
+                zeros[site] = torch.zeros(
+                    n, *size, device=leaf.device, requires_grad=True, dtype=torch.float32
+                )
         visits = {
-            (site, layer): Visit(edits=[(cell, lambda x, zero=zero: x + zero.to(x.dtype)) for cell in range(n_points)])
+            (site, layer): Visit(
+                edits=[
+                    (cell, lambda x, zero=zero: x + zero.to(x.dtype)) for cell in range(n_points)
+                ]
+            )
             for site, zero in zeros.items()
         }
         layout = self._layout((self.setting.sink_position,) * n_points, alone=True)
@@ -225,9 +275,14 @@ class _LayerRuns:
                 layer, layout=layout, visits=visits, stream=leaf.flatten(0, 1)[None], target=target
             )
             direct = (weights * torch.stack(own)).sum()
-            later = sum((weight * (x * after).sum() for weight, x in zip(weights, streams, strict=True)), direct * 0)
+            later = sum(
+                (weight * (x * after).sum() for weight, x in zip(weights, streams, strict=True)),
+                direct * 0,
+            )
             leaves = {"stream": leaf, **zeros}
-            total = torch.autograd.grad(direct + later, list(leaves.values()), allow_unused=True, retain_graph=True)
+            total = torch.autograd.grad(
+                direct + later, list(leaves.values()), allow_unused=True, retain_graph=True
+            )
             (of_own,) = torch.autograd.grad(direct, [leaf], allow_unused=True)
         found = {
             name: torch.zeros_like(one) if gradient is None else gradient.detach()
@@ -237,7 +292,13 @@ class _LayerRuns:
         return found | {"stream": found["stream"].sum(0), "direct": of_own.sum(0)}
 
     def bias_gradient(
-        self, layer: int, *, stream: Float[Tensor, "batch position d_model"], bias: Tensor, share: float, target: Target
+        self,
+        layer: int,
+        *,
+        stream: Float[Tensor, "batch position d_model"],
+        bias: Tensor,
+        share: float,
+        target: Target,
     ) -> Float[Tensor, " kv_head"]:
         """Compute the gradient of the layer's own target by the scale of each head's key ``bias``, at scale ``share``.
 
@@ -245,7 +306,9 @@ class _LayerRuns:
         """
         lens, of_sink = self.setting.lens, target == "sink"
         n_kv_heads = lens.head_sizes(layer)["n_kv_heads"]
-        leaf = torch.zeros(n_kv_heads, device=stream.device, requires_grad=True, dtype=torch.float32)
+        leaf = torch.zeros(
+            n_kv_heads, device=stream.device, requires_grad=True, dtype=torch.float32
+        )
         if of_sink and layer not in lens.key_layers(self.setting.sink_layers):
             return leaf.detach()
 
@@ -255,7 +318,11 @@ class _LayerRuns:
 
         layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
         with prepare_passes(lens), torch.enable_grad():
-            ends = {"stream": layout.values_by_row(stream), "target": target, "attention_only": of_sink}
+            ends = {
+                "stream": layout.values_by_row(stream),
+                "target": target,
+                "attention_only": of_sink,
+            }
             own, _ = self._run_layer(layer, layout=layout, visits=visits, **ends)
             (found,) = torch.autograd.grad(own[0], [leaf], allow_unused=True)
         return torch.zeros_like(leaf) if found is None else found.detach()
@@ -297,7 +364,9 @@ class _LayerRuns:
         held: dict[str, Any] = {"own_masks": self.own}
         if layout.alone:
             held |= {"held": self.held, "queries": self.queries}
-            held["columns"] = own_column if layer in setting.sink_layers and target == "sink" else None
+            held["columns"] = (
+                own_column if layer in setting.sink_layers and target == "sink" else None
+            )
         elif layer in lens.attention_layers:
             visits |= {("pattern", layer): Visit(readers=[(cell, add_column) for cell in cells])}
         handed = [
@@ -308,17 +377,33 @@ class _LayerRuns:
         kept: dict[int, tuple[Tensor, ...]] = {}
         if handed:
             held["keep"] = kept
-        ends = {"first": layer, "last": layer + 1, "stream": stream.to(lens.dtype), "attention_only": attention_only}
-        partial_pass(lens, self.tokens, Pass(layout=layout, visits=visits, gradients=True, **ends, **held))
+        ends = {
+            "first": layer,
+            "last": layer + 1,
+            "stream": stream.to(lens.dtype),
+            "attention_only": attention_only,
+        }
+        partial_pass(
+            lens, self.tokens, Pass(layout=layout, visits=visits, gradients=True, **ends, **held)
+        )
         at_sink = [x[:, 0 if layout.alone else position].float() for x in streams]
         if target == "sink":
-            columns += [one for column in own_column.values() for one in column.split(layout.n_sequences)]
-            own = [self._sink_attention(column, layer) for column in columns] or [x.sum() * 0 for x in at_sink]
+            columns += [
+                one for column in own_column.values() for one in column.split(layout.n_sequences)
+            ]
+            own = [self._sink_attention(column, layer) for column in columns] or [
+                x.sum() * 0 for x in at_sink
+            ]
             for later in handed:
                 how = Attending(lens=lens, layout=layout, held=self.held, queries=self.queries)
                 scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
-                apart = attention_to_first(how, later, kept[layer][0], scaling=scaling).split(layout.n_sequences)
-                own = [mass + self._sink_attention(column, later) for mass, column in zip(own, apart, strict=True)]
+                apart = attention_to_first(how, later, kept[layer][0], scaling=scaling).split(
+                    layout.n_sequences
+                )
+                own = [
+                    mass + self._sink_attention(column, later)
+                    for mass, column in zip(own, apart, strict=True)
+                ]
             return own, at_sink
         return [self._outlier_size(x, layer) for x in at_sink], at_sink
 
@@ -331,7 +416,9 @@ class _LayerRuns:
         before = setting.tokens.n_positions - column.shape[-1]  # queries that do not see the sink
         column = torch.nn.functional.pad(column, (before, 0))
         valid = setting.tokens.valid.to(column.device)
-        mass = sink_mass(column, valid=valid, key=setting.sink_position, reach=setting.lens.reach(layer))
+        mass = sink_mass(
+            column, valid=valid, key=setting.sink_position, reach=setting.lens.reach(layer)
+        )
         return mass.nan_to_num(0.0).mean(1).sum()
 
     def _outlier_size(self, written: Float[Tensor, "batch d_model"], layer: int) -> Tensor:
@@ -344,7 +431,9 @@ class _LayerRuns:
         return self.setting.lens.remaining_scales[layer + 1] * size
 
 
-def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, Mapping[int, Tensor]]) -> None:
+def _add_contributions(
+    setting: Setting, effects: _Effects, *, change: Mapping[str, Mapping[int, Tensor]]
+) -> None:
     """Add each part's contribution to ``effects``: the largest share of an outlier dimension made by its ``change``."""
     lens, position = setting.lens, setting.sink_position
     dims = sorted({one for found in setting.location.outliers.values() for one in found})
@@ -352,15 +441,25 @@ def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[s
         return
     states = setting.baseline.state_at(position)[..., dims].abs().mean(1)  # layer, dimension
     by = lens.remaining_scales
-    largest = (states * torch.tensor(by[1:], dtype=states.dtype)[:, None]).max(0).values.clamp(min=1e-6)
+    largest = (
+        (states * torch.tensor(by[1:], dtype=states.dtype)[:, None]).max(0).values.clamp(min=1e-6)
+    )
     for layer in range(lens.n_layers):
         if layer in lens.attention_layers and lens.family.attn_post_norm is None:
             heads = output_weights(lens, layer=layer)[0][..., dims].float()
             z = change["z"][layer].to(heads.device)
             written = (
-                einsum(z, heads, "batch head d_head, head d_head d_model -> batch head d_model").mean(0).cpu() / largest
+                einsum(z, heads, "batch head d_head, head d_head d_model -> batch head d_model")
+                .mean(0)
+                .cpu()
+                / largest
             )
-            _add_effects(effects, "head", layer, by[layer] * written.abs().max(-1).values * lens.family.attn_multiplier)
+            _add_effects(
+                effects,
+                "head",
+                layer,
+                by[layer] * written.abs().max(-1).values * lens.family.attn_multiplier,
+            )
         for kind, site in WHOLE.items():
             if layer in lens.layers_with(site):
                 mixed = by[layer] * change[site][layer][..., dims].mean(0).cpu() / largest
@@ -371,7 +470,9 @@ def _add_contributions(setting: Setting, effects: _Effects, *, change: Mapping[s
         active = active[:, position].float().to(weights.w_down.device)
         shares = []
         for place, dimension in enumerate(dims):
-            terms, _ = mlp_contributions(lens, weights, layer=layer, activations=active, dimension=dimension)
+            terms, _ = mlp_contributions(
+                lens, weights, layer=layer, activations=active, dimension=dimension
+            )
             over = terms * (1 - mean / torch.where(active == 0, torch.ones_like(active), active))
             shares.append(by[layer] * over.mean(0).cpu().abs() / largest[place])
         _add_effects(effects, "neuron", layer, torch.stack(shares).max(0).values)

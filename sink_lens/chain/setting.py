@@ -44,7 +44,16 @@ from .readings import OTHERS_FROM, evenly_spaced
 Edits = tuple[Edit, ...]
 Units = Mapping[int, list[int]]
 """Layer -> neurons, or dimensions."""
-Kind = Literal["neuron", "head", "mixer", "layer input", "embedding", "position embedding", "key bias", "sink logit"]
+Kind = Literal[
+    "neuron",
+    "head",
+    "mixer",
+    "layer input",
+    "embedding",
+    "position embedding",
+    "key bias",
+    "sink logit",
+]
 WHOLE: Mapping[Kind, str] = {"mixer": "mixer_out", "layer input": "per_layer_out"}
 """Kind of a part that there is once in a layer -> the site of what it adds."""
 _SHORTEST = OTHERS_FROM + 4
@@ -94,7 +103,11 @@ class Maker:
             return f"{self.kind} {self.unit}"
         if self.kind in WHOLE:
             return f"{self.kind} {self.layer}"
-        return f"{self.layer}.{self.unit}" if self.kind == "neuron" else f"{self.kind} {self.layer}.{self.unit}"
+        return (
+            f"{self.layer}.{self.unit}"
+            if self.kind == "neuron"
+            else f"{self.kind} {self.layer}.{self.unit}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,16 +189,24 @@ class Setting:
         """
         if self.read_layers is not None:
             return self.read_layers
-        mass = self.baseline.mass[..., self.baseline.positions.index(self.sink_position)].nanmean(dim=(1, 2))
+        mass = self.baseline.mass[..., self.baseline.positions.index(self.sink_position)].nanmean(
+            dim=(1, 2)
+        )
         with_sink = (mass - self.uniform_mass() >= LEAST_SINK).nonzero().flatten().tolist()
         return tuple(with_sink) or self.layers_after_growth
 
     @cached_property
     def null_mass(self) -> Float[Tensor, "layer head"]:
         """Attention that goes to no key, mean over queries and sequences."""
-        read = Reading(name="null", sites=("rows",), function=lambda view: 1 - view["rows"].sum(-1).mean(-1))
+        read = Reading(
+            name="null", sites=("rows",), function=lambda view: 1 - view["rows"].sum(-1).mean(-1)
+        )
         rows = torch.arange(1, self.tokens.n_positions)
-        return stream(self.lens, self.tokens, [read], rows=rows, progress=False).stacked("null").mean(1)
+        return (
+            stream(self.lens, self.tokens, [read], rows=rows, progress=False)
+            .stacked("null")
+            .mean(1)
+        )
 
     @property
     def feeding_layers(self) -> tuple[int, ...]:
@@ -206,7 +227,9 @@ class Setting:
     def layers_until_sink(self, site: str) -> list[int]:
         """Return the layers with ``site`` before those with the sink, and up to the end of the first growth step."""
         ends = [step.last_layer + 1 for step in self.location.steps[:1]]
-        return self.layers_having(site, range(max(1, min(self.sink_layers), *ends))) or list(self.feeding_layers)
+        return self.layers_having(site, range(max(1, min(self.sink_layers), *ends))) or list(
+            self.feeding_layers
+        )
 
     @property
     def layers_right_after_growth(self) -> tuple[int, ...]:
@@ -218,12 +241,23 @@ class Setting:
         lens, valid, position = self.lens, self.tokens.valid, self.sink_position
         sums = None
         if lens.family.sink_logit or lens.own_attention is not None:
-            read = Reading(name="row_sum", sites=("rows",), function=lambda view: view["rows"].sum(-1).mean(1))
+            read = Reading(
+                name="row_sum", sites=("rows",), function=lambda view: view["rows"].sum(-1).mean(1)
+            )
             sums = stream(
-                lens, self.tokens, [read], rows=torch.arange(self.tokens.n_positions), progress=False
+                lens,
+                self.tokens,
+                [read],
+                rows=torch.arange(self.tokens.n_positions),
+                progress=False,
             ).stacked("row_sum")
         found = [
-            uniform_mass(valid, key=position, reach=lens.reach(layer), row_sum=None if sums is None else sums[layer])
+            uniform_mass(
+                valid,
+                key=position,
+                reach=lens.reach(layer),
+                row_sum=None if sums is None else sums[layer],
+            )
             for layer in range(lens.n_layers)
         ]
         return torch.stack(found).nanmean(1)
@@ -237,8 +271,15 @@ class Setting:
 
         They are among those of ``control_run``.
         """
-        taken, controls = {*self.location.sink_positions, self.target_position}, self.config.controls
-        free = [p for p in range(1, min(self.tokens.n_positions, position + CONTROL_LENGTH) - 1) if p not in taken]
+        taken, controls = (
+            {*self.location.sink_positions, self.target_position},
+            self.config.controls,
+        )
+        free = [
+            p
+            for p in range(1, min(self.tokens.n_positions, position + CONTROL_LENGTH) - 1)
+            if p not in taken
+        ]
         later = [p for p in free if p > position]
         return evenly_spaced(later if len(later) >= controls else free, controls)
 
@@ -246,7 +287,9 @@ class Setting:
         """Run the model under edits and return the outcome; ``read`` are fields of ``Run``."""
         return self.run_each([Run(edits=edits, **read)], quiet=quiet)[0]
 
-    def run_each(self, several: Sequence[Run], *, quiet: bool = True, label: str | None = None) -> list[Outcome]:
+    def run_each(
+        self, several: Sequence[Run], *, quiet: bool = True, label: str | None = None
+    ) -> list[Outcome]:
         """Make runs, all in one queue, and return their outcomes: attention to the target and the sink, and more.
 
         Only the layers and positions that an edit can change are computed. Of equal runs one is made, which reads what
@@ -254,9 +297,14 @@ class Setting:
         an edit that changed nothing causes a warning. ``label`` names the progress bar; None shows none.
         """
         wanted: dict[tuple[BaselineRun, Edits], Needs] = {}
-        keys = [((one.of or self.baseline_run).with_sites(one.sites), tuple(one.edits)) for one in several]
+        keys = [
+            ((one.of or self.baseline_run).with_sites(one.sites), tuple(one.edits))
+            for one in several
+        ]
         for key, one in zip(keys, several, strict=True):
-            layers = tuple(sorted(set(range(self.lens.n_layers) if one.layers is None else one.layers)))
+            layers = tuple(
+                sorted(set(range(self.lens.n_layers) if one.layers is None else one.layers))
+            )
             read = {"layers": layers, "sites": tuple(one.sites), "state": one.state}
             needs = dataclasses.replace(key[0].needs, **read, loss=one.loss, whole=one.loss)
             wanted[key] = _join_needs(needs, wanted.get(key, needs))
@@ -268,7 +316,9 @@ class Setting:
         total = sum(len(run.prompt_batches) for run, _ in missing)
         with tqdm(total=total, desc=label, unit="run", disable=label is None, leave=False) as shown:
             asked = [(run, edits, needs) for (run, edits), needs in missing.items()]
-            made = dict(zip(missing, outcomes_in_one_queue(asked, advance=shown.update), strict=True))
+            made = dict(
+                zip(missing, outcomes_in_one_queue(asked, advance=shown.update), strict=True)
+            )
         for key, (outcome, changed) in made.items():
             if not (key[0].edits or missing[key].sites or missing[key].state):
                 self._runs[key] = missing[key], outcome, changed
@@ -280,12 +330,16 @@ class Setting:
                 warn_of_edits_without_effect(key[1], changed)
         return outcomes
 
-    def run_groups(self, groups: Sequence[Sequence[Run]], *, label: str | None = None) -> list[list[Outcome]]:
+    def run_groups(
+        self, groups: Sequence[Sequence[Run]], *, label: str | None = None
+    ) -> list[list[Outcome]]:
         """Make all runs of several groups in one queue, and return their outcomes by group."""
         found = iter(self.run_each(list(chain.from_iterable(groups)), label=label))
         return [[next(found) for _ in group] for group in groups]
 
-    def control_run(self, position: int, *, of: BaselineRun | None = None, whole: bool = False) -> BaselineRun:
+    def control_run(
+        self, position: int, *, of: BaselineRun | None = None, whole: bool = False
+    ) -> BaselineRun:
         """Return the run that controls of an edit at ``position`` continue: ``of`` (None: the baseline), cut.
 
         It has fewer sequences and, unless ``whole``, ends ``CONTROL_LENGTH`` positions after ``position``, or after a
@@ -299,7 +353,11 @@ class Setting:
     def baseline_run_at(self, positions: Sequence[int]) -> BaselineRun:
         """Return the baseline run with attention to ``positions``: the stored run if it has these, else a new one."""
         needs = dataclasses.replace(self.baseline_run.needs, keys=tuple(positions))
-        return self.baseline_run if needs == self.baseline_run.needs else self.baseline_run.with_edits((), needs=needs)
+        return (
+            self.baseline_run
+            if needs == self.baseline_run.needs
+            else self.baseline_run.with_edits((), needs=needs)
+        )
 
     def edited_baseline_run(self, edits: Sequence[Edit]) -> BaselineRun:
         """Run the setting's sequences under edits, and keep what other runs need to continue from this run."""
@@ -316,19 +374,26 @@ class Setting:
                 sites = tuple(one for one in _EVERY_LAYER if one in known)
             more = {"sites": sites, "layers": tuple(missing), "loss": False, "whole": False}
             needs = dataclasses.replace(self.baseline_run.needs, **more)
-            self._tensors.update(self.baseline_run.with_edits((), needs=needs).read_outcome(needs).tensors)
+            self._tensors.update(
+                self.baseline_run.with_edits((), needs=needs).read_outcome(needs).tensors
+            )
         return {layer: self._tensors[site, layer] for layer in layers}
 
     def mean_ordinary(self, baseline: Tensor) -> Tensor:
         """Average a site's tensor ``baseline`` over ordinary tokens of all sequences; batch and position get size 1."""
         return self.averaged.mean_of(baseline)
 
-    def freeze_site_edit(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
+    def freeze_site_edit(
+        self, site: str, *, layers: Sequence[int], position: int, mean: bool
+    ) -> Edit:
         """Make the edit that sets a site at ``position`` to its baseline value, or (``mean``) to ``mean_ordinary``."""
         key = site, tuple(layers), position, mean
         if key not in self._edits:
             baseline = self.baseline_tensors(site, layers=layers)
-            values = {layer: self.mean_ordinary(x) if mean else x[:, [position]] for layer, x in baseline.items()}
+            values = {
+                layer: self.mean_ordinary(x) if mean else x[:, [position]]
+                for layer, x in baseline.items()
+            }
             label = f"{'mean_ordinary of' if mean else 'freeze'} {site} at {position}"
             self._edits[key] = freeze(site, values, positions=[position], label=label)
         return self._edits[key]
@@ -339,8 +404,12 @@ class Setting:
         for layer, units in chosen.items():
             key = site, layer, tuple(units), position, mean
             if key not in self._edits:
-                value = self.mean_ordinary(baseline[layer]) if mean else baseline[layer][:, [position]]
-                label = f"{'mean_ordinary of' if mean else 'freeze'} {len(units)} {site} at {position}"
+                value = (
+                    self.mean_ordinary(baseline[layer]) if mean else baseline[layer][:, [position]]
+                )
+                label = (
+                    f"{'mean_ordinary of' if mean else 'freeze'} {len(units)} {site} at {position}"
+                )
                 at = {"positions": [position], "units": units, "label": label}
                 self._edits[key] = freeze(site, {layer: value[..., units]}, **at)
             edits.append(self._edits[key])
@@ -355,12 +424,18 @@ class Setting:
         return FrozenQuantity(
             edits=(self.freeze_site_edit(site, position=position, **at),),
             controls=tuple(
-                (self.freeze_site_edit(site, position=other, **at),) for other in self.control_positions(position)
+                (self.freeze_site_edit(site, position=other, **at),)
+                for other in self.control_positions(position)
             ),
-            size=sum(one.flatten(2).shape[-1] for one in self.baseline_tensors(site, layers=layers).values()),
+            size=sum(
+                one.flatten(2).shape[-1]
+                for one in self.baseline_tensors(site, layers=layers).values()
+            ),
         )
 
-    def freeze_units(self, site: str, chosen: Units, *, position: int, generator: torch.Generator) -> FrozenQuantity:
+    def freeze_units(
+        self, site: str, chosen: Units, *, position: int, generator: torch.Generator
+    ) -> FrozenQuantity:
         """Make edits of ``chosen`` units: mean ablation if ``position`` is the sink, else freezing; random controls."""
         at = {"position": position, "mean": position == self.sink_position}
         controls = self.draw_other_units(site, chosen, generator=generator)
@@ -370,13 +445,20 @@ class Setting:
             size=sum(map(len, chosen.values())),
         )
 
-    def draw_other_units(self, site: str, chosen: Units, *, generator: torch.Generator) -> list[dict[int, list[int]]]:
+    def draw_other_units(
+        self, site: str, chosen: Units, *, generator: torch.Generator
+    ) -> list[dict[int, list[int]]]:
         """Draw random other units of a site, once per control: layer -> as many units as ``chosen`` has there."""
         drawn = {}
         for layer, units in chosen.items():
             n = self.lens.n_neurons(layer) if site == "neurons" else self.lens.d_model
-            drawn[layer] = [draw_other_indices(units, n=n, generator=generator) for _ in range(self.config.controls)]
-        return [{layer: sets[i] for layer, sets in drawn.items()} for i in range(self.config.controls)]
+            drawn[layer] = [
+                draw_other_indices(units, n=n, generator=generator)
+                for _ in range(self.config.controls)
+            ]
+        return [
+            {layer: sets[i] for layer, sets in drawn.items()} for i in range(self.config.controls)
+        ]
 
 
 def make_setting(
@@ -402,16 +484,27 @@ def make_setting(
     length = location.sink_position + config.intervention_length
     if target_position is not None:
         length = max(length, target_position + _AFTER_POSITION)
-    few = tokens[sequences_to_test(tokens.n_sequences, config=config) if chosen is None else chosen].cut(length)
+    few = tokens[
+        sequences_to_test(tokens.n_sequences, config=config) if chosen is None else chosen
+    ].cut(length)
     shortest = int(few.lengths.min())
     few = few.cut(shortest)  # every sequence reaches every position
-    target = choose_target_position(few, location=location) if target_position is None else target_position
+    target = (
+        choose_target_position(few, location=location)
+        if target_position is None
+        else target_position
+    )
     check_interior_position(target, shortest=shortest)
     if target == location.sink_position:
         raise InputError(f"position {target} is the sink already; need another one")
     # the engine's paths are compared on an isolation, which touches every layer
     keys = target, location.sink_position
-    reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
+    reads = {
+        "keys": keys,
+        "layers": tuple(range(lens.n_layers)),
+        "sites": ("resid_post",),
+        "positions": None,
+    }
     needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
     metrics, cells = [*map(sink_mass, keys), loss_of()], [cell_of_edits(isolate([target]))]
     sinks, _ = mark_sinks(lens, few, by="either")
@@ -441,7 +534,9 @@ def shorten_setting(setting: Setting, *, most: int) -> Setting:
         setting,
         tokens=tokens,
         baseline_run=setting.baseline_run.with_edits((), needs=needs, length=length),
-        averaged=dataclasses.replace(setting.averaged, mask=mask, n_sinks=int(tokens.valid.sum()) - int(mask.sum())),
+        averaged=dataclasses.replace(
+            setting.averaged, mask=mask, n_sinks=int(tokens.valid.sum()) - int(mask.sum())
+        ),
     )
 
 
@@ -450,7 +545,9 @@ def add_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
     masks, n_added = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}, 0
     for part in parts:
         if part.kind == "neuron":
-            mask = masks.setdefault(part.layer, torch.zeros(setting.lens.n_neurons(part.layer), dtype=torch.bool))
+            mask = masks.setdefault(
+                part.layer, torch.zeros(setting.lens.n_neurons(part.layer), dtype=torch.bool)
+            )
             n_added += not mask[part.unit]
             mask[part.unit] = True
     found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts), n_added=n_added)
@@ -475,7 +572,10 @@ def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
     """Return the reason why this model cannot be changed on these sequences; None if it can."""
     if lens.why_measured_only is not None:
         return lens.why_measured_only
-    own, needed = lens.own_attention is not None, ("pattern", "mask") if lens.own_attention else ("scores",)
+    own, needed = (
+        lens.own_attention is not None,
+        ("pattern", "mask") if lens.own_attention else ("scores",),
+    )
     for site in lens.uneditable.intersection(needed):
         return str(lens.uneditable_error(site)).partition(";")[0]
     if own and lens.family.shared_keys:
@@ -507,7 +607,9 @@ def choose_target_position(tokens: TokenBatch, *, location: Location) -> int:
     return target
 
 
-def find_segments(location: Location, *, n_layers: int, attention: Sequence[int]) -> tuple[Segment, ...]:
+def find_segments(
+    location: Location, *, n_layers: int, attention: Sequence[int]
+) -> tuple[Segment, ...]:
     """Return a segment per growth step: the layers between it and the next; without a step, the last three quarters.
 
     A segment without a layer with ``attention`` is left out.
@@ -551,5 +653,7 @@ def mean_mass(run: Outcome, position: int, layers: Sequence[int]) -> float:
 
 def _join_needs(one: Needs, other: Needs) -> Needs:
     """Return the needs of a run that serves both, of the same positions and sites."""
-    either = {name: getattr(one, name) or getattr(other, name) for name in ("loss", "whole", "state")}
+    either = {
+        name: getattr(one, name) or getattr(other, name) for name in ("loss", "whole", "state")
+    }
     return dataclasses.replace(one, layers=tuple(sorted({*one.layers, *other.layers})), **either)

@@ -73,11 +73,22 @@ def summary_table(
     layers, neurons = frames["layers"], frames["neurons"]
     rows: list[dict[str, object]] = []
 
-    def add(quantity: str, value: float | int | str | Interval | None, unit: str = "", note: str = "") -> None:
+    def add(
+        quantity: str, value: float | int | str | Interval | None, unit: str = "", note: str = ""
+    ) -> None:
         low = high = np.nan
         if isinstance(value, Interval):
             value, low, high = value.estimate, value.low, value.high
-        rows.append({"quantity": quantity, "value": value, "ci_low": low, "ci_high": high, "unit": unit, "note": note})
+        rows.append(
+            {
+                "quantity": quantity,
+                "value": value,
+                "ci_low": low,
+                "ci_high": high,
+                "unit": unit,
+                "note": note,
+            }
+        )
 
     note = f"no position has a sink rate of {config.min_sink_rate:g}; this one is studied"
     add("sink_position", location.sink_position, "position", "" if location.sink_found else note)
@@ -104,28 +115,55 @@ def summary_table(
     if marked is not None:
         note = "tokens that the finder of sinks marks at other positions than the studied ones, most frequent first"
         add("marked_tokens", join_and(marked.names), "token", note)
-        add("marked_sequences", marked.n_sequences, "sequences", f"that have one, of {marked.n_asked}")
+        add(
+            "marked_sequences",
+            marked.n_sequences,
+            "sequences",
+            f"that have one, of {marked.n_asked}",
+        )
         note = "of queries behind the first of them, mean over layers and heads"
         add("marked_attention", marked.attention, "attention", note)
-        add("attention_behind_marked", marked.to_studied, "attention", "to the studied position, of the same queries")
+        add(
+            "attention_behind_marked",
+            marked.to_studied,
+            "attention",
+            "to the studied position, of the same queries",
+        )
     heads = frames["heads"]
-    taken = heads.loc[heads["sink_position"].eq(location.sink_position), "null_mass"].to_numpy(dtype=float)
+    taken = heads.loc[heads["sink_position"].eq(location.sink_position), "null_mass"].to_numpy(
+        dtype=float
+    )
     if not own_attention and (taken > config.threshold).mean() >= config.min_sink_rate:
         note = f"in which more than {config.threshold:g} of the attention goes to no key, but to a learned sink logit"
-        add("sink_logit_rate", float((taken > config.threshold).mean()), "share of layers and heads", note)
+        add(
+            "sink_logit_rate",
+            float((taken > config.threshold).mean()),
+            "share of layers and heads",
+            note,
+        )
     rates = panel.sink_rate(config.threshold)
     if located.lacking:
         note = "the others have less than a quarter of their sink rate at this position, and are left out of all else"
         add("sequences_with_sink", panel.n_sequences, "sequences", note)
         add("sequences_asked", located.n_asked, "sequences")
     rate = interval(rates.numpy(), generator=rng)
-    add("sink_rate", rate, "share of layers and heads", f"sink score above {config.threshold:g}, mean over sequences")
+    add(
+        "sink_rate",
+        rate,
+        "share of layers and heads",
+        f"sink score above {config.threshold:g}, mean over sequences",
+    )
     masses = panel.at_sink("sink_mass", location.sink_position).nanmean(dim=(0, 2))
     add("sink_mass", interval(masses.numpy(), generator=rng), "mass")
     missing = panel["null_mass"]
     if own_attention and not bool(missing.isnan().any()) and float(missing.mean()) > _LEAST_MISSING:
         note = "rows of the pattern sum to less than 1: a head can attend to nothing without a sink"
-        add("attention_to_no_key", interval(missing.mean(dim=(0, 2)).numpy(), generator=rng), "mass", note)
+        add(
+            "attention_to_no_key",
+            interval(missing.mean(dim=(0, 2)).numpy(), generator=rng),
+            "mass",
+            note,
+        )
     mass = torch.tensor(layers["sink_score"].to_numpy(dtype=float), dtype=torch.float32)
     note = "first layer whose mean sink score is above the threshold"
     add("onset_layer", onset_layer(mass, threshold=config.threshold), "layer", note)
@@ -137,13 +175,32 @@ def summary_table(
     note = f"those of most layers first; {len(location.outliers)} layers have some"
     note += f"; in one layer only: {join_and(brief)}" if brief else ""
     add("outlier_dimensions", ", ".join(map(str, dimensions)), "dimension", note)
-    add("super_neurons", len(neurons.loc[neurons["is_super"], ["layer", "neuron"]].drop_duplicates()), "neurons")
+    add(
+        "super_neurons",
+        len(neurons.loc[neurons["is_super"], ["layer", "neuron"]].drop_duplicates()),
+        "neurons",
+    )
     peak = int(layers["dominance_ratio"].to_numpy(dtype=float).argmax())
-    add("dominance_ratio", float(layers["dominance_ratio"].iloc[peak]), "ratio", f"largest, after layer {peak}")
+    add(
+        "dominance_ratio",
+        float(layers["dominance_ratio"].iloc[peak]),
+        "ratio",
+        f"largest, after layer {peak}",
+    )
     middle = len(layers) // 2
-    ranks, note = panel["effective_rank"][middle].numpy(), f"after layer {middle}, {{}} sink token; all sequences"
-    for place, (name, said) in enumerate((("effective_rank", "with the"), ("effective_rank_without", "without any"))):
-        add(name, studentised_interval(ranks[:, place], generator=rng), "directions", note.format(said))
+    ranks, note = (
+        panel["effective_rank"][middle].numpy(),
+        f"after layer {middle}, {{}} sink token; all sequences",
+    )
+    for place, (name, said) in enumerate(
+        (("effective_rank", "with the"), ("effective_rank_without", "without any"))
+    ):
+        add(
+            name,
+            studentised_interval(ranks[:, place], generator=rng),
+            "directions",
+            note.format(said),
+        )
     add("loss", interval(panel["loss"][0].numpy(), generator=rng), "nats")
     if rounded is not None:
         add("rounding", rounded.at_position, "share of the logits' spread", rounded.sentence())
@@ -151,7 +208,12 @@ def summary_table(
         add("makers_beside_super_neurons", makers_comparison(frames))
     if len(frames.get("effects", ())):
         kind = sink_binding(frames["placement"], some=located.lacking > 0)
-        add("sink_bound_to", kind, "", binding_sentence(kind, bos="bos" in set(frames["placement"]["token"])))
+        add(
+            "sink_bound_to",
+            kind,
+            "",
+            binding_sentence(kind, bos="bos" in set(frames["placement"]["token"])),
+        )
     return pd.DataFrame(rows)
 
 
@@ -185,9 +247,14 @@ def first_sink_answer(
     n_read, n_positions = rates.shape[1:]
     every, cut = n_read == tokens.n_sequences, n_positions < int(tokens.lengths.min())
     first = f"the first {n_positions} tokens of " if cut else ""
-    read = f"in {rate_at[place]:.0%} of heads" + (f" on {first}all {n_read} sequences" if every else "")
+    read = f"in {rate_at[place]:.0%} of heads" + (
+        f" on {first}all {n_read} sequences" if every else ""
+    )
     after = "" if every else f"after {first}{n_read} of {tokens.n_sequences} sequences: "
     if not bool(rate_at[place] >= config.min_sink_rate):
         has = "comes nearest, with one" if position is None else "has one"
         return None, f"{after}no attention sink so far: position {place} {has} {read}"
-    return place, f"{after}attention sink at position {place}, {read} (sink score above {config.threshold:g})"
+    return (
+        place,
+        f"{after}attention sink at position {place}, {read} (sink score above {config.threshold:g})",
+    )

@@ -28,7 +28,9 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
     A layer without attention has no rows. Sink rates count sink scores above ``threshold``.
     """
     frames = []
-    index = pd.MultiIndex.from_product([range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"])
+    index = pd.MultiIndex.from_product(
+        [range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"]
+    )
     of_key, of_head = ("sink_mass", "value_norm_ratio", "positive_share"), ("entropy", "null_mass")
     for position in panel.location.sink_positions:
         score = panel.at_sink("sink_score", position)
@@ -37,11 +39,15 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
         columns |= {name: panel.at_sink(name, position).nanmean(1) for name in of_key}
         columns |= {name: panel[name].nanmean(1) for name in of_head}
         columns["qk_alignment"] = _qk_alignment(lens, panel.location)
-        frame = pd.DataFrame({name: values.flatten().numpy() for name, values in columns.items()}, index=index)
+        frame = pd.DataFrame(
+            {name: values.flatten().numpy() for name, values in columns.items()}, index=index
+        )
         frame = frame.loc[list(lens.attention_layers)].reset_index()
         frame.insert(2, "sink_position", position)
         pairs = zip(frame["value_norm_ratio"], frame["sink_score"] > threshold, strict=True)
-        frame["label"] = [outputs.sink_head_label(float(ratio), is_sink=bool(sink)) for ratio, sink in pairs]
+        frame["label"] = [
+            outputs.sink_head_label(float(ratio), is_sink=bool(sink)) for ratio, sink in pairs
+        ]
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
@@ -58,7 +64,11 @@ def _qk_alignment(lens: LensModel, location: Location) -> Tensor:
             rows.append(torch.full((lens.n_heads,), torch.nan, dtype=torch.float32))
             continue
         weights = attention_weights(lens, layer=layer)
-        rows.append(locking.qk_alignment(weights.w_q.float(), w_k_column=weights.w_k[..., entering[0]].float()).cpu())
+        rows.append(
+            locking.qk_alignment(
+                weights.w_q.float(), w_k_column=weights.w_k[..., entering[0]].float()
+            ).cpu()
+        )
     return torch.stack(rows)
 
 
@@ -67,7 +77,9 @@ def position_table(panel: Panel) -> pd.DataFrame:
     frames = []
     for site in SITES_BY_POSITION:
         for layer in panel.layers(f"std:{site}"):
-            std, norm = (panel.at_layer(f"{name}:{site}", layer).nanmean(0) for name in ("std", "norm"))
+            std, norm = (
+                panel.at_layer(f"{name}:{site}", layer).nanmean(0) for name in ("std", "norm")
+            )
             frames.append(
                 pd.DataFrame(
                     {
@@ -91,13 +103,19 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
             at_sink = state[:, panel.sink_positions.index(position)]
             values = at_sink.double()
             ratio = float(dimensions.dominance_ratio(at_sink).mean())
-            outliers = find_outlier_dimensions(at_sink, thresholds=config, typical=typical[layer + 1])
+            outliers = find_outlier_dimensions(
+                at_sink, thresholds=config, typical=typical[layer + 1]
+            )
             shown = max(_TOP_DIMENSIONS, len(outliers))
-            strongest = values.square().mean(0).argsort(descending=True, stable=True)[:shown].tolist()
+            strongest = (
+                values.square().mean(0).argsort(descending=True, stable=True)[:shown].tolist()
+            )
             for dimension in dict.fromkeys([*strongest, *outliers]):
                 value = float(values[:, dimension].mean())
                 rows.append((layer, position, dimension, value, ratio, dimension in outliers))
-    return pd.DataFrame(rows, columns=column_names("trace", "dimensions")).astype({"is_outlier": bool})
+    return pd.DataFrame(rows, columns=column_names("trace", "dimensions")).astype(
+        {"is_outlier": bool}
+    )
 
 
 def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
@@ -109,7 +127,9 @@ def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
     """
     frame = pd.DataFrame({"layer": pd.Series(dtype="int64")})
     for name, parts in (shown for link in links for shown in link.parts.items()):
-        values = [panel.at_layer(name, layer).nanmean((0, 1)).numpy() for layer in panel.layers(name)]
+        values = [
+            panel.at_layer(name, layer).nanmean((0, 1)).numpy() for layer in panel.layers(name)
+        ]
         columns = pd.DataFrame(np.reshape(values, (-1, len(parts))), columns=list(parts))
         columns.insert(0, "layer", panel.layers(name))
         frame = frame.merge(columns.astype({"layer": "int64"}), on="layer", how="outer")
@@ -120,7 +140,9 @@ def layer_table(panel: Panel) -> pd.DataFrame:
     """Make the table ``layers``: one row per layer with sink score, norm, dominance, massive activation and rank."""
     location = panel.location
     states = panel.sink_states()[1:]
-    score, mass = (panel.at_sink(name, location.sink_position) for name in ("sink_score", "sink_mass"))
+    score, mass = (
+        panel.at_sink(name, location.sink_position) for name in ("sink_score", "sink_mass")
+    )
     ratio, rank = panel.norm_ratio().nanmean(1)[1:], panel["effective_rank"].nanmean(1)
     norm = states.norm(dim=-1).mean(1)
     strongest = states.double().square().mean(1).argmax(-1).tolist()
@@ -137,10 +159,14 @@ def layer_table(panel: Panel) -> pd.DataFrame:
                 "outlier_dimension": dimension,
                 "outlier_value": float(state[:, dimension].mean()),
                 "dominance_ratio": float(dimensions.dominance_ratio(state).mean()),
-                "dominance_ratio_fixed": float(dimensions.dominance_ratio_fixed(state, dimension=dimension)),
+                "dominance_ratio_fixed": float(
+                    dimensions.dominance_ratio_fixed(state, dimension=dimension)
+                ),
                 "dominance_elsewhere": float(panel["dominance_elsewhere"][layer].nanmean()),
                 "massive_ratio": float(dimensions.massive_ratio(state).mean()),
-                "massive_activations": float(dimensions.massive_activations(state).sum(-1).double().mean()),
+                "massive_activations": float(
+                    dimensions.massive_activations(state).sum(-1).double().mean()
+                ),
                 "effective_rank": float(rank[layer, 0]),
                 "effective_rank_without": float(rank[layer, 1]),
             }
@@ -159,14 +185,18 @@ def growth_step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
             "ratio_after": step.ratio_after,
             "sink_position": panel.location.sink_position,
             "outlier_dimension": step.dimension,
-            "split_error": max((errors[layer] for layer in step.layers if layer in errors), default=float("nan")),
+            "split_error": max(
+                (errors[layer] for layer in step.layers if layer in errors), default=float("nan")
+            ),
         }
         for index, step in enumerate(panel.location.steps)
     ]
     return pd.DataFrame(rows, columns=column_names("trace", "growth_steps"))
 
 
-def condition_row(panel: Panel, *, condition: str, chosen: bool, config: TraceConfig) -> dict[str, object]:
+def condition_row(
+    panel: Panel, *, condition: str, chosen: bool, config: TraceConfig
+) -> dict[str, object]:
     """Make the row of a BOS ``condition``, the studied one if ``chosen``: sink rate, S2 ratio, growth, loss, ..."""
     location = panel.location
     counts = Counter(dimension for dims in location.outliers.values() for dimension in dims)

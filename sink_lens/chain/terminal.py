@@ -51,10 +51,18 @@ def brief_answer(trace: "Trace") -> RenderableType:
 
 def _link_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> list[RenderableType]:
     links, effects = frames["links"], frames.get("effects")
-    made = [] if effects is None else effects.loc[effects["is_primary"].astype(bool)].to_dict("records")
+    made = (
+        []
+        if effects is None
+        else effects.loc[effects["is_primary"].astype(bool)].to_dict("records")
+    )
     intervened = {row["link"]: row for row in made}
     claims = dict(zip(frames["chain"]["link"], frames["chain"]["sentence"], strict=True))
-    primary = links.loc[links["is_primary"].astype(bool)].drop_duplicates("link").set_index("link")["verdict"]
+    primary = (
+        links.loc[links["is_primary"].astype(bool)]
+        .drop_duplicates("link")
+        .set_index("link")["verdict"]
+    )
     rows: list[tuple[str, str, str, str, str]] = []
     for link, verdict in primary.items():
         did = control = ""
@@ -69,12 +77,16 @@ def _link_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> li
             claim = f"this was not shown: {claim[:1].lower()}{claim[1:]}"
         sentence = next(iter(link_remarks(frames, str(link))), claim)
         named = _ARROWS.get(link, name_in_words(str(link)))
-        rows.append((f"{_MARKS.get(verdict, '-')} {verdict}", named, did, control, capitalise(sentence)))
+        rows.append(
+            (f"{_MARKS.get(verdict, '-')} {verdict}", named, did, control, capitalise(sentence))
+        )
     wide = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     shown: list[RenderableType] = []
     for row in rows:
         verdict, named, did = (cell.ljust(width) for cell, width in zip(row, wide, strict=False))
         style = _STYLES.get(row[0].partition(" ")[2], "dim")
-        shown.append(Text.assemble((verdict, style), "  ", (named, "bold"), "  ", did, "  ", row[3]))
+        shown.append(
+            Text.assemble((verdict, style), "  ", (named, "bold"), "  ", did, "  ", row[3])
+        )
         shown.append(Padding(Text(f"{row[4].removesuffix('.')}.", style="dim"), (0, 0, 0, 4)))
     return shown

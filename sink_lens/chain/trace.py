@@ -110,7 +110,9 @@ class Trace(Result):
         supers = self.tables["neurons"].query("is_super")
         return supers.sort_values(by="contribution_share", ascending=False, ignore_index=True)
 
-    def draw(self, style: Literal["page", "paper"] = "page", *, width: float | None = None) -> "Figure":
+    def draw(
+        self, style: Literal["page", "paper"] = "page", *, width: float | None = None
+    ) -> "Figure":
         """Draw the chain: each link with its verdict and what its intervention removes.
 
         Args:
@@ -127,7 +129,9 @@ class Trace(Result):
     def notebook_parts(self) -> tuple[object, ...]:
         """Return the picture of the chain and the verdict on every link, which a notebook shows below the headline."""
         primary = self.links.loc[self.links["is_primary"]].drop_duplicates("link")
-        return self.draw(), primary.filter(items=["link", "verdict", "statistic", "value", "ci_low", "ci_high"])
+        return self.draw(), primary.filter(
+            items=["link", "verdict", "statistic", "value", "ci_low", "ci_high"]
+        )
 
 
 @takes(TraceConfig)
@@ -162,11 +166,16 @@ def trace(
     Raises:
         ModelError, InputError, KernelError, RunError: before anything is written, what was found and needed.
     """
-    asked = _make_inputs(model, tokens, config=config, links=links, progress=progress, fields=fields)
+    asked = _make_inputs(
+        model, tokens, config=config, links=links, progress=progress, fields=fields
+    )
     lens, batch, there, config = asked.lens, asked.batch, asked.there, asked.config
     why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:
-        warnings.warn(f"no intervention is made: {why_not}; links are judged by what is measured alone", stacklevel=2)
+        warnings.warn(
+            f"no intervention is made: {why_not}; links are judged by what is measured alone",
+            stacklevel=2,
+        )
     provenance = trace_provenance(lens, batch, config=config, kernel=asked.kernel)
     provenance["links"] = [link.name for link in links]
     if there is not None:
@@ -193,16 +202,32 @@ def trace(
 
         run = read_run(place.folder)
         said = "\n".join([f"{title(run)}.", *headline(find_story(run))])
-        result = Trace(folder=place.named, place=place, headline=said, config=config, location=location, tables=frames)
+        result = Trace(
+            folder=place.named,
+            place=place,
+            headline=said,
+            config=config,
+            location=location,
+            tables=frames,
+        )
         if report and out is not None:
             result.report()
         return result
 
 
-def run_trace(config: TraceConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Trace:
+def run_trace(
+    config: TraceConfig, *, out: str | Path | None, overwrite: bool, progress: bool
+) -> Trace:
     """Run the command ``trace``, which draws the page itself."""
     folder = default_run_folder(config.model) if out is None else out
-    return trace(config.model, config=config, out=folder, overwrite=overwrite, progress=progress, report=False)
+    return trace(
+        config.model,
+        config=config,
+        out=folder,
+        overwrite=overwrite,
+        progress=progress,
+        report=False,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +248,9 @@ class _Inputs:
     def measure(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
         """Measure a batch with the readings of all links; ``how`` are more options of ``scout_and_measure``."""
         own, shown = [link.readings for link in self.links], label if self.progress else None
-        return scout_and_measure(self.lens, batch, **{"config": self.config, "own": own, "label": shown} | how)
+        return scout_and_measure(
+            self.lens, batch, **{"config": self.config, "own": own, "label": shown} | how
+        )
 
 
 def _make_inputs(
@@ -251,7 +278,9 @@ def _make_inputs(
         check_sequences(config)
         if config.target_position is not None and not config.prompts:
             check_interior_position(config.target_position, shortest=config.length)
-    refuse_unknown_names(config.floors_by_link, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
+    refuse_unknown_names(
+        config.floors_by_link, [*(link.name for link in links), EVERY_INTERVENTION], where="floors"
+    )
     lens = model if isinstance(model, LensModel) else load_model(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = sequences if sequences is not None else make_tokens(lens, config=config, bos=config.bos)
@@ -273,7 +302,14 @@ def _make_inputs(
     if lens.device.type == "cpu" and not lens.offloaded:
         check_trace_fits_memory(lens, config)
     return _Inputs(
-        lens=lens, batch=batch, other=other, there=there, config=config, kernel=kernel, links=links, progress=progress
+        lens=lens,
+        batch=batch,
+        other=other,
+        there=there,
+        config=config,
+        kernel=kernel,
+        links=links,
+        progress=progress,
     )
 
 
@@ -295,19 +331,34 @@ def _measure_and_judge(
     if config.random_init:
         baseline = functools.cache(lambda: _measure_untrained(asked, located))
         with _make_room_for_baseline(lens, config=config, folder=writer.folder):
-            kept.read_or_make("random_init_heads", lambda: tables.head_table(*baseline(), threshold=config.threshold))
+            kept.read_or_make(
+                "random_init_heads",
+                lambda: tables.head_table(*baseline(), threshold=config.threshold),
+            )
             values = functools.partial(link_statistic_values, links=links)
-            kept.read_or_make("random_init_links", lambda: values(gather_evidence(*baseline(), config=config)))
+            kept.read_or_make(
+                "random_init_links", lambda: values(gather_evidence(*baseline(), config=config))
+            )
             baseline.cache_clear()  # a second model, and its panel
             collect_garbage()
     if config.interventions:
         supers = {
-            layer: super_neurons_of_layer(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")
+            layer: super_neurons_of_layer(evidence.splits, layer=layer)
+            for layer in panel.layers("neurons_at_sinks")
         }
         about = {"location": panel.location, "lacks_sink": panel.lacks_sink}
-        studied = Studied(lens=lens, batch=batch, supers=supers, too_few_sequences=located.too_few_sequences, **about)
+        studied = Studied(
+            lens=lens,
+            batch=batch,
+            supers=supers,
+            too_few_sequences=located.too_few_sequences,
+            **about,
+        )
         write_causal_tables(studied, kept, config=config, links=links, progress=asked.progress)
-    nulls = {"random_init": kept.frames.get("random_init_links"), "effects": kept.frames.get("effects")}
+    nulls = {
+        "random_init": kept.frames.get("random_init_links"),
+        "effects": kept.frames.get("effects"),
+    }
     kept.write("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
     marked = find_marked_tokens(lens, batch, studied=panel.location.sink_positions)
     beside = {"rounded": rounded, "marked": marked, "own_attention": lens.own_attention is not None}
@@ -347,18 +398,30 @@ def _locate_and_measure(asked: _Inputs) -> summary.Located:
         panel = asked.measure(batch, label="measuring, aligned")
     answer(panel["rate_by_key"][..., : panel.shortest])
     compared = panel.location.sink_found and moved is None and there is None
-    others = find_sinks_elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if compared else {}
+    others = (
+        find_sinks_elsewhere(panel["rate_by_key"], position=panel.location.sink_position)
+        if compared
+        else {}
+    )
     n_asked = batch.n_sequences
     if others:  # what makes a sink at the studied position is asked where it is one
         batch = batch[[number for number in range(n_asked) if number not in others]]
         panel = asked.measure(batch, label="measuring where the sink is")
     n_with_other = batch.n_sequences
     batch, panel = _keep_sequences_with_sink(asked, batch, panel)
-    about = {"elsewhere": tuple(others.values()), "lacking": n_with_other - batch.n_sequences, "n_asked": n_asked}
-    return summary.Located(batch=batch, panel=panel, aligned=moved is not None, there=there, **about)
+    about = {
+        "elsewhere": tuple(others.values()),
+        "lacking": n_with_other - batch.n_sequences,
+        "n_asked": n_asked,
+    }
+    return summary.Located(
+        batch=batch, panel=panel, aligned=moved is not None, there=there, **about
+    )
 
 
-def _keep_sequences_with_sink(asked: _Inputs, batch: TokenBatch, panel: Panel) -> tuple[TokenBatch, Panel]:
+def _keep_sequences_with_sink(
+    asked: _Inputs, batch: TokenBatch, panel: Panel
+) -> tuple[TokenBatch, Panel]:
     """Drop the sequences that lack the sink and measure the rest; unchanged if all sequences have the sink, or none."""
     config, position = asked.config, panel.location.sink_position
     given = None if asked.there is None else asked.there.position
@@ -380,10 +443,16 @@ def _keep_sequences_with_sink(asked: _Inputs, batch: TokenBatch, panel: Panel) -
     return (some, found) if found.location.sink_found else (batch, panel)
 
 
-def _measured_tables(evidence: Evidence, *, links: Sequence[Link]) -> Iterator[tuple[str, pd.DataFrame]]:
+def _measured_tables(
+    evidence: Evidence, *, links: Sequence[Link]
+) -> Iterator[tuple[str, pd.DataFrame]]:
     """Make the tables of the measuring pass, as (name, table), in the order in which they are written."""
     lens, panel, splits, config = evidence.lens, evidence.panel, evidence.splits, evidence.config
-    errors = {split.layer: split.error for split in splits if split.position == panel.location.sink_position}
+    errors = {
+        split.layer: split.error
+        for split in splits
+        if split.position == panel.location.sink_position
+    }
     yield "heads", tables.head_table(lens, panel, threshold=config.threshold)
     yield "positions", tables.position_table(panel)
     yield "layers", tables.layer_table(panel)
@@ -413,11 +482,15 @@ class _StageBar:
     """A progress bar with the name of the present stage and about how long the rest takes."""
 
     def __init__(self, config: TraceConfig, *, progress: bool) -> None:
-        asked = {"random_init_heads": config.random_init} | dict.fromkeys(TABLES, config.interventions)
+        asked = {"random_init_heads": config.random_init} | dict.fromkeys(
+            TABLES, config.interventions
+        )
         self._left = [name for name in _STAGES if asked.get(name, True)]
         total = sum(_STAGES[name][1] for name in self._left)
         first, form = _STAGES[self._left[0]][0], "trace: {desc}"
-        self._bar = tqdm(total=total, desc=first, bar_format=form, smoothing=0, disable=not progress, leave=False)
+        self._bar = tqdm(
+            total=total, desc=first, bar_format=form, smoothing=0, disable=not progress, leave=False
+        )
         self._now, self._begun = "", time.monotonic()
 
     def __enter__(self) -> "_StageBar":
@@ -434,7 +507,9 @@ class _StageBar:
         if name in self._left:
             self._say_finished()
             done = self._left.index(name)
-            self._bar.update(sum(_STAGES[one][1] for one in [self._now, *self._left[:done]] if one in _STAGES))
+            self._bar.update(
+                sum(_STAGES[one][1] for one in [self._now, *self._left[:done]] if one in _STAGES)
+            )
             self._now, self._left, self._begun = name, self._left[done + 1 :], time.monotonic()
             if self._bar.n:
                 self._bar.bar_format = "trace: {desc}, about {remaining} left"
@@ -444,11 +519,17 @@ class _StageBar:
         """Leave a line of the stage that ends, where the output is kept and nobody watches a bar."""
         seconds = time.monotonic() - self._begun
         if self._now:
-            self._bar.leave_line(f"{_STAGES[self._now][0]}: {self._bar.format_interval(seconds)}", seconds=seconds)
+            self._bar.leave_line(
+                f"{_STAGES[self._now][0]}: {self._bar.format_interval(seconds)}", seconds=seconds
+            )
 
 
 def _condition_table(asked: _Inputs, located: summary.Located) -> pd.DataFrame:
-    config, other, names = asked.config, None if located.aligned else asked.other, {True: "with", False: "without"}
+    config, other, names = (
+        asked.config,
+        None if located.aligned else asked.other,
+        {True: "with", False: "without"},
+    )
     name = names[located.batch.bos]
     rows = [tables.condition_row(located.panel, condition=name, chosen=True, config=config)]
     if other is not None:
@@ -463,14 +544,23 @@ def _measure_untrained(asked: _Inputs, located: summary.Located) -> tuple[LensMo
     untrained = random_init(asked.lens, seed=config.seed)
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
     aim = scout(untrained, batch, config=config, position=found.sink_position, forced=spans)
-    aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
+    aim = dataclasses.replace(
+        aim, outliers={layer: aim.outliers[layer] for layer in found.outliers}
+    )
     label = "random-init baseline" if asked.progress else None
-    own, plan = [link.readings for link in asked.links], aim.measuring_plan(untrained.layers_with("k"))
-    return untrained, measure(untrained, batch, config=config, plan=plan, forced=spans, own=own, label=label)
+    own, plan = (
+        [link.readings for link in asked.links],
+        aim.measuring_plan(untrained.layers_with("k")),
+    )
+    return untrained, measure(
+        untrained, batch, config=config, plan=plan, forced=spans, own=own, label=label
+    )
 
 
 @contextlib.contextmanager
-def _make_room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Path) -> Iterator[None]:
+def _make_room_for_baseline(
+    lens: LensModel, *, config: TraceConfig, folder: Path
+) -> Iterator[None]:
     """Make room for the random-init baseline: if both do not fit in memory, the model waits in a file in ``folder``."""
     needed, free = bytes_beside_model(lens, config, twin=weight_bytes(lens.plain)), free_bytes()
     too_large = lens.device.type == "cpu" and needed > free
@@ -478,7 +568,9 @@ def _make_room_for_baseline(lens: LensModel, *, config: TraceConfig, folder: Pat
         said = "only %s of memory are free: the weights wait in a file while the random-init baseline is measured"
         _LOG.warning(said, size_text(free))
     of_all_lenses = lens.state.turns.noted
-    if not too_large or any(one.has_shared_views() for one in of_all_lenses):  # they would keep the memory
+    if not too_large or any(
+        one.has_shared_views() for one in of_all_lenses
+    ):  # they would keep the memory
         yield
         return
     with exclusive_use(lens), store_parameters_on_disk(lens.plain, folder=folder):
@@ -491,8 +583,13 @@ def _first_patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
     It is 0 in layers without attention.
     """
     found = capture(
-        lens, batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0]))), sites=["pattern"], progress=False
+        lens,
+        batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0]))),
+        sites=["pattern"],
+        progress=False,
     )
     nothing = torch.zeros_like(found["pattern", lens.attention_layers[0]])
-    stacked = torch.cat([found.tensors.get(("pattern", layer), nothing) for layer in range(lens.n_layers)])
+    stacked = torch.cat(
+        [found.tensors.get(("pattern", layer), nothing) for layer in range(lens.n_layers)]
+    )
     return (stacked * 255).round().clamp(0, 255).to(torch.uint8).numpy()

@@ -42,7 +42,8 @@ def find(
     progress: bool = True,
     sink_position: int = 0,
     method: Literal["eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left", "exact"] = "eap-ig",
-    ablation: Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"] | None = None,
+    ablation: Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"]
+    | None = None,
     freeze: Literal["sink"] | None = None,
     steps: int = 5,
     most_steps: int = 160,
@@ -66,7 +67,8 @@ def evaluate(
     random: int = 3,
     config: CircuitConfig | None = None,
     sink_position: int = 0,
-    ablation: Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"] | None = None,
+    ablation: Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"]
+    | None = None,
     freeze: Literal["sink"] | None = None,
     neurons: Iterable[str] = (),
     spans: Mapping[str, Any] | Iterable[str] = (),
@@ -83,7 +85,9 @@ def run(
     overwrite: bool = False,
     report: bool = True,
     progress: bool = True,
-    task: Literal["ioi", "greater-than", "agreement", "capitals", "induction", "text", "file"] = "ioi",
+    task: Literal[
+        "ioi", "greater-than", "agreement", "capitals", "induction", "text", "file"
+    ] = "ioi",
     pairs_file: str | Path | None = None,
     answers_as: Literal["text", "ids"] | None = None,
     pairs: int = 128,
@@ -92,7 +96,8 @@ def run(
     sink_position: int = 0,
     metric_layers: Iterable[int] | str | None = None,
     method: Literal["eap-ig", "eap", "gim", "eap-corrupted", "eap-ig-left", "exact"] = "eap-ig",
-    ablation: Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"] | None = None,
+    ablation: Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"]
+    | None = None,
     freeze: Literal["sink"] | None = None,
     steps: int = 5,
     most_steps: int = 160,

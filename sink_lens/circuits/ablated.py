@@ -33,7 +33,10 @@ _TO_HEADS = "batch head position d_model, head d_head d_model -> batch position 
 
 
 def compute_circuit_metrics(
-    runs: Runs, kept: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda passes: None
+    runs: Runs,
+    kept: Bool[np.ndarray, "circuit edge"],
+    *,
+    advance: Callable[[float], object] = lambda passes: None,
 ) -> Float[Tensor, "circuit pair"]:
     """Run the model with only the edges of each circuit in ``kept``, and return the metric of each pair.
 
@@ -47,7 +50,9 @@ def compute_circuit_metrics(
         replaced = runs.replacements(rows, begin=begin)
         base = _fully_ablated_streams(runs, replaced)
         for number, matrix in enumerate(matrices):
-            one = _CircuitPass(runs, rows, matrix.to(replaced.device), replaced=replaced, base=base, begin=begin)
+            one = _CircuitPass(
+                runs, rows, matrix.to(replaced.device), replaced=replaced, base=base, begin=begin
+            )
             values[number, rows] = one.compute_metric().double()
             advance((rows.stop - rows.start) / runs.n_pairs)
     return values
@@ -86,7 +91,12 @@ class _CircuitPass:
         """
         self.runs, self.rows, self.matrix, self.begin, self.base = runs, rows, matrix, begin, base
         part = runs.pair_tokens(rows)
-        shape = (part.n_sequences, len(runs.graph.writers), part.n_positions - begin, runs.graph.d_model)
+        shape = (
+            part.n_sequences,
+            len(runs.graph.writers),
+            part.n_positions - begin,
+            runs.graph.d_model,
+        )
         self.replaced = replaced
         self.moved = torch.zeros(shape, dtype=runs.weights.dtype, device=replaced.device)  # c - a
         self.masks = None if runs.masks is None else runs.span_masks(rows, begin=begin)
@@ -96,17 +106,25 @@ class _CircuitPass:
     def compute_metric(self) -> Float[Tensor, " pair"]:
         """Run the model with only the circuit's edges, and return the metric of each pair."""
         runs, graph = self.runs, self.runs.graph
-        hooks: list[tuple[str, Any]] = [(hook_name_of(runs.lens, "resid_pre", 0), self._store_embedding_change)]
+        hooks: list[tuple[str, Any]] = [
+            (hook_name_of(runs.lens, "resid_pre", 0), self._store_embedding_change)
+        ]
         for layer in range(graph.n_layers):
             kinds = HEADS if graph.gated else HEADS[:3]
-            named: list[Any] = [(kind, partial(self._replace_projection, kind=kind, layer=layer)) for kind in kinds]
+            named: list[Any] = [
+                (kind, partial(self._replace_projection, kind=kind, layer=layer)) for kind in kinds
+            ]
             named.append(("z", partial(self._store_output_change, layer=layer, which="attention")))
             named.append(("mlp_in", partial(self._replace_mlp_input, layer=layer)))
             if layer in graph.neurons:
                 sites = ("gate", "up") if runs.weights.layers[layer].w_gate is not None else ("up",)
-                named += [(site, partial(self._replace_neurons, layer=layer, site=site)) for site in sites]
+                named += [
+                    (site, partial(self._replace_neurons, layer=layer, site=site)) for site in sites
+                ]
                 keep = partial(keep_from_position, into=self.kept, begin=self.begin)
-                named += [(site, partial(keep, key=(site, layer))) for site in ("neurons", "down_out")]
+                named += [
+                    (site, partial(keep, key=(site, layer))) for site in ("neurons", "down_out")
+                ]
             named.append(("mlp_out", partial(self._store_output_change, layer=layer, which="mlp")))
             hooks += [(hook_name_of(runs.lens, site, layer), function) for site, function in named]
         hooks.append((hook_name_of(runs.lens, "final", 0), self._replace_final_norm))
@@ -130,8 +148,12 @@ class _CircuitPass:
                 continue
             moved = self.moved[:, :first] if len(used) > first // 2 else self.moved[:, used]
             edges = edges if len(used) > first // 2 else edges[used]
-            one = torch.matmul(edges.T.to(moved.dtype), moved.flatten(2)).unflatten(2, moved.shape[2:])
-            total = total + (one if self.masks is None else one * self.masks[span][:, None, :, None])
+            one = torch.matmul(edges.T.to(moved.dtype), moved.flatten(2)).unflatten(
+                2, moved.shape[2:]
+            )
+            total = total + (
+                one if self.masks is None else one * self.masks[span][:, None, :, None]
+            )
         return total.expand(len(self.moved), len(index), *self.moved.shape[2:])
 
     def _replace_tail(self, x: Tensor, new: Tensor) -> Tensor:
@@ -151,13 +173,16 @@ class _CircuitPass:
 
     def _replace_mlp_input(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
         own = self.runs.weights.layers[layer]
-        return self._replace_tail(x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
+        return self._replace_tail(
+            x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0]
+        )
 
     def _replace_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
         """Return ``x``, gate or up values, in which each neuron that is a node reads the stream of that node."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         theirs, rest = (
-            apply_norm(self._reader_streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
+            apply_norm(self._reader_streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0]
+            for kind in ("neurons", "mlp")
         )
         weight = own.w_gate if site == "gate" else own.w_up
         assert weight is not None
@@ -173,8 +198,12 @@ class _CircuitPass:
         """Store the output of a layer's attention or MLP (``which``), computed from ``x``, minus its replacement."""
         graph, site = self.runs.graph, "z" if which == "attention" else "mlp_out"
         self.kept[site, layer] = x[:, self.begin :]
-        into, instead = (some[:, graph.writers_of_layer(layer)] for some in (self.moved, self.replaced))
-        fill_outputs(self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which)
+        into, instead = (
+            some[:, graph.writers_of_layer(layer)] for some in (self.moved, self.replaced)
+        )
+        fill_outputs(
+            self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which
+        )
         part = slice(graph.n_heads) if which == "attention" else slice(graph.n_heads, None)
         into[:, part] -= instead[:, part]
         del self.kept[site, layer]

@@ -35,7 +35,9 @@ MOST_HEADS, LONGEST, MOST_PARTS = 24, 128, 6
 COLUMNS = ("head", "query", "key", "share", "advantage", "side", "by", "part", "value")
 
 
-def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32[np.ndarray, "query key"]]]:
+def explain_attention(
+    circuit: Circuit,
+) -> tuple[pd.DataFrame, dict[str, Float32[np.ndarray, "query key"]]]:
     """Find which token each of a circuit's 24 largest heads attends to in its first prompt, and what makes it do so.
 
     Cost: two forward passes of one prompt, and a backward pass through one layer's scores for each head.
@@ -56,9 +58,19 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
     hooks: list[tuple[str, Callable[..., Any]]] = []
     for layer in sorted({layer for layer, _ in heads}):
         for site in ("q", "k"):
-            hooks.append((hook_name_of(runs.lens, site, layer), partial(add_zero, into=zeros, key=(site, layer))))
+            hooks.append(
+                (
+                    hook_name_of(runs.lens, site, layer),
+                    partial(add_zero, into=zeros, key=(site, layer)),
+                )
+            )
         for site in ("resid_pre", "scores", "pattern"):
-            hooks.append((hook_name_of(runs.lens, site, layer), partial(keep_tensor, into=seen, key=(site, layer))))
+            hooks.append(
+                (
+                    hook_name_of(runs.lens, site, layer),
+                    partial(keep_tensor, into=seen, key=(site, layer)),
+                )
+            )
     rows: list[dict[str, object]] = []
     patterns: dict[str, np.ndarray] = {}
     check_gradients_pass(runs.lens.plain)
@@ -74,7 +86,9 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
             advantage = _advantage(seen["scores", layer][0, head, query, :length], key)
             if advantage is None:
                 continue
-            gradients = torch.autograd.grad(advantage, [zeros[site, layer] for site in ("q", "k")], retain_graph=True)
+            gradients = torch.autograd.grad(
+                advantage, [zeros[site, layer] for site in ("q", "k")], retain_graph=True
+            )
             about = {"head": name, "query": query, "key": key, "share": float(pattern[-1, key])}
             about["advantage"] = float(advantage.detach())
             n_before = graph.n_writers_before(graph.places["attention", layer][0])
@@ -83,7 +97,9 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
             dimensions = [str(one) for one in range(x.shape[-1])]
             for side, gradient in zip("qk", gradients, strict=True):
                 back = _gradient_at_stream(gradient[0], x, side, runs.weights.layers[layer])
-                by_writer = einsum(added[0, :n_before], back, "writer position d_model, position d_model -> writer")
+                by_writer = einsum(
+                    added[0, :n_before], back, "writer position d_model, position d_model -> writer"
+                )
                 by_dimension = einsum(x, back, "position d_model, position d_model -> d_model")
                 named = about | {"side": {"q": "query", "k": "key"}[side]}
                 rows += _largest_rows(named, "writer", writers, by_writer.cpu())
@@ -94,12 +110,17 @@ def explain_attention(circuit: Circuit) -> tuple[pd.DataFrame, dict[str, Float32
 def _largest_heads(circuit: Circuit) -> list[tuple[int, int]]:
     nodes = circuit.nodes
     used = nodes["kind"].eq("head") & (nodes["edges_in"].gt(0) | nodes["edges_out"].gt(0))
-    return [(int(row["layer"]), int(row["head"])) for row in nodes.loc[used].head(MOST_HEADS).to_dict("records")]
+    return [
+        (int(row["layer"]), int(row["head"]))
+        for row in nodes.loc[used].head(MOST_HEADS).to_dict("records")
+    ]
 
 
 def _advantage(scores: Float[Tensor, " key"], key: int) -> Tensor | None:
     """Return the score of ``key`` over the mean of the other keys that the query sees; None if it sees no other."""
-    others = (torch.arange(len(scores), device=scores.device) != key) & (scores > torch.finfo(scores.dtype).min / 2)
+    others = (torch.arange(len(scores), device=scores.device) != key) & (
+        scores > torch.finfo(scores.dtype).min / 2
+    )
     return scores[key] - scores[others].mean() if bool(others.any()) else None
 
 
@@ -124,4 +145,8 @@ def _largest_rows(
     order = values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
     for at in order:
         yield about | {"by": by, "part": names[at], "value": float(values[at])}
-    yield about | {"by": by, "part": "rest", "value": about["advantage"] - float(values[order].sum())}
+    yield about | {
+        "by": by,
+        "part": "rest",
+        "value": about["advantage"] - float(values[order].sum()),
+    }

@@ -58,7 +58,9 @@ class ScoreCheck:
     @property
     def outside_counts(self) -> tuple[int, int]:
         """Numbers of sampled edges outside the circuit: those with more effect than its weakest score, and all."""
-        real = np.abs(self.frame["exact"].to_numpy(float)[self.frame["drawn"].to_numpy() == "other"])
+        real = np.abs(
+            self.frame["exact"].to_numpy(float)[self.frame["drawn"].to_numpy() == "other"]
+        )
         return int((real > self.weakest).sum()), len(real)
 
     @property
@@ -71,11 +73,22 @@ class ScoreCheck:
     def missed(self) -> float:
         """Share of the effects that scores miss: sum of |score - exact| over sum of |exact|; nan if they are 0."""
         total = np.abs(self.frame["exact"].to_numpy(float)).sum()
-        return float(np.abs(self.frame["error"].to_numpy(float)).sum() / total) if total else float("nan")
+        return (
+            float(np.abs(self.frame["error"].to_numpy(float)).sum() / total)
+            if total
+            else float("nan")
+        )
 
 
 def check_edges(
-    runs: Runs, scores: Scores, chosen: Bool[np.ndarray, " edge"], *, seed: int, edges: int, pairs: int, progress: bool
+    runs: Runs,
+    scores: Scores,
+    chosen: Bool[np.ndarray, " edge"],
+    *,
+    seed: int,
+    edges: int,
+    pairs: int,
+    progress: bool,
 ) -> ScoreCheck:
     """Draw edges at random, patch each on random pairs, and compare the effects with the edges' scores.
 
@@ -89,16 +102,24 @@ def check_edges(
     numbers = np.concatenate([some, rest])
     rows, real = _patch_edges(runs, numbers, pairs=pairs, generator=generator, progress=progress)
     found = scores.values[rows][:, numbers].mean(0)
-    frame = pd.DataFrame({"edge": names[numbers], "score": found.astype(float), "exact": real, "error": found - real})
+    frame = pd.DataFrame(
+        {"edge": names[numbers], "score": found.astype(float), "exact": real, "error": found - real}
+    )
     frame["drawn"] = ["circuit"] * len(some) + ["other"] * len(rest)
     return make_check(scores, chosen, frame)
 
 
-def make_check(scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame) -> ScoreCheck:
+def make_check(
+    scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame
+) -> ScoreCheck:
     """Make the check of the circuit ``chosen`` from all edges' scores and ``frame``, its table of real patches."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
-    return ScoreCheck(frame=frame, weakest=weakest, n_outside=int(patchable_edges(scores.graph.names[~chosen]).sum()))
+    return ScoreCheck(
+        frame=frame,
+        weakest=weakest,
+        n_outside=int(patchable_edges(scores.graph.names[~chosen]).sum()),
+    )
 
 
 def check_nodes(
@@ -109,7 +130,13 @@ def check_nodes(
     ``difference``: the effect of replacing all edges. The ``pairs`` pairs that are patched are drawn by ``seed``.
     """
     graph, rows = scores.graph, _draw_pairs(runs, pairs, np.random.default_rng([seed, 8]))
-    with tqdm(total=len(graph.writers), desc="real patches", unit="node", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=len(graph.writers),
+        desc="real patches",
+        unit="node",
+        disable=not progress,
+        leave=False,
+    ) as bar:
         exact = exact_node_scores(runs.select_pairs(rows), advance=bar.update).mean(0)
     values = scores.values[rows].mean(0)
     magnitude = node_scores(graph, np.abs(values))
@@ -121,7 +148,13 @@ def check_nodes(
 
 
 def patch_core(
-    runs: Runs, edges: np.ndarray, *, difference: float, seed: int, pairs: int, progress: bool = False
+    runs: Runs,
+    edges: np.ndarray,
+    *,
+    difference: float,
+    seed: int,
+    pairs: int,
+    progress: bool = False,
 ) -> tuple[Float[np.ndarray, " sample"], Bool[np.ndarray, " sample"]]:
     """Patch each of ``edges``, a core, alone; then patch groups of them whose effects cancel.
 
@@ -131,7 +164,9 @@ def patch_core(
     Returns:
         The real effect of each edge, and a mask of edges whose joint replacement hardly changes the metric.
     """
-    rows, real = _patch_edges(runs, edges, pairs=pairs, generator=np.random.default_rng([seed, 7]), progress=progress)
+    rows, real = _patch_edges(
+        runs, edges, pairs=pairs, generator=np.random.default_rng([seed, 7]), progress=progress
+    )
     difference, runs = abs(difference), runs.select_pairs(rows)
     own = np.abs(real) >= CONFIRMED * difference
     groups = cancelling_groups(runs.graph, edges[own], real[own])
@@ -160,7 +195,9 @@ def _patch_edges(
 ) -> tuple[list[int], Float[np.ndarray, " sample"]]:
     """Patch each of ``edges`` alone on ``pairs`` random pairs; return the pairs' indices and each mean effect."""
     rows = _draw_pairs(runs, pairs, generator)
-    with tqdm(total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False
+    ) as bar:
         real = exact_scores(runs.select_pairs(rows), edges.tolist(), advance=bar.update)
     return rows, real.mean(0)
 
@@ -174,7 +211,9 @@ def patchable_edges(names: np.ndarray) -> Bool[np.ndarray, " edge"]:
     return np.array(["<g>" not in name for name in names], dtype=bool)
 
 
-def cancelling_groups(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray, " sample"]) -> list[np.ndarray]:
+def cancelling_groups(
+    graph: Graph, edges: np.ndarray, effects: Float[np.ndarray, " sample"]
+) -> list[np.ndarray]:
     """Return at most 60 groups of ``edges`` that share a writer or reader, and whose ``effects`` sum to nearly 0."""
     spans, writers, readers = (one[edges] for one in graph.ends)
     found: dict[tuple[int, ...], float] = {}
@@ -194,4 +233,6 @@ def cancelling_groups(graph: Graph, edges: np.ndarray, effects: Float[np.ndarray
                     keep_if_cancelling(np.array([one, other]))
             if len(up) and len(down):
                 keep_if_cancelling(rows)
-    return [np.array(group) for group in sorted(found, key=lambda group: -found[group])[:_MOST_GROUPS]]
+    return [
+        np.array(group) for group in sorted(found, key=lambda group: -found[group])[:_MOST_GROUPS]
+    ]

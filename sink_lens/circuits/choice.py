@@ -33,8 +33,14 @@ def greedy_edges(
     Each is the one with the largest |value| among the edges into these readers and into nodes that were reached.
     """
     _, writers, readers = graph.ends
-    into: list[np.ndarray] = [np.flatnonzero(readers == reader) for reader in range(len(graph.readers))]
-    found, opened, waiting = np.zeros(len(values), dtype=bool), set[int](), list[tuple[float, int]]()
+    into: list[np.ndarray] = [
+        np.flatnonzero(readers == reader) for reader in range(len(graph.readers))
+    ]
+    found, opened, waiting = (
+        np.zeros(len(values), dtype=bool),
+        set[int](),
+        list[tuple[float, int]](),
+    )
 
     def open_reader(reader: int) -> None:
         if reader not in opened:
@@ -75,12 +81,17 @@ def connected_edges(
 
 def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
     """Return the indices of the readers that a metric depends on: the logits, or its layers' queries and keys."""
-    layers, attention = set(metric.read_layers(graph.n_layers)), not (metric.reads_past_layers and metric.state)
+    layers, attention = (
+        set(metric.read_layers(graph.n_layers)),
+        not (metric.reads_past_layers and metric.state),
+    )
 
     def is_read(reader: Reader) -> bool:
         if reader.kind == "logits":
             return metric.reads_past_layers
-        return reader.layer in layers and (bool(metric.sites) or (attention and reader.kind in ("q", "k")))
+        return reader.layer in layers and (
+            bool(metric.sites) or (attention and reader.kind in ("q", "k"))
+        )
 
     return tuple(index for index, reader in enumerate(graph.readers) if is_read(reader))
 
@@ -89,7 +100,11 @@ def choose_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, how: Choice, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
     """Return a mask of ``n`` edges: the ``greedy_edges`` if ``how`` is "greedy", else the edges of largest |value|."""
-    return greedy_edges(graph, values, n, outputs=outputs) if how == "greedy" else largest_edges(values, n)
+    return (
+        greedy_edges(graph, values, n, outputs=outputs)
+        if how == "greedy"
+        else largest_edges(values, n)
+    )
 
 
 def strongest_edges(
@@ -113,7 +128,9 @@ def strongest_edges(
     def mark_largest_on_paths(n: int) -> np.ndarray:
         return connected_edges(graph, mark_largest(n), outputs=outputs)
 
-    fits = bisect_right(range(1, len(order) + 1), most, key=lambda n: int(mark_largest_on_paths(n).sum()))
+    fits = bisect_right(
+        range(1, len(order) + 1), most, key=lambda n: int(mark_largest_on_paths(n).sum())
+    )
     found = mark_largest_on_paths(fits)
     return found if found.any() else mark_largest(most)
 

@@ -94,9 +94,13 @@ class Circuit:
 
         ``runs.gap`` is another difference: there only the input is replaced, which may change little under means.
         """
-        if self.runs.ablation == "resample" and self.runs.masks is None:  # the corrupted prompts, whole
+        if (
+            self.runs.ablation == "resample" and self.runs.masks is None
+        ):  # the corrupted prompts, whole
             return float(self.runs.gap.double().mean())
-        nothing = compute_circuit_metrics(self.runs, np.zeros((1, self.graph.n_edges), dtype=bool))[0]
+        nothing = compute_circuit_metrics(self.runs, np.zeros((1, self.graph.n_edges), dtype=bool))[
+            0
+        ]
         return float((self.runs.clean_values.double() - nothing).mean())
 
     @property
@@ -126,8 +130,12 @@ class Circuit:
         if self.given:
             return FaithfulnessJudge(runs=self.runs, seed=self.seed)
         if self.runs.n_pairs < 2:
-            raise InputError("a single pair cannot both choose and judge edges; need at least 2 pairs")
-        return FaithfulnessJudge(runs=self.runs.select_pairs(self.halves[1].tolist()), seed=self.seed)
+            raise InputError(
+                "a single pair cannot both choose and judge edges; need at least 2 pairs"
+            )
+        return FaithfulnessJudge(
+            runs=self.runs.select_pairs(self.halves[1].tolist()), seed=self.seed
+        )
 
     @property
     def mean_scores(self) -> Float[np.ndarray, " edge"]:
@@ -137,17 +145,23 @@ class Circuit:
     @cached_property
     def bootstrap_weights(self) -> Float[np.ndarray, "sample pair"]:
         """Weight of each pair in each of 1,000 bootstrap samples; pairs are drawn within their template."""
-        return stability.bootstrap_weights(self.templates, draws=1000, generator=np.random.default_rng([self.seed, 1]))
+        return stability.bootstrap_weights(
+            self.templates, draws=1000, generator=np.random.default_rng([self.seed, 1])
+        )
 
     @cached_property
     def inclusion(self) -> Float[np.ndarray, " edge"]:
         """Share of 1,000 bootstraps in which each edge is among the ``size`` edges of largest absolute mean score."""
-        return stability.inclusion_probabilities(self.scores.values, self.bootstrap_weights, n=self.size)
+        return stability.inclusion_probabilities(
+            self.scores.values, self.bootstrap_weights, n=self.size
+        )
 
     @cached_property
     def halves(self) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the pairs on which edges are chosen, and of the pairs on which circuits are judged."""
-        return stability.random_halves(self.templates, generator=np.random.default_rng([self.seed, 2]))
+        return stability.random_halves(
+            self.templates, generator=np.random.default_rng([self.seed, 2])
+        )
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -158,7 +172,9 @@ class Circuit:
         (it is in the picture).
         """
         drawn = self.strongest_edges()
-        return largest_edge_table(self.every_edge, self.scores, weights=self.bootstrap_weights, drawn=drawn)
+        return largest_edge_table(
+            self.every_edge, self.scores, weights=self.bootstrap_weights, drawn=drawn
+        )
 
     @property
     def edges(self) -> pd.DataFrame:
@@ -184,10 +200,17 @@ class Circuit:
 
         A path leads from the input to an output. If ``most`` edges form no path, the ``most`` largest edges are marked.
         """
-        return strongest_edges(self.graph, self.mean_scores, self.chosen, most=most, outputs=self.outputs)
+        return strongest_edges(
+            self.graph, self.mean_scores, self.chosen, most=most, outputs=self.outputs
+        )
 
     def evaluate(
-        self, sizes: Sequence[float] = SIZES, *, random: int = 3, nodes: bool = True, progress: bool = True
+        self,
+        sizes: Sequence[float] = SIZES,
+        *,
+        random: int = 3,
+        nodes: bool = True,
+        progress: bool = True,
     ) -> Curve:
         """Compute the faithfulness of circuits of several ``sizes`` (shares of all edges).
 
@@ -195,9 +218,18 @@ class Circuit:
         with ``nodes``, circuits of whole nodes are judged too.
         """
         asked = CircuitConfig(sizes=tuple(sizes), choice=self.choice, random=random, nodes=nodes)
-        with tqdm(total=asked.n_curve_circuits, desc="curve", unit="circuit", disable=not progress, leave=False) as bar:
+        with tqdm(
+            total=asked.n_curve_circuits,
+            desc="curve",
+            unit="circuit",
+            disable=not progress,
+            leave=False,
+        ) as bar:
             return compute_curve(
-                self.faithfulness_judge, self.scores.values[self.halves[0]].mean(0), asked=asked, advance=bar.update
+                self.faithfulness_judge,
+                self.scores.values[self.halves[0]].mean(0),
+                asked=asked,
+                advance=bar.update,
             )
 
     def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = True) -> ScoreCheck:
@@ -208,7 +240,12 @@ class Circuit:
 
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
         """
-        how: dict[str, Any] = {"seed": self.seed, "edges": edges, "pairs": pairs, "progress": progress}
+        how: dict[str, Any] = {
+            "seed": self.seed,
+            "edges": edges,
+            "pairs": pairs,
+            "progress": progress,
+        }
         return checks.check_edges(self.runs, self.scores, self.chosen, **how)
 
     def check_nodes(self, *, pairs: int = 4, progress: bool = True) -> pd.DataFrame:
@@ -257,7 +294,11 @@ class Circuit:
         return self._shown(**about).explore()
 
     def draw(
-        self, style: Literal["page", "paper"] = "page", *, most: int = MOST_DRAWN, width: float | None = None
+        self,
+        style: Literal["page", "paper"] = "page",
+        *,
+        most: int = MOST_DRAWN,
+        width: float | None = None,
     ) -> "Figure":
         """Draw the circuit as a matplotlib figure.
 
@@ -293,7 +334,9 @@ class Circuit:
         )
 
     def _repr_html_(self) -> str:
-        return display.result_html(repr(self), self.draw(most=40), self.frame.head(12), notes=self.runs.lens.notes)
+        return display.result_html(
+            repr(self), self.draw(most=40), self.frame.head(12), notes=self.runs.lens.notes
+        )
 
 
 @takes(CircuitConfig, leave_out=OF_A_RUN)
@@ -336,13 +379,21 @@ def find(
 
 
 def find_in_runs(
-    runs: Runs, *, config: CircuitConfig, templates: Sequence[str] | None = None, progress: bool = False
+    runs: Runs,
+    *,
+    config: CircuitConfig,
+    templates: Sequence[str] | None = None,
+    progress: bool = False,
 ) -> Circuit:
     """Score all edges of ``runs`` and choose a circuit, as ``find`` does; ``templates`` has a name for each pair."""
     names = tuple(templates) if templates is not None else ("",) * runs.n_pairs
     if len(names) != runs.n_pairs:
-        raise InputError(f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each")
-    circuit = choose_by_scores(runs, score_edges(runs, config, progress=progress), config, templates=names)
+        raise InputError(
+            f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each"
+        )
+    circuit = choose_by_scores(
+        runs, score_edges(runs, config, progress=progress), config, templates=names
+    )
     if not circuit.n_edges:
         warnings.warn(
             f"the circuit is empty: of {circuit.size:,} chosen edges none lies on a path from the input to what the "
@@ -353,7 +404,12 @@ def find_in_runs(
 
 
 def choose_by_scores(
-    runs: Runs, scores: Scores, config: CircuitConfig, *, templates: tuple[str, ...], halved: bool = False
+    runs: Runs,
+    scores: Scores,
+    config: CircuitConfig,
+    *,
+    templates: tuple[str, ...],
+    halved: bool = False,
 ) -> Circuit:
     """Choose a circuit by the scores of all pairs, or of half of them if ``halved``; ``templates``: one per pair."""
     nothing = np.zeros(scores.graph.n_edges, dtype=bool)
@@ -364,4 +420,8 @@ def choose_by_scores(
     if config.choice != "threshold":
         return found.with_size(found.size)
     mask = np.abs(found.mean_scores) >= config.threshold
-    return replace(found, chosen=connected_edges(found.graph, mask, outputs=found.outputs), size=int(mask.sum()))
+    return replace(
+        found,
+        chosen=connected_edges(found.graph, mask, outputs=found.outputs),
+        size=int(mask.sum()),
+    )

@@ -25,11 +25,18 @@ def find_or_compare(
     if config.against is not None:
         return compare(config.model, config.against)
     folder = default_run_folder(config.model) if out is None else out
-    how: dict[str, Any] = {"out": folder, "shard": shard, "overwrite": overwrite, "progress": progress}
+    how: dict[str, Any] = {
+        "out": folder,
+        "shard": shard,
+        "overwrite": overwrite,
+        "progress": progress,
+    }
     return run_circuit(config.model, config=config, report=False, **how)
 
 
-def show_circuit(found: CircuitRun | CircuitComparison, view: CircuitView) -> Iterator[str | pd.DataFrame]:
+def show_circuit(
+    found: CircuitRun | CircuitComparison, view: CircuitView
+) -> Iterator[str | pd.DataFrame]:
     """Yield what the terminal shows of ``found``: conclusion, sentences, and the ``view.top`` largest edges."""
     if isinstance(found, CircuitRun):
         yield f"{page_title(found.run.folder)}."
@@ -41,11 +48,21 @@ def show_circuit(found: CircuitRun | CircuitComparison, view: CircuitView) -> It
         line = {"edge": edge_label(str(row["edge"]))}
         if isinstance(found, CircuitComparison):
             for name, words in (("one", "the first"), ("other", "the second")):
-                line[f"in {words}"], line[f"score in {words}"] = "yes" * row[name], as_text(row[f"score_{name}"])
+                line[f"in {words}"], line[f"score in {words}"] = (
+                    "yes" * row[name],
+                    as_text(row[f"score_{name}"]),
+                )
         else:
-            line |= {"score": as_text(row["score"]), "95% interval": f"{as_text(row['low'])} to {as_text(row['high'])}"}
+            line |= {
+                "score": as_text(row["score"]),
+                "95% interval": f"{as_text(row['low'])} to {as_text(row['high'])}",
+            }
             line["in bootstraps"] = f"{float(row['inclusion']):.0%}"
-            line |= {} if core is None else {"over all settings": _core_verdict_text(decided.get(row["edge"]))}
+            line |= (
+                {}
+                if core is None
+                else {"over all settings": _core_verdict_text(decided.get(row["edge"]))}
+            )
         lines.append(line)
     yield pd.DataFrame(lines)
 
@@ -54,7 +71,11 @@ def answer_of_circuit(found: CircuitRun | CircuitComparison, view: CircuitView) 
     """Return what ``--json`` prints of ``found``: sentences, ``view.top`` largest edges, summary or comparison."""
     edges = found.frame.head(view.top)
     if isinstance(found, CircuitComparison):
-        about = {"jaccard": found.jaccard, "rank_correlation": found.rank_correlation, "edges": edges}
+        about = {
+            "jaccard": found.jaccard,
+            "rank_correlation": found.rank_correlation,
+            "edges": edges,
+        }
     else:
         about = {"summary": found.tables["summary"].to_dict("records")[0], "strongest": edges}
     return {"sentences": list(found.sentences), **about}

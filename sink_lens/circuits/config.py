@@ -106,7 +106,9 @@ class CircuitConfig:
     """With --choice threshold: the smallest score that is chosen."""
     neurons: tuple[str, ...] = field(default=(), metadata={"metavar": "LAYER:N,N"})
     """Neurons that form a node of their own, as LAYER:NEURONS, such as 2:15,870; repeat for more layers."""
-    spans: tuple[str, ...] = field(default=(), metadata={"metavar": "NAME=N-N", "written": "pairs", "option": "span"})
+    spans: tuple[str, ...] = field(
+        default=(), metadata={"metavar": "NAME=N-N", "written": "pairs", "option": "span"}
+    )
     """A span of positions that has edges of its own, such as sink=0, or the name of a column of the pairs file that has
     each pair's; negative positions count from the last token, and positions in no span are one more, rest. Default:
     edges are summed over all positions."""
@@ -148,7 +150,9 @@ class CircuitConfig:
         if not 0 < self.tolerance < 1:
             raise InputError(f"tolerance is {self.tolerance}; need a share between 0 and 1")
         if not self.sizes or min(self.sizes) <= 0 or max(self.sizes) > 1:
-            raise InputError(f"sizes are {list(self.sizes)}; need shares of all edges, above 0 and at most 1")
+            raise InputError(
+                f"sizes are {list(self.sizes)}; need shares of all edges, above 0 and at most 1"
+            )
 
     def check_together(self) -> None:
         """Raise InputError for fields that do not fit together, such as ``threshold`` and the choice "top"."""
@@ -161,9 +165,13 @@ class CircuitConfig:
         if self.task != "file":
             refuse_unread_fields(self, "answers_as", reader="task file")
         if self.choice == "threshold" and not self.threshold:
-            raise InputError("choice threshold takes every edge whose score is at least 0; need a threshold above 0")
+            raise InputError(
+                "choice threshold takes every edge whose score is at least 0; need a threshold above 0"
+            )
         if self.circuit is not None and (self.edges is not None or self.choice != "top"):
-            raise InputError("a circuit was given, and edges or choice would choose another; need one of them")
+            raise InputError(
+                "a circuit was given, and edges or choice would choose another; need one of them"
+            )
         self._check_choice()
         if self.task != "text":
             refuse_unread_fields(self, "length", reader="task text")
@@ -178,7 +186,9 @@ class CircuitConfig:
         for path in self.save:
             check_save_path(path)
         if self.task == "text" and self.metric_name == "logit_difference":
-            raise InputError("text has no right and wrong answer; need metric sink_mass or loss, or another task")
+            raise InputError(
+                "text has no right and wrong answer; need metric sink_mass or loss, or another task"
+            )
         if self.task == "text" and self.used_ablation == "resample":
             raise InputError(
                 "text has no corrupted prompts; need ablation mean_ordinary, mean_aligned, mean_all or zero"
@@ -206,7 +216,9 @@ class CircuitConfig:
             refuse_unread_fields(self, "threshold", reader="choice threshold")
         check_method(self.method, self.used_ablation)
         if not METHODS[self.method].integrates:
-            refuse_unread_fields(self, "steps", "most_steps", "tolerance", reader="the methods eap-ig")
+            refuse_unread_fields(
+                self, "steps", "most_steps", "tolerance", reader="the methods eap-ig"
+            )
 
     @property
     def n_curve_circuits(self) -> int:
@@ -222,7 +234,9 @@ class CircuitConfig:
             if not colon or not layer.strip().isdigit():
                 raise InputError(f"neurons {one!r}; need LAYER:N,N, such as 2:15,870")
             known = found.get(int(layer), ())
-            found[int(layer)] = tuple(dict.fromkeys([*known, *parse_ranges(numbers, name="neurons")]))
+            found[int(layer)] = tuple(
+                dict.fromkeys([*known, *parse_ranges(numbers, name="neurons")])
+            )
         return found
 
     @property
@@ -234,7 +248,9 @@ class CircuitConfig:
             if not equals or not name.strip():
                 raise InputError(f"span {one!r}; need NAME=POSITIONS, such as sink=0")
             if name.strip() in found:
-                raise InputError(f"span {name.strip()} was given twice; need its positions once, as NAME=0,4-6")
+                raise InputError(
+                    f"span {name.strip()} was given twice; need its positions once, as NAME=0,4-6"
+                )
             is_column = any(one.isalpha() for one in numbers)
             found[name.strip()] = numbers.strip() if is_column else parse_span_positions(numbers)
         return found
@@ -252,7 +268,9 @@ def check_save_path(path: str | Path) -> None:
     """Raise InputError if the path's ending is not that of a format for circuits; no ending means a folder."""
     path = Path(path)
     if path.suffix and not path.name.lower().endswith(ENDINGS):
-        raise InputError(f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder")
+        raise InputError(
+            f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

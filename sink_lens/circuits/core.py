@@ -33,7 +33,9 @@ def inclusion_by_setting(
             continue
         values = circuit.scores.values[rows]
         generator = np.random.default_rng([circuit.seed, 5, len(sure)])
-        weights = stability.bootstrap_weights([template] * len(rows), draws=300, generator=generator)
+        weights = stability.bootstrap_weights(
+            [template] * len(rows), draws=300, generator=generator
+        )
         sure[template] = stability.inclusion_probabilities(values, weights, n=circuit.size)
         mask = largest_edges(values.mean(0), circuit.size)
         inside[template] = connected_edges(circuit.graph, mask, outputs=circuit.outputs)
@@ -64,7 +66,9 @@ def edge_verdicts(
     )
 
 
-def core_table(circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, progress: bool = False) -> pd.DataFrame:
+def core_table(
+    circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, progress: bool = False
+) -> pd.DataFrame:
     """Return a table of the core, undecided and contingent edges: scores, inclusion probabilities, real patches.
 
     ``others``: name of another ablation -> the circuit under it. Core edges are really patched on ``pairs`` pairs.
@@ -79,13 +83,26 @@ def core_table(circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, p
     for name, other in others.items():
         frame[f"inclusion_{name}"] = other.inclusion[either]
     every = np.stack([found[either] for found in sure.values()])
-    frame["least"], frame["where"] = every.min(0), np.array(list(sure), dtype=object)[every.argmin(0)]
+    frame["least"], frame["where"] = (
+        every.min(0),
+        np.array(list(sure), dtype=object)[every.argmin(0)],
+    )
     frame["exact"], frame["together"] = np.nan, False
     patched = frame["core"].to_numpy() & checks.patchable_edges(frame["edge"].to_numpy())
     if patched.any():
-        how: dict[str, Any] = {"difference": circuit.difference, "seed": circuit.seed, "pairs": pairs}
+        how: dict[str, Any] = {
+            "difference": circuit.difference,
+            "seed": circuit.seed,
+            "pairs": pairs,
+        }
         real, together = checks.patch_core(circuit.runs, either[patched], **how, progress=progress)
         frame.loc[patched, "exact"] = real
         frame.loc[patched, "together"] = together
-    order = np.lexsort((-frame["score"].abs().to_numpy(), ~frame["undecided"].to_numpy(), ~frame["core"].to_numpy()))
+    order = np.lexsort(
+        (
+            -frame["score"].abs().to_numpy(),
+            ~frame["undecided"].to_numpy(),
+            ~frame["core"].to_numpy(),
+        )
+    )
     return frame.iloc[order].reset_index(drop=True)

@@ -50,7 +50,9 @@ class FaithfulnessJudge:
     @cached_property
     def values_without_edges(self) -> Float[np.ndarray, " pair"]:
         """The metric of each pair if all edges are ablated."""
-        return compute_circuit_metrics(self.runs, np.zeros((1, self.runs.graph.n_edges), dtype=bool))[0].numpy()
+        return compute_circuit_metrics(
+            self.runs, np.zeros((1, self.runs.graph.n_edges), dtype=bool)
+        )[0].numpy()
 
     @property
     def values_of_model(self) -> Float[np.ndarray, " pair"]:
@@ -74,7 +76,10 @@ class FaithfulnessJudge:
         return connected_edges(graph, circuit, outputs=output_readers(self.runs.metric, graph))
 
     def metric_values(
-        self, circuits: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda circuits: None
+        self,
+        circuits: Bool[np.ndarray, "circuit edge"],
+        *,
+        advance: Callable[[float], object] = lambda circuits: None,
     ) -> Float[np.ndarray, "circuit pair"]:
         """Run the model with only the edges of each of ``circuits``, and return the metric of each pair.
 
@@ -82,7 +87,9 @@ class FaithfulnessJudge:
         done.
         """
         unlike: dict[bytes, int] = {}
-        at = [unlike.setdefault(self.edges_on_paths(one).tobytes(), len(unlike)) for one in circuits]
+        at = [
+            unlike.setdefault(self.edges_on_paths(one).tobytes(), len(unlike)) for one in circuits
+        ]
         different = np.stack([np.frombuffer(one, dtype=bool) for one in unlike])
         return compute_circuit_metrics(self.runs, different, advance=advance).numpy()[at]
 
@@ -96,9 +103,14 @@ class FaithfulnessJudge:
         f = (values.mean(1) - self.values_without_edges.mean()) / gap.mean()
         low = high = np.full(len(f), np.nan)
         if n > 1:
-            drawn = np.random.default_rng([self.seed, 9]).multinomial(n, np.full(n, 1 / n), size=1000) / n
+            drawn = (
+                np.random.default_rng([self.seed, 9]).multinomial(n, np.full(n, 1 / n), size=1000)
+                / n
+            )
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratios = ((values - self.values_without_edges[None]) @ drawn.T) / (drawn @ gap)[None]
+                ratios = ((values - self.values_without_edges[None]) @ drawn.T) / (drawn @ gap)[
+                    None
+                ]
             low, high = np.nanquantile(ratios, [0.025, 0.975], axis=1)
         frame = pd.DataFrame({"value": values.mean(1), "faithfulness": f, "low": low, "high": high})
         if not self.is_gap_clear:
@@ -130,7 +142,9 @@ def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
         f = own.groupby("share")["faithfulness"].agg(lambda draws: draws.to_numpy().mean())
         share, f = f.index.to_numpy(float), f.to_numpy(float)
         cpr, cmd = (trapezoid_area(share, one) for one in (f, np.abs(1 - f)))
-        log_cpr, log_cmd = (trapezoid_area(share, one, logarithmic=True) for one in (f, np.abs(1 - f)))
+        log_cpr, log_cmd = (
+            trapezoid_area(share, one, logarithmic=True) for one in (f, np.abs(1 - f))
+        )
         rows.append({"by": by, "cpr": cpr, "cmd": cmd, "cpr_log": log_cpr, "cmd_log": log_cmd})
     return pd.DataFrame(rows, columns=["by", "cpr", "cmd", "cpr_log", "cmd_log"])
 
@@ -144,7 +158,10 @@ def smallest_faithful_share(frame: pd.DataFrame) -> float:
 
 
 def trapezoid_area(
-    share: Float[np.ndarray, " sample"], value: Float[np.ndarray, " sample"], *, logarithmic: bool = False
+    share: Float[np.ndarray, " sample"],
+    value: Float[np.ndarray, " sample"],
+    *,
+    logarithmic: bool = False,
 ) -> float:
     """Return the area under ``value`` over ``share``; if ``logarithmic``, the mean of ``value`` over log share."""
     if len(share) < 2:
@@ -172,8 +189,12 @@ def compute_curve(
     rows: list[dict[str, object]] = []
     masks: list[Bool[np.ndarray, " edge"]] = []
 
-    def add_circuit(by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0) -> None:
-        rows.append(connected_counts(judge, mask) | {"by": by, "share": share, "n": n, "draw": draw})
+    def add_circuit(
+        by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0
+    ) -> None:
+        rows.append(
+            connected_counts(judge, mask) | {"by": by, "share": share, "n": n, "draw": draw}
+        )
         masks.append(mask)
 
     for share in sorted(asked.sizes):
@@ -182,16 +203,25 @@ def compute_curve(
         add_circuit("edges", share, n, one)
         if asked.nodes:
             wanted = max(1, round(share * len(graph.writers)))
-            add_circuit("nodes", share, wanted, edges_between(graph, largest_edges(of_nodes, wanted)))
+            add_circuit(
+                "nodes", share, wanted, edges_between(graph, largest_edges(of_nodes, wanted))
+            )
         if share < 1:
             for draw in range(asked.random):
-                add_circuit("random", share, n, draw_random_circuit(graph, one, generator=generator), draw)
+                add_circuit(
+                    "random", share, n, draw_random_circuit(graph, one, generator=generator), draw
+                )
     about = pd.DataFrame(rows)[["by", "share", "n", "connected", "nodes", "draw"]]
     judged = judge.faithfulness_table(judge.metric_values(np.stack(masks), advance=advance))
     return Curve(frame=pd.concat([about, judged], axis=1), gap=judge.gap)
 
 
-def connected_counts(judge: FaithfulnessJudge, circuit: Bool[np.ndarray, " edge"]) -> dict[str, object]:
+def connected_counts(
+    judge: FaithfulnessJudge, circuit: Bool[np.ndarray, " edge"]
+) -> dict[str, object]:
     """Return the number of a circuit's edges on paths (``connected``), and the number of their nodes (``nodes``)."""
     connected = judge.edges_on_paths(circuit)
-    return {"connected": int(connected.sum()), "nodes": len(np.unique(judge.runs.graph.ends[1][connected])) + 1}
+    return {
+        "connected": int(connected.sum()),
+        "nodes": len(np.unique(judge.runs.graph.ends[1][connected])) + 1,
+    }

@@ -51,15 +51,22 @@ def exact_scores(
     positions = tuple(range(begin, runs.clean.n_positions))
 
     def make_edits(references: References, *, edge: int) -> tuple[Edit, ...]:
-        change = difference[:, writers[edge]] * runs.span_masks(every, begin=begin)[spans[edge]][..., None]
+        change = (
+            difference[:, writers[edge]]
+            * runs.span_masks(every, begin=begin)[spans[edge]][..., None]
+        )
         return _reader_edits(runs, int(readers[edge]), streams, change, positions=positions)
 
     cells = []
     for edge in edges:
         reader = graph.readers[int(readers[edge])]
         if reader.kind == "g":
-            raise InputError(f"{reader.name} is the gate of a head's output, which has no site; need another edge")
-        site = {"mlp": "mlp_in", "neurons": "mlp_in", "logits": "final"}.get(reader.kind, reader.kind)
+            raise InputError(
+                f"{reader.name} is the gate of a head's output, which has no site; need another edge"
+            )
+        site = {"mlp": "mlp_in", "neurons": "mlp_in", "logits": "final"}.get(
+            reader.kind, reader.kind
+        )
         touches = ((site, None if site == "final" else (reader.layer,)),)
         cells.append(Cell(touches=touches, begin=begin, make=partial(make_edits, edge=edge)))
     return _metric_drops(runs, cells, advance=advance)
@@ -82,16 +89,29 @@ def exact_node_scores(
     for index, writer in enumerate(runs.graph.writers):
         site, layer = sites[writer.kind], max(writer.layer, 0)
 
-        def make(references: References, index: int = index, site: str = site, layer: int = layer) -> tuple[Edit, ...]:
+        def make(
+            references: References, index: int = index, site: str = site, layer: int = layer
+        ) -> tuple[Edit, ...]:
             without = streams[site, layer] - difference[:, index]
-            return (freeze(site, {layer: without}, positions=positions, label=runs.graph.writers[index].name),)
+            return (
+                freeze(
+                    site,
+                    {layer: without},
+                    positions=positions,
+                    label=runs.graph.writers[index].name,
+                ),
+            )
 
         cells.append(Cell(touches=((site, (layer,)),), begin=begin, make=make))
     return _metric_drops(runs, cells, advance=advance)
 
 
-def _clean_tensors(runs: Runs, sites: Sequence[str], *, begin: int) -> dict[tuple[str, int], Tensor]:
-    clean = run_with(runs.lens, runs.clean, sites=list(sites), loss=False, logits=False, progress=False).tensors
+def _clean_tensors(
+    runs: Runs, sites: Sequence[str], *, begin: int
+) -> dict[tuple[str, int], Tensor]:
+    clean = run_with(
+        runs.lens, runs.clean, sites=list(sites), loss=False, logits=False, progress=False
+    ).tensors
     return {key: tensor[:, begin:].to(runs.weights.dtype) for key, tensor in clean.items()}
 
 
@@ -111,7 +131,12 @@ def _metric_drops(
 
 
 def _reader_edits(
-    runs: Runs, reader: int, streams: dict[tuple[str, int], Tensor], change: Tensor, *, positions: tuple[int, ...]
+    runs: Runs,
+    reader: int,
+    streams: dict[tuple[str, int], Tensor],
+    change: Tensor,
+    *,
+    positions: tuple[int, ...],
 ) -> tuple[Edit, ...]:
     """Return edits at ``positions`` under which the reader with this index reads the clean stream minus ``change``.
 
@@ -132,10 +157,14 @@ def _reader_edits(
         units = list(graph.neurons.get(layer, ()))  # the neurons that are a node of their own
         weights_by_site = (("gate", node.w_gate), ("up", node.w_up))
         projections = {
-            site: (weight, streams[site, layer][..., units]) for site, weight in weights_by_site if weight is not None
+            site: (weight, streams[site, layer][..., units])
+            for site, weight in weights_by_site
+            if weight is not None
         }
         at = {"layer": layer, "norm": node.mlp_norm, "units": units, "projections": projections}
         return tuple(mlp_read_edits(x, change, whole=own.kind == "mlp", **at, **where))
     new = apply_norm(x - change, node.attn_norm)
     weight, bias = (one[own.head] for one in node.by_head[own.kind])
-    return (freeze(own.kind, {layer: (new @ weight.T + bias)[:, :, None]}, heads=(own.head,), **where),)
+    return (
+        freeze(own.kind, {layer: (new @ weight.T + bias)[:, :, None]}, heads=(own.head,), **where),
+    )

@@ -36,7 +36,16 @@ from .graph import Graph
 if TYPE_CHECKING:
     from ..models.load import ModelLike
 
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, EOFError)
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    EOFError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +67,19 @@ class SavedCircuit:
     @property
     def sha256(self) -> str:
         """Hash of the circuit's edges and scores, the same for all file formats."""
-        return hashlib.sha256(self.chosen.tobytes() + self.scores.astype(float).tobytes()).hexdigest()
+        return hashlib.sha256(
+            self.chosen.tobytes() + self.scores.astype(float).tobytes()
+        ).hexdigest()
 
     @property
     def edges(self) -> pd.DataFrame:
         """Table of the circuit's edges, the largest score first: ``edge`` and ``score``."""
-        found = pd.DataFrame({"edge": self.graph.names[self.chosen], "score": self.scores[self.chosen].astype(float)})
-        return found.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
+        found = pd.DataFrame(
+            {"edge": self.graph.names[self.chosen], "score": self.scores[self.chosen].astype(float)}
+        )
+        return found.sort_values(
+            "score", key=abs, ascending=False, ignore_index=True, kind="stable"
+        )
 
     def map_to_graph(self, graph: Graph) -> "SavedCircuit":
         """Return the same circuit in a model's graph; edges without a span of positions are put into every span.
@@ -88,13 +103,21 @@ class SavedCircuit:
         """Write the circuit as EAP-IG's .json, or as a MIB folder if the path has no ending; return the path."""
         path, graph = Path(path), self.graph
         if path.suffix.lower() not in ("", ".json"):
-            raise InputError(f"{path} ends in {path.suffix}; need .json (EAP-IG), or a folder (MIB)")
+            raise InputError(
+                f"{path} ends in {path.suffix}; need .json (EAP-IG), or a folder (MIB)"
+            )
         if graph.gated:
-            raise InputError("EAP-IG's format has no reader for the gate of a head's output; save as parquet")
+            raise InputError(
+                "EAP-IG's format has no reader for the gate of a head's output; save as parquet"
+            )
         # one span, whole MLPs, a key and value for every head; the score of a shared one is divided among its heads
         plain = replace(graph, n_kv_heads=graph.n_heads, neurons={}, spans=("",))
         writers, readers = _match_nodes(graph, plain)
-        scores = writers.T @ graph.matrix(self.scores.astype(float)).sum(0) @ (readers / readers.sum(1, keepdims=True))
+        scores = (
+            writers.T
+            @ graph.matrix(self.scores.astype(float)).sum(0)
+            @ (readers / readers.sum(1, keepdims=True))
+        )
         kept = writers.T @ graph.matrix(self.chosen.astype(float)).sum(0) @ readers > 0
         cfg = {
             "n_layers": plain.n_layers,
@@ -105,7 +128,9 @@ class SavedCircuit:
         _, first, second = plain.ends
         edges = {
             str(name): {"score": float(score), "in_graph": bool(inside)}
-            for name, score, inside in zip(plain.names, scores[first, second], kept[first, second], strict=True)
+            for name, score, inside in zip(
+                plain.names, scores[first, second], kept[first, second], strict=True
+            )
         }
         used = np.append(kept.any(1), kept[:, -1].any())  # the last reader is the logits
         names = [*(writer.name for writer in plain.writers), "logits"]
@@ -119,7 +144,9 @@ class SavedCircuit:
 
 
 def _sizes_text(graph: Graph) -> str:
-    return f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
+    return (
+        f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
+    )
 
 
 def read(path: str | Path, *, model: "ModelLike | None" = None) -> SavedCircuit:
@@ -140,19 +167,29 @@ def read(path: str | Path, *, model: "ModelLike | None" = None) -> SavedCircuit:
 
         graph = Graph.of(as_lens(model))
     if path.is_dir():
-        found = [path / name for name in ("run.json", "importances.json", "importances.pt") if (path / name).is_file()]
+        found = [
+            path / name
+            for name in ("run.json", "importances.json", "importances.pt")
+            if (path / name).is_file()
+        ]
         if not found:
-            raise InputError(f"{path} is no run and has neither importances.json nor importances.pt; need one of these")
+            raise InputError(
+                f"{path} is no run and has neither importances.json nor importances.pt; need one of these"
+            )
         path = found[0]
     check_regular_file(path, what="the file of the circuit")
     try:
         if path.suffix == ".csv":
-            return _circuit_from_list(pd.DataFrame(pd.read_csv(path, dtype=str, keep_default_na=False)), graph)
+            return _circuit_from_list(
+                pd.DataFrame(pd.read_csv(path, dtype=str, keep_default_na=False)), graph
+            )
         if path.suffix == ".pt":
             circuit = _circuit_from_tensors(path, graph)
         elif path.name == "run.json":
             run = read_run(path.parent)
-            circuit = _circuit_from_table(run.need("edges", columns=_NEEDED), run.provenance.get("d_model"))
+            circuit = _circuit_from_table(
+                run.need("edges", columns=_NEEDED), run.provenance.get("d_model")
+            )
             if not run.config.get("circuit"):
                 circuit = replace(circuit, found_on=str(run.provenance.get("tokens_sha256") or ""))
         elif path.suffix == ".parquet":
@@ -203,26 +240,39 @@ def _circuit_from_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircui
 
 def _circuit_from_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit:
     if graph is None:
-        raise InputError("a list of edges or nodes does not say what the model's graph is; need the model: model=...")
+        raise InputError(
+            "a list of edges or nodes does not say what the model's graph is; need the model: model=..."
+        )
     chosen, scores = np.zeros(graph.n_edges, dtype=bool), np.zeros(graph.n_edges)
     if "edge" in frame:
         for number, row in enumerate(frame.to_dict("records"), 2):
             edge = _with_shared_kv_head(str(row["edge"]).strip(), graph)
             if edge not in graph.index:
-                raise ValueError(f"line {number}: {row['edge']!r} is no edge of the model, such as {graph.names[0]}")
-            chosen[graph.index[edge]] |= str(row.get("in_circuit", "true")).lower() in ("true", "1", "yes")
+                raise ValueError(
+                    f"line {number}: {row['edge']!r} is no edge of the model, such as {graph.names[0]}"
+                )
+            chosen[graph.index[edge]] |= str(row.get("in_circuit", "true")).lower() in (
+                "true",
+                "1",
+                "yes",
+            )
             scores[graph.index[edge]] += float(row.get("score", 0.0))
         return SavedCircuit(graph=graph, scores=scores, chosen=chosen)
     if "node" not in frame and not {"layer", "head"} <= set(frame.columns):
         raise ValueError(f"its columns are {', '.join(map(str, frame.columns))}")
-    names = [str(row["node"] if "node" in row else f"{row['layer']}.{row['head']}") for row in frame.to_dict("records")]
+    names = [
+        str(row["node"] if "node" in row else f"{row['layer']}.{row['head']}")
+        for row in frame.to_dict("records")
+    ]
     nodes = {_convert_node_name(name.replace(" ", "")) for name in names} - {"input", "logits"}
     if not any(one.startswith("m") for one in nodes):
         nodes |= {f"m{layer}" for layer in range(graph.n_layers)}
     known = [writer.name for writer in graph.writers]
     if unknown := sorted(nodes - set(known)):
         raise ValueError(f"{unknown[0]!r} is no node of the model, which has {_sizes_text(graph)}")
-    return SavedCircuit(graph=graph, scores=scores, chosen=edges_between(graph, np.isin(known, sorted(nodes))))
+    return SavedCircuit(
+        graph=graph, scores=scores, chosen=edges_between(graph, np.isin(known, sorted(nodes)))
+    )
 
 
 def _convert_node_name(name: str) -> str:
@@ -240,10 +290,13 @@ def _with_shared_kv_head(name: str, graph: Graph) -> str:
 
 
 def _match_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
-    writers, readers = ([one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers))
+    writers, readers = (
+        [one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers)
+    )
     return (
         np.array(writers)[:, None] == np.array([one.name for one in plain.writers])[None],
-        np.array(readers)[:, None] == np.array([_with_shared_kv_head(one.name, graph) for one in plain.readers])[None],
+        np.array(readers)[:, None]
+        == np.array([_with_shared_kv_head(one.name, graph) for one in plain.readers])[None],
     )
 
 
@@ -272,7 +325,9 @@ def _convert_from_eap_ig(
             stacklevel=4,
         )
     _, first, second = graph.ends
-    return SavedCircuit(graph=graph, scores=(scores @ heads)[first, second], chosen=inside[first, second])
+    return SavedCircuit(
+        graph=graph, scores=(scores @ heads)[first, second], chosen=inside[first, second]
+    )
 
 
 def _eap_ig_graph(cfg: Mapping[str, Any], *, model: Graph | None, n_listed: int) -> Graph:
@@ -287,10 +342,16 @@ def _eap_ig_graph(cfg: Mapping[str, Any], *, model: Graph | None, n_listed: int)
     if layers < 1 or heads < 1:
         raise ValueError(f"it is of a model with {said}")
     if model is not None and (layers, heads) != (model.n_layers, model.n_heads):
-        raise InputError(f"the circuit is of {said}, and the model has {_sizes_text(model)}. Need one of this model")
+        raise InputError(
+            f"the circuit is of {said}, and the model has {_sizes_text(model)}. Need one of this model"
+        )
     if model is None and (layers * heads) ** 2 > _MOST_UNLISTED * (n_listed + 1000):
-        raise InputError(f"the circuit has {n_listed:,} edges and is of {said}; need the model for it: model=...")
-    return Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
+        raise InputError(
+            f"the circuit has {n_listed:,} edges and is of {said}; need the model for it: model=..."
+        )
+    return Graph(
+        **sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False))
+    )
 
 
 def _circuit_from_json(held: Mapping[str, Any], graph: Graph | None) -> SavedCircuit:
@@ -303,7 +364,9 @@ def _circuit_from_json(held: Mapping[str, Any], graph: Graph | None) -> SavedCir
         at = plain.index[name]
         scores[at], kept[at] = float(edge["score"]), bool(edge["in_graph"])
     n_kv_heads = held.get("sink_lens", {}).get("n_kv_heads") if n_kv_heads is None else n_kv_heads
-    return _convert_from_eap_ig(plain, plain.matrix(scores)[0], plain.matrix(kept)[0], n_kv_heads=n_kv_heads)
+    return _convert_from_eap_ig(
+        plain, plain.matrix(scores)[0], plain.matrix(kept)[0], n_kv_heads=n_kv_heads
+    )
 
 
 def _circuit_from_tensors(path: Path, graph: Graph | None) -> SavedCircuit:
@@ -311,10 +374,14 @@ def _circuit_from_tensors(path: Path, graph: Graph | None) -> SavedCircuit:
     try:
         held = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # noqa: BLE001 - the kinds are those of torch and of the pickle format
-        raise ValueError(f"damaged, or more than tensors, texts and numbers: {str(error).splitlines()[:1]}") from None
+        raise ValueError(
+            f"damaged, or more than tensors, texts and numbers: {str(error).splitlines()[:1]}"
+        ) from None
     scores, kept = held["edges_scores"], held["edges_in_graph"].bool()
     plain = _eap_ig_graph(held["cfg"], model=graph, n_listed=scores.numel())
     if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:
-        raise ValueError(f"scores of the shape {tuple(scores.shape)}; its graph has {len(plain.writers)} writers")
+        raise ValueError(
+            f"scores of the shape {tuple(scores.shape)}; its graph has {len(plain.writers)} writers"
+        )
     n_kv_heads = None if graph is None else graph.n_kv_heads
     return _convert_from_eap_ig(plain, scores.double().numpy(), kept.numpy(), n_kv_heads=n_kv_heads)

@@ -93,20 +93,32 @@ def evaluate(
     if not own.n_edges:
         raise InputError("the circuit has no edge; need one that is marked as in it")
     if len(sizes) and not own.scores.any():
-        raise InputError("sizes need scores, and the circuit has none; leave sizes out, or find a circuit of your own")
-    judge, generator = FaithfulnessJudge(runs=runs, seed=config.seed), np.random.default_rng([config.seed, 10])
+        raise InputError(
+            "sizes need scores, and the circuit has none; leave sizes out, or find a circuit of your own"
+        )
+    judge, generator = (
+        FaithfulnessJudge(runs=runs, seed=config.seed),
+        np.random.default_rng([config.seed, 10]),
+    )
     if own.found_on == runs.clean.hash:
         warnings.warn(
             "the circuit was found on these same pairs, which flatters it; need other pairs, such as another seed's",
             stacklevel=2,
         )
     if not judge.edges_on_paths(own.chosen).any():
-        raise InputError("no edge of the circuit lies on a path from the input to the metric; need one that does")
+        raise InputError(
+            "no edge of the circuit lies on a path from the input to the metric; need one that does"
+        )
     masks = [own.chosen, ~own.chosen]
     masks += [draw_random_circuit(graph, own.chosen, generator=generator) for _ in range(random)]
     names = ("circuit", "without", *["random"] * random)
-    rows = [{"by": by, "n": mask.sum()} | connected_counts(judge, mask) for by, mask in zip(names, masks, strict=True)]
-    frame = pd.concat([pd.DataFrame(rows), judge.faithfulness_table(judge.metric_values(np.stack(masks)))], axis=1)
+    rows = [
+        {"by": by, "n": mask.sum()} | connected_counts(judge, mask)
+        for by, mask in zip(names, masks, strict=True)
+    ]
+    frame = pd.concat(
+        [pd.DataFrame(rows), judge.faithfulness_table(judge.metric_values(np.stack(masks)))], axis=1
+    )
     if len(sizes):
         asked = CircuitConfig(sizes=tuple(sizes), random=0, nodes=False)
         more = compute_curve(judge, own.scores, asked=asked).frame[list(frame.columns)]
@@ -117,7 +129,12 @@ def evaluate(
 def _as_saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCircuit:
     if isinstance(circuit, Circuit):
         found_on = "" if circuit.given else circuit.runs.clean.hash
-        return SavedCircuit(graph=circuit.graph, scores=circuit.mean_scores, chosen=circuit.chosen, found_on=found_on)
+        return SavedCircuit(
+            graph=circuit.graph,
+            scores=circuit.mean_scores,
+            chosen=circuit.chosen,
+            found_on=found_on,
+        )
     return circuit if isinstance(circuit, SavedCircuit) else read(circuit, model=lens)
 
 
@@ -152,7 +169,9 @@ class CircuitComparison:
                 f"The second names no spans, so each of its edges counts {self.copies} times: once in each span."
             )
         if np.isfinite(self.rank_correlation):
-            told.append(f"The magnitudes of all scores have a rank correlation of {self.rank_correlation:.2f}.")
+            told.append(
+                f"The magnitudes of all scores have a rank correlation of {self.rank_correlation:.2f}."
+            )
         return tuple(told)
 
 
@@ -173,7 +192,9 @@ def compare(one: Given, other: Given, *, model: ModelLike | None = None) -> Circ
     if found.graph.spans != first.graph.spans:  # its scores are sums over all positions
         second = replace(second, scores=np.zeros(first.graph.n_edges))
     either = np.flatnonzero(first.chosen | second.chosen)
-    order = either[np.argsort(-np.maximum(np.abs(first.scores), np.abs(second.scores))[either], kind="stable")]
+    order = either[
+        np.argsort(-np.maximum(np.abs(first.scores), np.abs(second.scores))[either], kind="stable")
+    ]
     frame = pd.DataFrame(
         {
             "edge": first.graph.names[order],

@@ -105,7 +105,9 @@ class Graph:
                 "writes is no sum of fixed parts; need a dense model. sink-lens patch works on this one"
             )
         gated = bool(getattr(lens.layer(0).get_submodule(lens.family.attention), "gated", False))
-        return cls.of_sizes(lens, parallel=is_parallel(lens), gated=gated, neurons=neurons, spans=spans)
+        return cls.of_sizes(
+            lens, parallel=is_parallel(lens), gated=gated, neurons=neurons, spans=spans
+        )
 
     @classmethod
     def of_sizes(
@@ -125,10 +127,14 @@ class Graph:
         chosen: dict[int, tuple[int, ...]] = {}
         for layer, some in sorted((neurons or {}).items()):
             if not 0 <= layer < model.n_layers:
-                raise InputError(f"neurons of layer {layer} were given; need a layer from 0 to {model.n_layers - 1}")
+                raise InputError(
+                    f"neurons of layer {layer} were given; need a layer from 0 to {model.n_layers - 1}"
+                )
             numbers = tuple(sorted({int(one) for one in some}))
             if not numbers or numbers[0] < 0 or numbers[-1] >= model.d_mlp:
-                raise InputError(f"neurons {list(some)} of layer {layer}: need some from 0 to {model.d_mlp - 1}")
+                raise InputError(
+                    f"neurons {list(some)} of layer {layer}: need some from 0 to {model.d_mlp - 1}"
+                )
             chosen[layer] = numbers
         return cls(
             n_layers=model.n_layers,
@@ -152,8 +158,14 @@ class Graph:
         found = [Writer(name="input", kind="input", layer=-1, stage=0)]
         for layer in range(self.n_layers):
             heads = range(self.n_heads)
-            attention, mlp = {"layer": layer, "stage": 2 * layer + 1}, {"layer": layer, "stage": 2 * layer + 2}
-            found += [Writer(name=f"a{layer}.h{head}", kind="head", head=head, **attention) for head in heads]
+            attention, mlp = (
+                {"layer": layer, "stage": 2 * layer + 1},
+                {"layer": layer, "stage": 2 * layer + 2},
+            )
+            found += [
+                Writer(name=f"a{layer}.h{head}", kind="head", head=head, **attention)
+                for head in heads
+            ]
             if layer in self.neurons:
                 found.append(Writer(name=f"m{layer}.n", kind="neurons", **mlp))
             found.append(Writer(name=f"m{layer}", kind="mlp", **mlp))
@@ -166,16 +178,24 @@ class Graph:
         kv = "h" if self.heads_per_key == 1 else "kv"
         for layer in range(self.n_layers):
             at: dict[str, Any] = {"layer": layer, "stage": 2 * layer + 1}
-            rows = [("q", "h", self.n_heads), ("k", kv, self.n_kv_heads), ("v", kv, self.n_kv_heads)]
+            rows = [
+                ("q", "h", self.n_heads),
+                ("k", kv, self.n_kv_heads),
+                ("v", kv, self.n_kv_heads),
+            ]
             rows += [("g", "h", self.n_heads)] * self.gated
             for kind, word, count in rows:
                 for head in range(count):
-                    found.append(Reader(name=f"a{layer}.{word}{head}<{kind}>", kind=kind, head=head, **at))
+                    found.append(
+                        Reader(name=f"a{layer}.{word}{head}<{kind}>", kind=kind, head=head, **at)
+                    )
             at["stage"] = 2 * layer + (1 if self.parallel else 2)
             if layer in self.neurons:
                 found.append(Reader(name=f"m{layer}.n", kind="neurons", **at))
             found.append(Reader(name=f"m{layer}", kind="mlp", **at))
-        found.append(Reader(name="logits", kind="logits", layer=self.n_layers, stage=2 * self.n_layers + 1))
+        found.append(
+            Reader(name="logits", kind="logits", layer=self.n_layers, stage=2 * self.n_layers + 1)
+        )
         return tuple(found)
 
     @cached_property
@@ -248,7 +268,9 @@ class Graph:
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
         """Return values, one per edge, as an array [span writer reader] that is 0 where there is no edge."""
-        found = np.zeros((len(self.spans), len(self.writers), len(self.readers)), dtype=values.dtype)
+        found = np.zeros(
+            (len(self.spans), len(self.writers), len(self.readers)), dtype=values.dtype
+        )
         found[self.ends] = values
         return found
 

@@ -44,9 +44,18 @@ from ..stats import sort_by_magnitude, t_intervals
 from .stream import post_norm_factor
 
 By = Literal["layer", "head", "neuron"]
-_READ: Mapping[By, tuple[str, ...]] = {"layer": (), "head": ("z",), "neuron": ("neurons", "down_out")}
+_READ: Mapping[By, tuple[str, ...]] = {
+    "layer": (),
+    "head": ("z",),
+    "neuron": ("neurons", "down_out"),
+}
 """Sites that are read beside the stream and what layers add to it."""
-_PARTS = {"attn_out": "attention", "mixer_out": "mixer", "mlp_out": "mlp", "per_layer_out": "layer input"}
+_PARTS = {
+    "attn_out": "attention",
+    "mixer_out": "mixer",
+    "mlp_out": "mlp",
+    "per_layer_out": "layer input",
+}
 """Site of what a layer adds -> the part that writes it."""
 _EDITED: Mapping[By, frozenset[str]] = {
     "layer": frozenset({"resid_pre", "resid_post"}),
@@ -80,7 +89,9 @@ class LogitAttribution:
 
     def _repr_html_(self) -> str:
         said = f"{self.what}: {float(self.logits.mean()):.4g}, the sum of {len(self.frame)} contributions."
-        return display.result_html(said, self.strongest().dropna(axis=1, how="all"), notes=self.notes)
+        return display.result_html(
+            said, self.strongest().dropna(axis=1, how="all"), notes=self.notes
+        )
 
 
 def direct_logit_attribution(
@@ -119,18 +130,38 @@ def direct_logit_attribution(
     check_tokens(lens, batch)
     given = edits_for_model(lens, edits_in_texts(edits, batch), n_positions=batch.n_positions)
     if any(one.site == "final" for one in given):
-        raise InputError("an edit of 'final' was given, which no part of the model writes; need edits before the norm")
+        raise InputError(
+            "an edit of 'final' was given, which no part of the model writes; need edits before the norm"
+        )
     for site in _READ[by]:
         site_of(site, family=lens.family)
-    sites = ("resid_pre", *_READ[by], *(site for site in ADDED if lens.layers_with(site)), "resid_post", "final")
+    sites = (
+        "resid_pre",
+        *_READ[by],
+        *(site for site in ADDED if lens.layers_with(site)),
+        "resid_post",
+        "final",
+    )
     refuse_integer_positions(batch, [position], of="position")
     at = positions_from_start(batch.lengths.cpu(), position)
     signed = [(+1, _answer_ids(lens, batch, answer, at=at))]
     signed += [] if incorrect is None else [(-1, _answer_ids(lens, batch, incorrect, at=at))]
-    edited = {layer for one in given if one.site in _EDITED[by] for layer in one.edited_layers(lens.n_layers)}
+    edited = {
+        layer
+        for one in given
+        if one.site in _EDITED[by]
+        for layer in one.edited_layers(lens.n_layers)
+    }
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     at_end = {"loss": False, "logits": False, "whole": True}  # the last norm
-    needs = Needs(keys=(0,), layers=tuple(range(lens.n_layers)), sites=sites, state=True, positions=None, **at_end)
+    needs = Needs(
+        keys=(0,),
+        layers=tuple(range(lens.n_layers)),
+        sites=sites,
+        state=True,
+        positions=None,
+        **at_end,
+    )
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions)
     labels: list[Label] = []
     values, logits = [], []
@@ -146,8 +177,14 @@ def direct_logit_attribution(
         whole = uncapped_logits(lens, tensors["final", 0].to(lens.device)).detach().double().cpu()
         logits.append(_signed_sum(lambda ids, whole=whole, rows=rows: whole[rows, ids], own))
     applied.warn_of_edits_without_effect()
-    what = f"logit of {answer!r}" if incorrect is None else f"logit of {answer!r} minus that of {incorrect!r}"
-    return _make_checked_result(lens, labels, torch.cat(values, dim=1), torch.cat(logits), what=what)
+    what = (
+        f"logit of {answer!r}"
+        if incorrect is None
+        else f"logit of {answer!r} minus that of {incorrect!r}"
+    )
+    return _make_checked_result(
+        lens, labels, torch.cat(values, dim=1), torch.cat(logits), what=what
+    )
 
 
 def _part_contributions(
@@ -164,7 +201,11 @@ def _part_contributions(
     ``by``: how parts are split. ``edited``: layers whose stream is edited, which have a row of their own.
     """
     read = {place: tensor.double() for place, tensor in tensors.items()}
-    last, norm, by_layer = read["resid_post", lens.n_layers - 1], final_norm(lens), lens.remaining_scales
+    last, norm, by_layer = (
+        read["resid_post", lens.n_layers - 1],
+        final_norm(lens),
+        lens.remaining_scales,
+    )
     wanted = _signed_sum(lambda ids: unembedding_vectors(lens, ids)[0], signed)
     constant = _signed_sum(lambda ids: unembedding_vectors(lens, ids)[1], signed)
     through = wanted * norm.gain.double().cpu()
@@ -182,12 +223,22 @@ def _part_contributions(
         for site in lens.added_sites(layer):
             whole, parts = contribution(read[site, layer] * by_layer[layer]), None
             if by == "head" and site == "attn_out":
-                parts = _head_contributions(lens, read["z", layer], through * by_layer[layer], layer=layer)
+                parts = _head_contributions(
+                    lens, read["z", layer], through * by_layer[layer], layer=layer
+                )
             elif by == "neuron" and site == "mlp_out":
                 parts = _neuron_contributions(lens, read, through * by_layer[layer], layer=layer)
             if parts is not None:
-                each, whole = parts[0], _rest_of(*parts, whole=whole, exact=_adds_exactly(lens, layer=layer, site=site))
-                own += [((by, layer, n, None) if by == "head" else (by, layer, None, n), x) for n, x in enumerate(each)]
+                each, whole = (
+                    parts[0],
+                    _rest_of(
+                        *parts, whole=whole, exact=_adds_exactly(lens, layer=layer, site=site)
+                    ),
+                )
+                own += [
+                    ((by, layer, n, None) if by == "head" else (by, layer, None, n), x)
+                    for n, x in enumerate(each)
+                ]
             if parts is None or bool(whole.any()):
                 own.append(((_PARTS[site], layer, None, None), whole))
         after = read["resid_post", layer] * by_layer[layer + 1]
@@ -205,15 +256,26 @@ def _adds_exactly(lens: LensModel, *, layer: int, site: str) -> bool | None:
     False if the bias is not the same at all tokens: in gpt_oss the router weights it.
     """
     family = lens.family
-    module = lens.layer(layer).get_submodule((family.attention if site == "attn_out" else family.mlp) or "")
+    module = lens.layer(layer).get_submodule(
+        (family.attention if site == "attn_out" else family.mlp) or ""
+    )
     if packed_kinds(module):
         return None
-    experts = site == "mlp_out" and family.experts and not family.dense and module.get_submodule(family.experts)
+    experts = (
+        site == "mlp_out"
+        and family.experts
+        and not family.dense
+        and module.get_submodule(family.experts)
+    )
     return not (experts and hasattr(experts, "down_proj_bias"))
 
 
 def _rest_of(
-    each: Float[Tensor, "sample batch"], bias: Float[Tensor, " batch"], *, whole: Tensor, exact: bool | None
+    each: Float[Tensor, "sample batch"],
+    bias: Float[Tensor, " batch"],
+    *,
+    whole: Tensor,
+    exact: bool | None,
 ) -> Float[Tensor, " batch"]:
     """Return what a sublayer adds beside the contributions of ``each`` part: its ``bias``, or what ``whole`` leaves.
 
@@ -224,7 +286,9 @@ def _rest_of(
     return left if exact is False or (exact is None and bool(small)) else bias
 
 
-def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: int) -> tuple[Tensor, Tensor]:
+def _head_contributions(
+    lens: LensModel, z: Tensor, through: Tensor, *, layer: int
+) -> tuple[Tensor, Tensor]:
     after = norm_weights(lens, layer=layer, which="attn_post_norm")
     w_o, b_o = (one.double().cpu() for one in output_weights(lens, layer=layer))
     total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
@@ -235,14 +299,21 @@ def _head_contributions(lens: LensModel, z: Tensor, through: Tensor, *, layer: i
 def _neuron_contributions(
     lens: LensModel, read: Mapping[tuple[str, int], Tensor], through: Tensor, *, layer: int
 ) -> tuple[Tensor, Tensor]:
-    weights, after = mlp_weights(lens, layer=layer), norm_weights(lens, layer=layer, which="mlp_post_norm")
-    behind = through * post_norm_factor(read["down_out", layer][:, None], after)[:, 0].double().cpu()
+    weights, after = (
+        mlp_weights(lens, layer=layer),
+        norm_weights(lens, layer=layer, which="mlp_post_norm"),
+    )
+    behind = (
+        through * post_norm_factor(read["down_out", layer][:, None], after)[:, 0].double().cpu()
+    )
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
     return (read["neurons", layer] * (behind @ w_down)).T, behind @ b_down
 
 
 def _signed_sum(of_ids: Callable[[Tensor], Tensor], signed: Sequence[tuple[int, Tensor]]) -> Tensor:
-    return sum((sign * of_ids(ids) for sign, ids in signed), start=torch.zeros((), dtype=torch.float64))
+    return sum(
+        (sign * of_ids(ids) for sign, ids in signed), start=torch.zeros((), dtype=torch.float64)
+    )
 
 
 def _make_checked_result(
@@ -260,18 +331,32 @@ def _make_checked_result(
     frame = pd.DataFrame(labels, columns=["part", "layer", "head", "neuron"])
     frame = frame.astype({"layer": "Int64", "head": "Int64", "neuron": "Int64"})
     found = t_intervals(values.numpy())
-    for name, part in (("contribution", "estimate"), ("ci_low", "low"), ("ci_high", "high"), ("n", "n")):
+    for name, part in (
+        ("contribution", "estimate"),
+        ("ci_low", "low"),
+        ("ci_high", "high"),
+        ("n", "n"),
+    ):
         frame[name] = [getattr(one, part) for one in found]
     return LogitAttribution(frame=frame, values=values, logits=logits, what=what, notes=lens.notes)
 
 
-def _answer_ids(lens: LensModel, batch: TokenBatch, answer: str | int | Sequence[str | int], *, at: Tensor) -> Tensor:
+def _answer_ids(
+    lens: LensModel, batch: TokenBatch, answer: str | int | Sequence[str | int], *, at: Tensor
+) -> Tensor:
     """Return the id of ``answer`` as the token that follows position ``at`` of each sequence."""
     several = [answer] * batch.n_sequences if isinstance(answer, str | int) else list(answer)
     if len(several) != batch.n_sequences:
-        raise InputError(f"there are {len(several)} answers for {batch.n_sequences} prompts; need one, or one for each")
-    rows = [row[: end + 1].tolist() for row, end in zip(batch.tokens.cpu(), at.tolist(), strict=True)]
-    ids = [answer_id(one, row, lens.tokenizer, what="the answer") for one, row in zip(several, rows, strict=True)]
+        raise InputError(
+            f"there are {len(several)} answers for {batch.n_sequences} prompts; need one, or one for each"
+        )
+    rows = [
+        row[: end + 1].tolist() for row, end in zip(batch.tokens.cpu(), at.tolist(), strict=True)
+    ]
+    ids = [
+        answer_id(one, row, lens.tokenizer, what="the answer")
+        for one, row in zip(several, rows, strict=True)
+    ]
     if not all(0 <= one < lens.d_vocab for one in ids):
         raise InputError(f"the answers are the ids {ids[:5]}; need 0 to {lens.d_vocab - 1}")
     return torch.tensor(ids)

@@ -38,7 +38,9 @@ METHODS: Mapping[str, Scoring] = {
     "eap": Scoring(points=lambda steps: [1.0]),
     "gim": Scoring(points=lambda steps: [1.0], rules=True),
     "eap-corrupted": Scoring(points=lambda steps: [0.0]),
-    "eap-ig-left": Scoring(points=lambda steps: [step / steps for step in range(steps)], integrates=True),
+    "eap-ig-left": Scoring(
+        points=lambda steps: [step / steps for step in range(steps)], integrates=True
+    ),
     "exact": Scoring(patches=True),
 }
 

@@ -18,7 +18,14 @@ from sink_lens.circuits.sentences import (
 )
 from sink_lens.lazy import import_object
 from sink_lens.records import Run
-from sink_lens.report.explorer import CURVE, answer_fields, curve_rows, edge_graph, edges_for_page, pattern_base64
+from sink_lens.report.explorer import (
+    CURVE,
+    answer_fields,
+    curve_rows,
+    edge_graph,
+    edges_for_page,
+    pattern_base64,
+)
 from sink_lens.report.page import (
     Drawn,
     Listed,
@@ -31,13 +38,24 @@ from sink_lens.report.page import (
     table_maker,
     table_reader,
 )
-from sink_lens.text import as_text, capitalise, edge_label, name_in_words, node_label, safe_line, token_text
+from sink_lens.text import (
+    as_text,
+    capitalise,
+    edge_label,
+    name_in_words,
+    node_label,
+    safe_line,
+    token_text,
+)
 
 
 def read_edge_circuit(run: Run) -> EdgeCircuit:
     """Read the circuit of a run folder of ``sink-lens circuit``, ready to be drawn; RunError without its table."""
     heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
-    circuit, group = run.need("circuit", columns=["writer", "reader", "score"]), max(1, heads // kv_heads)
+    circuit, group = (
+        run.need("circuit", columns=["writer", "reader", "score"]),
+        max(1, heads // kv_heads),
+    )
     title = f"{_title(run)}, {safe_line(run.provenance.get('model') or 'a model', limit=40)}"
     return EdgeCircuit(
         edges=circuit,
@@ -45,7 +63,9 @@ def read_edge_circuit(run: Run) -> EdgeCircuit:
         metric=name_in_words(_metric_name(run)),
         title=title,
         make_graph=partial(_explorer_json, run, title=title, group=group),
-        read_saved=lambda: import_object("sink_lens.circuits.files:read")(run.folder),  # which imports torch
+        read_saved=lambda: import_object("sink_lens.circuits.files:read")(
+            run.folder
+        ),  # which imports torch
         read_every=partial(_read_every, run),
         n_layers=int(run.provenance.get("n_layers") or 0),
         group=group,
@@ -55,7 +75,10 @@ def read_edge_circuit(run: Run) -> EdgeCircuit:
 
 def _metric_name(run: Run) -> str:
     """Return the name of the run's metric: the configured one, else the default of its task."""
-    return str(run.config.get("metric") or ("sink_mass" if run.config.get("task") == "text" else "logit_difference"))
+    return str(
+        run.config.get("metric")
+        or ("sink_mass" if run.config.get("task") == "text" else "logit_difference")
+    )
 
 
 def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
@@ -64,7 +87,11 @@ def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
         return ["logits"]
     layers = run.config.get("metric_layers")
     into = edges["reader"].drop_duplicates().astype(str)
-    return [one for one in into if one[-3:] in ("<q>", "<k>") and (layers is None or place_of_node(one)[0] in layers)]
+    return [
+        one
+        for one in into
+        if one[-3:] in ("<q>", "<k>") and (layers is None or place_of_node(one)[0] in layers)
+    ]
 
 
 def _read_every(run: Run) -> pd.DataFrame:
@@ -88,7 +115,9 @@ def _explorer_json(run: Run, others: bool, *, title: str, group: int) -> dict[st
     config = run.config
     largest = edges_for_page(edges) if others else edges.loc[edges["in_circuit"].to_numpy(bool)]
     if core is not None:
-        largest = largest.merge(core[["edge", "core"]].astype({"core": object}), how="left", on="edge")
+        largest = largest.merge(
+            core[["edge", "core"]].astype({"core": object}), how="left", on="edge"
+        )
     return edge_graph(
         largest,
         model=safe_line(run.provenance.get("model") or "a model", limit=80),
@@ -108,7 +137,9 @@ def _explorer_json(run: Run, others: bool, *, title: str, group: int) -> dict[st
 
 def _attention_json(run: Run) -> dict[str, Any]:
     """Return head -> its pattern on the first prompt, the key that it attends to most, and what draws it there."""
-    parts = run.optional("attention", columns=["head", "query", "key", "advantage", "side", "by", "part", "value"])
+    parts = run.optional(
+        "attention", columns=["head", "query", "key", "advantage", "side", "by", "part", "value"]
+    )
     if parts is None or not len(parts):
         return {}
     patterns = run.tensors("attention_patterns")
@@ -118,18 +149,26 @@ def _attention_json(run: Run) -> dict[str, Any]:
         if str(head) in patterns:
             where = {name: float(rows[0][name]) for name in ("query", "key", "advantage")}
             why = [
-                {name: row[name] for name in ("side", "by", "value")} | {"part": node_label(row["part"])}
+                {name: row[name] for name in ("side", "by", "value")}
+                | {"part": node_label(row["part"])}
                 for row in rows
             ]
-            by_head[str(head)] = where | {"pattern": pattern_base64(patterns[str(head)]), "why": why}
+            by_head[str(head)] = where | {
+                "pattern": pattern_base64(patterns[str(head)]),
+                "why": why,
+            }
     return by_head
 
 
 def _title(run: Run) -> str:
-    task, metric = str(run.config.get("task", "")), name_in_words(str(run.config.get("metric") or ""))
+    task, metric = (
+        str(run.config.get("task", "")),
+        name_in_words(str(run.config.get("metric") or "")),
+    )
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, safe_line(task))
     table = run.optional(
-        "summary", columns=["gap_low", "gap_high", "edges", "asked_edges", "all_edges", "metric", "rule"]
+        "summary",
+        columns=["gap_low", "gap_high", "edges", "asked_edges", "all_edges", "metric", "rule"],
     )
     if table is None or not len(table):
         return f"The circuit of {what}"
@@ -138,7 +177,9 @@ def _title(run: Run) -> str:
         return f"The circuit of {what}: what it carries is undefined"
     kept = f"keep {faithfulness_text(row)} of what all edges add to the {name_in_words(str(row['metric']))}"
     if row["rule"] == "none":
-        largest = f"; the largest {edge_count_text(row)} {kept}" * (row["asked_edges"] < row["all_edges"])
+        largest = f"; the largest {edge_count_text(row)} {kept}" * (
+            row["asked_edges"] < row["all_edges"]
+        )
         return f"{capitalise(what)}: no circuit below all edges keeps 80%{largest}"
     return f"The circuit of {what}: {edge_count_text(row)} {kept}"
 
@@ -149,8 +190,12 @@ def _headline(run: Run) -> list[str]:
     nodes = run.optional("nodes", columns=["node", "kind", "score"])
     heads = [] if nodes is None else nodes.loc[nodes["kind"].eq("head")].head(4).to_dict("records")
     if heads:
-        named = ", ".join(f"{node_label(str(row['node']))} ({as_text(float(row['score']))})" for row in heads)
-        at = 1 if are_scores_complete(summary.to_dict("records")[0]) else 4  # behind what warns of the scores
+        named = ", ".join(
+            f"{node_label(str(row['node']))} ({as_text(float(row['score']))})" for row in heads
+        )
+        at = (
+            1 if are_scores_complete(summary.to_dict("records")[0]) else 4
+        )  # behind what warns of the scores
         sentences.insert(at, f"Heads with the largest scores: {named}.")
     return sentences
 
@@ -161,11 +206,19 @@ def _curve_figure(run: Run) -> tuple[str, Figure]:
         "that were not used to choose the edges. 1 is the whole model; above 1, the dropped edges lowered the "
         "metric. Bands are 95% intervals over pairs."
     )
-    return see, draw_curve(run.need("curve", columns=["by", "share", "faithfulness", "low", "high"]))
+    return see, draw_curve(
+        run.need("curve", columns=["by", "share", "faithfulness", "low", "high"])
+    )
 
 
 def _listed_table(
-    key: str, title: str, name: str, see: str, heads: Mapping[str, str] | None = None, *, first: Sequence[str] = ()
+    key: str,
+    title: str,
+    name: str,
+    see: str,
+    heads: Mapping[str, str] | None = None,
+    *,
+    first: Sequence[str] = (),
 ) -> Listed:
     """Make a table of the page from the run's table ``name``, in which nodes and edges are named as in the pictures.
 
@@ -176,10 +229,14 @@ def _listed_table(
     def make(run: Run) -> tuple[str, PageTable]:
         table = run.need(name, columns=list(heads or ["edge"]))
         if first:
-            table = table.sort_values(list(first), key=lambda one: one.abs(), ascending=False, ignore_index=True)
+            table = table.sort_values(
+                list(first), key=lambda one: one.abs(), ascending=False, ignore_index=True
+            )
         part = "edge" if "edge" in table else "node"
         shown = table.assign(**{part: [edge_label(str(one)) for one in table[part]]})
-        return see + rest_note(len(table), name), page_table(shown, heads or [str(column) for column in table.columns])
+        return see + rest_note(len(table), name), page_table(
+            shown, heads or [str(column) for column in table.columns]
+        )
 
     return Listed(key=key, title=title, make=make, when=has_table(name))
 
@@ -200,7 +257,9 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
         correct=[token_text(one) for one in table["correct"]],
         incorrect=[token_text(one) for one in table["incorrect"]],
     )
-    return "The prompts (a dot is a space)." + rest_note(len(table), "pairs"), page_table(shown, heads, most=8)
+    return "The prompts (a dot is a space)." + rest_note(len(table), "pairs"), page_table(
+        shown, heads, most=8
+    )
 
 
 _SCORE = {"edge": "edge", "score": "score"}
@@ -218,7 +277,9 @@ CIRCUIT = Page(
             on_page=False,
         ),
         paper_figure(read_edge_circuit, data=table_reader("circuit")),
-        Drawn(key="curve", title="How faithful it is", make=_curve_figure, data=table_reader("curve")),
+        Drawn(
+            key="curve", title="How faithful it is", make=_curve_figure, data=table_reader("curve")
+        ),
     ),
     tables=(
         _listed_table(
@@ -226,7 +287,13 @@ CIRCUIT = Page(
             "Edges",
             "circuit",
             "The edges of the circuit, the largest first.",
-            _SCORE | {"low": "from", "high": "to", "share": "of the difference", "inclusion": "in bootstraps"},
+            _SCORE
+            | {
+                "low": "from",
+                "high": "to",
+                "share": "of the difference",
+                "inclusion": "in bootstraps",
+            },
         ),
         _listed_table(
             "node-table",
@@ -266,7 +333,12 @@ CIRCUIT = Page(
             "Real patches of nodes",
             "check_nodes",
             "What a real patch of every node does, beside the sum of its edges' scores.",
-            {"node": "node", "score": "score", "exact": "real patch", "unseen": "not seen by gradients"},
+            {
+                "node": "node",
+                "score": "score",
+                "exact": "real patch",
+                "unseen": "not seen by gradients",
+            },
             first=("unseen", "exact"),
         ),
         _listed_table(

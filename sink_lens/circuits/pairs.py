@@ -63,7 +63,11 @@ _CAPITALS = {
     "Canada": "Ottawa",
     "Poland": "Warsaw",
 }
-_CAPITAL_TEMPLATES = ("The capital of {} is", "The capital city of {} is called", "Q: What is the capital of {}? A:")
+_CAPITAL_TEMPLATES = (
+    "The capital of {} is",
+    "The capital city of {} is called",
+    "Q: What is the capital of {}? A:",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +83,11 @@ class TokenPair:
 
 
 def make_token_pairs(
-    config: CircuitConfig, tokenizer: "PreTrainedTokenizerBase", *, d_vocab: int, generator: np.random.Generator
+    config: CircuitConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    d_vocab: int,
+    generator: np.random.Generator,
 ) -> list[TokenPair]:
     """Return different pairs of the configuration's task as tokens, at most twice ``config.pairs``.
 
@@ -95,10 +103,17 @@ def make_token_pairs(
         if config.pairs_file is None:
             raise InputError("the task 'file' needs a file of pairs; give pairs_file=...")
         read = read_pairs(
-            config.pairs_file, spans=config.column_by_span, answers_as=config.answers_as, tokenizer=tokenizer
+            config.pairs_file,
+            spans=config.column_by_span,
+            answers_as=config.answers_as,
+            tokenizer=tokenizer,
         )
         sides = ((pair.clean, side) for pair in read for side in (pair.correct, pair.incorrect))
-        every = ((one, at) for at, side in sides for one in (side if isinstance(side, tuple) else (side,)))
+        every = (
+            (one, at)
+            for at, side in sides
+            for one in (side if isinstance(side, tuple) else (side,))
+        )
         warn_of_forgotten_space(every, tokenizer)
         source: Iterator[Pair] = iter(read)
     elif name == "induction":
@@ -129,7 +144,9 @@ def make_token_pairs(
     return list(kept.values())
 
 
-def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition) -> TokenPair | None:
+def _tokenise_pair(
+    pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition
+) -> TokenPair | None:
     """Return a pair as tokens, or None if these do not fit; InputError if a span is outside the prompt.
 
     They do not fit if the prompts are equal or differ in length, if an answer is several tokens, or if one token is
@@ -139,10 +156,15 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
 
     prompts = []
     for prompt in (pair.clean, pair.corrupted):
-        prompts += prompt_ids([prompt], tokenizer, bos=bos) if isinstance(prompt, str) else [list(prompt)]
+        prompts += (
+            prompt_ids([prompt], tokenizer, bos=bos) if isinstance(prompt, str) else [list(prompt)]
+        )
     sides = []
     for side in (pair.correct, pair.incorrect):
-        ids = [_answer_token(one, pair, tokenizer) for one in (side if isinstance(side, tuple) else (side,))]
+        ids = [
+            _answer_token(one, pair, tokenizer)
+            for one in (side if isinstance(side, tuple) else (side,))
+        ]
         sides.append(tuple(dict.fromkeys(one for one in ids if one is not None)))
         if None in ids:
             return None
@@ -167,7 +189,9 @@ def _tokenise_pair(pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: Bos
     )
 
 
-def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase") -> int | None:
+def _answer_token(
+    answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase"
+) -> int | None:
     """Return the id of ``answer`` behind both prompts of ``pair``; None if it is several tokens or not the same."""
     from ..data.token_ids import answer_id, continuation_ids
 
@@ -175,7 +199,9 @@ def _answer_token(answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizer
         ids = continuation_ids(str(pair.clean), str(answer), tokenizer)
         return ids[0] if ids else None
     try:
-        first, second = (answer_id(answer, prompt, tokenizer) for prompt in (pair.clean, pair.corrupted))
+        first, second = (
+            answer_id(answer, prompt, tokenizer) for prompt in (pair.clean, pair.corrupted)
+        )
     except InputError:  # not one token behind these prompts
         return None
     return first if first == second else None
@@ -204,7 +230,11 @@ def _draw_greater_than(generator: np.random.Generator) -> Iterator[Pair]:
     """Draw pairs without end whose right answer is a later year than one in the prompt."""
     while True:
         noun = list(_NOUNS)[int(generator.integers(len(_NOUNS)))]
-        century, tens, last = _NOUNS[noun], int(generator.integers(3, 8)), int(generator.integers(2, 9))
+        century, tens, last = (
+            _NOUNS[noun],
+            int(generator.integers(3, 8)),
+            int(generator.integers(2, 9)),
+        )
         text = f"The {noun} lasted from the year {century}{{}}{last} to the year {century}"
         yield Pair(
             clean=text.format(tens),
@@ -237,7 +267,9 @@ def _draw_capitals(generator: np.random.Generator) -> Iterator[Pair]:
     """Draw pairs without end whose right answer is the capital of the country in the prompt."""
     countries = list(_CAPITALS)
     while True:
-        first, second = (countries[index] for index in generator.choice(len(countries), 2, replace=False))
+        first, second = (
+            countries[index] for index in generator.choice(len(countries), 2, replace=False)
+        )
         template = _CAPITAL_TEMPLATES[int(generator.integers(len(_CAPITAL_TEMPLATES)))]
         yield Pair(
             clean=template.format(first),
@@ -249,7 +281,11 @@ def _draw_capitals(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _draw_induction(
-    tokenizer: "PreTrainedTokenizerBase", d_vocab: int, generator: np.random.Generator, *, bos: BosCondition
+    tokenizer: "PreTrainedTokenizerBase",
+    d_vocab: int,
+    generator: np.random.Generator,
+    *,
+    bos: BosCondition,
 ) -> Iterator[Pair]:
     """Draw pairs of prompts without end: 10 random tokens, then the first few again; the answer is the next.
 
@@ -258,7 +294,9 @@ def _draw_induction(
     from ..data.token_ids import bos_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))
-    begin = bos_ids(tokenizer, "with" if bos == "auto" and tokenizer.bos_token_id is not None else bos)
+    begin = bos_ids(
+        tokenizer, "with" if bos == "auto" and tokenizer.bos_token_id is not None else bos
+    )
     length = 10
     while True:
         drawn = generator.choice(ids, length, replace=False).tolist()

@@ -43,7 +43,10 @@ def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | No
     n_positions = None if graph is None else _longest_pair_length(config, sizes)
     if graph is None or n_positions is None:
         return None
-    how, circuits = METHODS[config.method], config.n_curve_circuits + 2  # the run's circuit, and all other edges
+    how, circuits = (
+        METHODS[config.method],
+        config.n_curve_circuits + 2,
+    )  # the run's circuit, and all other edges
     rounds = [len(how.points(config.steps))]
     while how.doubles and 2 * rounds[-1] <= config.most_steps:
         rounds.append(2 * rounds[-1])
@@ -63,9 +66,13 @@ def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | No
     stacks = 4 * _STACKS * rows * len(graph.writers) * graph.d_model
     tokens = config.pairs * n_positions
     name = f"scores ({config.method}, about {points} points per pair)"
-    scores = PassCount(name=name, forwards=_PASSES_A_POINT * points + _PASSES_A_PAIR, tokens=tokens, rows=rows)
+    scores = PassCount(
+        name=name, forwards=_PASSES_A_POINT * points + _PASSES_A_PAIR, tokens=tokens, rows=rows
+    )
     if how.patches:
-        scores = PassCount(name="scores (exact)", forwards=_PASSES_A_PATCH * graph.n_edges, tokens=tokens)
+        scores = PassCount(
+            name="scores (exact)", forwards=_PASSES_A_PATCH * graph.n_edges, tokens=tokens
+        )
     parts = [
         scores,
         PassCount(
@@ -75,7 +82,10 @@ def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | No
             rows=rows,
         ),
         PassCount(
-            name=f"curve ({circuits} circuits)", forwards=_PASSES_A_CIRCUIT * circuits / 2, tokens=tokens, rows=rows
+            name=f"curve ({circuits} circuits)",
+            forwards=_PASSES_A_CIRCUIT * circuits / 2,
+            tokens=tokens,
+            rows=rows,
         ),
         PassCount(name="real patches of edges and nodes", forwards=of_patches, tokens=n_positions),
         PassCount(
@@ -101,13 +111,23 @@ def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | No
 def _make_graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
     """Return the graph of edges from the model's sizes; None if these do not tell it."""
     family = sizes.header.family
-    names = (*(name for name in config.positions_by_span if name != REST), REST) if config.spans else ("",)
+    names = (
+        (*(name for name in config.positions_by_span if name != REST), REST)
+        if config.spans
+        else ("",)
+    )
     if sizes.lens is not None:
         return Graph.of(sizes.lens, neurons=config.neurons_by_layer, spans=names)
-    if family.head_out is not None or family.mixer is not None or family.architecture == "GPTNeoXForCausalLM":
+    if (
+        family.head_out is not None
+        or family.mixer is not None
+        or family.architecture == "GPTNeoXForCausalLM"
+    ):
         return None  # only the configuration says what the blocks look like
     parallel = family.attn_norm is not None and family.attn_norm == family.mlp_norm
-    return Graph.of_sizes(sizes.header, parallel=parallel, neurons=config.neurons_by_layer, spans=names)
+    return Graph.of_sizes(
+        sizes.header, parallel=parallel, neurons=config.neurons_by_layer, spans=names
+    )
 
 
 def _longest_pair_length(config: CircuitConfig, sizes: Sizes) -> int | None:
@@ -116,6 +136,9 @@ def _longest_pair_length(config: CircuitConfig, sizes: Sizes) -> int | None:
     tokenizer = sizes.tokenizer()
     if tokenizer is None:
         return None
-    few, generator = replace(config, pairs=min(config.pairs, _TRIED)), np.random.default_rng([config.seed, 0])
+    few, generator = (
+        replace(config, pairs=min(config.pairs, _TRIED)),
+        np.random.default_rng([config.seed, 0]),
+    )
     tried = make_token_pairs(few, tokenizer, d_vocab=sizes.header.d_vocab, generator=generator)
     return max((len(one.clean) for one in tried), default=None)

@@ -62,7 +62,11 @@ class EdgeCircuit(Drawable):
     @property
     def drawn_edges(self) -> pd.DataFrame:
         """The edges that the picture shows: those marked ``drawn``, or the 60 largest if the table has no marks."""
-        return self.edges.loc[self.edges["drawn"]] if "drawn" in self.edges else self.edges.head(MOST_DRAWN)
+        return (
+            self.edges.loc[self.edges["drawn"]]
+            if "drawn" in self.edges
+            else self.edges.head(MOST_DRAWN)
+        )
 
     @property
     def graph(self) -> dict[str, Any]:
@@ -80,9 +84,15 @@ class EdgeCircuit(Drawable):
             InputError: another style, or more than fits into the width.
         """
         if style == "page":
-            return draw_edges(self.drawn_edges, group=self.group, title=self.title, of=len(self.edges))
+            return draw_edges(
+                self.drawn_edges, group=self.group, title=self.title, of=len(self.edges)
+            )
         end = "logits" if self.outputs == ["logits"] else self.metric
-        named: dict[str, Any] = {"unit": f"of the {self.metric}", "outputs": self.outputs, "end": end}
+        named: dict[str, Any] = {
+            "unit": f"of the {self.metric}",
+            "outputs": self.outputs,
+            "end": end,
+        }
         sketch = sketches.sketch_edges(self.edges, group=self.group, title=self.title, **named)
         return diagram.draw_diagram(sketch, style=style, width=width)
 
@@ -105,7 +115,9 @@ class EdgeCircuit(Drawable):
         refuse_file_of_run(path, replaceable=(".json", ".parquet"))
         path.parent.mkdir(parents=True, exist_ok=True)
         if whole:
-            text = json.dumps(plain_json(self.make_graph(False)), allow_nan=False, ensure_ascii=False)
+            text = json.dumps(
+                plain_json(self.make_graph(False)), allow_nan=False, ensure_ascii=False
+            )
             path.write_text(text, encoding="utf-8")
         elif ending == ".parquet":
             self.read_every().to_parquet(path, index=False)
@@ -114,7 +126,9 @@ class EdgeCircuit(Drawable):
         return path
 
 
-def draw_edges(edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int | None = None) -> Figure:
+def draw_edges(
+    edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int | None = None
+) -> Figure:
     """Draw ``edges`` as arrows between nodes; the width of an arrow is the magnitude of the score.
 
     ``edges`` has the columns writer, reader and score, the largest first. An edge into a key-value head that ``group``
@@ -123,7 +137,10 @@ def draw_edges(edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int 
     if of is not None and of > len(edges):
         title = f"{title}\nThe strongest {len(edges)} of {of:,} edges".strip()
     ends = _edges_to_draw(edges, group=group)
-    nodes = sorted({one for writer, reader, _ in ends for one in (writer, reader.partition("<")[0])}, key=place_of_node)
+    nodes = sorted(
+        {one for writer, reader, _ in ends for one in (writer, reader.partition("<")[0])},
+        key=place_of_node,
+    )
     rows = sorted({place_of_node(one)[:2] for one in nodes})
     level = {row: at for at, row in enumerate(rows)}
     by_row: dict[tuple[int, int], list[str]] = {}
@@ -142,7 +159,10 @@ def draw_edges(edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int 
     axes = figure.add_subplot()
     xs = [x for x, _ in place.values()] or [0.0]
     left, right = min(xs) - 0.9, max(xs) + 0.9
-    inches = ((width - 1.0) / (right - left), (height - 1.0) / len(rows))  # of one unit; names and legend take the rest
+    inches = (
+        (width - 1.0) / (right - left),
+        (height - 1.0) / len(rows),
+    )  # of one unit; names and legend take the rest
     largest = max([abs(score) for *_, score in ends], default=1.0) or 1.0
     shown: dict[str, str] = {}
     for writer, reader, score in reversed(ends):
@@ -167,22 +187,53 @@ def draw_edges(edges: pd.DataFrame, *, group: int = 1, title: str = "", of: int 
                 "connectionstyle": f"arc3,rad={bend:.3f}",
             },
         )
-    box = {"boxstyle": "round,pad=0.22", "facecolor": PAPER, "edgecolor": "#999999", "linewidth": 0.7}
+    box = {
+        "boxstyle": "round,pad=0.22",
+        "facecolor": PAPER,
+        "edgecolor": "#999999",
+        "linewidth": 0.7,
+    }
     for node, (x, y) in place.items():
-        axes.text(x, y, node_label(node), ha="center", va="center", fontsize=FONT * 0.85, color=INK, bbox=box, zorder=5)
+        axes.text(
+            x,
+            y,
+            node_label(node),
+            ha="center",
+            va="center",
+            fontsize=FONT * 0.85,
+            color=INK,
+            bbox=box,
+            zorder=5,
+        )
     axes.set_xlim(left, right)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     ends_of_rows = {-1: "input", _LAST: "logits"}
-    names = [ends_of_rows.get(layer, f"{layer} {'MLP' if sublayer else 'attn'}") for layer, sublayer in rows]
+    names = [
+        ends_of_rows.get(layer, f"{layer} {'MLP' if sublayer else 'attn'}")
+        for layer, sublayer in rows
+    ]
     axes.set_yticks(range(len(rows)), names)
     axes.set_xticks([])
     for side in ("top", "right", "bottom", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(length=0, labelsize=FONT * 0.8, colors="#777777")
     for label, colour in sorted(shown.items()):
-        axes.plot([], [], color=colour, linestyle="--" if colour == _LOWERS else "-", label=label, linewidth=2)
+        axes.plot(
+            [],
+            [],
+            color=colour,
+            linestyle="--" if colour == _LOWERS else "-",
+            label=label,
+            linewidth=2,
+        )
     if shown:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=3, frameon=False, fontsize=FONT * 0.85)
+        axes.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.01),
+            ncols=3,
+            frameon=False,
+            fontsize=FONT * 0.85,
+        )
     if title:
         axes.set_title(title, fontsize=FONT, color=INK, loc="left")
     return without_formulas(figure)
@@ -202,7 +253,10 @@ def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float
 
 def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
     """Return (writer, reader, score) of each arrow; an edge into a key-value head is divided among its heads."""
-    rows = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
+    rows = [
+        (str(row["writer"]), str(row["reader"]), float(row["score"]))
+        for row in edges.to_dict("records")
+    ]
     drawn = {one for writer, reader, _ in rows for one in (writer, reader.partition("<")[0])}
     ends = []
     for writer, reader, score in rows:
@@ -223,11 +277,30 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
         own = curve.loc[curve["by"].eq(by)].sort_values(by="share")
         if len(own):
             share, f = own["share"].to_numpy(float), own["faithfulness"].to_numpy(float)
-            axes.fill_between(share, own["low"].to_numpy(float), own["high"].to_numpy(float), color=colour, alpha=0.15)
-            axes.plot(share, f, color=colour, marker=marker, markersize=4, linewidth=1.5, label=label)
+            axes.fill_between(
+                share,
+                own["low"].to_numpy(float),
+                own["high"].to_numpy(float),
+                color=colour,
+                alpha=0.15,
+            )
+            axes.plot(
+                share, f, color=colour, marker=marker, markersize=4, linewidth=1.5, label=label
+            )
     single: dict[str, dict[str, Any]] = {
-        "random": {"marker": "x", "color": "#888888", "markersize": 5, "label": "random, same size and depth"},
-        "circuit": {"marker": "*", "color": _LOWERS, "markersize": 13, "label": "this circuit", "zorder": 4},
+        "random": {
+            "marker": "x",
+            "color": "#888888",
+            "markersize": 5,
+            "label": "random, same size and depth",
+        },
+        "circuit": {
+            "marker": "*",
+            "color": _LOWERS,
+            "markersize": 13,
+            "label": "this circuit",
+            "zorder": 4,
+        },
     }
     for by, style in single.items():
         own = curve.loc[curve["by"].eq(by)]
@@ -243,7 +316,9 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
     values = values[np.isfinite(values)]
     if len(values):
         ends = curve.loc[curve["by"].isin(list(styles)), ["low", "high"]].to_numpy(float)
-        ends = ends[np.isfinite(ends)].clip(-1, 2)  # wider bands are cut, so that the lines stay apart
+        ends = ends[np.isfinite(ends)].clip(
+            -1, 2
+        )  # wider bands are cut, so that the lines stay apart
         values = np.concatenate([values, ends])
         axes.set_ylim(min(-0.15, float(values.min()) - 0.1), max(1.15, float(values.max()) + 0.1))
     legend(axes, columns=4)

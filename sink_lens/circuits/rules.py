@@ -31,21 +31,39 @@ def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..
     """Return hooks by which the backward pass takes norms' divisors as constant, and smooths attention's softmax."""
     seen: dict[Any, Tensor] = {}
     found: list[tuple[str, Callable[..., Any]]] = []
-    norms: dict[str, Norm | None] = {"ln_final": weights.final_norm}  # parallel blocks have one for both readers
+    norms: dict[str, Norm | None] = {
+        "ln_final": weights.final_norm
+    }  # parallel blocks have one for both readers
     for layer, own in enumerate(weights.layers):
-        named = {"ln1": own.attn_norm, "ln2": own.mlp_norm, "ln1_post": own.attn_after, "ln2_post": own.mlp_after}
+        named = {
+            "ln1": own.attn_norm,
+            "ln2": own.mlp_norm,
+            "ln1_post": own.attn_after,
+            "ln2_post": own.mlp_after,
+        }
         norms |= {f"blocks.{layer}.{name}": norm for name, norm in named.items()}
     for name, norm in norms.items():
         if norm is not None and norm.divides and f"{name}.hook_in" in lens.bridge.hook_dict:
             found.append((f"{name}.hook_in", partial(keep_tensor, into=seen, key=name)))
-            found.append((f"{name}.hook_out", partial(_with_fixed_divisor, seen=seen, key=name, norm=norm)))
+            found.append(
+                (f"{name}.hook_out", partial(_with_fixed_divisor, seen=seen, key=name, norm=norm))
+            )
     for layer in () if lens.family.sigmoid else range(lens.n_layers):
-        found.append((hook_name_of(lens, "scores", layer), partial(keep_tensor, into=seen, key=layer)))
-        found.append((hook_name_of(lens, "pattern", layer), partial(_with_smooth_softmax, seen=seen, key=layer)))
+        found.append(
+            (hook_name_of(lens, "scores", layer), partial(keep_tensor, into=seen, key=layer))
+        )
+        found.append(
+            (
+                hook_name_of(lens, "pattern", layer),
+                partial(_with_smooth_softmax, seen=seen, key=layer),
+            )
+        )
     return found
 
 
-def _with_fixed_divisor(out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm: Norm) -> Tensor:
+def _with_fixed_divisor(
+    out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm: Norm
+) -> Tensor:
     """Return a norm's output ``out`` with the gradient of a norm with constant divisor; ``seen[key]``: its input."""
     x = seen[key].to(norm.gain.dtype)
     x = x - x.mean(-1, keepdim=True) if norm.centred else x
@@ -53,10 +71,14 @@ def _with_fixed_divisor(out: Tensor, hook: object, *, seen: dict[Any, Tensor], k
     return _replace_gradient(out, (x * inverse * norm.gain).to(out.dtype))
 
 
-def _with_smooth_softmax(pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any) -> Tensor:
+def _with_smooth_softmax(
+    pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any
+) -> Tensor:
     """Return ``pattern`` with the gradient of the softmax at temperature 2 of its scores, ``seen[key]``."""
     scores = seen[key].to(torch.promote_types(pattern.dtype, torch.float32))
-    return _replace_gradient(pattern, (TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)).to(pattern.dtype))
+    return _replace_gradient(
+        pattern, (TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)).to(pattern.dtype)
+    )
 
 
 def _replace_gradient(value: Tensor, gradient: Tensor) -> Tensor:

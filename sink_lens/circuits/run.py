@@ -38,12 +38,29 @@ from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
 from .runs import Runs, run_pairs
-from .scoring import check_score_files, divide_pairs, left_sum_completeness, score_edges, scores_file_name
+from .scoring import (
+    check_score_files,
+    divide_pairs,
+    left_sum_completeness,
+    score_edges,
+    scores_file_name,
+)
 from .sink import sink_fields
 from .summary import summary_row
 from .tasks import MetricOfTask, Task, make_task
 
-FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "prompt", "attention", "summary")
+FILES = (
+    "pairs",
+    "nodes",
+    "edges",
+    "circuit",
+    "completeness",
+    "curve",
+    "areas",
+    "prompt",
+    "attention",
+    "summary",
+)
 """What a finished run holds; with a check ``check`` and, of scores by gradients, ``check_nodes``; with core ``core``.
 ``attention`` says where the circuit's heads look in the first ``prompt``."""
 _BASELINE = "baseline.json"
@@ -66,7 +83,9 @@ class CircuitRun(Result):
     def circuit(self) -> Circuit:
         """The circuit that was found; RunError if other shards are still to be computed."""
         if self.found is None:
-            raise RunError(f"{self.headline}; need all shards: the one that ends last chooses the circuit")
+            raise RunError(
+                f"{self.headline}; need all shards: the one that ends last chooses the circuit"
+            )
         return self.found
 
     def notebook_parts(self) -> tuple[object, ...]:
@@ -128,9 +147,15 @@ def run(
             return CircuitRun.unfinished(place.folder, shard=str(shard))
         circuit, sentences = found
         held = read_run(place.folder)
-        tables = {name: held.tables[name] for name in (*FILES, "check", "check_nodes", "core") if name in held.tables}
+        tables = {
+            name: held.tables[name]
+            for name in (*FILES, "check", "check_nodes", "core")
+            if name in held.tables
+        }
         said = "\n".join(sentences)
-        result = CircuitRun(folder=place.named, place=place, found=circuit, tables=tables, headline=said)
+        result = CircuitRun(
+            folder=place.named, place=place, found=circuit, tables=tables, headline=said
+        )
         if report and out is not None:
             result.report()
     return result
@@ -147,7 +172,9 @@ class _Request:
     given: SavedCircuit | None
     """The circuit that is judged, where one was given."""
 
-    def open_run(self, folder: Path, *, part: Mapping[str, Any] | None = None, **how: Any) -> RunWriter:
+    def open_run(
+        self, folder: Path, *, part: Mapping[str, Any] | None = None, **how: Any
+    ) -> RunWriter:
         """Open the run ``folder``, or a shard's folder if ``part`` is given; ``how`` is passed to ``create_run``."""
         provenance = describe_provenance(self.lens, self.task.clean, kernel="eager") | {
             "corrupted_sha256": None if self.config.task == "text" else self.task.corrupted.hash,
@@ -156,7 +183,11 @@ class _Request:
         }
         provenance |= {} if self.given is None else {"circuit_sha256": self.given.sha256}
         config = asdict(self.config) | self.metric_code_field() | dict(part or {})
-        for name in ("save", "against", "batch_size"):  # copies of the circuit and the size of a pass are no question
+        for name in (
+            "save",
+            "against",
+            "batch_size",
+        ):  # copies of the circuit and the size of a pass are no question
             del config[name]
         return create_run(
             folder,
@@ -170,7 +201,9 @@ class _Request:
 
     def metric_code_field(self) -> dict[str, Any]:
         """Return the configuration's field ``code``, the hash of a metric of the user's own; {} for a named metric."""
-        return {"code": metric_config(self.metric)["code"]} if ":" in self.config.metric_name else {}
+        return (
+            {"code": metric_config(self.metric)["code"]} if ":" in self.config.metric_name else {}
+        )
 
     @property
     def ablation_by_scores(self) -> Mapping[str, Ablation]:
@@ -191,7 +224,10 @@ class _Request:
         """Score one pair of some finished files of scores in a folder again; refuse the folder if scores differ."""
         chosen = sample_parts(list(names), most=MOST)
         for name, ablation in self.ablation_by_scores.items():
-            files = {scores_file_name(name, rows): rows for rows in divide_pairs(self.task.clean.n_sequences)}
+            files = {
+                scores_file_name(name, rows): rows
+                for rows in divide_pairs(self.task.clean.n_sequences)
+            }
             if held := {file: rows for file, rows in files.items() if file in chosen}:
                 check_score_files(self.make_runs(ablation), self.config, folder, held)
 
@@ -205,33 +241,55 @@ class _Request:
         """
         task, config = self.task, replace(self.config, ablation=ablation)
         corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
-        found = run_pairs(self.lens, task.clean, corrupted, metric=self.metric, config=config, spans=task.spans)
-        gap = interval(found.gap.double().numpy(), generator=np.random.default_rng([config.seed, 6]))
-        if ablation == self.config.used_ablation == "resample" and not (gap.low > 0 or gap.high < 0):
+        found = run_pairs(
+            self.lens, task.clean, corrupted, metric=self.metric, config=config, spans=task.spans
+        )
+        gap = interval(
+            found.gap.double().numpy(), generator=np.random.default_rng([config.seed, 6])
+        )
+        if ablation == self.config.used_ablation == "resample" and not (
+            gap.low > 0 or gap.high < 0
+        ):
             raise InputError(
                 f"{found.metric.name} differs by {gap.estimate:.3g} [{gap.low:.3g}, {gap.high:.3g}] between clean and "
                 "corrupted prompts, which covers 0: there is nothing that a circuit could explain. Need pairs whose "
                 "corrupted prompt changes the metric"
             )
         if writer is not None and ablation == self.config.used_ablation:
-            values = {"clean": found.clean_values.tolist(), "corrupted": found.corrupted_values.tolist()}
+            values = {
+                "clean": found.clean_values.tolist(),
+                "corrupted": found.corrupted_values.tolist(),
+            }
             keep_or_compare(writer, _BASELINE, values)
         return found
 
     def n_pairs_by_scores_file(self) -> dict[str, int]:
         """Name of every file of scores -> the number of pairs whose scores it holds."""
         groups = divide_pairs(self.task.clean.n_sequences)
-        return {scores_file_name(name, rows): len(rows) for name in self.ablation_by_scores for rows in groups}
+        return {
+            scores_file_name(name, rows): len(rows)
+            for name in self.ablation_by_scores
+            for rows in groups
+        }
 
-    def score_pair_groups(self, writer: RunWriter, names: Collection[str], *, progress: bool) -> None:
+    def score_pair_groups(
+        self, writer: RunWriter, names: Collection[str], *, progress: bool
+    ) -> None:
         """Score the groups of pairs whose scores belong into the files ``names``, and write these by ``writer``."""
         for name, ablation in self.ablation_by_scores.items():
-            if any(scores_file_name(name, rows) in names for rows in divide_pairs(self.task.clean.n_sequences)):
+            if any(
+                scores_file_name(name, rows) in names
+                for rows in divide_pairs(self.task.clean.n_sequences)
+            ):
                 runs = self.make_runs(ablation, writer)
-                score_edges(runs, self.config, writer=writer, name=name, progress=progress, only=names)
+                score_edges(
+                    runs, self.config, writer=writer, name=name, progress=progress, only=names
+                )
 
 
-def _make_request(model: ModelLike, *, config: CircuitConfig | None, fields: Mapping[str, Any]) -> _Request:
+def _make_request(
+    model: ModelLike, *, config: CircuitConfig | None, fields: Mapping[str, Any]
+) -> _Request:
     """Load the model, task, metric and given circuit of a call of ``run``; check that they fit with ``fields``."""
     named = {"model": str(model)} if isinstance(model, str | Path) else {}
     asked = make_config(CircuitConfig, config, {**fields, **named}, where="circuit")
@@ -240,9 +298,16 @@ def _make_request(model: ModelLike, *, config: CircuitConfig | None, fields: Map
         read_pairs(asked.pairs_file, spans=asked.column_by_span, answers_as=asked.answers_as)
     lens = load_model(cast("Any", asked)) if named else as_lens(model)
     asked = replace(asked, model=lens.name)
-    Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
-    given, task = None if asked.circuit is None else read(asked.circuit, model=lens), make_task(lens, asked)
-    return _Request(lens=lens, task=task, config=asked, metric=make_metric(lens, task, asked), given=given)
+    Graph.of(
+        lens, neurons=asked.neurons_by_layer
+    )  # refuses what has no circuit, before anything is written
+    given, task = (
+        None if asked.circuit is None else read(asked.circuit, model=lens),
+        make_task(lens, asked),
+    )
+    return _Request(
+        lens=lens, task=task, config=asked, metric=make_metric(lens, task, asked), given=given
+    )
 
 
 def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Callable[..., Any]:
@@ -251,12 +316,16 @@ def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | 
     if name == "logit_difference":
         return task.metric
     if ":" not in name:
-        return metric_spec(config, name).make_metric(lens, partial(baseline_logits, lens, task.clean))
+        return metric_spec(config, name).make_metric(
+            lens, partial(baseline_logits, lens, task.clean)
+        )
     found = import_metric(name)
     return found.function(task) if isinstance(found, MetricOfTask) else found
 
 
-def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[Circuit, tuple[str, ...]]:
+def _finish_run(
+    asked: _Request, writer: RunWriter, *, progress: bool
+) -> tuple[Circuit, tuple[str, ...]]:
     """Score the pairs that the folder lacks, choose and judge the circuit, and write the run's tables.
 
     Return the circuit, and sentences on the result.
@@ -279,7 +348,11 @@ def _finish_run(asked: _Request, writer: RunWriter, *, progress: bool) -> tuple[
     check, nodes = _patch_really(config, circuit, writer, progress=progress)
     if not writer.has("sink.json"):
         writer.write_text("sink.json", json.dumps(sink_fields(circuit, config)))
-    core = writer.read_or_make("core", lambda: _find_core(asked, circuit, writer, progress)) if config.core else None
+    core = (
+        writer.read_or_make("core", lambda: _find_core(asked, circuit, writer, progress))
+        if config.core
+        else None
+    )
     _write_first_prompt(circuit, writer)
     row = summary_row(
         circuit,
@@ -317,14 +390,18 @@ def _judge_sizes(
     config = asked.config
 
     def compute_curve_table() -> pd.DataFrame:
-        found = half.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
+        found = half.evaluate(
+            config.sizes, random=config.random, nodes=config.nodes, progress=progress
+        )
         chosen, _ = _choose_circuit(half, found.frame, config=config, given=asked.given)
         own = _circuit_curve_rows(chosen, half)
         gap = chosen.faithfulness_judge.gap if chosen.given else found.gap
         writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
         return pd.concat([found.frame, own], ignore_index=True)
 
-    return writer.read_or_make("curve", compute_curve_table), _read_json(writer, "judged.json")["gap"]
+    return writer.read_or_make("curve", compute_curve_table), _read_json(writer, "judged.json")[
+        "gap"
+    ]
 
 
 def _patch_really(
@@ -338,11 +415,15 @@ def _patch_really(
         )
         few = min(pairs, _NODE_PAIRS)
         if not METHODS[config.method].patches:
-            nodes = writer.read_or_make("check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress))
+            nodes = writer.read_or_make(
+                "check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress)
+            )
     return check, nodes
 
 
-def _find_core(asked: _Request, circuit: Circuit, writer: RunWriter, progress: bool) -> pd.DataFrame:
+def _find_core(
+    asked: _Request, circuit: Circuit, writer: RunWriter, progress: bool
+) -> pd.DataFrame:
     """Score the edges under the other ablations, and return the table of the edges that hold under each of them."""
     others: dict[str, Circuit] = {}
     for name, ablation in list(asked.ablation_by_scores.items())[1:]:
@@ -366,11 +447,17 @@ def _write_first_prompt(circuit: Circuit, writer: RunWriter) -> None:
 def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
     def prompt_text(batch: TokenBatch, row: int) -> str:
         ids = batch.tokens[row, : int(batch.lengths[row])].tolist()
-        return str(lens.tokenizer.decode(ids)) if lens.tokenizer is not None else " ".join(map(str, ids))
+        return (
+            str(lens.tokenizer.decode(ids))
+            if lens.tokenizer is not None
+            else " ".join(map(str, ids))
+        )
 
     def answer_text(ids: tuple[tuple[int, ...], ...], row: int) -> str:
         own = ids[row] if ids else ()
-        return "|".join(str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in own)
+        return "|".join(
+            str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in own
+        )
 
     rows = range(runs.n_pairs)
     return pd.DataFrame(
@@ -378,7 +465,9 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
             "pair": list(rows),
             "template": list(task.templates),
             "clean": [prompt_text(task.clean, row) for row in rows],
-            "corrupted": ["" if runs.corrupted is None else prompt_text(task.corrupted, row) for row in rows],
+            "corrupted": [
+                "" if runs.corrupted is None else prompt_text(task.corrupted, row) for row in rows
+            ],
             "correct": [answer_text(task.correct, row) for row in rows],
             "incorrect": [answer_text(task.incorrect, row) for row in rows],
             "clean_value": runs.clean_values.double().numpy(),
@@ -417,9 +506,14 @@ def _choose_circuit(
     else:
         circuit, rule = half, "none"
     if not circuit.n_edges:
-        needs = {"threshold": f"a lower threshold than {config.threshold:g}", "given": "a circuit that has one"}
+        needs = {
+            "threshold": f"a lower threshold than {config.threshold:g}",
+            "given": "a circuit that has one",
+        }
         need = needs.get(rule, "more edges")
-        raise InputError(f"no edge was chosen that lies on a path from the input to the metric; need {need}")
+        raise InputError(
+            f"no edge was chosen that lies on a path from the input to the metric; need {need}"
+        )
     return circuit, rule
 
 
@@ -439,5 +533,7 @@ def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
         rows = pd.DataFrame([connected_counts(judge, mask) for mask in some])
         rows = rows.assign(by=list(masks), n=some.sum(1), draw=0)
         rows["share"] = rows["n"] / circuit.graph.n_edges
-        frames.append(pd.concat([rows, judge.faithfulness_table(judge.metric_values(some))], axis=1))
+        frames.append(
+            pd.concat([rows, judge.faithfulness_table(judge.metric_values(some))], axis=1)
+        )
     return pd.concat(frames, ignore_index=True)

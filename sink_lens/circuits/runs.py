@@ -97,7 +97,9 @@ class Runs:
         pair = pair_prompts(lens, clean, clean if corrupted is None else corrupted, bos=config.bos)
         read = as_metric(metric, lens, pair.clean, pair.corrupted)
         if read.whole_batch:
-            raise InputError(f"{read.name} gives one number for all sequences; need one for each of them")
+            raise InputError(
+                f"{read.name} gives one number for all sequences; need one for each of them"
+            )
         direct = [site for site in read.sites if site in ("resid_pre", "resid_post", "attn_in")]
         if direct or (read.state and read.layers != () and not read.reads_past_layers):
             raise InputError(
@@ -129,7 +131,10 @@ class Runs:
     @property
     def first_prompt_tokens(self) -> list[str]:
         """The tokens of the first clean prompt as texts, or as ids if there is no tokenizer."""
-        ids, tokenizer = self.clean.tokens[0, : int(self.clean.lengths[0])].tolist(), self.lens.tokenizer
+        ids, tokenizer = (
+            self.clean.tokens[0, : int(self.clean.lengths[0])].tolist(),
+            self.lens.tokenizer,
+        )
         return [str(one) if tokenizer is None else str(tokenizer.decode([one])) for one in ids]
 
     @property
@@ -157,7 +162,9 @@ class Runs:
     def batches(self, *, copies: int = 1) -> Iterator[slice]:
         """Yield slices of ``batch_size`` pairs; if that is None, of as many as fit with ``copies`` of all outputs."""
         late = self.clean.n_positions - self.first_difference(slice(None))
-        fit = self.graph.n_pairs_per_pass(n_positions=late, itemsize=self.weights.dtype.itemsize, copies=copies)
+        fit = self.graph.n_pairs_per_pass(
+            n_positions=late, itemsize=self.weights.dtype.itemsize, copies=copies
+        )
         step = self.batch_size or fit
         for start in range(0, self.n_pairs, step):
             yield slice(start, min(start + step, self.n_pairs))
@@ -174,40 +181,59 @@ class Runs:
         """Return the clean or the corrupted tokens of the pairs ``rows``."""
         return (self.corrupted if corrupted and self.corrupted is not None else self.clean)[rows]
 
-    def run_hooked(self, batch: TokenBatch, rows: slice, hooks: Sequence[tuple[str, Callable[..., Any]]]) -> Outcome:
+    def run_hooked(
+        self, batch: TokenBatch, rows: slice, hooks: Sequence[tuple[str, Callable[..., Any]]]
+    ) -> Outcome:
         """Run the bridge with these hooks on ``batch``, the tokens of the pairs ``rows``; return the outcome."""
-        return run_with_hooks(self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows)
+        return run_with_hooks(
+            self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows
+        )
 
     def metric_values(self, outcome: Outcome) -> Float[Tensor, " pair"]:
         """Compute the metric of each pair from a pass's outcome; InputError if it is undefined or infinite in one."""
         found = evaluate(self.metric, outcome)
         if bool((bad := found.isnan()).any()):
             pair = outcome.indices[int(bad.nonzero()[0])]
-            raise InputError(f"{self.metric.name} is undefined or infinite in pair {pair}; need a number in every run")
+            raise InputError(
+                f"{self.metric.name} is undefined or infinite in pair {pair}; need a number in every run"
+            )
         return found
 
     @torch.no_grad()
-    def writer_outputs(self, rows: slice, *, corrupted: bool = False, begin: int = 0) -> tuple[Tensor, Tensor]:
+    def writer_outputs(
+        self, rows: slice, *, corrupted: bool = False, begin: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Run the pairs ``rows``; return what each writer adds [pair writer position d_model], and the metric.
 
         ``corrupted`` takes the corrupted prompts. Only the positions from ``begin`` on are returned.
         """
         kept: dict[tuple[str, int], Tensor] = {}
         hooks = [
-            (hook_name_of(self.lens, *key), partial(keep_from_position, into=kept, key=key, begin=begin))
+            (
+                hook_name_of(self.lens, *key),
+                partial(keep_from_position, into=kept, key=key, begin=begin),
+            )
             for key in writer_sites(self.graph)
         ]
         outcome = self.run_hooked(self.pair_tokens(rows, corrupted=corrupted), rows, hooks)
-        return writer_outputs(kept, graph=self.graph, weights=self.weights), self.metric_values(outcome)
+        return writer_outputs(kept, graph=self.graph, weights=self.weights), self.metric_values(
+            outcome
+        )
 
-    def replacements(self, rows: slice, *, begin: int) -> Float[Tensor, "#pair writer #position d_model"]:
+    def replacements(
+        self, rows: slice, *, begin: int
+    ) -> Float[Tensor, "#pair writer #position d_model"]:
         """Return what the ablation puts in place of each writer's output, for the pairs ``rows`` from ``begin`` on."""
         if self.ablation == "resample":
             found = self.writer_outputs(rows, corrupted=True, begin=begin)[0]
         elif self.means is None:
-            found = self.weights.final_norm.gain.new_zeros(()).expand(1, len(self.graph.writers), 1, self.graph.d_model)
+            found = self.weights.final_norm.gain.new_zeros(()).expand(
+                1, len(self.graph.writers), 1, self.graph.d_model
+            )
         else:
-            found = (self.means if self.means.shape[1] == 1 else self.means[:, begin:])[None].to(self.lens.device)
+            found = (self.means if self.means.shape[1] == 1 else self.means[:, begin:])[None].to(
+                self.lens.device
+            )
         if self.frozen is None or self.frozen < begin:
             return found
         clean = self.writer_outputs(rows, begin=begin)[0]
@@ -215,7 +241,9 @@ class Runs:
         found[:, :, at] = clean[:, :, at]
         return found
 
-    def output_difference(self, rows: slice) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
+    def output_difference(
+        self, rows: slice
+    ) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
         """Return the first position at which both runs differ, and writers' outputs from there minus replacements."""
         begin = self.first_difference(rows)
         difference, _ = self.writer_outputs(rows, begin=begin)
@@ -229,15 +257,28 @@ class Runs:
             kept: dict[tuple[str, int], Tensor] = {}
             key = ("resid_pre", 0)
             with torch.no_grad():
-                hook = (hook_name_of(self.lens, *key), partial(keep_from_position, into=kept, key=key, begin=0))
+                hook = (
+                    hook_name_of(self.lens, *key),
+                    partial(keep_from_position, into=kept, key=key, begin=0),
+                )
                 stop = replace(self.metric, layers=(0,), logits=False, loss=False, sites=())
-                run_with_hooks(self.lens, self.pair_tokens(rows, corrupted=corrupted), metric=stop, hooks=[hook])
+                run_with_hooks(
+                    self.lens,
+                    self.pair_tokens(rows, corrupted=corrupted),
+                    metric=stop,
+                    hooks=[hook],
+                )
             ends.append(kept[key])
         if self.ablation != "resample":
             ends[0] = self.replacements(rows, begin=0)[:, 0].to(ends[1].dtype).expand_as(ends[1])
         elif self.frozen is not None:
             ends[0] = torch.cat(
-                [ends[0][:, : self.frozen], ends[1][:, [self.frozen]], ends[0][:, self.frozen + 1 :]], 1
+                [
+                    ends[0][:, : self.frozen],
+                    ends[1][:, [self.frozen]],
+                    ends[0][:, self.frozen + 1 :],
+                ],
+                1,
             )
         return ends[0], ends[1]
 
@@ -248,7 +289,11 @@ class Runs:
         return self.masks[:, rows, begin:].to(self.lens.device, self.weights.dtype)
 
     def _with_metric_values(self) -> "Runs":
-        found = self if self.ablation in ("resample", "zero") else replace(self, means=self._compute_means())
+        found = (
+            self
+            if self.ablation in ("resample", "zero")
+            else replace(self, means=self._compute_means())
+        )
         clean, corrupted = [], []
         with torch.no_grad():
             some = slice(0, min(self.n_pairs, max(2, next(found.batches()).stop)))
@@ -270,7 +315,9 @@ class Runs:
             added, _ = self.writer_outputs(rows)
             weight = valid[rows].to(added.device, added.dtype)
             total = total + einsum(
-                added, weight, "pair writer position d_model, pair position -> writer position d_model"
+                added,
+                weight,
+                "pair writer position d_model, pair position -> writer position d_model",
             )
         assert isinstance(total, Tensor)
         counts = valid.sum(0).to(total.device, total.dtype)
@@ -314,7 +361,9 @@ def run_given_pairs(
     clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
     metric = task.metric if metric is None and task is not None else metric
     if metric is None:
-        raise InputError("no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task")
+        raise InputError(
+            "no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task"
+        )
     spans = None if task is None else task.spans
     return run_pairs(as_lens(model), clean, corrupted, metric=metric, config=config, spans=spans)
 
@@ -333,26 +382,41 @@ def with_spans(runs: Runs, spans: Mapping[str, Sequence[int] | Sequence[Sequence
     masks = torch.zeros(len(spans), tokens.n_sequences, tokens.n_positions, dtype=torch.bool)
     lengths = tokens.lengths.tolist()
     for mask, (name, positions) in zip(masks, spans.items(), strict=True):
-        by_pair: Any = positions if positions and not isinstance(positions[0], int) else [positions] * len(lengths)
+        by_pair: Any = (
+            positions
+            if positions and not isinstance(positions[0], int)
+            else [positions] * len(lengths)
+        )
         if len(by_pair) != len(lengths):
-            raise InputError(f"the span {name!r} has positions of {len(by_pair)} pairs; need those of {len(lengths)}")
+            raise InputError(
+                f"the span {name!r} has positions of {len(by_pair)} pairs; need those of {len(lengths)}"
+            )
         for row, (own, length) in enumerate(zip(by_pair, lengths, strict=True)):
             for position in own:  # below 0 from the last real token
                 if not -length <= position < length:
-                    raise InputError(f"position {position} of the span {name!r} is outside some sequence")
+                    raise InputError(
+                        f"position {position} of the span {name!r} is outside some sequence"
+                    )
                 mask[row, position % length] = True
     if bool((masks.sum(0) > 1).any()):
         raise InputError("a position is in two spans; need each position in one span at most")
     left = tokens.valid & ~masks.any(0)
     if bool(left.any()):
         if REST in spans:
-            raise InputError(f"positions are in no span, and {REST!r} is taken; need another name, or all positions")
+            raise InputError(
+                f"positions are in no span, and {REST!r} is taken; need another name, or all positions"
+            )
         masks, names = torch.cat([masks, left[None]]), (*names, REST)
     return replace(runs, graph=replace(runs.graph, spans=names), masks=masks)
 
 
 def keep_from_position(
-    x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int], begin: int
+    x: Tensor,
+    hook: object,
+    *,
+    into: dict[tuple[str, int], Tensor],
+    key: tuple[str, int],
+    begin: int,
 ) -> None:
     """Hook that stores its tensor ``x``, from the position ``begin`` on, in ``into`` under ``key``."""
     into[key] = x.detach()[:, begin:]

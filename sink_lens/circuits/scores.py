@@ -71,7 +71,10 @@ class Scores:
         gap).
         """
         from_input = self.graph.ends[1] == 0
-        attributed, gap = self.values[:, from_input].sum(1, dtype=np.float64), self.clean - self.corrupted
+        attributed, gap = (
+            self.values[:, from_input].sum(1, dtype=np.float64),
+            self.clean - self.corrupted,
+        )
         return pd.DataFrame(
             {
                 "pair": np.arange(len(gap)),
@@ -85,7 +88,9 @@ class Scores:
     @property
     def completeness_ratio(self) -> float:
         """Sum of the input's edge scores divided by the metric's difference (means over pairs); 1 is complete."""
-        gap, attributed = (self.completeness_by_pair[name].to_numpy().mean() for name in ("gap", "attributed"))
+        gap, attributed = (
+            self.completeness_by_pair[name].to_numpy().mean() for name in ("gap", "attributed")
+        )
         return float(attributed / gap) if gap else float("nan")
 
 
@@ -124,7 +129,12 @@ def score_by_gradients(
     scale = abs(float(runs.gap.double().mean())) if scale is None else scale
     for rows in runs.batches(copies=3):
         values, points = _score_batch(
-            runs, rows, method=method, steps=steps, most=most_steps, allowed=tolerance * (scale or 1.0)
+            runs,
+            rows,
+            method=method,
+            steps=steps,
+            most=most_steps,
+            allowed=tolerance * (scale or 1.0),
         )
         found.values[rows], found.steps[rows] = values.numpy(), points.numpy()
         advance(rows.stop - rows.start)
@@ -164,7 +174,10 @@ def _score_batch(
         gradients = Gradients(own, some, begin=begin, rules=how.rules, keep=len(points) > 1)
         for point in points:
             embedding = torch.lerp(start[at], end[at], point) if point != 1 else end[at]
-            hook = (hook_name_of(own.lens, "resid_pre", 0), lambda x, hook, new=embedding: new.to(x.device))
+            hook = (
+                hook_name_of(own.lens, "resid_pre", 0),
+                lambda x, hook, new=embedding: new.to(x.device),
+            )
             gradients.add_run([hook], weight=1 / len(points))
         found[at] = gradients.edge_scores()
         used[at] = len(points)
@@ -193,9 +206,20 @@ class Gradients:
         keep: bool = True,
     ) -> None:
         """Begin with no run; ``difference`` is each writer's output minus its replacement, from ``begin`` on."""
-        self.runs, self.difference, self.begin, self.rules, self.keep = runs, difference, begin, rules, keep
+        self.runs, self.difference, self.begin, self.rules, self.keep = (
+            runs,
+            difference,
+            begin,
+            rules,
+            keep,
+        )
         self._sums: dict[tuple[str, int], Float[Tensor, "pair reader position d_model"]] = {}
-        shape = (len(difference), len(runs.graph.spans), len(runs.graph.writers), len(runs.graph.readers))
+        shape = (
+            len(difference),
+            len(runs.graph.spans),
+            len(runs.graph.writers),
+            len(runs.graph.readers),
+        )
         self._scores: Float[Tensor, "pair span writer reader"] = difference.new_zeros(shape)
         self._masks = runs.span_masks(slice(0, len(difference)), begin=begin)
 
@@ -213,7 +237,9 @@ class Gradients:
         at: list[Any] = [*hooks, (hook_name_of(lens, *key), partial(add_zero, into=zeros, key=key))]
         at += rule_hooks(lens, runs.weights) if self.rules else []
         last = graph.n_layers - 1
-        streams = [(site, layer) for layer in range(graph.n_layers) for site in ("resid_pre", "attn_out")]
+        streams = [
+            (site, layer) for layer in range(graph.n_layers) for site in ("resid_pre", "attn_out")
+        ]
         for site, layer in [*streams, ("resid_post", last)]:
             own = partial(keep_from_position, into=kept, key=(site, layer), begin=self.begin)
             at.append((hook_name_of(lens, site, layer), own))
@@ -230,15 +256,23 @@ class Gradients:
                     f"the metric {runs.metric.name!r} has no gradient; need one made of the run's tensors by "
                     "differentiable operations, or the method exact"
                 )
-            found = torch.autograd.grad(values[~values.isnan()].sum(), list(zeros.values()), allow_unused=True)
+            found = torch.autograd.grad(
+                values[~values.isnan()].sum(), list(zeros.values()), allow_unused=True
+            )
         gradients = {
-            key: (torch.zeros_like(zero) if one is None else one.detach())[:, self.begin :].to(runs.weights.dtype)
+            key: (torch.zeros_like(zero) if one is None else one.detach())[:, self.begin :].to(
+                runs.weights.dtype
+            )
             for (key, zero), one in zip(zeros.items(), found, strict=True)
         }
         total = torch.zeros_like(gradients[key])
         for place in graph.places:
             name, layer = place
-            if any((site, layer) not in gradients for site in reader_sites(place, graph) if site not in ("gate", "up")):
+            if any(
+                (site, layer) not in gradients
+                for site in reader_sites(place, graph)
+                if site not in ("gate", "up")
+            ):
                 continue  # behind everything that the metric reads
             x = kept["resid_post", last] if name == "logits" else kept["resid_pre", layer]
             x = x + kept["attn_out", layer] if name == "mlp" and not graph.parallel else x
@@ -268,7 +302,9 @@ class Gradients:
         spans, writers, readers = self.runs.graph.ends
         return self._scores[:, spans, writers, readers].float().cpu()
 
-    def _add_products(self, place: tuple[str, int], gradient: Float[Tensor, "pair reader position d_model"]) -> None:
+    def _add_products(
+        self, place: tuple[str, int], gradient: Float[Tensor, "pair reader position d_model"]
+    ) -> None:
         """Add each writer's change times the ``gradient`` of the readers at ``place`` to the scores."""
         index = list(self.runs.graph.places[place])
         first = self.runs.graph.n_writers_before(index[0])

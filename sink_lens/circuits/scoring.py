@@ -54,17 +54,31 @@ def score_edges(
     ``only``, the names of a shard's files, the scores of all other pairs stay 0.
     """
     method = config.method
-    limits: dict[str, Any] = {"steps": config.steps, "most_steps": config.most_steps, "tolerance": config.tolerance}
+    limits: dict[str, Any] = {
+        "steps": config.steps,
+        "most_steps": config.most_steps,
+        "tolerance": config.tolerance,
+    }
     scale = abs(float(runs.gap.double().mean()))
     found = zero_scores(runs, method=method)
-    with tqdm(total=runs.n_pairs, desc=f"{name} ({method})", unit="pair", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=runs.n_pairs,
+        desc=f"{name} ({method})",
+        unit="pair",
+        disable=not progress,
+        leave=False,
+    ) as bar:
 
         def score_batch(some: Runs) -> Scores:
             if METHODS[method].patches:
                 own, n = zero_scores(some, method=method), some.graph.n_edges
-                own.values[:] = exact_scores(some, range(n), advance=lambda edges: bar.update(edges * some.n_pairs / n))
+                own.values[:] = exact_scores(
+                    some, range(n), advance=lambda edges: bar.update(edges * some.n_pairs / n)
+                )
                 return own
-            return score_by_gradients(some, method=method, **limits, scale=scale, advance=bar.update)
+            return score_by_gradients(
+                some, method=method, **limits, scale=scale, advance=bar.update
+            )
 
         def read_if_kept(file: str, rows: range) -> bool:
             if writer is None or not writer.has(file):
@@ -76,7 +90,9 @@ def score_edges(
 
         def write_once(file: str, rows: range) -> None:
             if writer is not None and not writer.has(file):
-                writer.write_tensors(file, {"scores": found.values[rows], "steps": found.steps[rows]})
+                writer.write_tensors(
+                    file, {"scores": found.values[rows], "steps": found.steps[rows]}
+                )
 
         for rows in [range(runs.n_pairs)] if writer is None else divide_pairs(runs.n_pairs):
             file = scores_file_name(name, rows)
@@ -97,7 +113,9 @@ def score_edges(
     return found
 
 
-def check_score_files(runs: Runs, config: CircuitConfig, folder: Path, files: Mapping[str, range]) -> None:
+def check_score_files(
+    runs: Runs, config: CircuitConfig, folder: Path, files: Mapping[str, range]
+) -> None:
     """Score the first pair of each file again, and refuse the folder if the scores differ.
 
     ``files`` are names of a folder's files of scores -> their pairs. By real patches, four edges are patched again.
@@ -114,7 +132,11 @@ def check_score_files(runs: Runs, config: CircuitConfig, folder: Path, files: Ma
             edges = np.argsort(-np.abs(there))[:4].tolist()
             there, here = there[edges], exact_scores(one, edges)
         else:
-            steps = {"steps": max(1, points), "most_steps": max(1, points)} if METHODS[config.method].doubles else {}
+            steps = (
+                {"steps": max(1, points), "most_steps": max(1, points)}
+                if METHODS[config.method].doubles
+                else {}
+            )
             limits: dict[str, Any] = {
                 "steps": config.steps,
                 "most_steps": config.most_steps,
@@ -123,7 +145,9 @@ def check_score_files(runs: Runs, config: CircuitConfig, folder: Path, files: Ma
             scale = abs(float(runs.gap.double().mean()))
             here = score_by_gradients(one, method=config.method, **limits, scale=scale).values
         about: dict[str, Any] = {"tolerance": _TOLERANCE, "scale": float(np.abs(there).max())}
-        refuse_other_numbers(folder, there, here, what=f"the score of an edge on pair {rows.start}", **about)
+        refuse_other_numbers(
+            folder, there, here, what=f"the score of an edge on pair {rows.start}", **about
+        )
 
 
 def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
@@ -134,4 +158,6 @@ def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, 
     if not METHODS[config.method].doubles or runs.ablation == "zero":
         return float("nan"), 0
     few = runs.select_pairs(range(min(_LEFT_PAIRS, runs.n_pairs)))
-    return score_by_gradients(few, method="eap-ig-left", steps=config.steps).completeness_ratio, few.n_pairs
+    return score_by_gradients(
+        few, method="eap-ig-left", steps=config.steps
+    ).completeness_ratio, few.n_pairs

@@ -8,7 +8,16 @@ import pandas as pd
 
 from sink_lens.circuits.config import AT_MOST, CARRIES, SIZES
 from sink_lens.circuits.methods import METHODS
-from sink_lens.text import as_text, capitalise, join_and, name_in_words, node_label, percent, plural, safe_line
+from sink_lens.text import (
+    as_text,
+    capitalise,
+    join_and,
+    name_in_words,
+    node_label,
+    percent,
+    plural,
+    safe_line,
+)
 
 _CARRIED = {
     "resample": "what they carry in the corrupted prompt",
@@ -29,7 +38,9 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
     row = summary.to_dict("records")[0]
     sentences = [_faithfulness_sentence(row)]
     if not are_scores_complete(row):
-        at_sink = " The sink's position can be the cause; resample, or freeze the sink." * bool(row["sink_share"] > 0)
+        at_sink = " The sink's position can be the cause; resample, or freeze the sink." * bool(
+            row["sink_share"] > 0
+        )
         sentences.append(
             "Do not rank edges by these scores: they should sum to the difference of the metric, and sum to "
             f"{percent(row['completeness'])} of it (error by pair: median {percent(row['completeness_error_median'])})."
@@ -51,7 +62,9 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
         sentences.append(_core_sentences(row))
     carried = _CARRIED.get(str(row["ablation"]), safe_line(row["ablation"]))
     replaced = "every edge" if row["ablation"] == "resample" else "the input alone"
-    frozen = f", but at position {row['frozen']}, which keeps its clean values" * (row["frozen"] >= 0)
+    frozen = f", but at position {row['frozen']}, which keeps its clean values" * (
+        row["frozen"] >= 0
+    )
     method = safe_line(row["method"]).upper()
     by = f"Its edges were chosen by {method} on {row['chosen_on']}"
     by = by if row["chosen_on"] else f"It was given, and scored by {method} on all"
@@ -88,7 +101,9 @@ def are_scores_complete(row: Mapping[str, Any]) -> bool:
     """Check that the scores sum to the metric's difference within 10%; True for methods without such a sum."""
     if not _has_integrated_scores(row):
         return True
-    return not any(abs(off) > _OFF for off in (row["completeness"] - 1, row["completeness_error_median"]))
+    return not any(
+        abs(off) > _OFF for off in (row["completeness"] - 1, row["completeness_error_median"])
+    )
 
 
 def _has_integrated_scores(row: Mapping[str, Any]) -> bool:
@@ -100,7 +115,10 @@ def _node_sentences(row: Mapping[str, Any]) -> str:
     unseen = row["unseen_nodes"].split() if isinstance(row["unseen_nodes"], str) else []
     of_zero = row["ablation"] == "zero"
     if not unseen:
-        doubt = " Against zero that is no sign of a right circuit: of 14 without such nodes, 5 were right." * of_zero
+        doubt = (
+            " Against zero that is no sign of a right circuit: of 14 without such nodes, 5 were right."
+            * of_zero
+        )
         return (
             f"Each of the {row['patched_nodes']} nodes was really patched, and gradients miss none of them: no patch "
             "that does 5% of what all edges do has the other sign than its edges' scores, or ten times their summed "
@@ -109,7 +127,9 @@ def _node_sentences(row: Mapping[str, Any]) -> str:
     if of_zero:
         doubt = " Against zero that is no sign of a wrong circuit: of 28 right ones in the zoo, 23 have such nodes."
     else:
-        doubt = " One gradient (eap) misses nodes in many right circuits too; use eap-ig." * (row["method"] == "eap")
+        doubt = " One gradient (eap) misses nodes in many right circuits too; use eap-ig." * (
+            row["method"] == "eap"
+        )
     return (
         f"Do not believe the circuit at {join_and(map(node_label, unseen))}: a real patch of the whole node does at "
         "least 5% of what all edges do, and has the other sign than its edges' scores or ten times their summed "
@@ -122,7 +142,10 @@ def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
     kept, share = row["without_sink_faithfulness"], row["sink_share"]
     if not np.isfinite(kept) or share == 0:
         return []
-    scores = f"{percent(share)} of the scores, and {percent(row['sink_share_top'])} of the 200 largest," * (share > 0)
+    scores = (
+        f"{percent(share)} of the scores, and {percent(row['sink_share_top'])} of the 200 largest,"
+        * (share > 0)
+    )
     said = f"{scores} are at the sink's position. " if scores else ""
     said += f"All edges but those at the sink's position keep {faithfulness_text(row, 'without_sink_')}."
     if kept < CARRIES and not str(row["metric"]).startswith("sink mass"):
@@ -136,7 +159,11 @@ def _sink_sentences(row: Mapping[str, Any]) -> list[str]:
 def _core_sentences(row: Mapping[str, Any]) -> str:
     together = f", and {row['together_edges']} can go together at no loss, since they cancel"
     together = together if row["together_edges"] > 0 else ""
-    alone = f" The core alone keeps {faithfulness_text(row, 'core_')}." if np.isfinite(row["core_faithfulness"]) else ""
+    alone = (
+        f" The core alone keeps {faithfulness_text(row, 'core_')}."
+        if np.isfinite(row["core_faithfulness"])
+        else ""
+    )
     return (
         f"{_edges_text(row['core_edges'])} core: in at least 95% of the bootstraps under every ablation and "
         f"template. Real patches confirm {row['confirmed_edges']} of them (at least 1% of what all edges do){together}."
@@ -169,22 +196,30 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
             "from 0."
         )
     given = row["rule"] == "given"
-    judges = f"on all {row['judged_on']} pairs" if given else "on pairs that were not used to choose it"
-    has, none = f"The circuit has {edge_count_text(row)} and keeps", "No circuit below all edges keeps 80%"
+    judges = (
+        f"on all {row['judged_on']} pairs" if given else "on pairs that were not used to choose it"
+    )
+    has, none = (
+        f"The circuit has {edge_count_text(row)} and keeps",
+        "No circuit below all edges keeps 80%",
+    )
     of = f"of what all edges add to the {name_in_words(str(row['metric']))}, {gap}, {judges}."
     if row["rule"] == "none":
         if row["asked_edges"] >= row["all_edges"]:
             return f"{none} {of}"
         has = f"{none}. The largest {edge_count_text(row)} keep"
     return (
-        f"{has} {faithfulness_text(row)} {of} All other edges, without it, keep {faithfulness_text(row, 'without_')}."
+        f"{has} {faithfulness_text(row)} {of} "
+        f"All other edges, without it, keep {faithfulness_text(row, 'without_')}."
     )
 
 
 def _areas_sentence(row: Mapping[str, Any], *, sizes: Sequence[float]) -> str:
     """Return a sentence with CPR and CMD from ``row``, or with areas over ``sizes`` if these do not span all shares."""
     least, most = min(sizes), max(sizes)
-    cpr, cmd, cpr_log, cmd_log = (as_text(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log"))
+    cpr, cmd, cpr_log, cmd_log = (
+        as_text(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log")
+    )
     if most < 1 or least > SIZES[3]:  # CPR and CMD are areas from 0 to 1
         return (
             f"From {100 * least:.3g}% to {100 * most:.3g}% of the edges, the sizes of the run, the area under "

@@ -23,7 +23,9 @@ _TOP, _PAIRS = 200, 8
 
 def with_sink_span(runs: Runs, position: int) -> Runs:
     """Copy the runs with two spans: ``position``, the sink's, and all other positions."""
-    return with_spans(replace(runs, graph=replace(runs.graph, spans=("",)), masks=None), {"sink": [position]})
+    return with_spans(
+        replace(runs, graph=replace(runs.graph, spans=("",)), masks=None), {"sink": [position]}
+    )
 
 
 def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
@@ -39,9 +41,13 @@ def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
     share = top = np.nan
     names = [f"without_sink_faithfulness{end}" for end in ("", "_low", "_high")]
     if circuit.runs.first_difference(slice(None)) > position or config.freeze:
-        return {"sink_share": 0.0, "sink_share_top": 0.0} | dict.fromkeys(names, 1.0 if judge.is_gap_clear else np.nan)
+        return {"sink_share": 0.0, "sink_share_top": 0.0} | dict.fromkeys(
+            names, 1.0 if judge.is_gap_clear else np.nan
+        )
     if not METHODS[config.method].patches:
-        some = with_sink_span(circuit.runs.select_pairs(range(min(_PAIRS, circuit.runs.n_pairs))), position)
+        some = with_sink_span(
+            circuit.runs.select_pairs(range(min(_PAIRS, circuit.runs.n_pairs))), position
+        )
         size, there = np.abs(score_edges(some, config).mean), some.graph.ends[0] == 0
         largest = np.argsort(-size, kind="stable")[:_TOP]
         share, top = float(size[there].sum() / (size.sum() or np.nan)), float(there[largest].mean())

@@ -60,7 +60,13 @@ def upper_bound_of_count(found: int, *, sampled: int, total: int) -> int:
     The sample is drawn without replacement, and the bound is exact (hypergeometric).
     """
     counts = range(found, total - sampled + found + 1)
-    return found - 1 + bisect_left(counts, True, key=lambda n: bool(hypergeom.cdf(found, total, n, sampled) <= 0.05))
+    return (
+        found
+        - 1
+        + bisect_left(
+            counts, True, key=lambda n: bool(hypergeom.cdf(found, total, n, sampled) <= 0.05)
+        )
+    )
 
 
 def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"]) -> float:
@@ -69,7 +75,9 @@ def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"])
     return float((first & second).sum()) / either if either else float("nan")
 
 
-def random_halves(templates: Sequence[str], *, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def random_halves(
+    templates: Sequence[str], *, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Divide the pairs of each template at random; return the indices of the pairs in each half."""
     names = np.asarray(templates, dtype=object)
     halves: tuple[list[int], list[int]] = [], []

@@ -26,7 +26,14 @@ from torch import Tensor, nn
 from ..edits.constructors import Edit, freeze
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook_name
-from ..models.weights import Norm, NormName, attention_weights, final_norm, mlp_weights, norm_weights
+from ..models.weights import (
+    Norm,
+    NormName,
+    attention_weights,
+    final_norm,
+    mlp_weights,
+    norm_weights,
+)
 from .graph import Graph
 
 _TO_READERS = "batch position head d_head, head d_head d_model -> batch head position d_model"
@@ -118,7 +125,9 @@ def hook_name_of(lens: LensModel, site: str, layer: int) -> str:
     return bridge_hook_name(SITES[site], family=lens.family, layer=layer)
 
 
-def apply_norm(x: Float[Tensor, "*batch d_model"], norm: Norm | None) -> Float[Tensor, "*batch d_model"]:
+def apply_norm(
+    x: Float[Tensor, "*batch d_model"], norm: Norm | None
+) -> Float[Tensor, "*batch d_model"]:
     """Apply a norm, or a multiplier, to the stream ``x``; return ``x`` itself if the norm is None."""
     if norm is None:
         return x
@@ -136,7 +145,9 @@ def mlp_read_edits(
     norm: Norm | None,
     whole: bool,
     units: Sequence[int],
-    projections: Mapping[str, tuple[Float[Tensor, "neuron d_model"], Float[Tensor, "batch position neuron"]]],
+    projections: Mapping[
+        str, tuple[Float[Tensor, "neuron d_model"], Float[Tensor, "batch position neuron"]]
+    ],
     **where: Any,
 ) -> list[Edit]:
     """Make edits under which a layer's MLP, or its neurons ``units`` alone, read the stream ``x`` minus ``change``.
@@ -192,7 +203,9 @@ def reader_gradients(
     """
     name, layer = place
     if name == "logits":
-        return gradient_before_norm(gradients["final", layer][:, None], x, weights.final_norm, held=held)
+        return gradient_before_norm(
+            gradients["final", layer][:, None], x, weights.final_norm, held=held
+        )
     own = weights.layers[layer]
     if name == "attention":
         parts = []
@@ -208,7 +221,9 @@ def reader_gradients(
     of_neurons = gradients["up", layer][..., chosen] @ own.w_up
     if own.w_gate is not None:
         of_neurons = of_neurons + gradients["gate", layer][..., chosen] @ own.w_gate
-    return gradient_before_norm(torch.stack([of_neurons, whole - of_neurons], dim=1), x, own.mlp_norm, held=held)
+    return gradient_before_norm(
+        torch.stack([of_neurons, whole - of_neurons], dim=1), x, own.mlp_norm, held=held
+    )
 
 
 def reader_sites(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
@@ -241,7 +256,13 @@ def writer_outputs(
     found[:, 0] = first
     for layer in range(graph.n_layers):
         if ("z", layer) in tensors:
-            fill_outputs(tensors, found[:, graph.writers_of_layer(layer)], layer=layer, graph=graph, weights=weights)
+            fill_outputs(
+                tensors,
+                found[:, graph.writers_of_layer(layer)],
+                layer=layer,
+                graph=graph,
+                weights=weights,
+            )
     return found
 
 
@@ -258,12 +279,19 @@ def fill_outputs(
     own = weights.layers[layer]
     if which in ("both", "attention"):
         heads = einsum(tensors["z", layer].to(weights.dtype), own.w_o, _TO_READERS)
-        into[:, : graph.n_heads] = heads * post_norm_factor(heads.sum(1) + own.b_o, own.attn_after)[:, None]
+        into[:, : graph.n_heads] = (
+            heads * post_norm_factor(heads.sum(1) + own.b_o, own.attn_after)[:, None]
+        )
     if which in ("both", "mlp") and ("mlp_out", layer) in tensors:
         whole = tensors["mlp_out", layer].to(weights.dtype)
         if own.w_down is not None:
-            part = tensors["neurons", layer][..., list(graph.neurons[layer])].to(weights.dtype) @ own.w_down.T
-            part = part * post_norm_factor(tensors["down_out", layer].to(weights.dtype), own.mlp_after)
+            part = (
+                tensors["neurons", layer][..., list(graph.neurons[layer])].to(weights.dtype)
+                @ own.w_down.T
+            )
+            part = part * post_norm_factor(
+                tensors["down_out", layer].to(weights.dtype), own.mlp_after
+            )
             into[:, graph.n_heads] = part
             whole = whole - part
         into[:, -1] = whole
@@ -274,7 +302,9 @@ def output_biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_mode
     rows = []
     for own in weights.layers:
         after = own.attn_after
-        assert after is None or not after.divides or not bool(own.b_o.any())  # no family has a bias and a norm behind
+        assert (
+            after is None or not after.divides or not bool(own.b_o.any())
+        )  # no family has a bias and a norm behind
         rows.append(own.b_o if after is None else own.b_o * after.gain)
     return torch.stack(rows)
 
@@ -286,4 +316,6 @@ def post_norm_factor(total: Float[Tensor, "batch position d_model"], after: Norm
     if not after.divides:
         return after.gain[None, None]
     assert not after.centred
-    return (total.to(after.gain.device).square().mean(-1, keepdim=True) + after.eps).rsqrt() * after.gain
+    return (
+        total.to(after.gain.device).square().mean(-1, keepdim=True) + after.eps
+    ).rsqrt() * after.gain

@@ -71,7 +71,9 @@ def _stability_fields(circuit: Circuit) -> dict[str, Any]:
     means = (circuit.scores.values[rows].mean(0) for rows in circuit.halves)
     how: dict[str, Any] = {"how": circuit.choice, "outputs": circuit.outputs}
     return {
-        "jaccard_halves": jaccard(*(choose_edges(circuit.graph, mean, circuit.size, **how) for mean in means)),
+        "jaccard_halves": jaccard(
+            *(choose_edges(circuit.graph, mean, circuit.size, **how) for mean in means)
+        ),
         "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
     }
 
@@ -103,27 +105,47 @@ def _score_fields(scores: Scores) -> dict[str, float]:
     }
 
 
-def _real_patch_fields(circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFrame | None) -> dict[str, Any]:
+def _real_patch_fields(
+    circuit: Circuit, check: pd.DataFrame | None, nodes: pd.DataFrame | None
+) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(("rank_correlation", "missed", "weakest"), np.nan)
-    row |= dict.fromkeys(("outside_over", "outside_sampled", "outside_at_most", "patched_nodes"), -1)
+    row |= dict.fromkeys(
+        ("outside_over", "outside_sampled", "outside_at_most", "patched_nodes"), -1
+    )
     row["unseen_nodes"] = ""
     if check is not None:
         made = make_check(circuit.scores, circuit.chosen, check)
-        row |= {"rank_correlation": made.rank_correlation, "missed": made.missed, "weakest": made.weakest}
+        row |= {
+            "rank_correlation": made.rank_correlation,
+            "missed": made.missed,
+            "weakest": made.weakest,
+        }
         over, sampled = made.outside_counts
-        row |= {"outside_over": over, "outside_sampled": sampled, "outside_at_most": made.most_outside}
+        row |= {
+            "outside_over": over,
+            "outside_sampled": sampled,
+            "outside_at_most": made.most_outside,
+        }
     if nodes is not None:
         unseen = nodes.loc[nodes["unseen"]].sort_values("exact", key=abs, ascending=False)
         row |= {"patched_nodes": len(nodes), "unseen_nodes": " ".join(unseen["node"].tolist())}
     return row
 
 
-def _core_fields(circuit: Circuit, core: pd.DataFrame | None, judge: FaithfulnessJudge) -> dict[str, Any]:
+def _core_fields(
+    circuit: Circuit, core: pd.DataFrame | None, judge: FaithfulnessJudge
+) -> dict[str, Any]:
     if core is None:
         return dict.fromkeys(
-            [f"{name}_edges" for name in ("core", "confirmed", "together", "undecided", "contingent")], -1
+            [
+                f"{name}_edges"
+                for name in ("core", "confirmed", "together", "undecided", "contingent")
+            ],
+            -1,
         )
-    inside, together, undecided = (core[name].to_numpy(bool) for name in ("core", "together", "undecided"))
+    inside, together, undecided = (
+        core[name].to_numpy(bool) for name in ("core", "together", "undecided")
+    )
     does = np.abs(core["exact"].to_numpy(float)) >= CONFIRMED * abs(circuit.difference)
     mask = np.isin(circuit.graph.names, core.loc[inside, "edge"].to_numpy())
     (alone,) = judge.faithfulness_table(judge.metric_values(mask[None])).to_dict("records")

@@ -17,7 +17,11 @@ def every_edge_table(
     """Return a table of all edges of the model: score, standard error over pairs, ``inclusion``, ``in_circuit``."""
     graph, values = scores.graph, scores.values
     spans, writers, readers = graph.ends
-    error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.full(values.shape[1], np.nan)
+    error = (
+        values.std(0, ddof=1) / np.sqrt(len(values))
+        if len(values) > 1
+        else np.full(values.shape[1], np.nan)
+    )
     return pd.DataFrame(
         {
             "edge": graph.names.astype(str),
@@ -51,8 +55,22 @@ def largest_edge_table(
     low, high = stability.bootstrap_bounds(scores.values[:, order], weights)
     gap = float((scores.clean - scores.corrupted).mean()) or np.nan
     found = every.iloc[order].reset_index(drop=True)
-    found = found.assign(low=low.astype(float), high=high.astype(float), share=mean[order] / gap, drawn=drawn[order])
-    columns = ["edge", "writer", "reader", "span", "score", "low", "high", "share", "inclusion", "in_circuit", "drawn"]
+    found = found.assign(
+        low=low.astype(float), high=high.astype(float), share=mean[order] / gap, drawn=drawn[order]
+    )
+    columns = [
+        "edge",
+        "writer",
+        "reader",
+        "span",
+        "score",
+        "low",
+        "high",
+        "share",
+        "inclusion",
+        "in_circuit",
+        "drawn",
+    ]
     return found[columns]
 
 

@@ -94,8 +94,14 @@ def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
     if config.task != "text":
         return task_of(lens, config=config)
     if lens.tokenizer is None:
-        raise InputError(f"{lens.name} has no tokenizer; need one to read text, or a task 'file' of token ids")
-    lengths: dict[str, Any] = {"sequences": config.pairs, "length": config.length, "bos": config.bos}
+        raise InputError(
+            f"{lens.name} has no tokenizer; need one to read text, or a task 'file' of token ids"
+        )
+    lengths: dict[str, Any] = {
+        "sequences": config.pairs,
+        "length": config.length,
+        "bos": config.bos,
+    }
     tokens = from_text(bundled_text(), lens.tokenizer, name="moby_dick", **lengths)
     return Task(
         name="text",
@@ -141,7 +147,9 @@ def task_of(
     config = make_config(CircuitConfig, config, fields | named, where="circuits.task")
     name, lens = config.task, as_lens(model)
     if lens.tokenizer is None:
-        raise InputError(f"{lens.name} has no tokenizer; need one for the task {name!r}; circuits.find takes token ids")
+        raise InputError(
+            f"{lens.name} has no tokenizer; need one for the task {name!r}; circuits.find takes token ids"
+        )
     generator = np.random.default_rng([config.seed, 0]) if generator is None else generator
     kept = make_token_pairs(config, lens.tokenizer, d_vocab=lens.d_vocab, generator=generator)
     if not kept:
@@ -152,7 +160,9 @@ def task_of(
     whole, right = _task_of_pairs(name, kept, lens=lens, bos=config.bos), list[int]()
     for start in range(0, len(kept), step := config.batch_size or _A_PASS):
         rows = slice(start, min(start + step, len(kept)))
-        outcome = run_with(lens, whole.clean[rows], layers=(0,), loss=False, logits=True, progress=False)
+        outcome = run_with(
+            lens, whole.clean[rows], layers=(0,), loss=False, logits=True, progress=False
+        )
         values = evaluate(whole.metric, replace(outcome, sequences=rows))
         right += (start + (values > 0).nonzero()[:, 0]).tolist()
     if len(right) < max(1, least * len(kept)):
@@ -161,22 +171,34 @@ def task_of(
             f"least {least:.0%}, because a circuit cannot explain what a model does not do. Choose another task or "
             "model"
         )
-    if least and len(right) < len(kept) and (chance := binom.sf(len(right) - 1, len(kept), 0.5)) > SURE:
+    if (
+        least
+        and len(right) < len(kept)
+        and (chance := binom.sf(len(right) - 1, len(kept), 0.5)) > SURE
+    ):
         raise InputError(
             f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}, and chance "
             f"gives as many in {chance:.0%} of draws; need at most {SURE:.0%}, because pairs that a model gets right "
             "by chance have no circuit. Give more pairs, or other ones"
         )
     chosen = [kept[row] for row in right[: config.pairs]]
-    return replace(_task_of_pairs(name, chosen, lens=lens, bos=config.bos), n_tried=len(kept), n_answered=len(right))
+    return replace(
+        _task_of_pairs(name, chosen, lens=lens, bos=config.bos),
+        n_tried=len(kept),
+        n_answered=len(right),
+    )
 
 
-def _task_of_pairs(name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition) -> Task:
+def _task_of_pairs(
+    name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition
+) -> Task:
     lengths = torch.tensor([len(one.clean) for one in kept])
 
     def make_batch(prompts: Sequence[list[int]]) -> TokenBatch:
         tokens = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True)
-        return replace(from_tensor(tokens, lengths=lengths, tokenizer=lens.tokenizer), bos_condition=bos)
+        return replace(
+            from_tensor(tokens, lengths=lengths, tokenizer=lens.tokenizer), bos_condition=bos
+        )
 
     return Task(
         name=name,

@@ -23,7 +23,11 @@ from .console import BAD_INPUT, INTERRUPTED, app
 
 __all__ = ["BAD_INPUT", "INTERRUPTED", "app", "main"]
 
-_QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_VERBOSITY": "error",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
 """Where a hub cannot be reached, the error at the end says what its retries met."""
 _SPIN = {"GOMP_SPINCOUNT": "10000"}
 """Turns that a waiting thread of libgomp, which torch uses on Linux, spins before it sleeps; 300,000 by itself.
@@ -39,7 +43,9 @@ def main() -> None:
         os.environ.setdefault(name, value)  # read when the libraries are first imported
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal without a character shows its number
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a terminal without a character shows its number
     app(prog_name="sink-lens")
 
 
@@ -53,10 +59,14 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def global_options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.")
+    ] = False,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Where do a language model's attention sinks come from? Traces the causal chain, link by link."""

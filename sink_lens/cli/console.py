@@ -31,7 +31,12 @@ INTERRUPTED = 130
 """Exit code of Ctrl-C: 128 + SIGINT, as shells have it."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_MEMORY = ("OutOfMemoryError", "can't allocate memory", "not enough memory", "Cannot allocate memory")
+_NO_MEMORY = (
+    "OutOfMemoryError",
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+)
 """Texts of torch's out-of-memory errors, by device: on the CPU it has no error class for them."""
 _LONGEST = 4000
 _UsageError: Any = typer.BadParameter.__base__
@@ -57,7 +62,9 @@ class _RefusesVisibly:
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples into the help: each command on one line, to be copied, and its explanation below."""
         lines: list[str] = []
-        for line in filter(None, (line.strip() for line in (getattr(self, "epilog", "") or "").splitlines())):
+        for line in filter(
+            None, (line.strip() for line in (getattr(self, "epilog", "") or "").splitlines())
+        ):
             if line.startswith("sink-lens") or line.partition(" ")[0] in ("torchrun", "accelerate"):
                 command, _, does = line.partition("[dim]")
                 does = textwrap.wrap(does.replace("[/dim]", ""), 66)
@@ -74,7 +81,11 @@ class Command(_RefusesVisibly, TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and options into the help, without types such as ``<str>``."""
         for heading, kind in (("Arguments", "argument"), ("Options", "option")):
-            records = [one.get_help_record(ctx) for one in self.get_params(ctx) if one.param_type_name == kind]
+            records = [
+                one.get_help_record(ctx)
+                for one in self.get_params(ctx)
+                if one.param_type_name == kind
+            ]
             if shown := [(name.partition(" <")[0], text) for name, text in filter(None, records)]:
                 with formatter.section(heading):
                     formatter.write_dl(shown)
@@ -103,7 +114,9 @@ class Commands(_RefusesVisibly, TyperGroup):
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as error:
-                print_message("interrupted", "; ".join(getattr(error, "__notes__", ["nothing was written"])))
+                print_message(
+                    "interrupted", "; ".join(getattr(error, "__notes__", ["nothing was written"]))
+                )
                 raise typer.Exit(INTERRUPTED) from None
             except (SinkLensError, OSError, MemoryError, RuntimeError) as error:
                 text = user_message(error)
@@ -116,7 +129,9 @@ class Commands(_RefusesVisibly, TyperGroup):
             except BaseException as error:
                 if not is_panic(error):
                     raise
-                said = f"a library panicked: {first_line_of_error(error)}; need files that are whole"
+                said = (
+                    f"a library panicked: {first_line_of_error(error)}; need files that are whole"
+                )
                 print_message("error", f"{said}. Fetch the model or data again")
                 raise typer.Exit(BAD_INPUT) from None
 
@@ -185,7 +200,9 @@ def console(*, stderr: bool = False) -> "Console":
 
     class VisibleConsole(Console):
         def render_str(self, text: str, **named: Any) -> Text:
-            return super().render_str(safe_for_terminal(text), **named)  # before a table measures it
+            return super().render_str(
+                safe_for_terminal(text), **named
+            )  # before a table measures it
 
         def render(self, *given: Any, **named: Any) -> Iterator[Segment]:  # pyright: ignore[reportIncompatibleMethodOverride]  # passed on as it is
             for one in super().render(*given, **named):
@@ -197,7 +214,9 @@ def console(*, stderr: bool = False) -> "Console":
 def _pause_bars() -> contextlib.AbstractContextManager[Any]:
     """Return a context manager that clears the progress bars, and draws them at its end, below the new text."""
     bars = sys.modules.get("tqdm")
-    return contextlib.nullcontext() if bars is None else bars.tqdm.external_write_mode(file=sys.stderr)
+    return (
+        contextlib.nullcontext() if bars is None else bars.tqdm.external_write_mode(file=sys.stderr)
+    )
 
 
 class _StderrHandler(logging.StreamHandler):
@@ -233,7 +252,10 @@ def render_report(folder: Path, *, quiet: bool = False) -> Path:
     try:
         path = render(folder)
     except KeyboardInterrupt:
-        print_message("interrupted", f"the run in {folder} is finished; sink-lens report {folder} draws its page")
+        print_message(
+            "interrupted",
+            f"the run in {folder} is finished; sink-lens report {folder} draws its page",
+        )
         raise typer.Exit(INTERRUPTED) from None
     if not quiet:
         echo(f"report: {path}")
@@ -244,7 +266,9 @@ def user_message(error: BaseException) -> str | None:
     """Return what to tell the user about an error; None if the error is a bug of the program."""
     if isinstance(error, SinkLensError):
         return str(error)
-    if isinstance(error, MemoryError) or any(sign in f"{type(error).__name__} {error}" for sign in _NO_MEMORY):
+    if isinstance(error, MemoryError) or any(
+        sign in f"{type(error).__name__} {error}" for sign in _NO_MEMORY
+    ):
         return "the memory is full; need less at once. Ask for fewer or shorter sequences, or a smaller --batch-size"
     if not isinstance(error, OSError) or error.errno is None or error.errno == errno.EPIPE:
         return None
@@ -257,7 +281,12 @@ def user_message(error: BaseException) -> str | None:
 
 
 def terminal_table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", texts: int = 1, wrapped: Sequence[str] = ()
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = "",
+    texts: int = 1,
+    wrapped: Sequence[str] = (),
 ) -> "Table":
     """Return a table for the terminal, without lines between cells.
 

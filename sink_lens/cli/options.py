@@ -57,7 +57,10 @@ class Answer:
 
 
 def add_config_options(
-    kind: type[C], *, make: Callable[[Mapping[str, Any], str], C] | None = None, view: type | None = None
+    kind: type[C],
+    *,
+    make: Callable[[Mapping[str, Any], str], C] | None = None,
+    view: type | None = None,
 ) -> Callable[[Callable[..., Answer | None]], Callable[..., None]]:
     """Return a decorator that adds a configuration's options to a command, and ``--config`` and ``--json``.
 
@@ -74,7 +77,9 @@ def add_config_options(
         known = {field.name: field for field in fields(kind) if "file_only" not in field.metadata}  # type: ignore[arg-type]  # C is a dataclass
         seen = {} if view is None else {field.name: field for field in fields(view)}
         docs = field_docs(kind) | ({} if view is None else field_docs(view))
-        shown = [_typer_parameter(field, docs.get(name, "")) for name, field in (known | seen).items()]
+        shown = [
+            _typer_parameter(field, docs.get(name, "")) for name, field in (known | seen).items()
+        ]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
         def run_with_settings(ctx: typer.Context, given: dict[str, Any]) -> Answer | None:
@@ -83,13 +88,17 @@ def add_config_options(
                 given["view"] = view(**{name: given.pop(name) for name in seen})
             settings, file = {}, given.pop("config_file")
             if given.get("file") is not None and file is not None:
-                raise InputError(f"two files were given, {given['file']} and {file}; need one of them")
+                raise InputError(
+                    f"two files were given, {given['file']} and {file}; need one of them"
+                )
             file = given.get("file") if file is None else file
             if "file" in given:
                 given["file"] = file
             if file is not None:
                 settings = flatten_tables(
-                    kind, read_settings(file, what=f"a configuration of {command.__name__}"), where=str(file)
+                    kind,
+                    read_settings(file, what=f"a configuration of {command.__name__}"),
+                    where=str(file),
                 )
             for name, field in known.items():
                 if "imports" in field.metadata and ":" in str(settings.get(name, "")):
@@ -103,8 +112,13 @@ def add_config_options(
                     field = known[name]
                     if field.metadata.get("written") in ("commas", "ranges"):
                         value = ",".join(value)  # the option may be given several times
-                    settings[name] = convert_field_value(field, field.type, value, name=option_name(field))
-            return command(build_config(kind, settings, where="" if file is None else str(file), make=make), **given)
+                    settings[name] = convert_field_value(
+                        field, field.type, value, name=option_name(field)
+                    )
+            return command(
+                build_config(kind, settings, where="" if file is None else str(file), make=make),
+                **given,
+            )
 
         @functools.wraps(command)
         def run(*, ctx: typer.Context, **given: Any) -> None:
@@ -115,7 +129,9 @@ def add_config_options(
         file = by_name("config_file", annotation=_CONFIG, default=None)
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
         last = by_name("as_json", annotation=Json, default=False)
-        signature = inspect.Signature([by_name("ctx", annotation=typer.Context), *shown, file, *own, last])
+        signature = inspect.Signature(
+            [by_name("ctx", annotation=typer.Context), *shown, file, *own, last]
+        )
         run.configuration = kind  # type: ignore[attr-defined]  # what its options are made from
         del run.__wrapped__  # typer reads the signature below, not that of the command
         run.__signature__ = signature  # type: ignore[attr-defined]
@@ -125,7 +141,9 @@ def add_config_options(
     return decorate
 
 
-def run_and_answer(ctx: typer.Context, command: Callable[[], Answer | None], *, as_json: bool) -> None:
+def run_and_answer(
+    ctx: typer.Context, command: Callable[[], Answer | None], *, as_json: bool
+) -> None:
     """Run a command; with ``as_json`` print one JSON object on stdout and all other output on stderr.
 
     Raises:
@@ -167,7 +185,11 @@ def say_with_options(text: str, ctx: typer.Context) -> str:
     The subject of a sentence (``most_loss is 0``) is rewritten if its option was given: else a file has the field.
     """
     options = {one.name: one for one in ctx.command.params}
-    given = {name for name in options if (source := ctx.get_parameter_source(name)) and source.name == "COMMANDLINE"}
+    given = {
+        name
+        for name in options
+        if (source := ctx.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    }
 
     def option(found: re.Match[str]) -> str:
         if (known := options.get(found[1])) is None or not known.opts[-1].startswith("-"):
@@ -194,12 +216,19 @@ def json_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 def _print_json(found: Mapping[str, Any], *, file: Any) -> None:
     from ..records.provenance import plain_json
 
-    found = {name: json_rows(value) if hasattr(value, "to_dict") else value for name, value in found.items()}
+    found = {
+        name: json_rows(value) if hasattr(value, "to_dict") else value
+        for name, value in found.items()
+    }
     typer.echo(json.dumps(plain_json(found), allow_nan=False), file=file)
 
 
 def build_config(
-    kind: type[C], settings: Mapping[str, Any], *, where: str, make: Callable[[Mapping[str, Any], str], C] | None
+    kind: type[C],
+    settings: Mapping[str, Any],
+    *,
+    where: str,
+    make: Callable[[Mapping[str, Any], str], C] | None,
 ) -> C:
     """Return a configuration with ``settings`` (field -> value), by ``make`` if given; errors call them ``where``."""
     return make_config(kind, None, settings, where=where) if make is None else make(settings, where)
@@ -212,7 +241,11 @@ def option_name(field: Field[Any]) -> str:
 
 def off_option_name(field: Field[Any]) -> str:
     """Return the name of the option that sets a boolean field to false, such as ``--no-interventions``."""
-    return "--" + field.metadata["off"] if "off" in field.metadata else f"--no-{option_name(field)[2:]}"
+    return (
+        "--" + field.metadata["off"]
+        if "off" in field.metadata
+        else f"--no-{option_name(field)[2:]}"
+    )
 
 
 def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
@@ -221,7 +254,10 @@ def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     default = None if field.default is MISSING else field.default
     written, choices = field.metadata.get("written", ""), allowed_texts(field.type)
     item = str if choices else item
-    shown: dict[str, Any] = {"help": doc.replace("``", ""), "show_default": default not in (None, ())}
+    shown: dict[str, Any] = {
+        "help": doc.replace("``", ""),
+        "show_default": default not in (None, ()),
+    }
     listed = "|".join(choices)
     metavar = (
         field.metadata.get("metavar")
@@ -233,7 +269,9 @@ def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
         kind = list[str] if written else list[item]
         if isinstance(default, tuple):
             default = (
-                [",".join(f"{one:g}" if item is float else str(one) for one in default)] if written else list(default)
+                [",".join(f"{one:g}" if item is float else str(one) for one in default)]
+                if written
+                else list(default)
             )
     else:
         kind = item
@@ -247,11 +285,17 @@ def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     else:
         info = typer.Option(option, metavar=metavar, **shown)
     return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind | None, info]
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind | None, info],
     )
 
 
-File = Annotated[Path | None, typer.Argument(help="The same as --config FILE.", metavar="FILE", show_default=False)]
+File = Annotated[
+    Path | None,
+    typer.Argument(help="The same as --config FILE.", metavar="FILE", show_default=False),
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -270,10 +314,18 @@ InShard = Annotated[
     ),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", help="Print only the folder of the run: no result, no progress, no tables.")
+    bool,
+    typer.Option(
+        "--quiet", help="Print only the folder of the run: no result, no progress, no tables."
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what it would cost, and write nothing.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object on stdout, and everything else on stderr."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what it would cost, and write nothing.")
+]
 
 
 def example_option(text: str) -> Any:
@@ -284,4 +336,9 @@ def example_option(text: str) -> Any:
             typer.echo(text, nl=False)
             raise typer.Exit
 
-    return typer.Option("--example", help="Print an example file to start from.", is_eager=True, callback=print_example)
+    return typer.Option(
+        "--example",
+        help="Print an example file to start from.",
+        is_eager=True,
+        callback=print_example,
+    )

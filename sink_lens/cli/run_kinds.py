@@ -19,13 +19,26 @@ from .console import (
     silence_if_quiet,
     terminal_table,
 )
-from .options import Answer, DryRun, File, InShard, Out, Overwrite, Quiet, add_config_options, example_option, json_rows
+from .options import (
+    Answer,
+    DryRun,
+    File,
+    InShard,
+    Out,
+    Overwrite,
+    Quiet,
+    add_config_options,
+    example_option,
+    json_rows,
+)
 
 
 def add_command(kind: RunKind) -> None:
     """Add the command of a kind of run, such as ``trace``, to the app; its options are made from the kind."""
 
-    def command(config: Any, *, out: Path | None, overwrite: bool, quiet: bool, **asked: Any) -> Answer:
+    def command(
+        config: Any, *, out: Path | None, overwrite: bool, quiet: bool, **asked: Any
+    ) -> Answer:
         view, file, shard = (asked.get(name) for name in ("view", "file", "shard"))
         silence_if_quiet(quiet)
         if out is None and file is not None:
@@ -43,7 +56,9 @@ def add_command(kind: RunKind) -> None:
                 return print_items(import_object(kind.cost)(config))
             return print_items([estimate_cost(config, import_object(kind.passes))])
         how = {"shard": shard} if kind.shards else {}
-        result = import_object(kind.run)(config, out=out, overwrite=overwrite, progress=not quiet, **how)
+        result = import_object(kind.run)(
+            config, out=out, overwrite=overwrite, progress=not quiet, **how
+        )
         if not result.finished:
             from ..records.shards import Shard
 
@@ -53,13 +68,29 @@ def add_command(kind: RunKind) -> None:
             return Answer(found=lambda: {"run": result.folder, "shard": own, "finished": False})
         return _print_result(kind, result, *(() if view is None else (view,)), quiet=quiet)
 
-    annotated = {"file": File, "out": Out, "shard": InShard, "overwrite": Overwrite, "quiet": Quiet, "dry_run": DryRun}
-    annotated |= {"example": Annotated[bool, example_option(import_object(kind.example))]} if kind.example else {}
+    annotated = {
+        "file": File,
+        "out": Out,
+        "shard": InShard,
+        "overwrite": Overwrite,
+        "quiet": Quiet,
+        "dry_run": DryRun,
+    }
+    annotated |= (
+        {"example": Annotated[bool, example_option(import_object(kind.example))]}
+        if kind.example
+        else {}
+    )
     has = {"file": kind.example, "shard": kind.shards, "dry_run": kind.passes or kind.cost}
     command.__signature__ = Signature(  # type: ignore[attr-defined]  # the options that this kind has
         [Parameter("config", Parameter.POSITIONAL_OR_KEYWORD)]
         + [
-            Parameter(name, Parameter.KEYWORD_ONLY, annotation=one, default=None if name in _EMPTY else False)
+            Parameter(
+                name,
+                Parameter.KEYWORD_ONLY,
+                annotation=one,
+                default=None if name in _EMPTY else False,
+            )
             for name, one in annotated.items()
             if has.get(name, True)
         ]
@@ -88,7 +119,9 @@ def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer
         echo(result.folder)
     else:
         ends = [f"report: {page}" for page in pages]
-        print_items((*(import_object(kind.show)(result, *view) if kind.show else [result.headline]), *ends))
+        print_items(
+            (*(import_object(kind.show)(result, *view) if kind.show else [result.headline]), *ends)
+        )
     for note in getattr(result, "notes", ()):
         print_message("warning", note)
     found = import_object(kind.answer)(result, *view) if kind.answer else result.decision
@@ -110,7 +143,9 @@ def print_items(items: Iterable[Any]) -> Answer:
         elif hasattr(item, "heads"):  # a page's table
             shown = terminal_table(item.heads, item.rows, wrapped=item.heads)
             found += json_rows(item.numbers)
-        elif hasattr(item, "iloc"):  # a data frame; its class is not imported, since a dry run does without pandas
+        elif hasattr(
+            item, "iloc"
+        ):  # a data frame; its class is not imported, since a dry run does without pandas
             shown = frame_table(item, list(item.columns))
         console().print(shown, soft_wrap=isinstance(shown, str))
     return Answer(found=lambda: {"dry_run": found})

@@ -38,15 +38,21 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     if config.status:
         run, *others = config.runs
         if others or config.out or config.group_by or config.figures:
-            raise InputError("--status was given; need one run, and none of --out, --group-by and --figures")
+            raise InputError(
+                "--status was given; need one run, and none of --out, --group-by and --figures"
+            )
         return _print_status(Path(run), quiet=quiet)
     if config.figures is not None:
         check_formats(config.format)  # before the page is written
-    page = render(*config.runs, out=None if config.out is None else Path(config.out), group_by=config.group_by)
+    page = render(
+        *config.runs, out=None if config.out is None else Path(config.out), group_by=config.group_by
+    )
     echo(str(page) if quiet else f"report: {page}")
     files, missing = [], []
     if config.figures is not None:
-        files, missing = save_figures(config.runs, config.figures, formats=config.format, only=config.only)
+        files, missing = save_figures(
+            config.runs, config.figures, formats=config.format, only=config.only
+        )
         if not quiet:
             echo(f"figures: {config.figures} ({len(files)} files)")
         for why in missing:
@@ -73,4 +79,6 @@ def _print_status(folder: Path, *, quiet: bool) -> Answer:
         echo(f"{folder}: {run.kind}, {state}")
         if len(shards):
             console().print(frame_table(shards.astype(object).fillna(""), list(shards.columns)))
-    return Answer(found=lambda: {"run": folder, "kind": run.kind, "state": state, "shards": json_rows(shards)})
+    return Answer(
+        found=lambda: {"run": folder, "kind": run.kind, "state": state, "shards": json_rows(shards)}
+    )

@@ -33,7 +33,9 @@ Exit codes: 0 trained to the end, 2 bad input, 130 interrupted.
 
 def _build_train_config(settings: Mapping[str, Any], where: str) -> TrainConfig:
     if not settings and not where:
-        raise InputError("no file was given; need one that says what to train: sink-lens train --example > train.toml")
+        raise InputError(
+            "no file was given; need one that says what to train: sink-lens train --example > train.toml"
+        )
     return build_train_config(settings, where=where or "train")
 
 
@@ -58,7 +60,11 @@ def train_command(
     from ..training.checkpoint_files import list_checkpoints
     from ..training.train import train
 
-    folder = Path("runs") / f"{'train' if file is None else file.stem}-{config.seed}" if out is None else out
+    folder = (
+        Path("runs") / f"{'train' if file is None else file.stem}-{config.seed}"
+        if out is None
+        else out
+    )
     try:
         result = train(config=config, out=folder, overwrite=overwrite, progress=not quiet)
     except KeyboardInterrupt:

@@ -48,7 +48,9 @@ def lock_folder(folder: Path, *, waiting: Callable[[], object] | None = None) ->
         OSError: the lock file cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(_lock_path(folder))  # its file stays: removing it while another process waits for it is a race
+    lock = FileLock(
+        _lock_path(folder)
+    )  # its file stays: removing it while another process waits for it is a race
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -79,7 +81,9 @@ def write_new_folder(folder: Path) -> Iterator[Path]:
     try:
         yield part
         if folder.exists():
-            folder.replace(old)  # not removed before the new one is there: Ctrl-C between the two brings it back
+            folder.replace(
+                old
+            )  # not removed before the new one is there: Ctrl-C between the two brings it back
         part.replace(folder)
     except BaseException:  # Ctrl-C too
         if old.exists() and not folder.exists():
@@ -95,7 +99,10 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     Raises:
         OSError: the manifest cannot be written.
     """
-    files = {path.name: {**_size_and_time(path), "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
+    files = {
+        path.name: {**_size_and_time(path), "sha256": sha256_of(path)}
+        for path in sorted(folder.iterdir())
+    }
     text = json.dumps({**content, "files": files}, indent=2, ensure_ascii=False)
     (folder / MANIFEST).write_text(f"{text}\n", encoding="utf-8")
 
@@ -114,7 +121,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if believed and names else None
 
 
-def describe_damage(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False) -> str | None:
+def describe_damage(
+    folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False
+) -> str | None:
     """Describe the first file that is missing, of another size or changed; None if all files fit the manifest.
 
     A file is hashed only if its time stamp is not the recorded one. With ``sizes_only`` no file is hashed, so a change

@@ -29,7 +29,9 @@ Texts = tuple[Int[Tensor, "document position"], Int[Tensor, " document"], Given 
 """Tokens, a text a row and padded on the right, their lengths, and where they were given."""
 
 
-def collated_texts(given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None, Given | None, Tensor | None]:
+def collated_texts(
+    given: Mapping[str, Any],
+) -> tuple[Tensor, Tensor | None, Given | None, Tensor | None]:
     """Read a mapping of tensors, arrays or lists: the `Texts` in it, and where its tokens, as given, are labelled.
 
     Lengths are None where all rows are whole, places where every token lies where it was given, and labels where the
@@ -40,13 +42,18 @@ def collated_texts(given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None, Giv
     """
     given = {name: value for name, value in given.items() if value is not None}
     if "inputs_embeds" in given:
-        raise InputError("inputs_embeds were given, which no text stands for; need input_ids alone. Leave them out")
+        raise InputError(
+            "inputs_embeds were given, which no text stands for; need input_ids alone. Leave them out"
+        )
     try:
         found = {
-            name: torch.as_tensor(value) for name, value in given.items() if name in _READ or name.startswith(_ENDS)
+            name: torch.as_tensor(value)
+            for name, value in given.items()
+            if name in _READ or name.startswith(_ENDS)
         }
         found = {
-            name: one[None] if one.ndim == 1 and not name.startswith(_ENDS) else one for name, one in found.items()
+            name: one[None] if one.ndim == 1 and not name.startswith(_ENDS) else one
+            for name, one in found.items()
         }
         tokens = found["input_ids"]
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
@@ -62,14 +69,20 @@ def collated_texts(given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None, Giv
             )
     if "labels" in found:
         _check_shape(tokens, "labels", found["labels"])
-    places = {name: one for name, one in found.items() if name in ("position_ids", "seq_idx") or name.startswith(_ENDS)}
+    places = {
+        name: one
+        for name, one in found.items()
+        if name in ("position_ids", "seq_idx") or name.startswith(_ENDS)
+    }
     if not places and "attention_mask" not in found:
         return tokens, None, None, _read_labels(found, None)
     tokens, lengths, index = texts_of_rows(tokens, mask=found.get("attention_mask"), places=places)
     return tokens, lengths, index, _read_labels(found, index)
 
 
-def texts_of_rows(tokens: Tensor, *, mask: Tensor | None, places: Mapping[str, Tensor | None]) -> Texts:
+def texts_of_rows(
+    tokens: Tensor, *, mask: Tensor | None, places: Mapping[str, Tensor | None]
+) -> Texts:
     """Move every text of rows of tokens to the beginning of a row of its own.
 
     ``mask`` is 1 at real tokens; ``places`` are name -> what says where texts begin (see the module's docstring).
@@ -78,10 +91,14 @@ def texts_of_rows(tokens: Tensor, *, mask: Tensor | None, places: Mapping[str, T
         InputError: a mask that is not 0 and 1, or has a gap; or a name that fits neither tokens nor another name.
     """
     if tokens.ndim != 2:
-        raise InputError(f"tokens are {type_and_shape(tokens)}; need two axes, sequence and position")
+        raise InputError(
+            f"tokens are {type_and_shape(tokens)}; need two axes, sequence and position"
+        )
     real = _real_tokens(tokens, mask)
     known = {name: one for name, one in places.items() if one is not None}
-    rows, starts, lengths = _packed_texts(known, tokens=tokens, real=real) if known else _padded_texts(real)
+    rows, starts, lengths = (
+        _packed_texts(known, tokens=tokens, real=real) if known else _padded_texts(real)
+    )
     n_columns = tokens.shape[1]
     order = torch.arange(int(lengths.max()) if known else n_columns, device=tokens.device)
     index = rows[:, None] * n_columns + (starts[:, None] + order) % n_columns
@@ -90,7 +107,11 @@ def texts_of_rows(tokens: Tensor, *, mask: Tensor | None, places: Mapping[str, T
     moved, index = moved.masked_fill(padding, 0) if known else moved, index.masked_fill(padding, -1)
     as_it_lies = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens)
     lies_as_given = index.shape == tokens.shape and torch.equal(index, as_it_lies)
-    return moved, lengths, None if lies_as_given else Given(index=index, shape=(len(tokens), n_columns))
+    return (
+        moved,
+        lengths,
+        None if lies_as_given else Given(index=index, shape=(len(tokens), n_columns)),
+    )
 
 
 def _padded_texts(real: Bool[Tensor, "batch packed"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,7 +121,9 @@ def _padded_texts(real: Bool[Tensor, "batch packed"]) -> tuple[Tensor, Tensor, T
     whole = (order >= starts[:, None]) & (order < (starts + lengths)[:, None])
     if not torch.equal(whole, real):
         row = int((whole != real).any(1).int().argmax())
-        raise InputError(f"the mask of sequence {row} has a gap; need padding on the left or on the right only.")
+        raise InputError(
+            f"the mask of sequence {row} has a gap; need padding on the left or on the right only."
+        )
     return torch.arange(len(real), device=real.device), starts, lengths
 
 
@@ -111,7 +134,9 @@ def _packed_texts(
 
     Names that disagree are refused, and so is a text that does not begin at position 0.
     """
-    begins = {name: _beginnings(name, one, tokens=tokens, real=real) for name, one in places.items()}
+    begins = {
+        name: _beginnings(name, one, tokens=tokens, real=real) for name, one in places.items()
+    }
     (first, wanted), *others = begins.items()
     for name, one in others:
         if bool((wrong := (one != wanted) & real).any()):
@@ -126,7 +151,9 @@ def _packed_texts(
     rows, starts = starting.nonzero().unbind(1)
     kept = (lengths > 1) | (starting.sum(1)[rows] == 1)
     if not kept.any():
-        raise InputError(f"no text has two tokens by {', '.join(begins)}; need those that count within a text")
+        raise InputError(
+            f"no text has two tokens by {', '.join(begins)}; need those that count within a text"
+        )
     rows, starts, lengths = rows[kept], starts[kept], lengths[kept]
     firsts = places["position_ids"][rows, starts].tolist() if "position_ids" in places else []
     if late := [one for one in firsts if one]:
@@ -140,7 +167,12 @@ def _packed_texts(
 def _real_tokens(tokens: Tensor, mask: Tensor | None) -> Bool[Tensor, "batch packed"]:
     if mask is None:
         return torch.ones_like(tokens, dtype=torch.bool)
-    _check_shape(tokens, "attention_mask", mask, way_out="For texts that are packed into rows give position_ids")
+    _check_shape(
+        tokens,
+        "attention_mask",
+        mask,
+        way_out="For texts that are packed into rows give position_ids",
+    )
     return mask_of_tokens(mask)
 
 
@@ -156,7 +188,9 @@ def mask_of_tokens(mask: Tensor) -> Bool[Tensor, "batch packed"]:
     return mask.bool()
 
 
-def _beginnings(name: str, places: Tensor, *, tokens: Tensor, real: Tensor) -> Bool[Tensor, "batch packed"]:
+def _beginnings(
+    name: str, places: Tensor, *, tokens: Tensor, real: Tensor
+) -> Bool[Tensor, "batch packed"]:
     """Return True at the first token of each text, as ``places`` says, which is given as ``name``."""
     if places.dtype not in INTEGER_DTYPES:
         raise InputError(f"{name} are {type_and_shape(places)}; need integers")
@@ -184,7 +218,9 @@ def _beginnings(name: str, places: Tensor, *, tokens: Tensor, real: Tensor) -> B
     return begins
 
 
-def _read_labels(found: Mapping[str, Tensor], index: Given | None) -> Bool[Tensor, "batch packed"] | None:
+def _read_labels(
+    found: Mapping[str, Tensor], index: Given | None
+) -> Bool[Tensor, "batch packed"] | None:
     """Return True where the labels say that a token's loss counts; None without labels.
 
     Labels of real tokens, which are those of ``index``, must be the token ids where they count.
@@ -207,7 +243,9 @@ def _read_labels(found: Mapping[str, Tensor], index: Given | None) -> Bool[Tenso
     return labelled
 
 
-def _check_shape(tokens: Tensor, name: str, given: Tensor, *, way_out: str = "Give one number a token") -> None:
+def _check_shape(
+    tokens: Tensor, name: str, given: Tensor, *, way_out: str = "Give one number a token"
+) -> None:
     if tokens.ndim != 2 or given.shape != tokens.shape:
         raise InputError(
             f"tokens are {type_and_shape(tokens)}, {name} {type_and_shape(given)}; need (sequences, positions) twice. "

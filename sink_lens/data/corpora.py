@@ -23,7 +23,9 @@ from sink_lens.files import check_regular_file
 
 _COLUMN = "text"
 _ENDINGS = (".txt", ".jsonl", ".parquet")
-_HUB = re.compile(r"(?P<name>[\w-][\w.-]*/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:\[:(?P<documents>\d+)\])?")
+_HUB = re.compile(
+    r"(?P<name>[\w-][\w.-]*/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:\[:(?P<documents>\d+)\])?"
+)
 
 
 def bundled_text() -> str:
@@ -40,7 +42,9 @@ def read_text(path: str | Path) -> str:
     """
     path = Path(path)
     if path.is_dir():
-        raise InputError(f"{path} is a folder; need one UTF-8 text file. Give the path of a file in it.")
+        raise InputError(
+            f"{path} is a folder; need one UTF-8 text file. Give the path of a file in it."
+        )
     check_regular_file(path, what="the text file")
     if not path.exists():
         raise InputError(f"there is no file {path}; need a UTF-8 text file. Check the path.")
@@ -58,9 +62,13 @@ def read_text(path: str | Path) -> str:
             f"Convert it first, for example with iconv."
         ) from error
     if "\0" in text:
-        raise InputError(f"{path} holds NUL bytes, so it is binary; need plain UTF-8 text. Give a text file.")
+        raise InputError(
+            f"{path} holds NUL bytes, so it is binary; need plain UTF-8 text. Give a text file."
+        )
     if not text.strip():
-        raise InputError(f"{path} is empty; need text to cut into sequences. Give a file with text in it.")
+        raise InputError(
+            f"{path} is empty; need text to cut into sequences. Give a file with text in it."
+        )
     return _unix_newlines(text)
 
 
@@ -93,20 +101,28 @@ def open_texts(source: str) -> Texts:
         return Texts(source, lambda: [bundled_text()])
     if not (path := expand_home(source)).exists():
         return Texts(source, _open_hub_dataset(source))
-    if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+    if path.is_dir() and any(
+        (path / name).is_file() for name in ("dataset_dict.json", "state.json")
+    ):
         datasets = _import_datasets(path)
         with _errors_as_input_error(f"{path} is no whole data set that datasets saved"):
             rows = datasets.load_from_disk(path)
         if isinstance(rows, datasets.DatasetDict):
             if "train" not in rows:
                 splits = ", ".join(map(str, rows))
-                raise InputError(f"{path} has the splits {splits}; need a split train. Give the folder of one split.")
+                raise InputError(
+                    f"{path} has the splits {splits}; need a split train. Give the folder of one split."
+                )
             rows = rows["train"]
         return Texts(source, lambda: _texts_of_rows(rows, what=str(path)))
     if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.suffix in _ENDINGS and file.is_file()]
+        files = [
+            file for file in sorted(path.rglob("*")) if file.suffix in _ENDINGS and file.is_file()
+        ]
         if not files:
-            raise InputError(f"{path} has no {', '.join(_ENDINGS)} file; need at least one. Give a folder of texts.")
+            raise InputError(
+                f"{path} has no {', '.join(_ENDINGS)} file; need at least one. Give a folder of texts."
+            )
     else:
         check_regular_file(path, what="the file of texts")
         files = [path]
@@ -135,7 +151,9 @@ def _open_hub_dataset(source: str) -> Callable[[], Iterable[str]]:
         )
     load_dataset = _import_datasets(source).load_dataset
     name, config, documents = asked["name"], asked["config"], asked["documents"]
-    with _errors_as_input_error(f"there is no file or folder {source}, and no data set of that name came from the hub"):
+    with _errors_as_input_error(
+        f"there is no file or folder {source}, and no data set of that name came from the hub"
+    ):
         rows: Any = load_dataset(name, config, split="train", streaming=documents is not None)
     if documents is None:
         return lambda: _texts_of_rows(rows, what=source)

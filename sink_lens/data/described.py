@@ -10,7 +10,9 @@ from ..files import check_file_name, check_regular_file
 TokenKind = Literal["text", "random", "repeated"]
 BosCondition = Literal["auto", "with", "without"]
 """First token of a sequence: what the tokenizer does with plain text, BOS, or no BOS."""
-TOKENS_TABLE = {"kind": "tokens"} | {name: name for name in ("text", "prompts", "bos", "sequences", "length")}
+TOKENS_TABLE = {"kind": "tokens"} | {
+    name: name for name in ("text", "prompts", "bos", "sequences", "length")
+}
 """Keys of the table ``[tokens]`` in a configuration file -> field of the configuration."""
 
 
@@ -66,13 +68,17 @@ class InputConfig(Protocol):
 def check_input_config(config: InputConfig) -> None:
     """Refuse a configuration whose fields for model and sequences contradict each other or are out of range."""
     if config.length < 2:
-        raise InputError(f"length is {config.length}; need at least 2, since the first token attends only to itself")
+        raise InputError(
+            f"length is {config.length}; need at least 2, since the first token attends only to itself"
+        )
     if config.sequences < 1:
         raise InputError(f"sequences is {config.sequences}; need at least 1")
     if config.text is not None and config.prompts:
         raise InputError("both a text file and prompts were given; need one of them")
     if (config.text is not None or config.prompts) and config.tokens != "text":
-        raise InputError(f"a text or prompts were given together with tokens {config.tokens!r}; need one of them")
+        raise InputError(
+            f"a text or prompts were given together with tokens {config.tokens!r}; need one of them"
+        )
     if config.text is not None:
         check_file_name(config.text, what="the text file")
         check_regular_file(config.text, what="the text file")

@@ -35,7 +35,11 @@ class Given:
 
 
 def as_given(
-    values: Shaped[Tensor, "batch ..."], given: Given | None, *, axes: Sequence[str] = ("position",), first: int = 0
+    values: Shaped[Tensor, "batch ..."],
+    given: Given | None,
+    *,
+    axes: Sequence[str] = ("position",),
+    first: int = 0,
 ) -> Shaped[Tensor, "row ..."]:
     """Lay values of a batch's tokens where the tokens were given; nan elsewhere, False in a mask.
 
@@ -53,8 +57,12 @@ def as_given(
     if "key" in axes:
         at = 1 + axes.index("key")
         values = values.movedim(at, 1)
-        laid = values.new_full((len(values), columns + 1, *values.shape[2:]), empty)  # the last column is for padding
-        laid[torch.arange(len(values))[:, None], torch.where(index < 0, columns, index % columns)] = values
+        laid = values.new_full(
+            (len(values), columns + 1, *values.shape[2:]), empty
+        )  # the last column is for padding
+        laid[
+            torch.arange(len(values))[:, None], torch.where(index < 0, columns, index % columns)
+        ] = values
         values = laid[:, :columns].movedim(1, at)
     if "position" not in axes:
         return values
@@ -66,7 +74,11 @@ def as_given(
 
 
 def by_text(
-    values: Shaped[Tensor, "row ..."], given: Given | None, *, axes: Sequence[str] = ("position",), first: int = 0
+    values: Shaped[Tensor, "row ..."],
+    given: Given | None,
+    *,
+    axes: Sequence[str] = ("position",),
+    first: int = 0,
 ) -> Shaped[Tensor, "batch ..."]:
     """Return values that lie where their tokens were given, with a row per text; the inverse of ``as_given``.
 
@@ -74,7 +86,10 @@ def by_text(
     """
     if given is None:
         return values
-    row, column = (one.to(values.device) for one in (given.index // given.shape[1], given.index % given.shape[1]))
+    row, column = (
+        one.to(values.device)
+        for one in (given.index // given.shape[1], given.index % given.shape[1])
+    )
     row, here = row.clamp(min=0), column[:, first:] - first
     at = 1 + axes.index("position")
     values = values.movedim(at, 1)[row[:, first:], here].movedim(1, at)

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sink_lens.data.cache import describe_damage, lock_folder, read_manifest, write_manifest, write_new_folder
+from sink_lens.data.cache import (
+    describe_damage,
+    lock_folder,
+    read_manifest,
+    write_manifest,
+    write_new_folder,
+)
 from sink_lens.data.token_ids import bos_id
 from sink_lens.errors import InputError
 
@@ -97,7 +103,13 @@ def pack(
         with lock_folder(folder):
             if not folder.exists():
                 with write_new_folder(folder) as fresh:
-                    _write_pack(fresh, _document_batches(texts), tokenizer, settings=settings, progress=progress)
+                    _write_pack(
+                        fresh,
+                        _document_batches(texts),
+                        tokenizer,
+                        settings=settings,
+                        progress=progress,
+                    )
     except OSError as error:
         raise InputError(
             f"{folder} cannot be written ({error.strerror or error}); need room and permission there. "
@@ -114,8 +126,14 @@ def read_pack(folder: Path) -> tuple[PackedSplit, PackedSplit]:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    if manifest is None or manifest.get("format") != _FORMAT or not {"length", *_SPLITS} <= manifest.keys():
-        raise InputError(f"{folder} is no pack of this version: it has no whole manifest. Remove it, and pack again.")
+    if (
+        manifest is None
+        or manifest.get("format") != _FORMAT
+        or not {"length", *_SPLITS} <= manifest.keys()
+    ):
+        raise InputError(
+            f"{folder} is no pack of this version: it has no whole manifest. Remove it, and pack again."
+        )
     if wrong := describe_damage(folder, manifest):
         raise InputError(f"{folder} is damaged: {wrong}. Remove it, and pack again.")
     train, evaluation = (PackedSplit(folder, split, manifest=manifest) for split in _SPLITS)
@@ -129,26 +147,40 @@ def _open_split(folder: Path, split: str) -> PackedSplit:
     return PackedSplit(folder, split, manifest=manifest)
 
 
-def _pack_settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, eval_frac: float) -> dict[str, Any]:
+def _pack_settings(
+    tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, eval_frac: float
+) -> dict[str, Any]:
     """Check the arguments of `pack`; return what its manifest says of them, with a hash of the tokenizer."""
     if length < 2:
-        raise InputError(f"the length is {length}; need at least 2 tokens, so that there is one to predict.")
+        raise InputError(
+            f"the length is {length}; need at least 2 tokens, so that there is one to predict."
+        )
     if not 0 < eval_frac <= 0.5:
-        raise InputError(f"eval_frac is {eval_frac}; need a share above 0 and up to 0.5. 0.02 is the default.")
+        raise InputError(
+            f"eval_frac is {eval_frac}; need a share above 0 and up to 0.5. 0.02 is the default."
+        )
     if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise InputError(f"the tokenizer is a {type(tokenizer).__name__}; need a fast one. Load with use_fast=True.")
+        raise InputError(
+            f"the tokenizer is a {type(tokenizer).__name__}; need a fast one. Load with use_fast=True."
+        )
     eos, first = tokenizer.eos_token_id, bos_id(tokenizer)
     if not isinstance(eos, int):
-        raise InputError("the tokenizer has no EOS token; need one to close documents. Set tokenizer.eos_token.")
+        raise InputError(
+            "the tokenizer has no EOS token; need one to close documents. Set tokenizer.eos_token."
+        )
     if bos and first is None:
-        raise InputError("bos is asked for and the tokenizer has no BOS token; set tokenizer.bos_token, or bos=False.")
+        raise InputError(
+            "bos is asked for and the tokenizer has no BOS token; set tokenizer.bos_token, or bos=False."
+        )
     return {
         "length": length,
         "bos": first if bos else None,
         "eos": eos,
         "eval_frac": eval_frac,
         "vocab_size": len(tokenizer),
-        "tokenizer_sha256": hashlib.sha256(_tokenizer_for_packing(tokenizer).to_str().encode()).hexdigest(),
+        "tokenizer_sha256": hashlib.sha256(
+            _tokenizer_for_packing(tokenizer).to_str().encode()
+        ).hexdigest(),
     }
 
 
@@ -178,7 +210,9 @@ def _write_pack(
     bar = tqdm(unit="B", unit_scale=True, desc="packing", disable=not progress)
     with stream.open("wb") as file, bar:
         for batch in batches:
-            for encoding, text in zip(backend.encode_batch_fast(batch, add_special_tokens=False), batch, strict=True):
+            for encoding, text in zip(
+                backend.encode_batch_fast(batch, add_special_tokens=False), batch, strict=True
+            ):
                 ids = np.asarray([*encoding.ids, settings["eos"]], dtype=dtype)
                 file.write(ids.tobytes())
                 n_ids += len(ids)
@@ -192,10 +226,17 @@ def _write_pack(
             f"the text has {n_ids:,} tokens; need {2 * body:,} for one sequence of {settings['length']} to train on "
             "and one to evaluate. Give more text, or a shorter length."
         )
-    rows = np.memmap(stream, dtype=dtype, mode="r", shape=(n_ids,))[: n_sequences * body].reshape(n_sequences, body)
+    rows = np.memmap(stream, dtype=dtype, mode="r", shape=(n_ids,))[: n_sequences * body].reshape(
+        n_sequences, body
+    )
     sizes = dict(zip(_SPLITS, (n_sequences - len(held_out), len(held_out)), strict=True))
-    indices = dict(zip(_SPLITS, (np.setdiff1d(np.arange(n_sequences), held_out), held_out), strict=True))
-    hashes = {split: _write_split(folder, split, rows, indices[split], settings=settings) for split in _SPLITS}
+    indices = dict(
+        zip(_SPLITS, (np.setdiff1d(np.arange(n_sequences), held_out), held_out), strict=True)
+    )
+    hashes = {
+        split: _write_split(folder, split, rows, indices[split], settings=settings)
+        for split in _SPLITS
+    }
     del rows
     stream.unlink()
     content = {
@@ -208,18 +249,24 @@ def _write_pack(
     write_manifest(folder, content)
 
 
-def _write_split(folder: Path, split: str, rows: np.ndarray, indices: np.ndarray, *, settings: dict[str, Any]) -> str:
+def _write_split(
+    folder: Path, split: str, rows: np.ndarray, indices: np.ndarray, *, settings: dict[str, Any]
+) -> str:
     """Write the rows with these ``indices`` to ``SPLIT.npy``, each with BOS in front if the settings have it.
 
     Returns the hash of what was written.
     """
     shape = (len(indices), settings["length"])
     digest = hashlib.sha256(json.dumps([settings["length"], settings["tokenizer_sha256"]]).encode())
-    written = np.lib.format.open_memmap(folder / f"{split}.npy", mode="w+", dtype=rows.dtype, shape=shape)
+    written = np.lib.format.open_memmap(
+        folder / f"{split}.npy", mode="w+", dtype=rows.dtype, shape=shape
+    )
     for start in range(0, len(indices), _SEQUENCES_AT_ONCE):
         part = rows[indices[start : start + _SEQUENCES_AT_ONCE]]
         if settings["bos"] is not None:
-            part = np.concatenate([np.full((len(part), 1), settings["bos"], dtype=rows.dtype), part], axis=1)
+            part = np.concatenate(
+                [np.full((len(part), 1), settings["bos"], dtype=rows.dtype), part], axis=1
+            )
         written[start : start + _SEQUENCES_AT_ONCE] = part
         digest.update(part.astype("<u4").tobytes())
     written.flush()

@@ -39,7 +39,9 @@ def bos_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition) 
         return []
     alone, whole = text_ids("a", tokenizer), list(tokenizer("a", verbose=False)["input_ids"])
     if alone:
-        starts = (start for start in range(len(whole)) if whole[start : start + len(alone)] == alone)
+        starts = (
+            start for start in range(len(whole)) if whole[start : start + len(alone)] == alone
+        )
         prefix = whole[: next(starts, 0)]
     else:  # it knows no such text
         prefix = whole[:1] if whole[:1] == [bos] else []
@@ -60,11 +62,15 @@ def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"the text {text[:60]!r} is no UTF-8 ({error.reason}); need text. Write it anew.") from error
+        raise InputError(
+            f"the text {text[:60]!r} is no UTF-8 ({error.reason}); need text. Write it anew."
+        ) from error
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def continuation_ids(before: str, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
+def continuation_ids(
+    before: str, text: str, tokenizer: PreTrainedTokenizerBase
+) -> list[int] | None:
     """Token ids that ``text`` has directly after the text ``before``; None if it changes the tokens of ``before``.
 
     The ids of ``text`` alone may be others: some tokenizers, such as Llama 2's, put a space in front of any text.
@@ -130,7 +136,8 @@ def answer_id(
 
 
 def warn_of_forgotten_space(
-    answers: Iterable[tuple[str | int, str | Sequence[int]]], tokenizer: PreTrainedTokenizerBase | None
+    answers: Iterable[tuple[str | int, str | Sequence[int]]],
+    tokenizer: PreTrainedTokenizerBase | None,
 ) -> None:
     """Warn of the first among (answer, prompt) whose space in front may be forgotten.
 
@@ -180,7 +187,9 @@ def prompt_ids(
     for index, prompt in enumerate(prompts):
         ids = text_ids(prompt, tokenizer)
         if not ids:
-            raise InputError(f"prompt {index} ({prompt!r}) has no tokens; need text. Leave it out or fill it.")
+            raise InputError(
+                f"prompt {index} ({prompt!r}) has no tokens; need text. Leave it out or fill it."
+            )
         refuse_own_bos(ids, tokenizer, what=f"prompt {index}")
         rows.append(first + ids)
         if len(rows[-1]) < 2:
@@ -200,7 +209,9 @@ def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | No
         raise InputError(f"vocab_size is {vocab_size}; need at least 1. Give the model's.")
     if tokenizer is None:
         if vocab_size is None:
-            raise InputError("there is no tokenizer and no vocab_size; need one of them to draw from. Give one.")
+            raise InputError(
+                "there is no tokenizer and no vocab_size; need one of them to draw from. Give one."
+            )
         return list(range(vocab_size))
     special = set(tokenizer.all_special_ids)
     special |= {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
@@ -208,5 +219,7 @@ def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | No
     if vocab_size is not None:
         ids = [token for token in ids if token < vocab_size]
     if not ids:
-        raise InputError("the tokenizer has no ordinary token below vocab_size; need at least one. Check both.")
+        raise InputError(
+            "the tokenizer has no ordinary token below vocab_size; need at least one. Check both."
+        )
     return ids

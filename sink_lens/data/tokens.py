@@ -88,7 +88,10 @@ class TokenBatch:
     @staticmethod
     @check_calls
     def from_prompts(
-        prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase | None, *, bos: BosCondition = "auto"
+        prompts: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        bos: BosCondition = "auto",
     ) -> "TokenBatch":
         """Make one sequence per prompt, padded on the right with the pad token, else EOS, else 0.
 
@@ -98,7 +101,9 @@ class TokenBatch:
         """
         tokenizer = _need_tokenizer(tokenizer)
         rows = prompt_ids(prompts, tokenizer, bos=bos)
-        pad = next(pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if pad is not None)
+        pad = next(
+            pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if pad is not None
+        )
         width = max(len(row) for row in rows)
         return TokenBatch(
             tokens=torch.tensor([row + [pad] * (width - len(row)) for row in rows]),
@@ -151,7 +156,9 @@ class TokenBatch:
                     break
         ids = text_ids("\n\n".join(documents), tokenizer)
         name = name or getattr(getattr(dataset, "info", None), "dataset_name", None) or "iterable"
-        return _cut_batch(ids, tokenizer, what=f"the data set '{name}'", source=f"dataset:{name}", **size)
+        return _cut_batch(
+            ids, tokenizer, what=f"the data set '{name}'", source=f"dataset:{name}", **size
+        )
 
     @staticmethod
     @check_calls
@@ -181,9 +188,13 @@ class TokenBatch:
         """
         for name, other in (("an attention mask", attention_mask), ("position_ids", position_ids)):
             if other is not None and lengths is not None:
-                raise InputError(f"lengths and {name} were given; need one of them. Leave the other out.")
+                raise InputError(
+                    f"lengths and {name} were given; need one of them. Leave the other out."
+                )
         if attention_mask is not None or position_ids is not None:
-            tokens, lengths, _ = texts_of_rows(tokens, mask=attention_mask, places={"position_ids": position_ids})
+            tokens, lengths, _ = texts_of_rows(
+                tokens, mask=attention_mask, places={"position_ids": position_ids}
+            )
         if tokens.ndim != 2:
             raise InputError(
                 f"tokens are {type_and_shape(tokens)}; need two axes, sequence and position. "
@@ -193,7 +204,9 @@ class TokenBatch:
             lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
         for what, tensor in (("tokens", tokens), ("lengths", lengths)):
             if tensor.dtype not in INTEGER_DTYPES:
-                raise InputError(f"{what} are {type_and_shape(tensor)}; need integers. Convert them with .long().")
+                raise InputError(
+                    f"{what} are {type_and_shape(tensor)}; need integers. Convert them with .long()."
+                )
         tokens, lengths = tokens.to(torch.int64, copy=True), lengths.to(torch.int64, copy=True)
         _check_tensors(tokens, lengths)
         bos = None if tokenizer is None else bos_id(tokenizer)
@@ -229,7 +242,9 @@ class TokenBatch:
         Raises:
             InputError: an argument is out of range, the generator is not on the CPU, or no id can be drawn.
         """
-        return _draw_batch(tokenizer, sequences, length, generator, bos, vocab_size, source="random")
+        return _draw_batch(
+            tokenizer, sequences, length, generator, bos, vocab_size, source="random"
+        )
 
     @staticmethod
     @check_calls
@@ -246,7 +261,9 @@ class TokenBatch:
 
         Arguments and errors are those of `random`.
         """
-        return _draw_batch(tokenizer, sequences, length, generator, bos, vocab_size, source="repeated")
+        return _draw_batch(
+            tokenizer, sequences, length, generator, bos, vocab_size, source="repeated"
+        )
 
     def __post_init__(self) -> None:
         _check_tensors(self.tokens, self.lengths)
@@ -257,7 +274,9 @@ class TokenBatch:
 
     def _repr_html_(self) -> str:
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
-        return display.result_html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
+        return display.result_html(
+            (), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]}
+        )
 
     @property
     def n_sequences(self) -> int:
@@ -283,16 +302,26 @@ class TokenBatch:
     def hash(self) -> str:
         """SHA-256 (hex) over shape, tokens, lengths and labels: equal for the same batch on any device or machine."""
         digest = sha256(f"{self.n_sequences}x{self.n_positions}".encode())
-        for tensor in (self.tokens, self.lengths, *([] if self.labelled is None else [self.predicted])):
+        for tensor in (
+            self.tokens,
+            self.lengths,
+            *([] if self.labelled is None else [self.predicted]),
+        ):
             digest.update(tensor.cpu().contiguous().numpy().astype("<i8").tobytes())
         return digest.hexdigest()
 
     @check_calls
     def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "TokenBatch":
         """A batch of the chosen sequences (a slice, indices or a mask); they keep the full width."""
-        index = rows if isinstance(rows, slice | Tensor) else torch.tensor(list(rows), dtype=torch.int64)
+        index = (
+            rows
+            if isinstance(rows, slice | Tensor)
+            else torch.tensor(list(rows), dtype=torch.int64)
+        )
         index = index.to(self.tokens.device) if isinstance(index, Tensor) else index
-        return replace(self, tokens=self.tokens[index], lengths=self.lengths[index], **self._of_tokens(index))
+        return replace(
+            self, tokens=self.tokens[index], lengths=self.lengths[index], **self._of_tokens(index)
+        )
 
     @check_calls
     def cut(self, length: int) -> "TokenBatch":
@@ -300,11 +329,17 @@ class TokenBatch:
         length = min(length, self.tokens.shape[1])  # a tensor takes no whole number above 64 bits
         first = (slice(None), slice(length))
         return replace(
-            self, tokens=self.tokens[first], lengths=self.lengths.clamp(max=length), **self._of_tokens(first)
+            self,
+            tokens=self.tokens[first],
+            lengths=self.lengths.clamp(max=length),
+            **self._of_tokens(first),
         )
 
     def _of_tokens(self, chosen: Any) -> dict[str, Any]:
-        return {name: None if (own := getattr(self, name)) is None else own[chosen] for name in ("labelled", "given")}
+        return {
+            name: None if (own := getattr(self, name)) is None else own[chosen]
+            for name in ("labelled", "given")
+        }
 
     def with_bos(self, token: int) -> "TokenBatch":
         """Return the same sequences with a BOS token, whose id is ``token``, in front of each.
@@ -317,7 +352,9 @@ class TokenBatch:
         tokens = torch.cat([self.tokens.new_full((self.n_sequences, 1), token), self.tokens], dim=1)
         labelled = None if self.labelled is None else torch.nn.functional.pad(self.labelled, (1, 0))
         fields = {"labelled": labelled, "given": None, "bos": True}
-        return replace(self, tokens=tokens, lengths=self.lengths + 1, bos_condition="with", **fields)
+        return replace(
+            self, tokens=tokens, lengths=self.lengths + 1, bos_condition="with", **fields
+        )
 
     def without_bos(self) -> "TokenBatch":
         """Return the same sequences without their BOS token.
@@ -330,7 +367,11 @@ class TokenBatch:
         if not self.bos:
             raise InputError("the sequences do not begin with BOS; need sequences that do")
         later = (slice(None), slice(1, None))
-        fields = {"lengths": (self.lengths - 1).clamp(min=1), "bos": False, **self._of_tokens(later)}
+        fields = {
+            "lengths": (self.lengths - 1).clamp(min=1),
+            "bos": False,
+            **self._of_tokens(later),
+        }
         return replace(self, tokens=self.tokens[later], bos_condition="without", **fields)
 
     def batches(self, size: int) -> "Iterator[TokenBatch]":
@@ -344,8 +385,16 @@ class TokenBatch:
         return (self[start : start + size] for start in range(0, self.n_sequences, size))
 
 
-from_text, from_prompts, from_dataset = TokenBatch.from_text, TokenBatch.from_prompts, TokenBatch.from_dataset
-from_tensor, random_tokens, repeated_tokens = TokenBatch.from_tensor, TokenBatch.random, TokenBatch.repeated
+from_text, from_prompts, from_dataset = (
+    TokenBatch.from_text,
+    TokenBatch.from_prompts,
+    TokenBatch.from_dataset,
+)
+from_tensor, random_tokens, repeated_tokens = (
+    TokenBatch.from_tensor,
+    TokenBatch.random,
+    TokenBatch.repeated,
+)
 
 
 def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) -> pd.DataFrame:
@@ -413,7 +462,9 @@ def refuse_bos_of_ids(given: Iterable[Any], bos: BosCondition) -> None:
 
 def _need_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
     if tokenizer is None:
-        raise InputError("text was given and the model has no tokenizer; need token ids, or load(..., tokenizer=)")
+        raise InputError(
+            "text was given and the model has no tokenizer; need token ids, or load(..., tokenizer=)"
+        )
     return tokenizer
 
 
@@ -421,7 +472,9 @@ def check_positions(positions: Iterable[int], batch: TokenBatch) -> None:
     """Refuse positions that are negative or outside the sequences."""
     for position in positions:
         if not 0 <= position < batch.n_positions:
-            raise InputError(f"position {position} is outside the sequences; need 0 to {batch.n_positions - 1}")
+            raise InputError(
+                f"position {position} is outside the sequences; need 0 to {batch.n_positions - 1}"
+            )
 
 
 def positions_in_texts(positions: Iterable[int], batch: TokenBatch) -> Int[Tensor, "batch sample"]:
@@ -471,7 +524,9 @@ def positions_in_all(positions: Iterable[int], batch: TokenBatch, *, of: str) ->
         )
     found = tuple(positions_in_texts(asked, batch)[0].tolist())
     if len(set(found)) < len(found):
-        raise InputError(f"{of} names a position twice: {list(asked)} in sequences of {lengths[0]}; need each once")
+        raise InputError(
+            f"{of} names a position twice: {list(asked)} in sequences of {lengths[0]}; need each once"
+        )
     return found
 
 
@@ -528,7 +583,9 @@ def _draw_batch(
     ids = torch.tensor(ordinary_ids(tokenizer, vocab_size))
     body = length - len(first)
     draws = 1 if source == "repeated" else body
-    drawn = ids[torch.randint(len(ids), (sequences, draws), generator=generator)].expand(sequences, body)
+    drawn = ids[torch.randint(len(ids), (sequences, draws), generator=generator)].expand(
+        sequences, body
+    )
     return TokenBatch(
         tokens=torch.cat([torch.tensor([first] * sequences, dtype=torch.int64), drawn], dim=1),
         lengths=torch.full((sequences,), length),
@@ -571,7 +628,10 @@ def _check_batch_size(sequences: int, length: int) -> None:
 def token_texts(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase | None) -> dict[int, str]:
     """Map each token id to its text; `<id>` if there is no tokenizer, or if it does not know the id."""
     known = set() if tokenizer is None else set(tokenizer.get_vocab().values())
-    return {one: str(tokenizer.decode([one])) if tokenizer is not None and one in known else f"<{one}>" for one in ids}
+    return {
+        one: str(tokenizer.decode([one])) if tokenizer is not None and one in known else f"<{one}>"
+        for one in ids
+    }
 
 
 def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:

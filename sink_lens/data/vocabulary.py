@@ -35,7 +35,9 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int) -> "PreTrainedTok
     from transformers import PreTrainedTokenizerFast
 
     if not SMALLEST <= vocab_size <= _LARGEST:
-        raise InputError(f"vocab_size is {vocab_size}; need {SMALLEST} (every byte, BOS, EOS) to {_LARGEST:,}.")
+        raise InputError(
+            f"vocab_size is {vocab_size}; need {SMALLEST} (every byte, BOS, EOS) to {_LARGEST:,}."
+        )
     seen = 0
 
     def pieces() -> Iterable[str]:

@@ -52,7 +52,9 @@ class CentringMeans:
 
 def usable_centres(lens: LensModel) -> tuple[Centre, ...]:
     """Return the centres that ``amplify`` can use on this model: not ``values`` if a gate multiplies value averages."""
-    return tuple(centre for centre in CENTRES if centre != "values" or lens.family.aggregated_site == "z_raw")
+    return tuple(
+        centre for centre in CENTRES if centre != "values" or lens.family.aggregated_site == "z_raw"
+    )
 
 
 def centring_means(
@@ -72,11 +74,15 @@ def centring_means(
     site = lens.family.aggregated_site
     length = min(_LENGTH, lens.n_context or _LENGTH)
     if n_tokens < length:
-        raise InputError(f"n_tokens is {n_tokens}; need at least {length}, one sequence of random tokens")
+        raise InputError(
+            f"n_tokens is {n_tokens}; need at least {length}, one sequence of random tokens"
+        )
     tokens = random_tokens(
         lens.tokenizer,
         generator=torch.Generator().manual_seed(seed),
-        vocab_size=lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer)),
+        vocab_size=lens.d_vocab
+        if lens.tokenizer is None
+        else min(lens.d_vocab, len(lens.tokenizer)),
         sequences=n_tokens // length,
         length=length,
         bos="without",
@@ -88,10 +94,18 @@ def centring_means(
     read = None if layers is None else frozenset(layers)
     readings = [
         Reading(name="values", sites=("v",), function=values, layers=read),
-        Reading(name="aggregated", sites=(site,), function=lambda view: view[site].float().mean(1), layers=read),
+        Reading(
+            name="aggregated",
+            sites=(site,),
+            function=lambda view: view[site].float().mean(1),
+            layers=read,
+        ),
     ]
     streamed = stream(lens, tokens, readings, progress=progress, label="centring means").values
-    means = {name: {layer: one.mean(0) for layer, one in by_layer.items()} for name, by_layer in streamed.items()}
+    means = {
+        name: {layer: one.mean(0) for layer, one in by_layer.items()}
+        for name, by_layer in streamed.items()
+    }
     return CentringMeans(**means, n_tokens=tokens.n_sequences * tokens.n_positions, seed=seed)
 
 
@@ -124,7 +138,9 @@ def amplify(
     if not torch.isfinite(torch.tensor(factor)):
         raise InputError(f"the factor is {factor}; need a finite number")
     if centre != "none" and means is None:
-        raise InputError(f"the centre {centre!r} needs means; compute them once with centring_means(lens)")
+        raise InputError(
+            f"the centre {centre!r} needs means; compute them once with centring_means(lens)"
+        )
     chosen = None if heads is None else list(heads)
 
     def change(z: Tensor, at: At) -> Tensor:
@@ -134,5 +150,7 @@ def amplify(
         mu = mu if chosen is None else mu[chosen]
         return z if factor == 1 else mu + factor * (z - mu)
 
-    label = label or (f"norm x {factor:g}" if centre == "none" else f"amplification x {factor:g} from {centre}")
+    label = label or (
+        f"norm x {factor:g}" if centre == "none" else f"amplification x {factor:g} from {centre}"
+    )
     return edit(site, change, label=label, positions=positions, layers=layers, heads=heads)

@@ -102,7 +102,12 @@ class Edit:
 
 
 def edit(
-    site: str, change: Change, *, reads: str | None = None, whole_batch: bool = False, **where: Unpack[Where]
+    site: str,
+    change: Change,
+    *,
+    reads: str | None = None,
+    whole_batch: bool = False,
+    **where: Unpack[Where],
 ) -> Edit:
     """Make an edit from your own function: ``change(values, at)`` returns new values of the same shape.
 
@@ -123,7 +128,9 @@ def edit(
         if name not in SITES:
             raise unknown_site_error(name)
     if reads is not None and ORDER[reads] >= ORDER[site]:
-        raise SiteError(f"{site!r} is computed before {reads!r}; need a site to read that comes before the edited one")
+        raise SiteError(
+            f"{site!r} is computed before {reads!r}; need a site to read that comes before the edited one"
+        )
     label = where.pop("label", "") or site
     if unknown := sorted(where.keys() - Where.__annotations__.keys()):
         raise InputError(
@@ -141,11 +148,17 @@ def edit(
     for name, given in where.items():
         indices = indices_of_argument(name, given)
         if indices is not None and not indices:
-            raise InputError(f"the edit {label!r} chooses no {name}; need at least one, or None for all")
+            raise InputError(
+                f"the edit {label!r} chooses no {name}; need at least one, or None for all"
+            )
         if indices is not None and len(set(indices)) < len(indices):
-            raise InputError(f"the edit {label!r} names {name} twice: {list(indices)}; need each once")
+            raise InputError(
+                f"the edit {label!r} names {name} twice: {list(indices)}; need each once"
+            )
         chosen[name] = indices
-    return Edit(site=site, change=change, reads=reads, label=label, whole_batch=whole_batch, **chosen)
+    return Edit(
+        site=site, change=change, reads=reads, label=label, whole_batch=whole_batch, **chosen
+    )
 
 
 def zero(site: str, **where: Unpack[SweptWhere]) -> Edit:
@@ -165,10 +178,19 @@ def set_value(site: str, value: float, **where: Unpack[SweptWhere]) -> Edit:
 
 
 def _named_edit(
-    kind: str, site: str, change: Change, *, factor: float | None = None, **where: Unpack[SweptWhere]
+    kind: str,
+    site: str,
+    change: Change,
+    *,
+    factor: float | None = None,
+    **where: Unpack[SweptWhere],
 ) -> Edit:
     given: dict[str, Any] = dict(where)
-    each = tuple(name for axis in AXES if isinstance(own := given.get(name := f"{axis}s"), str) and own == "each")
+    each = tuple(
+        name
+        for axis in AXES
+        if isinstance(own := given.get(name := f"{axis}s"), str) and own == "each"
+    )
     chosen: Any = {name: own for name, own in given.items() if name not in each}
     return replace(edit(site, change, **chosen), kind=kind, factor=factor, each=each)
 
@@ -186,12 +208,15 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
         EditError: when run, if the vector does not fit the part.
     """
     added = torch.as_tensor(vector).detach() * factor
-    where.setdefault("label", f"{site} + {factor:g} x vector" if added.dim() else f"{site} + {float(added):g}")
+    where.setdefault(
+        "label", f"{site} + {factor:g} x vector" if added.dim() else f"{site} + {float(added):g}"
+    )
 
     def change(x: Tensor, at: At) -> Tensor:
-        if any(own not in (1, size) for own, size in zip(reversed(added.shape), reversed(x.shape), strict=False)) or (
-            added.dim() > x.dim()
-        ):
+        if any(
+            own not in (1, size)
+            for own, size in zip(reversed(added.shape), reversed(x.shape), strict=False)
+        ) or (added.dim() > x.dim()):
             raise EditError(
                 f"the vector for {site!r} has the shape {tuple(added.shape)}, the chosen part {tuple(x.shape)}; need "
                 f"its last axes, such as ({x.shape[-1]},)"
@@ -207,7 +232,9 @@ def scale(site: str, factor: float, **where: Unpack[SweptWhere]) -> Edit:
     return _named_edit("scale", site, lambda x, at: x * factor, factor=factor, **where)
 
 
-def clamp(site: str, *, low: float | None = None, high: float | None = None, **where: Unpack[Where]) -> Edit:
+def clamp(
+    site: str, *, low: float | None = None, high: float | None = None, **where: Unpack[Where]
+) -> Edit:
     """Make an edit that limits the chosen values of a site to at least ``low`` and at most ``high``; None is no limit.
 
     Raises:
@@ -232,17 +259,23 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
         **where: the chosen part; ``layers`` defaults to the layers of ``values``.
     """
     if any(layer < 0 for layer in values):
-        raise InputError(f"the values of {site!r} are for layers {list(values)}; need layers counted from 0 on")
+        raise InputError(
+            f"the values of {site!r} are for layers {list(values)}; need layers counted from 0 on"
+        )
     if where.get("layers") is None:
         where["layers"] = tuple(values)
     if missing := sorted(set(where.get("layers") or ()) - set(values)):
-        raise InputError(f"there are no values of {site!r} for layers {missing}; need one tensor per layer")
+        raise InputError(
+            f"there are no values of {site!r} for layers {missing}; need one tensor per layer"
+        )
     where.setdefault("label", f"freeze {site}")
 
     def change(x: Tensor, at: At) -> Tensor:
         new = copy_to_device(values[at.layer], x.device, x.dtype)
         whole = (at.n_sequences, *x.shape[1:])
-        if new.dim() != x.dim() or any(found not in (1, size) for found, size in zip(new.shape, whole, strict=True)):
+        if new.dim() != x.dim() or any(
+            found not in (1, size) for found, size in zip(new.shape, whole, strict=True)
+        ):
             raise EditError(
                 f"the new values for {site!r} of layer {at.layer} have the shape {tuple(new.shape)}; "
                 f"the chosen part has {whole}; need that shape, or size 1 where a value is repeated"
@@ -265,7 +298,9 @@ def _padding_of(site: str, at: At, *, keys: Sequence[int] | None) -> Bool[Tensor
     return queries[:, None, :, None] | of_keys[:, None, None, :]
 
 
-def resample(site: str, values: Mapping[int, Tensor], *, generator: torch.Generator, **where: Unpack[Where]) -> Edit:
+def resample(
+    site: str, values: Mapping[int, Tensor], *, generator: torch.Generator, **where: Unpack[Where]
+) -> Edit:
     """Make an edit that gives each sequence the values of another sequence, drawn without replacement.
 
     Args:
@@ -286,7 +321,9 @@ def resample(site: str, values: Mapping[int, Tensor], *, generator: torch.Genera
     source = torch.empty_like(order)
     source[order] = order.roll(shift)  # no sequence keeps its own values
     where.setdefault("label", f"resample {site}")
-    return freeze(site, {layer: tensor[source.to(tensor.device)] for layer, tensor in values.items()}, **where)
+    return freeze(
+        site, {layer: tensor[source.to(tensor.device)] for layer, tensor in values.items()}, **where
+    )
 
 
 def scalar(
@@ -310,9 +347,14 @@ def scalar(
     lens = as_lens(model)
     layer = check_index("layer", layers_from_zero([layer], lens.n_layers)[0], lens.n_layers)
     weights = mlp_weights(lens, layer=layer)
-    for name, indices, size in (("neuron", neurons, lens.d_mlp), ("dimension", dimensions, lens.d_model)):
+    for name, indices, size in (
+        ("neuron", neurons, lens.d_mlp),
+        ("dimension", dimensions, lens.d_model),
+    ):
         if not indices or len(set(indices)) < len(indices):
-            raise InputError(f"scalar was given the {name}s {list(indices)}; need at least one, and each once")
+            raise InputError(
+                f"scalar was given the {name}s {list(indices)}; need at least one, and each once"
+            )
         for index in indices:
             check_index(name, index, size)
     block = weights.w_down[list(dimensions)][:, list(neurons)] * (1 - factor)

@@ -12,7 +12,11 @@ from ..stats import SURE, Interval, corrected_p, paired_differences
 
 
 def effect_table(
-    values: np.ndarray, before: np.ndarray, *, controls: Sequence[np.ndarray], generator: np.random.Generator
+    values: np.ndarray,
+    before: np.ndarray,
+    *,
+    controls: Sequence[np.ndarray],
+    generator: np.random.Generator,
 ) -> pd.DataFrame:
     """Make the table of a sweep's effects: one row for each cell, with means over sequences and 95% intervals.
 
@@ -51,7 +55,9 @@ def effect_table(
     return frame
 
 
-def _add_interval_columns(frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]) -> None:
+def _add_interval_columns(
+    frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]
+) -> None:
     for name, part in zip(names, ("estimate", "low", "high"), strict=True):
         frame[name] = np.array([getattr(one, part) for one in intervals], dtype=np.float64)
 
@@ -74,7 +80,9 @@ def are_shown(rows: pd.DataFrame) -> np.ndarray:
         shown &= ~(rows["effect"].abs() <= 1e-6 * rows["baseline"].abs()).to_numpy(bool)
     if {"over_control", "control_sd"} <= set(rows.columns):
         shown &= ~(rows["over_control"].abs() < rows["control_sd"]).to_numpy(bool)
-    return shown & (rows["corrected_p"].to_numpy(float) <= SURE if "corrected_p" in rows.columns else True)
+    return shown & (
+        rows["corrected_p"].to_numpy(float) <= SURE if "corrected_p" in rows.columns else True
+    )
 
 
 def shown_rows(table: pd.DataFrame) -> pd.DataFrame:

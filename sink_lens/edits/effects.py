@@ -31,18 +31,47 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
     _check_same_reads(baseline, edited)
     rows = []
 
-    def add(quantity: str, layer: int | None, position: int | None, before: Tensor, after: Tensor) -> None:
+    def add(
+        quantity: str, layer: int | None, position: int | None, before: Tensor, after: Tensor
+    ) -> None:
         found = paired_difference(after.numpy(), before.numpy(), generator=generator)
-        numbers = (float(before.nanmean()), float(after.nanmean()), found.estimate, found.low, found.high, found.n)
+        numbers = (
+            float(before.nanmean()),
+            float(after.nanmean()),
+            found.estimate,
+            found.low,
+            found.high,
+            found.n,
+        )
         rows.append((quantity, layer, position, *numbers))
 
     for index, layer in enumerate(baseline.layers):
         for index_of, position in enumerate(baseline.positions):
-            add("mass", layer, position, *(run.mass[index, :, :, index_of].nanmean(1) for run in (baseline, edited)))
-            add("norm", layer, position, *(run.state[index, :, index_of].norm(dim=-1) for run in (baseline, edited)))
+            add(
+                "mass",
+                layer,
+                position,
+                *(run.mass[index, :, :, index_of].nanmean(1) for run in (baseline, edited)),
+            )
+            add(
+                "norm",
+                layer,
+                position,
+                *(run.state[index, :, index_of].norm(dim=-1) for run in (baseline, edited)),
+            )
     if baseline.loss is not None and edited.loss is not None:
         add("loss_nats", None, None, baseline.loss, edited.loss)
-    columns = ["quantity", "layer", "position", "baseline", "edited", "effect", "ci_low", "ci_high", "n"]
+    columns = [
+        "quantity",
+        "layer",
+        "position",
+        "baseline",
+        "edited",
+        "effect",
+        "ci_low",
+        "ci_high",
+        "n",
+    ]
     return pd.DataFrame(rows, columns=columns).astype({"layer": "Int64", "position": "Int64"})
 
 
@@ -59,13 +88,22 @@ def gained_share(
 
     The gain is the edited run's attention minus the baseline's. Means are over ``layers`` and sequences.
     """
-    gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(target_position, layers=layers)
+    gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(
+        target_position, layers=layers
+    )
     had = baseline.mass_at(sink_position, layers=layers)
-    return studentised_interval(gained.numpy(), over=had.numpy(), generator=generator, n_resamples=1000)
+    return studentised_interval(
+        gained.numpy(), over=had.numpy(), generator=generator, n_resamples=1000
+    )
 
 
 def removed_share(
-    baseline: Outcome, edited: Outcome, *, sink_position: int, layers: Sequence[int], generator: np.random.Generator
+    baseline: Outcome,
+    edited: Outcome,
+    *,
+    sink_position: int,
+    layers: Sequence[int],
+    generator: np.random.Generator,
 ) -> Interval:
     """Compute the share of the mean attention to ``sink_position`` in ``layers`` that is lost in the edited run."""
     before, after = (run.mass_at(sink_position, layers=layers) for run in (baseline, edited))
@@ -74,11 +112,18 @@ def removed_share(
 
 def fraction_lost(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
     """Compute the mean of ``before - after`` divided by the mean of ``before``, with its interval over sequences."""
-    return studentised_interval((before - after).numpy(), over=before.numpy(), generator=generator, n_resamples=1000)
+    return studentised_interval(
+        (before - after).numpy(), over=before.numpy(), generator=generator, n_resamples=1000
+    )
 
 
 def classify_change(
-    baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int, layers: Sequence[int]
+    baseline: Outcome,
+    edited: Outcome,
+    *,
+    target_position: int,
+    sink_position: int,
+    layers: Sequence[int],
 ) -> Change:
     """Classify what happened to the sink: removed, relocated, shared or unchanged.
 

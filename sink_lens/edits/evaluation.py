@@ -84,7 +84,9 @@ def on_logits(function: Callable[..., Any], /, **by_sequence: Any) -> Metric:
     held = {name: _as_rows(value) for name, value in by_sequence.items()}
     counts = {len(value) for value in held.values()}
     if len(counts) > 1:
-        raise InputError(f"{', '.join(held)} have {sorted(counts)} entries; need one for each sequence")
+        raise InputError(
+            f"{', '.join(held)} have {sorted(counts)} entries; need one for each sequence"
+        )
 
     def of_run(run: Outcome) -> Any:
         rows = run.indices
@@ -97,7 +99,9 @@ def on_logits(function: Callable[..., Any], /, **by_sequence: Any) -> Metric:
         )
 
     name = getattr(function, "__name__", "metric")
-    return Metric(name=name, function=of_run, layers=(), logits=True, n_sequences=max(counts, default=None))
+    return Metric(
+        name=name, function=of_run, layers=(), logits=True, n_sequences=max(counts, default=None)
+    )
 
 
 def _as_rows(value: Any) -> Any:
@@ -123,7 +127,11 @@ def on_outcome(
     The outcome has the loss, the logits, and of ``layers`` (None: all) the attention and the stream at ``positions``
     and the tensors of ``sites``. ``name`` is that of the function by default.
     """
-    read = {"positions": tuple(positions), "layers": None if layers is None else tuple(layers), "sites": tuple(sites)}
+    read = {
+        "positions": tuple(positions),
+        "layers": None if layers is None else tuple(layers),
+        "sites": tuple(sites),
+    }
     found = name or getattr(function, "__name__", "metric")
     return Metric(name=found, function=function, unit=unit, loss=True, logits=True, **read)
 
@@ -135,7 +143,9 @@ def on_batch(function: Callable[..., Any] | Metric) -> Metric:
     The function is of the logits, or ``on_outcome(function)``. If lengths differ, logits and tensors are nan at
     padding.
     """
-    return replace(function if isinstance(function, Metric) else on_logits(function), whole_batch=True)
+    return replace(
+        function if isinstance(function, Metric) else on_logits(function), whole_batch=True
+    )
 
 
 def as_metric(metric: Any, model: LensModel, *batches: TokenBatch) -> Metric:
@@ -159,8 +169,12 @@ def as_metric(metric: Any, model: LensModel, *batches: TokenBatch) -> Metric:
     for batch in batches:
         if metric.scored is not None:
             refuse_integer_positions(batch, [metric.scored], of=metric.name)
-        if metric.layers != () and metric.positions != (0,):  # 0, the default, is each text's first token
-            metric = replace(metric, positions=positions_in_all(metric.positions, batch, of=metric.name))
+        if metric.layers != () and metric.positions != (
+            0,
+        ):  # 0, the default, is each text's first token
+            metric = replace(
+                metric, positions=positions_in_all(metric.positions, batch, of=metric.name)
+            )
     n_sequences, n_positions = batches[0].tokens.shape
     _check_n_sequences(metric, n_sequences, whole=True)
     for layer in metric.layers or ():
@@ -168,9 +182,13 @@ def as_metric(metric: Any, model: LensModel, *batches: TokenBatch) -> Metric:
             raise InputError(f"{metric.name} reads layer {layer}; need 0 to {model.n_layers - 1}")
     for position in metric.positions:
         if not 0 <= position < n_positions:
-            raise InputError(f"{metric.name} reads position {position}; need 0 to {n_positions - 1}")
+            raise InputError(
+                f"{metric.name} reads position {position}; need 0 to {n_positions - 1}"
+            )
     if not metric.positions:
-        raise InputError(f"{metric.name} names no position; need at least one, such as positions=(0,)")
+        raise InputError(
+            f"{metric.name} names no position; need at least one, such as positions=(0,)"
+        )
     for site in metric.sites:
         site_of(site, family=model.family)
     if metric.layers == () and not metric.reads_past_layers:
@@ -183,7 +201,9 @@ def as_metric(metric: Any, model: LensModel, *batches: TokenBatch) -> Metric:
 def _check_n_sequences(metric: Metric, n: int, *, whole: bool) -> None:
     own = metric.n_sequences
     if own is not None and (own < n or (whole and own != n)):
-        raise InputError(f"{metric.name} was given data of {own} sequences and is read of {n}; need one entry for each")
+        raise InputError(
+            f"{metric.name} was given data of {own} sequences and is read of {n}; need one entry for each"
+        )
 
 
 def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
@@ -201,12 +221,22 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
         )
     run = run.by_text()
     _check_n_sequences(metric, max(run.indices, default=-1) + 1, whole=run.sequences == slice(None))
-    held = (run.valid, run.mass, run.state, run.loss, run.logits, run.token_loss, *run.tensors.values())
+    held = (
+        run.valid,
+        run.mass,
+        run.state,
+        run.loss,
+        run.logits,
+        run.token_loss,
+        *run.tensors.values(),
+    )
     if metric.whole_batch:
         parts = [(slice(None), run.with_nan_at_padding())]
     else:
         parts = [(slice(None), run)] if metric.padded else run.parts_of_one_length()
-    with note_whose_function_failed(f"the metric {metric.name!r}", given=(one for one in held if one is not None)):
+    with note_whose_function_failed(
+        f"the metric {metric.name!r}", given=(one for one in held if one is not None)
+    ):
         try:
             given = [metric.function(part) for _, part in parts]
         except Exception as error:
@@ -216,7 +246,10 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
                     "answers=ids); a function of an Outcome is metrics.on_outcome(f)"
                 )
             raise
-    found = [_checked_values(one, metric, n=len(part.valid)) for one, (_, part) in zip(given, parts, strict=True)]
+    found = [
+        _checked_values(one, metric, n=len(part.valid))
+        for one, (_, part) in zip(given, parts, strict=True)
+    ]
     if len(parts) == 1:
         return found[0]
     order = torch.cat([torch.tensor(rows) for rows, _ in parts])
@@ -229,10 +262,24 @@ def _checked_values(found: Any, metric: Metric, *, n: int) -> Float[Tensor, " sa
         found = torch.tensor(found, dtype=torch.float64)
     shape = () if metric.whole_batch else (n,)
     if not isinstance(found, Tensor) or tuple(found.shape) != shape or found.is_complex():
-        gave = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        need = "one number for all of them" if metric.whole_batch else f"one number per sequence, shape ({n},)"
-        way = "" if metric.whole_batch else ". A function of all sequences at once is metrics.on_batch(f)"
-        raise InputError(f"the metric {metric.name!r} gave {gave} for {n} sequences; need {need}{way}")
+        gave = (
+            f"a tensor of shape {tuple(found.shape)}"
+            if isinstance(found, Tensor)
+            else type(found).__name__
+        )
+        need = (
+            "one number for all of them"
+            if metric.whole_batch
+            else f"one number per sequence, shape ({n},)"
+        )
+        way = (
+            ""
+            if metric.whole_batch
+            else ". A function of all sequences at once is metrics.on_batch(f)"
+        )
+        raise InputError(
+            f"the metric {metric.name!r} gave {gave} for {n} sequences; need {need}{way}"
+        )
     found = found.double().reshape(-1)
     return found.where(found.isfinite(), torch.nan)
 
@@ -252,7 +299,10 @@ def check_per_sequence(metric: Metric, run: Outcome) -> None:
         why = f"alone it fails ({type(error).__name__}: {first_line_of_error(error)})"
     else:
         kind = torch.float32 if run.logits is None else run.logits.dtype
-        eps, largest = torch.finfo(kind).eps, 1.0 if run.logits is None else float(run.logits.abs().nan_to_num().amax())
+        eps, largest = (
+            torch.finfo(kind).eps,
+            1.0 if run.logits is None else float(run.logits.abs().nan_to_num().amax()),
+        )
         sizes = torch.stack([together, alone]).nan_to_num().abs().amax(1)
         allowed = max(1e-4, 4 * eps) * float(sizes.amax()) + 8 * eps * max(1.0, largest)
         unlike = (together.isnan() != alone.isnan()) | ((together - alone).abs() > allowed)

@@ -15,7 +15,9 @@ from ..errors import InputError
 from .constructors import At, Edit, EditError, edit
 
 
-def visible_keys(kept: Bool[Tensor, "batch position"], *, size: int) -> Bool[Tensor, "batch query key"]:
+def visible_keys(
+    kept: Bool[Tensor, "batch position"], *, size: int
+) -> Bool[Tensor, "batch query key"]:
     """Return a mask that is True at the keys that each query sees: itself and the earlier tokens still in the cache.
 
     The cache holds ``size`` tokens, the query's own included. It evicts the oldest that is not ``kept``; each sequence
@@ -23,7 +25,9 @@ def visible_keys(kept: Bool[Tensor, "batch position"], *, size: int) -> Bool[Ten
     """
     length = kept.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    evicted = (torch.arange(length) + 1 - size).clamp(min=0)  # tokens that have left the cache, at each query
+    evicted = (torch.arange(length) + 1 - size).clamp(
+        min=0
+    )  # tokens that have left the cache, at each query
     rank = (~kept).long().cumsum(1) - (~kept).long()  # tokens that leave it before each token
     return causal & ((rank[:, None] >= evicted[:, None]) | kept[:, None])
 
@@ -43,7 +47,9 @@ def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: 
     """
     least = keep if isinstance(keep, int) else int(keep.sum(1).max())
     if least < 0 or size <= least:
-        raise InputError(f"a cache of {size} tokens cannot keep {least} of them; need a larger cache, or fewer kept")
+        raise InputError(
+            f"a cache of {size} tokens cannot keep {least} of them; need a larger cache, or fewer kept"
+        )
 
     def change(scores: Tensor, at: At) -> Tensor:
         length = at.valid.shape[1]

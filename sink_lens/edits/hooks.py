@@ -29,7 +29,13 @@ from .constructors import ORDER, At, Edit, EditError, edit
 from .part import check_index
 
 _OF_HEAD = "dimension of the head"
-_SPOKEN = {"d_model": "dimension", "d_head": _OF_HEAD, "d_value": _OF_HEAD, "d_mlp": "neuron", "query": "position"}
+_SPOKEN = {
+    "d_model": "dimension",
+    "d_head": _OF_HEAD,
+    "d_value": _OF_HEAD,
+    "d_mlp": "neuron",
+    "query": "position",
+}
 _OPEN = -1e4
 """A score above this is no longer masked; the mask adds the lowest number of the type."""
 
@@ -64,13 +70,21 @@ def fwd_hooks(
     if lens.why_measured_only is not None:
         raise ModelError(lens.why_measured_only)
     check_unchanged(lens)
-    given = edits_for_model(lens, edits, n_positions=sys.maxsize if tokens is None else tokens.n_positions)
-    applied = Applied(lens=lens, edits=given, n_sequences=0 if tokens is None else tokens.n_sequences)
+    given = edits_for_model(
+        lens, edits, n_positions=sys.maxsize if tokens is None else tokens.n_positions
+    )
+    applied = Applied(
+        lens=lens, edits=given, n_sequences=0 if tokens is None else tokens.n_sequences
+    )
     valid = None if tokens is None else tokens.valid
-    return applied.fwd_hooks(sequences=slice(0, applied.n_sequences), valid=valid, layers=range(lens.n_layers))
+    return applied.fwd_hooks(
+        sequences=slice(0, applied.n_sequences), valid=valid, layers=range(lens.n_layers)
+    )
 
 
-def from_hook(name: str, function: HookFunction, *, model: ModelLike | None = None, label: str = "") -> Edit:
+def from_hook(
+    name: str, function: HookFunction, *, model: ModelLike | None = None, label: str = ""
+) -> Edit:
     """Make an edit from a hook function of TransformerLens, for ``run_with``, ``sweep`` and ``patch``.
 
     The function gets a copy of the whole activation, ``[batch, position, ...]``, and a ``HookPoint`` with this name. A
@@ -94,7 +108,9 @@ def from_hook(name: str, function: HookFunction, *, model: ModelLike | None = No
         new = function(own, hook=point)
         return own if new is None else new
 
-    return edit(site, change, layers=None if layer is None else [layer], label=label or f"hook at {name}")
+    return edit(
+        site, change, layers=None if layer is None else [layer], label=label or f"hook at {name}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +151,14 @@ class Applied:
             else bridge_hook_name(SITES[step.site], family=self.lens.family, layer=step.layer)
             for step in steps
         ]
-        return [(name, lambda x, hook, act=step.act: act(x)) for name, step in zip(names, steps, strict=True)]
+        return [
+            (name, lambda x, hook, act=step.act: act(x))
+            for name, step in zip(names, steps, strict=True)
+        ]
 
-    def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range) -> list["Step"]:
+    def steps(
+        self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range
+    ) -> list["Step"]:
         """Make the steps of a pass of ``sequences`` through ``layers``: each applies an edit, or reads a site for one.
 
         They are sorted by the order of their sites within a layer. ``valid`` is True at real tokens; None says that all
@@ -151,7 +172,9 @@ class Applied:
                 held: dict[str, Tensor] = {}
                 if one.reads is not None:
                     reads = partial(held.__setitem__, "read")
-                    found.append(Step(order=2 * ORDER[one.reads] + 1, site=one.reads, layer=layer, act=reads))
+                    found.append(
+                        Step(order=2 * ORDER[one.reads] + 1, site=one.reads, layer=layer, act=reads)
+                    )
                 of_pass = {"sequences": sequences, "valid": valid, "held": held}
                 act = partial(self._edit_tensor, number=number, layer=layer, **of_pass)
                 found.append(Step(order=2 * ORDER[one.site], site=one.site, layer=layer, act=act))
@@ -188,7 +211,9 @@ class Applied:
         """
         one, n_sequences = self.edits[number], self.n_sequences
         if valid is None:
-            valid = torch.ones(len(tensor), tensor.shape[SITES[one.site].position_axis], dtype=torch.bool)
+            valid = torch.ones(
+                len(tensor), tensor.shape[SITES[one.site].position_axis], dtype=torch.bool
+            )
             if one.positions is not None and valid.shape[1] == 1 < self.longest:
                 raise EditError(
                     f"the edit {one.label!r} has positions and was shown 1 token after {self.longest}: with a cache of "
@@ -203,20 +228,36 @@ class Applied:
         old = tensor if index is None else tensor[index]
         positions, where = torch.arange(self.begin, valid.shape[1]), "all positions"
         if one.positions is not None:
-            positions, where = torch.tensor(one.positions), f"positions {', '.join(map(str, one.positions))}"
-        places = {"layer": layer, "sequences": sequences, "n_sequences": n_sequences, "positions": positions}
+            positions, where = (
+                torch.tensor(one.positions),
+                f"positions {', '.join(map(str, one.positions))}",
+            )
+        places = {
+            "layer": layer,
+            "sequences": sequences,
+            "n_sequences": n_sequences,
+            "positions": positions,
+        }
         at = At(**places, valid=valid, read=held.get("read"))
         version = _n_in_place_changes(old)
-        with note_whose_function_failed(f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"):
+        with note_whose_function_failed(
+            f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"
+        ):
             new = one.change(old, at)
         if _n_in_place_changes(old) != version:
-            raise EditError(f"the edit {one.label!r} changed its values in place; need new values: clone them first")
+            raise EditError(
+                f"the edit {one.label!r} changed its values in place; need new values: clone them first"
+            )
         if one.whole_batch and len(old) < n_sequences:
             raise EditError(
                 f"the edit {one.label!r} mixes sequences, and this pass has {len(old)} of {n_sequences}; need all in "
                 f"one: batch_size={n_sequences}, or leave it out"
             )
-        alone = None if one.whole_batch or not first or n_sequences < 2 else _values_beside_others(one, old, at)
+        alone = (
+            None
+            if one.whole_batch or not first or n_sequences < 2
+            else _values_beside_others(one, old, at)
+        )
         new, differs = _check_new_values(new, old=old, one=one, layer=layer, alone=alone)
         if not differs:
             return None
@@ -237,29 +278,47 @@ def layers_of_edit(one: Edit, lens: LensModel) -> list[int]:
 
 
 def warn_of_edits_without_effect(
-    edits: Sequence[Edit], changed: Collection[int], *, late: Collection[Edit] = (), stacklevel: int = 3
+    edits: Sequence[Edit],
+    changed: Collection[int],
+    *,
+    late: Collection[Edit] = (),
+    stacklevel: int = 3,
 ) -> None:
     """Warn about every edit whose index is not in ``changed``; ``late`` are edits whose layers no pass reached."""
     for number, one in enumerate(edits):
         if number not in changed:
             ended = "the run ended before the layers that it edits"
             reason = ended if one in late else "the new values equal the old ones"
-            warnings.warn(f"the edit {one.label!r} changed nothing: {reason}", stacklevel=stacklevel)
+            warnings.warn(
+                f"the edit {one.label!r} changed nothing: {reason}", stacklevel=stacklevel
+            )
 
 
 def edits_in_texts(edits: Sequence[Edit] | Edit, tokens: TokenBatch) -> tuple[Edit, ...]:
     """Return edits whose positions and keys are those of every text; see ``positions_in_all`` for what is refused."""
     found = []
     for one in (edits,) if isinstance(edits, Edit) else edits:
-        chosen = {name: given for name in ("positions", "keys") if (given := getattr(one, name)) is not None}
-        places = {name: positions_in_all(own, tokens, of=f"the edit {one.label!r}") for name, own in chosen.items()}
+        chosen = {
+            name: given
+            for name in ("positions", "keys")
+            if (given := getattr(one, name)) is not None
+        }
+        places = {
+            name: positions_in_all(own, tokens, of=f"the edit {one.label!r}")
+            for name, own in chosen.items()
+        }
         found.append(replace(one, **places) if places != chosen else one)
     return tuple(found)
 
 
-def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int) -> tuple[Edit, ...]:
+def edits_for_model(
+    lens: LensModel, edits: Sequence[Edit] | Edit, *, n_positions: int
+) -> tuple[Edit, ...]:
     """Return edits with layers counted from 0; refuse sites and indices that a run over ``n_positions`` lacks."""
-    given = [one.with_layers_from_start(lens.n_layers) for one in ((edits,) if isinstance(edits, Edit) else edits)]
+    given = [
+        one.with_layers_from_start(lens.n_layers)
+        for one in ((edits,) if isinstance(edits, Edit) else edits)
+    ]
     for one in given:
         if one.each:
             raise InputError(
@@ -277,11 +336,20 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
             for name in (one.site, one.reads):
                 if name is not None:
                     check_layers_have_site(lens, one.layers or (), site=name)
-        used, layers = [f"{name}s" for name in site.axis_names], one.layers or lens.layers_with(one.site)
-        every = [lens.axis_sizes(site.axes, n_positions=n_positions, layer=layer) for layer in layers]
-        for axis, name, sizes in zip(site.axes.split()[1:], used, zip(*every, strict=True), strict=True):
+        used, layers = (
+            [f"{name}s" for name in site.axis_names],
+            one.layers or lens.layers_with(one.site),
+        )
+        every = [
+            lens.axis_sizes(site.axes, n_positions=n_positions, layer=layer) for layer in layers
+        ]
+        for axis, name, sizes in zip(
+            site.axes.split()[1:], used, zip(*every, strict=True), strict=True
+        ):
             for index in getattr(one, name) or ():
-                check_index(_SPOKEN.get(axis, axis).replace("_", "-"), index, min(sizes), of=one.label)
+                check_index(
+                    _SPOKEN.get(axis, axis).replace("_", "-"), index, min(sizes), of=one.label
+                )
         for name in ("heads", "units", "keys"):
             if getattr(one, name) is not None and name not in used:
                 raise InputError(
@@ -292,7 +360,9 @@ def edits_for_model(lens: LensModel, edits: Sequence[Edit] | Edit, *, n_position
 
 
 def _n_in_place_changes(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # inference tensors do not count their changes
+    return (
+        0 if tensor.is_inference() else tensor._version
+    )  # inference tensors do not count their changes
 
 
 def _values_beside_others(one: Edit, old: Tensor, at: At) -> Tensor:
@@ -301,18 +371,29 @@ def _values_beside_others(one: Edit, old: Tensor, at: At) -> Tensor:
     An edit of each sequence alone gives it the same values as in the pass.
     """
     number = range(at.n_sequences)[at.sequences][0]
-    order = (0, 1) if number + 1 < at.n_sequences else (1, 0)  # the sequence, and another of the run
+    order = (
+        (0, 1) if number + 1 < at.n_sequences else (1, 0)
+    )  # the sequence, and another of the run
 
     def of_both(tensor: Tensor) -> Tensor:
         return torch.stack([(tensor[0], tensor[0] * 0.5)[place] for place in order])
 
-    places = {"sequences": slice(number - order[0], number - order[0] + 2), "valid": at.valid[[0, 0]]}
+    places = {
+        "sequences": slice(number - order[0], number - order[0] + 2),
+        "valid": at.valid[[0, 0]],
+    }
     beside = replace(at, **places, read=None if at.read is None else of_both(at.read))
     try:
         found = one.change(of_both(old), beside)
     except Exception as error:
-        raise _mixing_error(one, f"it fails with two sequences ({type(error).__name__}: {error})") from error
-    return found[order[0]] if isinstance(found, Tensor) and len(found) == len(order) else old.new_full((1,), torch.inf)
+        raise _mixing_error(
+            one, f"it fails with two sequences ({type(error).__name__}: {error})"
+        ) from error
+    return (
+        found[order[0]]
+        if isinstance(found, Tensor) and len(found) == len(order)
+        else old.new_full((1,), torch.inf)
+    )
 
 
 def _mixing_error(one: Edit, why: str) -> EditError:
@@ -322,7 +403,9 @@ def _mixing_error(one: Edit, why: str) -> EditError:
     )
 
 
-def _check_new_values(new: Any, *, old: Tensor, one: Edit, layer: int, alone: Tensor | None) -> tuple[Tensor, bool]:
+def _check_new_values(
+    new: Any, *, old: Tensor, one: Edit, layer: int, alone: Tensor | None
+) -> tuple[Tensor, bool]:
     """Check the ``new`` values that edit ``one`` gave; return them in the type of ``old``, and True if they differ.
 
     ``alone`` are those of the first sequence beside others (None: not compared).
@@ -334,20 +417,28 @@ def _check_new_values(new: Any, *, old: Tensor, one: Edit, layer: int, alone: Te
             f"shape that it received, {tuple(old.shape)}"
         )
     if new.is_complex():
-        raise EditError(f"the edit {one.label!r} of {one.site!r} gave complex numbers at layer {layer}; need real ones")
+        raise EditError(
+            f"the edit {one.label!r} of {one.site!r} gave complex numbers at layer {layer}; need real ones"
+        )
     new = new.to(old.device, old.dtype)
     bad = new.isnan() if one.site == "scores" else ~new.isfinite()
-    masked = old <= torch.finfo(old.dtype).min / 2 if one.site == "scores" else torch.zeros_like(bad)
+    masked = (
+        old <= torch.finfo(old.dtype).min / 2 if one.site == "scores" else torch.zeros_like(bad)
+    )
     mixed = torch.zeros_like(bad.any())
     if alone is not None:
         own, alone = new[0].float(), alone.to(old.device, old.dtype).float()
         before = old[0].float()  # what an edit takes away may be far larger than what it leaves
         size = (
-            own.square().mean(-1, keepdim=True).sqrt() + before.norm(dim=-1, keepdim=True) if own.dim() else own.abs()
+            own.square().mean(-1, keepdim=True).sqrt() + before.norm(dim=-1, keepdim=True)
+            if own.dim()
+            else own.abs()
         )
         mixed = ((own - alone).abs() > 32 * torch.finfo(old.dtype).eps * (own.abs() + size)).any()
     found = [bad.any(), (new != old).any(), (masked & (new > _OPEN)).any(), mixed]
-    is_bad, differs, is_opened, is_mixed = torch.stack(found).tolist()  # together, since each would wait for the GPU
+    is_bad, differs, is_opened, is_mixed = torch.stack(
+        found
+    ).tolist()  # together, since each would wait for the GPU
     if is_bad and bool(old.isfinite().all()):
         raise EditError(
             f"the edit {one.label!r} of {one.site!r} gave numbers that are not finite at layer {layer}; "

@@ -29,11 +29,15 @@ def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Ind
     if isinstance(given, str) and given == "each":
         found: list[Indices] = [(index,) for index in range(first, size)]
     elif isinstance(given, str | int):
-        found = [(index,) for index in _entry_indices(given, name=name, need=need, also="each, all, or ")]
+        found = [
+            (index,) for index in _entry_indices(given, name=name, need=need, also="each, all, or ")
+        ]
     elif isinstance(given, Sequence):
         found = [_entry_indices(one, name=name, need=need) for one in given]
     else:
-        raise InputError(f"{name} is {given!r}; need each, all, a number, a range such as 0-3,7, or a list of these")
+        raise InputError(
+            f"{name} is {given!r}; need each, all, a number, a range such as 0-3,7, or a list of these"
+        )
     if not found:
         raise InputError(f"{name} is empty; need at least one value, or all")
     for chosen in found:
@@ -51,16 +55,24 @@ def _entry_indices(given: Any, *, name: str, need: range, also: str = "") -> tup
     A range must lie in ``need``. ``also`` are other words that the axis accepts, for the error.
     """
     if isinstance(given, bool):
-        raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
+        raise InputError(
+            f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers"
+        )
     if isinstance(given, int):
         return (given,)
     if isinstance(given, str):
-        for digits in re.findall("[0-9]+", given):  # before a range such as 0-99999999999 is written out
+        for digits in re.findall(
+            "[0-9]+", given
+        ):  # before a range such as 0-99999999999 is written out
             if len(digits.lstrip("0")) > len(str(need.stop)) or int(digits) not in need:
-                raise InputError(f"{name}: {digits} does not exist; need {need.start} to {need.stop - 1}")
+                raise InputError(
+                    f"{name}: {digits} does not exist; need {need.start} to {need.stop - 1}"
+                )
         given = parse_ranges(given, name=name, also=also)
     elif not isinstance(given, Sequence) or not all(type(one) is int for one in given):
-        raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
+        raise InputError(
+            f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers"
+        )
     if not given or len(set(given)) < len(given):
         raise InputError(f"{name} holds {given!r}; need at least one index, and each once")
     return tuple(sorted(given))

@@ -13,7 +13,9 @@ from ..errors import InputError
 from .constructors import At, Edit, edit
 
 
-def isolate(positions: Sequence[int], *, layers: Sequence[int] | None = None, label: str = "isolation") -> Edit:
+def isolate(
+    positions: Sequence[int], *, layers: Sequence[int] | None = None, label: str = "isolation"
+) -> Edit:
     """Make an edit that isolates ``positions``: each of them sees no token before it.
 
     The edit changes the scores after the model's own mask, so sliding windows and padding keep their effect. A learned
@@ -36,7 +38,10 @@ def isolate(positions: Sequence[int], *, layers: Sequence[int] | None = None, la
         )
 
     def change(scores: Tensor, at: At) -> Tensor:
-        earlier = torch.arange(scores.shape[-1], device=scores.device) < at.positions.to(scores.device)[:, None]
+        earlier = (
+            torch.arange(scores.shape[-1], device=scores.device)
+            < at.positions.to(scores.device)[:, None]
+        )
         return scores.masked_fill(earlier, torch.finfo(scores.dtype).min)
 
     return replace(edit("scores", change, positions=chosen, layers=layers, label=label), hides=True)

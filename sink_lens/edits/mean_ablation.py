@@ -68,7 +68,10 @@ def tokens_to_average(
     valid = tokens.valid.cpu()
     if mean != "mean_ordinary":
         return Averaged(mean=mean, mask=valid, n_sinks=0)
-    ordinary = valid & ~(mark_sinks(as_lens(model), tokens, by="either")[0] if sinks is None else sinks).cpu()
+    ordinary = (
+        valid
+        & ~(mark_sinks(as_lens(model), tokens, by="either")[0] if sinks is None else sinks).cpu()
+    )
     n_sinks = int(valid.sum()) - int(ordinary.sum())
     if not ordinary.any():
         raise InputError(
@@ -115,11 +118,15 @@ def mean_aligned(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[Wh
     return _mean_ablation(model, tokens, site, mean="mean_aligned", where=where)
 
 
-def _mean_ablation(model: ModelLike, tokens: Tokens, site: str, *, mean: Mean, where: Where) -> Edit:
+def _mean_ablation(
+    model: ModelLike, tokens: Tokens, site: str, *, mean: Mean, where: Where
+) -> Edit:
     lens = as_lens(model)
     batch = as_batch(tokens)
     if site in SITES and not SITES[site].by_token:
-        raise InputError(f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post")
+        raise InputError(
+            f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post"
+        )
     over = tokens_to_average(lens, batch, mean)
     having = lens.layers_with(site) if site not in SITES or SITES[site].per_layer else (0,)
     chosen = indices_of_argument("layers", where.get("layers"))
@@ -128,4 +135,6 @@ def _mean_ablation(model: ModelLike, tokens: Tokens, site: str, *, mean: Mean, w
     found = capture(lens, batch, sites=[site], layers=layers, path="bridge", progress=False)
     where.setdefault("label", f"{site}, {over.words}")
     part = Part.of_site(site, where)
-    return freeze(site, {layer: part.select(over.mean_of(found[site, layer])) for layer in layers}, **where)
+    return freeze(
+        site, {layer: part.select(over.mean_of(found[site, layer])) for layer in layers}, **where
+    )

@@ -23,7 +23,15 @@ from ..errors import InputError
 from ..measures.dimensions import dominance_ratio
 from ..models.sites import SITES
 from ..text import as_ranges, token_text
-from .evaluation import Metric, as_metric, check_per_sequence, evaluate, on_batch, on_logits, on_outcome
+from .evaluation import (
+    Metric,
+    as_metric,
+    check_per_sequence,
+    evaluate,
+    on_batch,
+    on_logits,
+    on_outcome,
+)
 from .outcome import Outcome
 
 Token = int | str
@@ -57,12 +65,17 @@ def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) ->
     In a layer with a sliding window only the queries whose window reaches the position count.
     """
     if layers is not None and len(layers) == 0:
-        raise InputError("sink mass was requested for no layers; need at least one, or None for all")
+        raise InputError(
+            "sink mass was requested for no layers; need at least one, or None for all"
+        )
     if sink_position == -1:
-        raise InputError("sink mass was requested of the last token, to which no later one attends; need one before it")
+        raise InputError(
+            "sink mass was requested of the last token, to which no later one attends; need one before it"
+        )
     chosen = None if layers is None else tuple(sorted({int(layer) for layer in layers}))
     return Metric(
-        name=f"sink mass at position {sink_position}" + ("" if chosen is None else f", layers {as_ranges(chosen)}"),
+        name=f"sink mass at position {sink_position}"
+        + ("" if chosen is None else f", layers {as_ranges(chosen)}"),
         function=lambda run: run.mass_or_nan(sink_position, layers=chosen),
         positions=(sink_position,),
         layers=chosen,
@@ -101,7 +114,12 @@ def logit_difference(
 
     def behind(prompts: Sequence[Sequence[str | list[int]]], reads: Any) -> Metric:
         first, *others = (_read_answers(sides, some, reads) for some in prompts)
-        rows = [(one, row % len(prompts[0])) for side in sides for row, own in enumerate(side) for one in own]
+        rows = [
+            (one, row % len(prompts[0]))
+            for side in sides
+            for row, own in enumerate(side)
+            for one in own
+        ]
         warn_of_forgotten_space(((one, prompts[0][row]) for one, row in rows), reads)
         if any(other != first for other in others):
             raise InputError(
@@ -113,7 +131,9 @@ def logit_difference(
         texts = [str(reads.decode([side[0][0]])) for side in first]
         names = [text.strip() for text in texts]
         for number, one in enumerate(side[0][0] for side in sides):
-            if isinstance(one, str) and one[0].isalpha():  # told from the token with a space in front
+            if (
+                isinstance(one, str) and one[0].isalpha()
+            ):  # told from the token with a space in front
                 names[number] = repr(one)
         if not all(names) or names[0] == names[1]:  # only a space tells them apart
             names = [token_text(text) for text in texts]
@@ -131,7 +151,9 @@ def logit_difference(
     if prompt is not None:
         return behind([[prompt] if isinstance(prompt, str) else prompt], tokenizer)
     name = f"logit difference ({correct!r} − {incorrect!r})"
-    return replace(_difference_of_ids(([(0,)], [(0,)]), position=position), name=name, function=unread, on=on)
+    return replace(
+        _difference_of_ids(([(0,)], [(0,)]), position=position), name=name, function=unread, on=on
+    )
 
 
 def _tokens_by_sequence(given: Answers) -> list[tuple[Token, ...]]:
@@ -147,7 +169,9 @@ def _tokens_by_sequence(given: Answers) -> list[tuple[Token, ...]]:
 
 
 def _prompts_up_to(batch: TokenBatch, position: int) -> list[list[int]]:
-    ends = [n + position + 1 if position < 0 else min(n, position + 1) for n in batch.lengths.tolist()]
+    ends = [
+        n + position + 1 if position < 0 else min(n, position + 1) for n in batch.lengths.tolist()
+    ]
     return [row[: max(0, end)].tolist() for row, end in zip(batch.tokens, ends, strict=True)]
 
 
@@ -158,12 +182,16 @@ def _read_answers(
     n, found = max(map(len, (prompts, *sides))), []
     for one in (prompts, *sides):
         if len(one) not in (1, n):
-            raise InputError(f"{len(one)} answers or prompts were given for {n} sequences; need one, or one for each")
+            raise InputError(
+                f"{len(one)} answers or prompts were given for {n} sequences; need one, or one for each"
+            )
     for side in sides:
         read: list[tuple[Token, ...]] = []
         for row in range(n):
             prompt = prompts[row % len(prompts)]
-            read.append(tuple(answer_id(token, prompt, tokenizer) for token in side[row % len(side)]))
+            read.append(
+                tuple(answer_id(token, prompt, tokenizer) for token in side[row % len(side)])
+            )
         found.append(read[:1] if len(set(read)) == 1 else read)
     return found[0], found[1]
 
@@ -180,7 +208,9 @@ def _difference_of_ids(sides: _Sides, *, position: int) -> Metric:
             f"there are {len(sides[0])} right and {len(sides[1])} wrong answers; need one for each sequence"
         )
     read = {"unit": "logits", "layers": (), "logits": True, "scored": position, "padded": True}
-    return Metric(name="logit difference", function=function, n_sequences=max(counts, default=None), **read)
+    return Metric(
+        name="logit difference", function=function, n_sequences=max(counts, default=None), **read
+    )
 
 
 @check_calls
@@ -242,15 +272,23 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
     Raises:
         InputError: the site has no axis of token positions, such as ``pattern``, or comes after the layers.
     """
-    fit = [name for name, one in SITES.items() if one.axes.startswith("batch position") and one.per_layer]
+    fit = [
+        name
+        for name, one in SITES.items()
+        if one.axes.startswith("batch position") and one.per_layer
+    ]
     if site not in fit:
-        raise InputError(f"there is no norm of a position at {site!r}; need one of {', '.join(fit)}")
+        raise InputError(
+            f"there is no norm of a position at {site!r}; need one of {', '.join(fit)}"
+        )
 
     def function(run: Outcome) -> Tensor:
         _refuse_padding(run, sink_position)
         values = run.tensors[site, layer]
         at = positions_from_start(run.lengths, sink_position).to(values.device)
-        return values[torch.arange(len(at), device=values.device), at].flatten(1).float().norm(dim=-1)
+        return (
+            values[torch.arange(len(at), device=values.device), at].flatten(1).float().norm(dim=-1)
+        )
 
     return Metric(
         name=f"norm of {site} at position {sink_position}, layer {layer}",
@@ -281,11 +319,15 @@ def dominance(sink_position: int = 0, *, layer: int) -> Metric:
 
 def _refuse_padding(run: Outcome, position: int) -> None:
     if position >= 0 and not bool(run.valid[:, position].all()):
-        raise InputError(f"position {position} is padding in some sequences; need a position that all of them have")
+        raise InputError(
+            f"position {position} is padding in some sequences; need a position that all of them have"
+        )
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    return logits - logits.logsumexp(-1, keepdim=True)  # log_softmax is 5e-5 off on a CPU with 262,144 tokens
+    return logits - logits.logsumexp(
+        -1, keepdim=True
+    )  # log_softmax is 5e-5 off on a CPU with 262,144 tokens
 
 
 def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:

@@ -45,12 +45,19 @@ def _is_number(value: Any, kinds: Any) -> bool:
 
 OPTIONS: Mapping[str, Option] = {
     "factor": Option(
-        accepts=lambda value: _is_number(value, int | float) and abs(value) < _LARGEST, needs="numbers below 1e38"
+        accepts=lambda value: _is_number(value, int | float) and abs(value) < _LARGEST,
+        needs="numbers below 1e38",
     ),
     "seed": Option(
-        accepts=lambda value: _is_number(value, int) and value >= 0, needs="whole numbers from 0 on", defaults=(0,)
+        accepts=lambda value: _is_number(value, int) and value >= 0,
+        needs="whole numbers from 0 on",
+        defaults=(0,),
     ),
-    "centre": Option(accepts=lambda value: value in CENTRES, needs=f"some of {', '.join(CENTRES)}", defaults=CENTRES),
+    "centre": Option(
+        accepts=lambda value: value in CENTRES,
+        needs=f"some of {', '.join(CENTRES)}",
+        defaults=CENTRES,
+    ),
     "vector": Option(
         accepts=lambda value: isinstance(value, str) and value.endswith(".safetensors"),
         needs="paths of .safetensors files that hold one tensor each",
@@ -99,11 +106,19 @@ class EditSpec:
         """All that determines the edit, by name: kind, site, indices, options, and the hash of a vector's file."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
         found = {"kind": self.kind, "site": self.part.site} | chosen | self._named_options
-        return found | ({"vector_hash": hash_vector(self.options["vector"])} if "vector" in self._named_options else {})
+        return found | (
+            {"vector_hash": hash_vector(self.options["vector"])}
+            if "vector" in self._named_options
+            else {}
+        )
 
     @property
     def _named_options(self) -> dict[str, Any]:
-        return {name: one for name, one in self.options.items() if one is not None or name not in _ONLY_WHERE_GIVEN}
+        return {
+            name: one
+            for name, one in self.options.items()
+            if one is not None or name not in _ONLY_WHERE_GIVEN
+        }
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -114,8 +129,14 @@ class EditSpec:
     def columns(self) -> dict[str, Any]:
         """Column -> value of the edit's row in a table; an axis has None unless a single index of it is edited."""
         chosen = {axis: self.part.indices_on(axis) or () for axis in AXES}
-        single = {axis: indices[0] if len(indices) == 1 else None for axis, indices in chosen.items()}
-        return {"kind": self.kind, "site": self.part.site, "where": self.part.words} | single | self._named_options
+        single = {
+            axis: indices[0] if len(indices) == 1 else None for axis, indices in chosen.items()
+        }
+        return (
+            {"kind": self.kind, "site": self.part.site, "where": self.part.words}
+            | single
+            | self._named_options
+        )
 
     @property
     def label(self) -> str:
@@ -173,7 +194,9 @@ def _function_calling(name: str, *options: str) -> Make:
     def make(spec: EditSpec, refs: "References") -> "Edit":
         from . import constructors
 
-        return getattr(constructors, name)(spec.part.site, *map(spec.options.get, options), **spec.arguments)
+        return getattr(constructors, name)(
+            spec.part.site, *map(spec.options.get, options), **spec.arguments
+        )
 
     return make
 
@@ -188,9 +211,13 @@ def _make_addition(spec: EditSpec, refs: "References") -> "Edit":
     try:
         tensors = load_file(Path(path).expanduser())
     except (OSError, SafetensorError) as error:
-        raise InputError(f"the vector {path} was not read ({error}); need a .safetensors file") from error
+        raise InputError(
+            f"the vector {path} was not read ({error}); need a .safetensors file"
+        ) from error
     if len(tensors) != 1:
-        raise InputError(f"the vector {path} has the tensors {', '.join(tensors) or 'none'}; need one")
+        raise InputError(
+            f"the vector {path} has the tensors {', '.join(tensors) or 'none'}; need one"
+        )
     (vector,) = tensors.values()
     return add(spec.part.site, vector, factor=spec.options["factor"], **spec.arguments)
 
@@ -199,7 +226,9 @@ def hash_vector(path: str) -> str:
     """Return the SHA-256 of a vector's file, so that a run is not resumed with another vector under the same name."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise InputError(f"there is no file {path}; need a .safetensors file with the vector to add")
+        raise InputError(
+            f"there is no file {path}; need a .safetensors file with the vector to add"
+        )
     return _hash_of_content(file, changed=file.stat().st_mtime_ns, size=file.stat().st_size)
 
 
@@ -213,7 +242,10 @@ def _make_mean_edit(spec: EditSpec, refs: "References") -> "Edit":
     from .constructors import freeze
 
     mean: Any = spec.kind
-    values = {layer: spec.part.select(refs.mean(spec.part.site, layer, mean)) for layer in _layers_to_edit(spec, refs)}
+    values = {
+        layer: spec.part.select(refs.mean(spec.part.site, layer, mean))
+        for layer in _layers_to_edit(spec, refs)
+    }
     return freeze(spec.part.site, values, **spec.arguments)
 
 
@@ -228,8 +260,16 @@ def _make_resampling(spec: EditSpec, refs: "References") -> "Edit":
             f"{spec.label} would put padding under real tokens: the shortest sequence has {shortest} tokens, the "
             f"longest {refs.tokens.n_positions}; need sequences of one length, or positions below {shortest}"
         )
-    values = {layer: spec.part.select(refs.values(spec.part.site, layer)) for layer in _layers_to_edit(spec, refs)}
-    return resample(spec.part.site, values, generator=Generator().manual_seed(spec.options["seed"]), **spec.arguments)
+    values = {
+        layer: spec.part.select(refs.values(spec.part.site, layer))
+        for layer in _layers_to_edit(spec, refs)
+    }
+    return resample(
+        spec.part.site,
+        values,
+        generator=Generator().manual_seed(spec.options["seed"]),
+        **spec.arguments,
+    )
 
 
 def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
@@ -264,15 +304,32 @@ def _layers_to_edit(spec: EditSpec, refs: "References") -> tuple[int, ...]:
 
 KINDS: Mapping[str, Kind] = {
     "zero": Kind(meaning="set to 0", make=_function_calling("zero")),
-    **{name: Kind(meaning=f"set to {meaning}", make=_make_mean_edit, by_token=True) for name, meaning in MEANS.items()},
+    **{
+        name: Kind(meaning=f"set to {meaning}", make=_make_mean_edit, by_token=True)
+        for name, meaning in MEANS.items()
+    },
     "resample": Kind(
-        meaning="another sequence's values at the same positions", make=_make_resampling, takes=("seed",), by_token=True
+        meaning="another sequence's values at the same positions",
+        make=_make_resampling,
+        takes=("seed",),
+        by_token=True,
     ),
-    "scale": Kind(meaning="times a factor", make=_function_calling("scale", "factor"), takes=("factor",)),
-    "add": Kind(meaning="plus a factor times the vector of a file", make=_make_addition, takes=("factor", "vector")),
-    "set": Kind(meaning="set to a number", make=_function_calling("set_value", "factor"), takes=("factor",)),
+    "scale": Kind(
+        meaning="times a factor", make=_function_calling("scale", "factor"), takes=("factor",)
+    ),
+    "add": Kind(
+        meaning="plus a factor times the vector of a file",
+        make=_make_addition,
+        takes=("factor", "vector"),
+    ),
+    "set": Kind(
+        meaning="set to a number", make=_function_calling("set_value", "factor"), takes=("factor",)
+    ),
     "isolate": Kind(
-        meaning="the mask shows the token only itself", make=_make_isolation, site="scores", first_position=1
+        meaning="the mask shows the token only itself",
+        make=_make_isolation,
+        site="scores",
+        first_position=1,
     ),
     "amplify": Kind(
         meaning="variance amplification from a centre",

@@ -47,7 +47,9 @@ class MetricSpec:
         given = {name: _READ[name](model, name, value) for name, value in self.options.items()}
         if self.name == "kl":
             if predictions is None:
-                raise InputError("kl compares with the predictions of a baseline run; need what computes them")
+                raise InputError(
+                    "kl compares with the predictions of a baseline run; need what computes them"
+                )
             return metrics.kl_to(predictions())
         return getattr(metrics, self.name)(**given)
 
@@ -60,7 +62,9 @@ class MetricSpec:
             return _read_layer(model, "layer", self.options["layer"])
         if "layers" not in known:
             return None
-        return max(_read_layers(model, "layers", self.options.get("layers")) or range(model.n_layers))
+        return max(
+            _read_layers(model, "layers", self.options.get("layers")) or range(model.n_layers)
+        )
 
     def _known_options(self) -> tuple[str, ...]:
         if self.name not in METRICS:
@@ -76,7 +80,9 @@ class MetricSpec:
 
 
 def _read_layers(model: Sized, name: str, given: Any) -> list[int] | None:
-    values = axis_values("all" if given is None else given, name=f"{name} of a metric", size=model.n_layers)
+    values = axis_values(
+        "all" if given is None else given, name=f"{name} of a metric", size=model.n_layers
+    )
     return [layer for value in values if value is not None for layer in value] or None
 
 
@@ -99,7 +105,9 @@ def _option_reader(kinds: Any, needs: str) -> Callable[[Sized, str, Any], Any]:
 
 
 _WHOLE_NUMBER = _option_reader(int, "a whole number")
-_ANSWER = _option_reader(str | int | Sequence, "an id, or the text of one token, or a list of these")
+_ANSWER = _option_reader(
+    str | int | Sequence, "an id, or the text of one token, or a list of these"
+)
 _READ: Mapping[str, Callable[[Any, str, Any], Any]] = {
     "sink_position": _WHOLE_NUMBER,
     "position": _WHOLE_NUMBER,
@@ -135,7 +143,9 @@ def refuse_unread_metric_fields(config: Any, name: str) -> None:
     for one, options in FIELDS.items():
         readers = [other for other, (known, _) in METRICS.items() if options & set(known)]
         if name not in readers:
-            refuse_unread_fields(config, one, reader=f"the metric by the name {' or '.join(readers)}")
+            refuse_unread_fields(
+                config, one, reader=f"the metric by the name {' or '.join(readers)}"
+            )
 
 
 def metric_spec(config: Any, name: str) -> MetricSpec:
@@ -154,9 +164,13 @@ def metric_spec(config: Any, name: str) -> MetricSpec:
     for option in ("correct", "incorrect"):
         if option in known:
             if (answer := getattr(config, option)) is None:
-                raise InputError(f'{name} compares two tokens; need {option} (--{option}), such as " Paris"')
+                raise InputError(
+                    f'{name} compares two tokens; need {option} (--{option}), such as " Paris"'
+                )
             given[option] = answer
-    return MetricSpec(name=name, options={one: given[one] for one in known if given.get(one) is not None})
+    return MetricSpec(
+        name=name, options={one: given[one] for one in known if given.get(one) is not None}
+    )
 
 
 def import_metric(reference: str) -> Any:
@@ -176,5 +190,7 @@ def import_metric(reference: str) -> Any:
         for one in added:
             sys.path.remove(one)
     if found is None:
-        raise InputError(f"{module} has no function {name!r}; need MODULE:FUNCTION, such as my_metrics:margin")
+        raise InputError(
+            f"{module} has no function {name!r}; need MODULE:FUNCTION, such as my_metrics:margin"
+        )
     return found

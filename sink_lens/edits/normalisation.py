@@ -59,13 +59,23 @@ def variance_calibration(
         layers = _layers_to_edit(centre, layers, what="centre")
 
     def change(z: Tensor, at: At) -> Tensor:
-        by_head = given if given.dim() == 0 else _select_heads(given[:, None], at=at, heads=heads, what="factor")
-        mu = 0.0 if centre is None else _select_heads(centre[at.layer], at=at, heads=heads, what="centre")
+        by_head = (
+            given
+            if given.dim() == 0
+            else _select_heads(given[:, None], at=at, heads=heads, what="factor")
+        )
+        mu = (
+            0.0
+            if centre is None
+            else _select_heads(centre[at.layer], at=at, heads=heads, what="centre")
+        )
         return torch.where(by_head == 1, z, (mu + by_head * (widen(z) - mu)).to(z.dtype))
 
     spoken = f"{given.item():g}" if given.dim() == 0 else "a factor by head"
     where: Any = {"layers": layers, "positions": positions, "heads": heads}
-    return edit("z_raw", change, reads="q", label=label or f"calibration x {spoken}", **where)  # q has the axes of z
+    return edit(
+        "z_raw", change, reads="q", label=label or f"calibration x {spoken}", **where
+    )  # q has the axes of z
 
 
 def head_rms_norm(
@@ -110,7 +120,9 @@ def head_rms_norm(
 
     spoken = "target by layer" if isinstance(target, Mapping) else f"target {target:g}"
     where: Any = {"layers": layers, "positions": positions, "heads": heads}
-    return edit("z_raw", change, reads="q", label=label or f"head RMSNorm, {spoken}", **where)  # q has the axes of z
+    return edit(
+        "z_raw", change, reads="q", label=label or f"head RMSNorm, {spoken}", **where
+    )  # q has the axes of z
 
 
 def natural_rms(
@@ -131,7 +143,9 @@ def natural_rms(
     """
     lens = as_lens(model)
     batch = as_batch(tokens)
-    counted = batch.valid & (torch.arange(batch.n_positions, device=batch.valid.device) >= first_position)
+    counted = batch.valid & (
+        torch.arange(batch.n_positions, device=batch.valid.device) >= first_position
+    )
     if first_position < 0 or not bool(counted.any()):
         raise InputError(
             f"no real token stands at position {first_position} or after it; need longer sequences: "
@@ -145,14 +159,28 @@ def natural_rms(
         here = view.valid & (torch.arange(size.shape[1], device=size.device) >= first_position)
         return torch.where(here[..., None], size, 0.0).sum(1)
 
-    reading = Reading(name="rms", sites=("z_raw",), function=sums, layers=None if layers is None else frozenset(layers))
-    found = stream(lens, batch, [reading], progress=progress, label="natural size of z").values["rms"]
-    return {layer: by_sequence.sum(0) / int(counted.sum()) for layer, by_sequence in sorted(found.items())}
+    reading = Reading(
+        name="rms",
+        sites=("z_raw",),
+        function=sums,
+        layers=None if layers is None else frozenset(layers),
+    )
+    found = stream(lens, batch, [reading], progress=progress, label="natural size of z").values[
+        "rms"
+    ]
+    return {
+        layer: by_sequence.sum(0) / int(counted.sum())
+        for layer, by_sequence in sorted(found.items())
+    }
 
 
-def _layers_to_edit(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
+def _layers_to_edit(
+    by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str
+) -> Sequence[int]:
     if any(layer < 0 for layer in by_layer):
-        raise InputError(f"the {what} is for layers {list(by_layer)}; need layers counted from 0 on")
+        raise InputError(
+            f"the {what} is for layers {list(by_layer)}; need layers counted from 0 on"
+        )
     if layers is None:
         return tuple(by_layer)
     if missing := sorted(set(layers) - set(by_layer)):
@@ -177,4 +205,6 @@ def _select_heads(given: Tensor, *, at: At, heads: Sequence[int] | None, what: s
             f"the {what} of layer {at.layer} has the shape {shape}; need the model's {n_heads} heads, its {d_head} "
             "dimensions of a head, or both, heads first"
         )
-    return widen(given if heads is None or given.shape[0] == 1 else given[list(heads)]).to(at.read.device)
+    return widen(given if heads is None or given.shape[0] == 1 else given[list(heads)]).to(
+        at.read.device
+    )

@@ -59,14 +59,22 @@ class Outcome:
         if isinstance(self.sequences, Tensor):
             return self.sequences.tolist()
         start = self.sequences.start or 0
-        return list(range(start, start + len(self.valid) * (step := self.sequences.step or 1), step))
+        return list(
+            range(start, start + len(self.valid) * (step := self.sequences.step or 1), step)
+        )
 
     def select(self, rows: Sequence[int], *, length: int | None = None) -> "Outcome":
         """Copy the outcome with the sequences ``rows`` alone, up to ``length`` positions (None: all)."""
-        at, cut, targets = torch.tensor(rows), slice(length), slice(None if length is None else length - 1)
+        at, cut, targets = (
+            torch.tensor(rows),
+            slice(length),
+            slice(None if length is None else length - 1),
+        )
         scored, logits = self.scored, None if self.logits is None else self.logits[at]
         if logits is not None and scored is not None and length is not None:
-            logits = logits[:, [place for place, position in enumerate(scored) if position < length]]
+            logits = logits[
+                :, [place for place, position in enumerate(scored) if position < length]
+            ]
             scored = tuple(position for position in scored if position < length)
         elif logits is not None:
             logits = logits[:, cut]
@@ -79,7 +87,9 @@ class Outcome:
             token_loss=None if self.token_loss is None else self.token_loss[at, targets],
             logits=logits,
             scored=scored,
-            tensors={key: _cut_positions(one[at], key[0], cut) for key, one in self.tensors.items()},
+            tensors={
+                key: _cut_positions(one[at], key[0], cut) for key, one in self.tensors.items()
+            },
             sequences=torch.tensor(self.indices)[at],
         )
 
@@ -88,7 +98,10 @@ class Outcome:
         lengths = self.valid.sum(1).tolist()
         if lengths == [self.valid.shape[1]] * len(lengths):
             return [(list(range(len(lengths))), self)]
-        rows = {length: [row for row, own in enumerate(lengths) if own == length] for length in sorted(set(lengths))}
+        rows = {
+            length: [row for row, own in enumerate(lengths) if own == length]
+            for length in sorted(set(lengths))
+        }
         return [(some, self.select(some, length=length)) for length, some in rows.items()]
 
     def with_nan_at_padding(self) -> "Outcome":
@@ -100,24 +113,39 @@ class Outcome:
             axis, (n, length) = SITES[key[0]].position_axis, self.valid.shape
             shape = (n, *(length if at == axis else 1 for at in range(1, one.dim())))
             real[key] = one.where(self.valid.view(shape), torch.nan)
-        logits = None if self.logits is None else self.logits.where(self.valid[:, scored, None], torch.nan)
+        logits = (
+            None
+            if self.logits is None
+            else self.logits.where(self.valid[:, scored, None], torch.nan)
+        )
         return replace(self, logits=logits, tensors=real)
 
     def __repr__(self) -> str:
         means = ", ".join(f"{name} {value:.4g}" for name, value in self._means().items())
         read = {"logits": self.logits is not None, **{name: True for name, _ in self.tensors}}
-        has = f"; with {', '.join(name for name, there in read.items() if there)}" if any(read.values()) else ""
+        has = (
+            f"; with {', '.join(name for name, there in read.items() if there)}"
+            if any(read.values())
+            else ""
+        )
         return f"Outcome of {plural(self.mass.shape[1], 'sequence')}, {plural(len(self.layers), 'layer')}: {means}{has}"
 
     def _repr_html_(self) -> str:
-        said = f"Means over {len(self.layers)} layers, the heads and {self.mass.shape[1]} sequences."
+        said = (
+            f"Means over {len(self.layers)} layers, the heads and {self.mass.shape[1]} sequences."
+        )
         return display.result_html(said, self._means(), notes=self.notes)
 
     def _means(self) -> dict[str, float]:
-        means = {f"attention to position {one}": float(self.mass_or_nan(one).nanmean()) for one in self.positions}
+        means = {
+            f"attention to position {one}": float(self.mass_or_nan(one).nanmean())
+            for one in self.positions
+        }
         return means | ({} if self.loss is None else {"loss, nats": float(self.loss.nanmean())})
 
-    def mass_at(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
+    def mass_at(
+        self, position: int, *, layers: Sequence[int] | None = None
+    ) -> Float[Tensor, " batch"]:
         """Return each sequence's mean attention to a position, over heads and ``layers`` (None: all that were read).
 
         It is nan where the position is a sequence's last token, which no later token attends to.
@@ -133,7 +161,9 @@ class Outcome:
             )
         return self.mass_or_nan(position, layers=layers)
 
-    def mass_or_nan(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
+    def mass_or_nan(
+        self, position: int, *, layers: Sequence[int] | None = None
+    ) -> Float[Tensor, " batch"]:
         """Return what ``mass_at`` does, and nan at a last token everywhere."""
         # Make it contiguous: the order of summation must not depend on how many other positions were read.
         rows = [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
@@ -144,10 +174,16 @@ class Outcome:
         return self.state[:, :, self._place_of(position)]
 
     def _place_of(self, position: int) -> int:
-        if position < 0 and position not in self.positions and len(ends := set(self.lengths.tolist())) == 1:
+        if (
+            position < 0
+            and position not in self.positions
+            and len(ends := set(self.lengths.tolist())) == 1
+        ):
             position += ends.pop()
         if position not in self.positions:
-            raise InputError(f"position {position} was not read; need one of {', '.join(map(str, self.positions))}")
+            raise InputError(
+                f"position {position} was not read; need one of {', '.join(map(str, self.positions))}"
+            )
         return self.positions.index(position)
 
     @property
@@ -179,7 +215,12 @@ class Outcome:
         return self._laid(by_text, self.given, valid=self.given.index.cpu() >= 0, laid=None)
 
     def _laid(
-        self, lay: Callable[..., Tensor], given: Given, *, valid: Bool[Tensor, "given position"], laid: Given | None
+        self,
+        lay: Callable[..., Tensor],
+        given: Given,
+        *,
+        valid: Bool[Tensor, "given position"],
+        laid: Given | None,
     ) -> "Outcome":
         """Return the outcome with what is of each token laid by ``lay``, which is ``as_given`` or ``by_text``."""
         losses = None if self.token_loss is None else lay(self.token_loss, given, first=1)
@@ -191,14 +232,19 @@ class Outcome:
             token_loss=losses,
             loss=losses.nanmean(1) if packed and losses is not None else self.loss,
             logits=None if self.logits is None else lay(self.logits, given),
-            tensors={place: lay(one, given, axes=SITES[place[0]].axis_names) for place, one in self.tensors.items()},
+            tensors={
+                place: lay(one, given, axes=SITES[place[0]].axis_names)
+                for place, one in self.tensors.items()
+            },
             given=laid,
         )
 
 
 def _cut_positions(tensor: Tensor, site: str, cut: slice) -> Tensor:
     axes = SITES[site].axes.split()
-    return tensor[tuple(cut if axis in ("position", "query", "key") else slice(None) for axis in axes)]
+    return tensor[
+        tuple(cut if axis in ("position", "query", "key") else slice(None) for axis in axes)
+    ]
 
 
 def fill_in_early_layers(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
@@ -208,7 +254,10 @@ def fill_in_early_layers(found: Outcome, *, rows: slice, early: Outcome) -> Outc
     def by_layer(name: str) -> Tensor:
         late, before = getattr(found, name), getattr(early, name)
         return torch.stack(
-            [late[own[layer]][rows] if layer in own else before[index] for index, layer in enumerate(early.layers)]
+            [
+                late[own[layer]][rows] if layer in own else before[index]
+                for index, layer in enumerate(early.layers)
+            ]
         )
 
     return Outcome(
@@ -229,7 +278,9 @@ def join_outcomes(parts: Sequence[Outcome]) -> Outcome:
     if len(parts) == 1:
         return replace(parts[0], sequences=slice(None))
     first = parts[0]
-    losses, by_token, logits = ([getattr(part, name) for part in parts] for name in ("loss", "token_loss", "logits"))
+    losses, by_token, logits = (
+        [getattr(part, name) for part in parts] for name in ("loss", "token_loss", "logits")
+    )
     return replace(
         first,
         valid=torch.cat([part.valid for part in parts]),
@@ -238,6 +289,8 @@ def join_outcomes(parts: Sequence[Outcome]) -> Outcome:
         loss=None if first.loss is None else torch.cat(losses),
         token_loss=None if first.token_loss is None else torch.cat(by_token),
         logits=None if first.logits is None else torch.cat(logits),
-        tensors={place: torch.cat([part.tensors[place] for part in parts]) for place in first.tensors},
+        tensors={
+            place: torch.cat([part.tensors[place] for part in parts]) for place in first.tensors
+        },
         sequences=slice(None),
     )

@@ -59,10 +59,14 @@ def indices_of_argument(name: str, given: Any) -> tuple[int, ...] | None:
         how = f". Write {name}=[{given!r}]" if isinstance(given, int) else ""
         raise InputError(f"{name} is {given!r}; need a list of numbers{how}")
     if isinstance(given, str):
-        raise InputError(f"{name} is {given!r}; need a list of numbers: each is for the edits zero, scale and set_to")
+        raise InputError(
+            f"{name} is {given!r}; need a list of numbers: each is for the edits zero, scale and set_to"
+        )
     items = list(given)
     if any(isinstance(one, bool) or "bool" in str(getattr(one, "dtype", "")) for one in items):
-        raise InputError(f"{name} is a mask of True and False; need indices. Write {name}=mask.nonzero() as a list")
+        raise InputError(
+            f"{name} is a mask of True and False; need indices. Write {name}=mask.nonzero() as a list"
+        )
     try:
         return tuple(operator.index(one) for one in items)
     except TypeError as error:
@@ -83,8 +87,12 @@ class Part:
     @classmethod
     def of_site(cls, site: str, where: Where) -> "Part":
         """Make the part of a site that an edit's keyword arguments choose; an axis that is not given is whole."""
-        chosen = {name: where.get(name) for name in ("layers", "positions", "heads", "units", "keys")}
-        return cls(site=site, **{name: indices_of_argument(name, given) for name, given in chosen.items()})
+        chosen = {
+            name: where.get(name) for name in ("layers", "positions", "heads", "units", "keys")
+        }
+        return cls(
+            site=site, **{name: indices_of_argument(name, given) for name, given in chosen.items()}
+        )
 
     def indices_on(self, axis: str) -> Indices:
         """Return the chosen indices on one of ``AXES``, such as ``head``; None is all."""
@@ -98,7 +106,9 @@ class Part:
     @property
     def where(self) -> Where:
         """The part as keyword arguments of an edit."""
-        chosen = {f"{axis}s": indices for axis in AXES if (indices := self.indices_on(axis)) is not None}
+        chosen = {
+            f"{axis}s": indices for axis in AXES if (indices := self.indices_on(axis)) is not None
+        }
         return Where(**chosen)  # type: ignore[typeddict-item]  # its keys are those of Where
 
     @property
@@ -110,14 +120,20 @@ class Part:
     def words(self) -> str:
         """The chosen indices in words, such as ``layer 1, head 0-3``; empty if the part is the whole site."""
         chosen = {axis: self.indices_on(axis) for axis in AXES}
-        return ", ".join(f"{axis} {index_text(indices)}" for axis, indices in chosen.items() if indices is not None)
+        return ", ".join(
+            f"{axis} {index_text(indices)}"
+            for axis, indices in chosen.items()
+            if indices is not None
+        )
 
     def select(self, values: "Shaped[Tensor, 'batch ...']") -> "Shaped[Tensor, 'batch ...']":
         """Select this part of one layer's values, with sequences as first axis; an axis of size 1 is kept whole."""
         index = self.index_mesh(values, averaged=True)
         return values if index is None else values[index]
 
-    def index_mesh(self, tensor: "Tensor", *, begin: int = 0, averaged: bool = False) -> "tuple[Tensor, ...] | None":
+    def index_mesh(
+        self, tensor: "Tensor", *, begin: int = 0, averaged: bool = False
+    ) -> "tuple[Tensor, ...] | None":
         """Return the index (an open mesh) that selects this part of one layer's tensor; None for the whole tensor.
 
         The tensor has all values of the site, the sequences first, and its positions begin at ``begin``. If
@@ -129,14 +145,18 @@ class Part:
 
         names = ("sequence", *SITES[self.site].axis_names)
         vectors: list[Tensor | None] = [None]
-        for name, indices, size in zip(names[1:], self.indices_by_axis, tensor.shape[1:], strict=True):
+        for name, indices, size in zip(
+            names[1:], self.indices_by_axis, tensor.shape[1:], strict=True
+        ):
             first = begin if name == "position" else 0
             if indices is None or (averaged and size == 1):
                 vectors.append(None)
                 continue
             for index in (min(indices), max(indices)):
                 check_index(name, index - first, size)
-            if tuple(indices) == tuple(range(indices[0], indices[-1] + 1)):  # made on the device, the others are copied
+            if tuple(indices) == tuple(
+                range(indices[0], indices[-1] + 1)
+            ):  # made on the device, the others are copied
                 vector = torch.arange(indices[0], indices[-1] + 1, device=tensor.device)
             else:
                 vector = copy_to_device(torch.tensor(indices), tensor.device)
@@ -144,8 +164,13 @@ class Part:
         if all(vector is None for vector in vectors):
             return None
         whole = [torch.arange(size, device=tensor.device) for size in tensor.shape]
-        chosen = [own if vector is None else vector for vector, own in zip(vectors, whole, strict=True)]
-        shapes = [[-1 if other == axis else 1 for other in range(len(names))] for axis in range(len(names))]
+        chosen = [
+            own if vector is None else vector for vector, own in zip(vectors, whole, strict=True)
+        ]
+        shapes = [
+            [-1 if other == axis else 1 for other in range(len(names))]
+            for axis in range(len(names))
+        ]
         return tuple(vector.view(shape) for vector, shape in zip(chosen, shapes, strict=True))
 
     def __str__(self) -> str:

@@ -73,7 +73,9 @@ def round_to_format(
     if form.scope == "group":
         width = values.shape[-1]
         blocks = nn.functional.pad(values, (0, -width % form.size)).unflatten(-1, (-1, form.size))
-        done = _round_by_scale(blocks, form, largest=blocks.abs().amax(-1, keepdim=True)).flatten(-2)[..., :width]
+        done = _round_by_scale(blocks, form, largest=blocks.abs().amax(-1, keepdim=True)).flatten(
+            -2
+        )[..., :width]
     else:
         axes = -1 if form.scope == "token" else (-2, -1)
         done = _round_by_scale(values, form, largest=values.abs().amax(axes, keepdim=True))
@@ -95,7 +97,12 @@ def _round_by_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
     else:  # max|x| / 6, rounded to e4m3 in units that one sequence shares
         top = torch.finfo(torch.float8_e4m3fn).max
         unit = _divide_exactly(largest.amax((-3, -2), keepdim=True), _LARGEST_FP4 * top)
-        scale = round_to_float8(_divide_exactly(largest, _LARGEST_FP4) / _safe_divisor(unit), "fp8_e4m3") * unit
+        scale = (
+            round_to_float8(
+                _divide_exactly(largest, _LARGEST_FP4) / _safe_divisor(unit), "fp8_e4m3"
+            )
+            * unit
+        )
     return round_to_fp4(values / _safe_divisor(scale)) * scale
 
 
@@ -121,7 +128,9 @@ def power_of_two_scale(largest: Tensor) -> Tensor:
 
 def _divide_exactly(x: Tensor, number: float) -> Tensor:
     """Divide by a number with correct rounding on every device."""
-    return x / torch.full_like(x, number)  # correctly rounded: a GPU multiplies by a plain number's reciprocal
+    return x / torch.full_like(
+        x, number
+    )  # correctly rounded: a GPU multiplies by a plain number's reciprocal
 
 
 def _safe_divisor(scale: Tensor) -> Tensor:
@@ -154,15 +163,22 @@ def quantisation(
         InputError: there is no such format, or a channel is named twice.
         SiteError: there is no such site, or it has no token axis.
     """
-    chosen, fit = look_up_format(form), [name for name, one in SITES.items() if one.axes.startswith("batch position")]
+    chosen, fit = (
+        look_up_format(form),
+        [name for name, one in SITES.items() if one.axes.startswith("batch position")],
+    )
     if site not in fit:
         raise SiteError(f"{site!r} cannot be quantised; need one of {', '.join(fit)}")
     if wrong := [one for one in channels or {} if not str(one).isdecimal()]:
-        raise InputError(f"channels of layer {wrong[0]!r} are to be kept; need the number of a layer")
+        raise InputError(
+            f"channels of layer {wrong[0]!r} are to be kept; need the number of a layer"
+        )
     kept = {int(layer): sorted(set(units)) for layer, units in (channels or {}).items()}
     for layer, units in (channels or {}).items():
         if len(kept[int(layer)]) < len(units):
-            raise InputError(f"layer {layer} keeps a channel of {site!r} twice: {list(units)}; need each once")
+            raise InputError(
+                f"layer {layer} keeps a channel of {site!r} twice: {list(units)}; need each once"
+            )
 
     def change(x: Tensor, at: At) -> Tensor:
         flat = x.flatten(2)
@@ -187,7 +203,9 @@ def _unrounded_mask(
         keep = kept if keep is None else keep | kept
     if channels:
         if channels[-1] >= flat.shape[-1]:
-            raise EditError(f"{site!r} has {flat.shape[-1]} channels, and channel {channels[-1]} was to be kept")
+            raise EditError(
+                f"{site!r} has {flat.shape[-1]} channels, and channel {channels[-1]} was to be kept"
+            )
         mask = torch.zeros(flat.shape[-1], dtype=torch.bool, device=flat.device)
         mask[channels] = True
         keep = mask[None, None] if keep is None else keep | mask
@@ -200,7 +218,9 @@ def linear_layer_paths(lens: LensModel, site: str) -> tuple[str, ...]:
     named = {
         "attn_in": (
             family.attention,
-            ("q_proj", "k_proj", "v_proj") if family.normed_qkv else (family.q, family.k, family.v, family.head_gate),
+            ("q_proj", "k_proj", "v_proj")
+            if family.normed_qkv
+            else (family.q, family.k, family.v, family.head_gate),
         ),
         "q_latent": (family.attention, (family.q_latent and FROM_LATENT["q_latent"],)),
         "kv_latent": (family.attention, (family.kv_latent and FROM_LATENT["kv_latent"],)),
@@ -209,7 +229,9 @@ def linear_layer_paths(lens: LensModel, site: str) -> tuple[str, ...]:
         "neurons": (family.mlp, (family.down,)),
     }
     inside, names = named.get(site, (None, ()))
-    return tuple(dict.fromkeys(f"{inside}.{name}" if inside else name for name in names if name is not None))
+    return tuple(
+        dict.fromkeys(f"{inside}.{name}" if inside else name for name in names if name is not None)
+    )
 
 
 @contextlib.contextmanager
@@ -224,7 +246,9 @@ def quantised_weights(model: ModelLike, form: QuantisedFormat) -> Iterator[None]
     """
     chosen, lens = look_up_format(form), as_lens(model)
     if lens.family.experts is not None or lens.family.down is None:
-        raise InputError(f"{lens.family.architecture} is a mixture of experts, whose weights cannot be rounded here")
+        raise InputError(
+            f"{lens.family.architecture} is a mixture of experts, whose weights cannot be rounded here"
+        )
     read = ("attn_in", "q_latent", "kv_latent", "z", "mlp_in", "neurons")
     paths = [path for site in read for path in linear_layer_paths(lens, site)]
     before: list[tuple[Any, Tensor]] = []
@@ -236,7 +260,9 @@ def quantised_weights(model: ModelLike, form: QuantisedFormat) -> Iterator[None]
                     check_not_packed(module)
                     weight: Any = module.weight
                     before.append((weight, weight.detach().clone()))
-                    done = round_to_format((weight.T if lens.family.transposed else weight)[None], chosen)[0]
+                    done = round_to_format(
+                        (weight.T if lens.family.transposed else weight)[None], chosen
+                    )[0]
                     weight.copy_(done.T if lens.family.transposed else done)
         yield
     finally:

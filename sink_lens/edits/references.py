@@ -20,7 +20,11 @@ class References:
     """
 
     def __init__(
-        self, lens: LensModel, tokens: TokenBatch, *, known: Mapping[tuple[str, int], Tensor] | None = None
+        self,
+        lens: LensModel,
+        tokens: TokenBatch,
+        *,
+        known: Mapping[tuple[str, int], Tensor] | None = None,
     ) -> None:
         self.lens, self.tokens, stored = lens, tokens, known or {}
         self.values: Callable[[str, int], Tensor] = lru_cache(maxsize=2)(
@@ -35,7 +39,11 @@ class References:
             lambda site, layer, mean: self.averaged(mean).mean_of(self.values(site, layer))
         )
         """The mean of a site at a layer over the mean's tokens; averaged axes stay, with size 1."""
-        self.averaged: Callable[[Mean], Averaged] = lru_cache(maxsize=3)(partial(tokens_to_average, lens, tokens))
+        self.averaged: Callable[[Mean], Averaged] = lru_cache(maxsize=3)(
+            partial(tokens_to_average, lens, tokens)
+        )
         """The tokens that a mean is taken over."""
-        self.means: Callable[[], CentringMeans] = lru_cache(maxsize=1)(partial(centring_means, lens, seed=0))
+        self.means: Callable[[], CentringMeans] = lru_cache(maxsize=1)(
+            partial(centring_means, lens, seed=0)
+        )
         """The means of values and aggregated values on random tokens."""

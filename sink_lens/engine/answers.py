@@ -53,11 +53,21 @@ def answers(
     batch = as_batch(prompt, lens.tokenizer, bos=bos)
     check_tokens(lens, batch)
     edits = edits_in_texts(edits, batch)
-    prompts = [row[:length].tolist() for row, length in zip(batch.tokens.cpu(), batch.lengths.tolist(), strict=True)]
-    given = [answer] * len(prompts) if answer is None or isinstance(answer, str | int) else list(answer)
+    prompts = [
+        row[:length].tolist()
+        for row, length in zip(batch.tokens.cpu(), batch.lengths.tolist(), strict=True)
+    ]
+    given = (
+        [answer] * len(prompts) if answer is None or isinstance(answer, str | int) else list(answer)
+    )
     if len(given) != len(prompts):
-        raise InputError(f"there are {len(given)} answers for {len(prompts)} prompts; need one, or one for each")
-    wanted = [[] if one is None else _answer_ids(one, ids, lens) for one, ids in zip(given, prompts, strict=True)]
+        raise InputError(
+            f"there are {len(given)} answers for {len(prompts)} prompts; need one, or one for each"
+        )
+    wanted = [
+        [] if one is None else _answer_ids(one, ids, lens)
+        for one, ids in zip(given, prompts, strict=True)
+    ]
     rows = [ids + own[:-1] for ids, own in zip(prompts, wanted, strict=True)]
     width = max(map(len, rows))
     padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
@@ -88,7 +98,9 @@ def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[i
     return [found]
 
 
-def _top_token_rows(logits: torch.Tensor, right: int | None, lens: LensModel, *, top: int) -> list[dict[str, object]]:
+def _top_token_rows(
+    logits: torch.Tensor, right: int | None, lens: LensModel, *, top: int
+) -> list[dict[str, object]]:
     shares = logits.double().softmax(-1)
     shown = logits.topk(min(top, len(logits))).indices.tolist()
     if right is not None and right not in shown:

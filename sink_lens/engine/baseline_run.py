@@ -80,7 +80,9 @@ class BaselineRun:
 
     def read_outcome(self, needs: Needs) -> Outcome:
         """Return the run's outcome over all its sequences, with the layers, sites and loss that ``needs`` lists."""
-        return join_outcomes([self.batch(prompts.start).narrow_to(needs).outcome for prompts in self.prompt_batches])
+        return join_outcomes(
+            [self.batch(prompts.start).narrow_to(needs).outcome for prompts in self.prompt_batches]
+        )
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -88,13 +90,22 @@ class BaselineRun:
         return self.read_outcome(replace(self.needs, sites=()))
 
     def with_edits(
-        self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None, length: int | None = None
+        self,
+        edits: Sequence[Edit],
+        *,
+        needs: Needs | None = None,
+        every: int | None = None,
+        length: int | None = None,
     ) -> "BaselineRun":
         """Make a run under other ``edits``: ``needs``, read in each ``every``-th sequence; None is as in this run.
 
         With a ``length``, sequences are cut to it, and as many more cells share a forward as there is room for.
         """
-        every, tokens, plan = every or self.every, self.tokens if length is None else self.tokens.cut(length), self.plan
+        every, tokens, plan = (
+            every or self.every,
+            self.tokens if length is None else self.tokens.cut(length),
+            self.plan,
+        )
         if length is not None and plan.cut:
             room = plan.prompts * plan.pack * self.tokens.n_positions
             taken = min(plan.prompts, -(-tokens.n_sequences // every)) * tokens.n_positions
@@ -132,4 +143,6 @@ class BaselineRun:
             early = Early(outcome=outcome, columns={}, losses=None)
             return BaselineBatch(part=part, prompts=prompts, early=early, keys={})
         with prepare_passes(self.lens):
-            return self.passes.run_baseline(part, prompts=prompts, edits=self.edits, streams=self.streams)
+            return self.passes.run_baseline(
+                part, prompts=prompts, edits=self.edits, streams=self.streams
+            )

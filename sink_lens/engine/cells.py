@@ -35,7 +35,10 @@ class Cell:
         """Return the cell with every layer counted from the first layer: -1 becomes ``n_layers`` - 1."""
         if all(layer >= 0 for _, layers in self.touches for layer in layers or ()):
             return self
-        counted = tuple((site, None if own is None else layers_from_zero(own, n_layers)) for site, own in self.touches)
+        counted = tuple(
+            (site, None if own is None else layers_from_zero(own, n_layers))
+            for site, own in self.touches
+        )
         return replace(self, touches=counted)
 
 
@@ -47,7 +50,13 @@ def cell_of_edits(edits: Sequence[Edit] | Edit) -> Cell:
     touches, begin = touched_places(given)
     tokens = max(one.part.n_tokens_needed for one in given)
     whole = any(one.whole_batch for one in given)
-    return Cell(touches=touches, begin=begin, make=lambda references: given, tokens=tokens, whole_batch=whole)
+    return Cell(
+        touches=touches,
+        begin=begin,
+        make=lambda references: given,
+        tokens=tokens,
+        whole_batch=whole,
+    )
 
 
 def touched_places(edits: Sequence[Edit]) -> tuple[Touches, int]:
@@ -55,8 +64,12 @@ def touched_places(edits: Sequence[Edit]) -> tuple[Touches, int]:
 
     The position is 0 if an edit is made at all positions, or reads another site, since it may read any position of it.
     """
-    touches = tuple((site, one.layers) for one in edits for site in (one.site, one.reads) if site is not None)
-    firsts = [0 if one.positions is None or one.reads is not None else min(one.positions) for one in edits]
+    touches = tuple(
+        (site, one.layers) for one in edits for site in (one.site, one.reads) if site is not None
+    )
+    firsts = [
+        0 if one.positions is None or one.reads is not None else min(one.positions) for one in edits
+    ]
     return touches, min(firsts, default=0)
 
 

@@ -85,22 +85,34 @@ class Engine:
             raise ModelError(lens.why_measured_only)
         self.lens, self.tokens, self.plan, self.metrics = lens, tokens, plan, tuple(metrics)
         self.cells = tuple(cell.with_layers_from_start(lens.n_layers) for cell in cells)
-        if plan.prompts < tokens.n_sequences and any(one.whole_batch for one in (*self.metrics, *self.cells)):
+        if plan.prompts < tokens.n_sequences and any(
+            one.whole_batch for one in (*self.metrics, *self.cells)
+        ):
             raise InputError(
                 f"a metric or an edit reads all {tokens.n_sequences} sequences at once, and a pass of the plan has "
                 f"{plan.prompts}; need all in one pass"
             )
         self.needs = Needs.of_metrics(metrics, lens=lens) if needs is None else needs
-        self.first_layers = tuple(map(lru_cache(self._lowest_touched_layer), (cell.touches for cell in self.cells)))
+        self.first_layers = tuple(
+            map(lru_cache(self._lowest_touched_layer), (cell.touches for cell in self.cells))
+        )
         own = baseline_run
         if own is None:
-            at = {one for one in self.first_layers if 0 < one < lens.n_layers and not lens.family.shared_keys}
-            own = BaselineRun(lens, tokens, plan=plan, needs=self.needs, most=1, lanes=lanes, streams=at)
+            at = {
+                one
+                for one in self.first_layers
+                if 0 < one < lens.n_layers and not lens.family.shared_keys
+            }
+            own = BaselineRun(
+                lens, tokens, plan=plan, needs=self.needs, most=1, lanes=lanes, streams=at
+            )
         self._baseline_run = own
         self._references = References(lens, tokens)
         self._passes = Passes(lens=lens, needs=self.needs, n_sequences=tokens.n_sequences)
         narrowed = lru_cache(maxsize=None)(lambda start: own.batch(start).narrow_to(self.needs))
-        self._baseline_batch: Callable[[int], BaselineBatch] = own.batch if baseline_run is None else narrowed
+        self._baseline_batch: Callable[[int], BaselineBatch] = (
+            own.batch if baseline_run is None else narrowed
+        )
         self._one_at_a_time = Lock()
 
     def baseline_metrics(self) -> pd.DataFrame:
@@ -140,7 +152,11 @@ class Engine:
             return [row | more for row in self._metric_rows(outcome, prompts=block.prompts)]
 
         def failed(number: int, error: Exception) -> list[dict[str, Any]]:
-            text = str(error) if isinstance(error, SinkLensError) else f"{type(error).__name__}: {error}"
+            text = (
+                str(error)
+                if isinstance(error, SinkLensError)
+                else f"{type(error).__name__}: {error}"
+            )
             return [dict(zip(VALUES, (number, -1, "", float("nan"), False, text), strict=True))]
 
         found = self.map(block, take, failed=failed, advance=advance)
@@ -174,7 +190,9 @@ class Engine:
         self._baseline_run.check_same_weights()
         return found
 
-    def begin(self, *, advance: Advance) -> tuple[list[Packs[None]], list[tuple[dict[int, Outcome], set[int]]]]:
+    def begin(
+        self, *, advance: Advance
+    ) -> tuple[list[Packs[None]], list[tuple[dict[int, Outcome], set[int]]]]:
         """Run the blocks that have no lanes; return the packs of the others, and what all of them fill, cell by cell.
 
         That is the outcome by batch of prompts, without the stream if nothing reads it, and the indices of edits that
@@ -184,7 +202,9 @@ class Engine:
 
         def keep(block: Block, number: int, outcome: Outcome, which: list[bool]) -> None:
             by_batch, changed = found[number]
-            if not self.needs.state:  # it is most of what a run holds, and many runs wait for the last
+            if (
+                not self.needs.state
+            ):  # it is most of what a run holds, and many runs wait for the last
                 outcome = replace(outcome, state=outcome.state[..., :0].clone())
             by_batch[block.prompts.start] = outcome
             is_run = block.first <= self.lens.n_layers  # else nothing is known of its edits
@@ -215,7 +235,9 @@ class Engine:
         baseline, some = self.baseline_outcome(prompts), self._sorted_cells(numbers)
         found = {}
         if some:
-            block = Block(number=0, prompts=prompts, first=self.first_layers[some[0]], cells=tuple(some))
+            block = Block(
+                number=0, prompts=prompts, first=self.first_layers[some[0]], cells=tuple(some)
+            )
             work = self._packs_to_run(block, lambda cell, outcome, changed: (cell, outcome))
             with prepare_passes(self.lens):
                 found = dict(run_packs([work], lens=self.lens, lanes=self._prepare_lanes(block)))
@@ -223,11 +245,20 @@ class Engine:
         edits = [own, *((*own, *self.cells[number].make(self._references)) for number in numbers)]
         slow, _ = self._passes.run_on_bridge(self.tokens[prompts], edits, prompts=prompts)
         worst = []
-        for one, other in zip([baseline, *(found[number] for number in numbers)], slow, strict=True):
-            by_metric = (_largest_difference(evaluate(metric, one), evaluate(metric, other)) for metric in self.metrics)
+        for one, other in zip(
+            [baseline, *(found[number] for number in numbers)], slow, strict=True
+        ):
+            by_metric = (
+                _largest_difference(evaluate(metric, one), evaluate(metric, other))
+                for metric in self.metrics
+            )
             worst.append(max([0.0, *by_metric]))
         read = [evaluate(metric, baseline) for metric in self.metrics]
-        read += [baseline.logits] if baseline.logits is not None and any(one.logits for one in self.metrics) else []
+        read += (
+            [baseline.logits]
+            if baseline.logits is not None and any(one.logits for one in self.metrics)
+            else []
+        )
         return worst, max(float(one.abs().nan_to_num(0.0, posinf=0.0).amax()) for one in read)
 
     @cached_property
@@ -238,17 +269,28 @@ class Engine:
         """
         most_in_pass = self.plan.pack * self.tokens.n_positions
         most = max(CELLS_A_BLOCK * self.tokens.n_positions, most_in_pass)
-        groups = [list(some) for _, some in groupby(self._sorted_cells(range(len(self.cells))), key=self._group)]
+        groups = [
+            list(some)
+            for _, some in groupby(self._sorted_cells(range(len(self.cells))), key=self._group)
+        ]
         found: list[Block] = []
         for prompts in self._baseline_run.prompt_batches:
             for numbers in groups:
                 packs = fill_packs(numbers, size=self._n_computed_positions, most=most)
                 if not found:
-                    small = fill_packs(packs[0], size=self._n_computed_positions, most=most_in_pass)[0]
-                    packs = [small, *([packs[0][len(small) :]] if packs[0][len(small) :] else []), *packs[1:]]
+                    small = fill_packs(
+                        packs[0], size=self._n_computed_positions, most=most_in_pass
+                    )[0]
+                    packs = [
+                        small,
+                        *([packs[0][len(small) :]] if packs[0][len(small) :] else []),
+                        *packs[1:],
+                    ]
                 for cells in packs:
                     first = self.first_layers[cells[0]]
-                    found.append(Block(number=len(found), prompts=prompts, first=first, cells=cells))
+                    found.append(
+                        Block(number=len(found), prompts=prompts, first=first, cells=cells)
+                    )
         return tuple(found)
 
     def _sorted_cells(self, numbers: Iterable[int]) -> list[int]:
@@ -279,20 +321,34 @@ class Engine:
 
     def _begin_that_cuts_no_edit(self, begin: int) -> int:
         """Return ``begin``, or an earlier position if an edit of the baseline run touches positions on both sides."""
-        reaching = [touched_places([one])[1] for one in self._baseline_run.edits if not edit_ends_before(one, begin)]
-        return begin if min(reaching, default=begin) >= begin else self._begin_that_cuts_no_edit(min(reaching))
+        reaching = [
+            touched_places([one])[1]
+            for one in self._baseline_run.edits
+            if not edit_ends_before(one, begin)
+        ]
+        return (
+            begin
+            if min(reaching, default=begin) >= begin
+            else self._begin_that_cuts_no_edit(min(reaching))
+        )
 
     def _lowest_touched_layer(self, touches: Touches) -> int:
         """Return the lowest layer in ``touches``, which edits change; n_layers + 1 if nothing changes that is read."""
         n = self.lens.n_layers
         if not self.needs.is_changed_by(touches, n_layers=n):
             return n + 1
-        inner = [range(n) if layers is None else layers for site, layers in touches if SITES[site].per_layer]
+        inner = [
+            range(n) if layers is None else layers
+            for site, layers in touches
+            if SITES[site].per_layer
+        ]
         return min((min(layers) for layers in inner), default=n - 1)
 
     def _has_lanes(self, block: Block) -> bool:
         """Check whether the cells of a block may run side by side, in lanes (threads)."""
-        return self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
+        return (
+            self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
+        )
 
     def _prepare_lanes(self, block: Block) -> Lanes | None:
         """Return the threads for a block, after computing the activations that they share; None without threads."""
@@ -303,17 +359,28 @@ class Engine:
 
     def _packs_to_run(self, block: Block, take: Take[_Found]) -> Packs[_Found]:
         """Divide a block's cells into packs, each for one forward; ``take`` is for the outcome of each cell."""
-        how: dict[str, Any] = {"size": self._n_computed_positions, "most": self.plan.pack * self.tokens.n_positions}
-        packs = [pack for _, some in groupby(block.cells, key=self._group) for pack in fill_packs(some, **how)]
+        how: dict[str, Any] = {
+            "size": self._n_computed_positions,
+            "most": self.plan.pack * self.tokens.n_positions,
+        }
+        packs = [
+            pack
+            for _, some in groupby(block.cells, key=self._group)
+            for pack in fill_packs(some, **how)
+        ]
         return Packs(packs=packs, run=partial(self._run_pack, block=block), take=take)
 
     def _run_pack(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
         """Run the cells ``pack`` of a block in one forward; return for each its outcome, and which edits acted."""
         passes = replace(self._passes, lens=lens)
-        with self._one_at_a_time:  # making an edit may run the model, so only one lane may do it at a time
+        with (
+            self._one_at_a_time
+        ):  # making an edit may run the model, so only one lane may do it at a time
             made = [self.cells[number].make(self._references) for number in pack]
             baseline = self._baseline_batch(block.prompts.start)
-        edits = [edits_for_model(self.lens, some, n_positions=self.tokens.n_positions) for some in made]
+        edits = [
+            edits_for_model(self.lens, some, n_positions=self.tokens.n_positions) for some in made
+        ]
         if self.first_layers[pack[0]] > self.lens.n_layers:
             return [(baseline.outcome, [False] * len(some)) for some in edits]
         before = self._baseline_run.edits
@@ -321,7 +388,10 @@ class Engine:
             every = [[*before, *some] for some in edits]
             runs = passes.run_on_bridge(baseline.part, every, prompts=block.prompts)
         else:
-            begins, firsts = [*map(self._first_needed_position, pack)], [self.first_layers[number] for number in pack]
+            begins, firsts = (
+                [*map(self._first_needed_position, pack)],
+                [self.first_layers[number] for number in pack],
+            )
             every = []
             for some, begin, first in zip(edits, begins, firsts, strict=True):
                 later = edits_from_layer(before, first=first, n_layers=self.lens.n_layers)
@@ -351,11 +421,15 @@ def outcomes_under_edits(
     advance: Advance = lambda cells: None,
 ) -> list[tuple[Outcome, set[int]]]:
     """Do as ``outcomes_in_one_queue`` for lists of edits that all continue ``baseline_run`` and read ``needs``."""
-    return outcomes_in_one_queue([(baseline_run, edits, needs) for edits in edit_lists], advance=advance)
+    return outcomes_in_one_queue(
+        [(baseline_run, edits, needs) for edits in edit_lists], advance=advance
+    )
 
 
 def outcomes_in_one_queue(
-    asked: Sequence[tuple[BaselineRun, Sequence[Edit], Needs]], *, advance: Advance = lambda cells: None
+    asked: Sequence[tuple[BaselineRun, Sequence[Edit], Needs]],
+    *,
+    advance: Advance = lambda cells: None,
 ) -> list[tuple[Outcome, set[int]]]:
     """Continue runs of one model under edits; return the outcomes, and for each the indices of edits that acted.
 
@@ -369,7 +443,9 @@ def outcomes_in_one_queue(
     begun: dict[tuple[BaselineRun, Needs], Iterator[tuple[dict[int, Outcome], set[int]]]] = {}
     beside: list[Packs[None]] = []
     for (run, needs), some in cells.items():
-        engine = Engine(run.lens, run.tokens, some, (), plan=run.plan, needs=needs, baseline_run=run)
+        engine = Engine(
+            run.lens, run.tokens, some, (), plan=run.plan, needs=needs, baseline_run=run
+        )
         packs, filled = engine.begin(advance=advance)
         beside += packs
         begun[run, needs] = iter(filled)
@@ -381,7 +457,11 @@ def outcomes_in_one_queue(
     found = []
     for run, edits, needs in asked:
         by_batch, changed = next(begun[run, needs]) if edits else ({}, set[int]())
-        outcome = join_outcomes([by_batch[start] for start in sorted(by_batch)]) if edits else run.read_outcome(needs)
+        outcome = (
+            join_outcomes([by_batch[start] for start in sorted(by_batch)])
+            if edits
+            else run.read_outcome(needs)
+        )
         found.append((outcome, changed))
     return found
 

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens, never_fired_error
 from ..data.given import as_given
-from ..data.tokens import Prompts, TokenBatch, as_batch, positions_in_texts, refuse_integer_positions
+from ..data.tokens import (
+    Prompts,
+    TokenBatch,
+    as_batch,
+    positions_in_texts,
+    refuse_integer_positions,
+)
 from ..edits.constructors import Edit, EditError
 from ..edits.hooks import Applied, edits_for_model, edits_in_texts
 from ..edits.outcome import Outcome
@@ -74,29 +80,49 @@ def run_with(
     batch = as_batch(tokens, lens.tokenizer)
     check_tokens(lens, batch)
     given = edits_for_model(lens, edits_in_texts(edits, batch), n_positions=batch.n_positions)
-    read = tuple(dict.fromkeys(range(lens.n_layers) if layers is None else layers_from_zero(layers, lens.n_layers)))
+    read = tuple(
+        dict.fromkeys(
+            range(lens.n_layers) if layers is None else layers_from_zero(layers, lens.n_layers)
+        )
+    )
     check_layers(read, lens)
     if not read:
         raise InputError("no layers were given; need at least one to read")
     if not positions:
         raise InputError("no positions were given; need at least one to read")
-    refuse_integer_positions(batch, filter(None, positions), of="positions")  # 0, the default, is the first token
+    refuse_integer_positions(
+        batch, filter(None, positions), of="positions"
+    )  # 0, the default, is the first token
     places = positions_in_texts(positions, batch)
     keys, which = places.unique(return_inverse=True)
     for name in sites:
         site_of(name, family=lens.family)
         if not SITES[name].per_layer and not (loss or logits):
-            raise SiteError(f"{name!r} is computed after the last layer; need loss=True or logits=True to read it")
+            raise SiteError(
+                f"{name!r} is computed after the last layer; need loss=True or logits=True to read it"
+            )
         if name in lens.uneditable:
             raise lens.uneditable_error(name)
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     of_end = {"loss": loss, "logits": logits, "whole": loss or logits}
-    needs = Needs(keys=tuple(keys.tolist()), layers=read, sites=tuple(sites), state=True, positions=None, **of_end)
-    (outcome,) = run_checked_edits(lens, [(batch, applied)], needs, batch_size=batch_size, progress=progress)
+    needs = Needs(
+        keys=tuple(keys.tolist()),
+        layers=read,
+        sites=tuple(sites),
+        state=True,
+        positions=None,
+        **of_end,
+    )
+    (outcome,) = run_checked_edits(
+        lens, [(batch, applied)], needs, batch_size=batch_size, progress=progress
+    )
     if not quiet:
         applied.warn_of_edits_without_effect()
     rows = torch.arange(batch.n_sequences)[:, None]
-    mass, state = outcome.mass.transpose(2, 3)[:, rows, which].transpose(2, 3), outcome.state[:, rows, which]
+    mass, state = (
+        outcome.mass.transpose(2, 3)[:, rows, which].transpose(2, 3),
+        outcome.state[:, rows, which],
+    )
     found = replace(outcome, positions=tuple(positions), mass=mass, state=state, notes=lens.notes)
     return found.as_given(batch.given)
 
@@ -126,22 +152,35 @@ def run_checked_edits(
         how: dict[str, Any] = {"prompts": prompts, "batch_size": batch_size, "progress": progress}
         return [outcome for one in runs for outcome in run_checked_edits(lens, [one], needs, **how)]
     last = lens.n_layers if needs.whole else needs.n_layers_needed
-    first, collectors = runs[0][0], [RunCollector(lens=lens, keys=needs.keys, by_token=[]) for _ in runs]
-    size = max(1, _TOKENS_A_FORWARD // (first.n_positions * len(runs))) if batch_size is None else batch_size
+    first, collectors = (
+        runs[0][0],
+        [RunCollector(lens=lens, keys=needs.keys, by_token=[]) for _ in runs],
+    )
+    size = (
+        max(1, _TOKENS_A_FORWARD // (first.n_positions * len(runs)))
+        if batch_size is None
+        else batch_size
+    )
     if batch_size is None and any(one.whole_batch for _, applied in runs for one in applied.edits):
         size = first.n_sequences
     done, n_sequences = 0, max(runs[0][1].n_sequences, first.n_sequences)
     scored = needs.scored_positions(first) if needs.logits else None
     ends: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
     ends |= {} if scored is None else {"logits_to_keep": torch.tensor(scored, device=lens.device)}
-    with tqdm(total=first.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=first.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False
+    ) as bar:
         for parts in zip(*(batch.batches(size) for batch, _ in runs), strict=True):
             n, hooks = parts[0].n_sequences, list[Any]()
             own = range(n_sequences)[prompts][done : done + n]
             own = slice(own.start, own.stop, None if own.step == 1 else own.step)
-            for number, (part, (_, applied), collector) in enumerate(zip(parts, runs, collectors, strict=True)):
+            for number, (part, (_, applied), collector) in enumerate(
+                zip(parts, runs, collectors, strict=True)
+            ):
                 rows = slice(number * n, (number + 1) * n)
-                for name, act in applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(last)):
+                for name, act in applied.fwd_hooks(
+                    sequences=own, valid=part.valid, layers=range(last)
+                ):
                     hooks.append((name, partial(_edit_rows, act=act, rows=rows)))
                 for site, layer, take in collector.make_site_callbacks(
                     read=needs.layers, sites=needs.sites, valid=part.valid.to(lens.device)
@@ -152,7 +191,9 @@ def run_checked_edits(
             with prepare_pass(lens), torch.no_grad():
                 out = lens.bridge.run_with_hooks(tokens, fwd_hooks=hooks, use_cache=False, **ends)
             for part, collector, its in zip(parts, collectors, out.split(n), strict=True):
-                collector.store_results(its, part=part, loss=needs.loss, logits=needs.logits, scored=scored)
+                collector.store_results(
+                    its, part=part, loss=needs.loss, logits=needs.logits, scored=scored
+                )
             done += n
             bar.update(n)
     found = []
@@ -163,7 +204,9 @@ def run_checked_edits(
     return found
 
 
-def _edit_rows(x: Tensor, hook: object, *, act: Callable[..., Tensor | None], rows: slice) -> Tensor | None:
+def _edit_rows(
+    x: Tensor, hook: object, *, act: Callable[..., Tensor | None], rows: slice
+) -> Tensor | None:
     """Return the hook's tensor with ``act``'s values in some sequences; None if they are the old ones."""
     new = act(x[rows], hook)
     if new is None or len(new) == len(x):
@@ -221,14 +264,22 @@ class RunCollector:
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
             if layer in self.lens.attention_layers and self.lens.shows_pattern:
-                places.append(("pattern", layer, partial(self.store_attention, layer=layer, valid=valid)))
+                places.append(
+                    ("pattern", layer, partial(self.store_attention, layer=layer, valid=valid))
+                )
             else:
-                nothing = torch.full((len(valid), self.lens.n_heads, len(self.keys)), torch.nan, dtype=torch.float32)
+                nothing = torch.full(
+                    (len(valid), self.lens.n_heads, len(self.keys)), torch.nan, dtype=torch.float32
+                )
                 self.mass.setdefault(layer, []).append(nothing)
-            places.append(("resid_post", layer, partial(self.store_stream, layer=layer, valid=valid)))
+            places.append(
+                ("resid_post", layer, partial(self.store_stream, layer=layer, valid=valid))
+            )
         for site in sites:
             having = self.lens.layers_with(site)
-            for layer in [layer for layer in read if layer in having] if SITES[site].per_layer else (0,):
+            for layer in (
+                [layer for layer in read if layer in having] if SITES[site].per_layer else (0,)
+            ):
                 self.asked.add((site, layer))
                 places.append((site, layer, partial(self._store_site_tensor, place=(site, layer))))
         return places
@@ -260,7 +311,11 @@ class RunCollector:
             outcome, places = self.early.outcome, iter(range(len(late)))
             before = outcome.state[outcome.layers.index(layer)].to(x.device)
             state = torch.stack(
-                [state[:, next(places)] if key >= self.begin else before[:, at] for at, key in enumerate(self.keys)], 1
+                [
+                    state[:, next(places)] if key >= self.begin else before[:, at]
+                    for at, key in enumerate(self.keys)
+                ],
+                1,
             )
         self.state.setdefault(layer, []).append(state)
 
@@ -270,7 +325,9 @@ class RunCollector:
         if self.begin:
             assert self.early is not None
             axis = SITES[place[0]].position_axis
-            found = torch.cat([self.early.outcome.tensors[place].narrow(axis, 0, self.begin), found], dim=axis)
+            found = torch.cat(
+                [self.early.outcome.tensors[place].narrow(axis, 0, self.begin), found], dim=axis
+            )
         self.kept.setdefault(place, []).append(found)
 
     def store_results(
@@ -290,7 +347,9 @@ class RunCollector:
         which include the baseline's before ``begin``; None means all.
         """
         real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
-        self.bad.append((out.detach().amax(dim=-1).isnan() & copy_to_device(real, out.device)).any())
+        self.bad.append(
+            (out.detach().amax(dim=-1).isnan() & copy_to_device(real, out.device)).any()
+        )
         early = self.early if self.begin else None
         if loss:
             if unembedded:
@@ -305,7 +364,9 @@ class RunCollector:
                 self.token_losses = losses
             self.losses.append(mean_loss(losses, part))
             if self.by_token is not None:
-                self.by_token.append(losses.detach().cpu().masked_fill(~part.predicted.cpu(), torch.nan))
+                self.by_token.append(
+                    losses.detach().cpu().masked_fill(~part.predicted.cpu(), torch.nan)
+                )
         if logits:
             self.logits.append(out.detach().clone() if out.device.type == "cpu" else out.detach())
             if early is not None:
@@ -374,7 +435,9 @@ class RunCollector:
 def copy_to_cpu(collectors: Sequence[RunCollector]) -> None:
     """Move the tensors that these collectors store to the CPU, all in one copy."""
     lists = [parts for one in collectors for parts in (*one.mass.values(), *one.state.values())]
-    copy_lists_to_cpu([*lists, *(parts for one in collectors for parts in (one.losses, one.logits, one.bad))])
+    copy_lists_to_cpu(
+        [*lists, *(parts for one in collectors for parts in (one.losses, one.logits, one.bad))]
+    )
 
 
 def _select_positions(x: Tensor, positions: Sequence[int]) -> Tensor:
@@ -385,7 +448,9 @@ def _select_positions(x: Tensor, positions: Sequence[int]) -> Tensor:
 def not_finite_error(edits: Sequence[Edit]) -> EditError:
     """Make the error that a run under ``edits`` gave values that are not finite; it names the edits."""
     names = ", ".join(repr(edit.label) for edit in edits) or "none"
-    return EditError(f"the run's final values are not finite under the edits {names}; need finite edits")
+    return EditError(
+        f"the run's final values are not finite under the edits {names}; need finite edits"
+    )
 
 
 def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[Tensor, " batch"]:

@@ -45,9 +45,27 @@ _SAME = 1e-5
 _OPEN = -1e4
 """Scores below this are masked."""
 _CHANGES_TEXT = (
-    *("do_sample", "num_beams", "penalty_alpha", "repetition_penalty", "encoder_repetition_penalty"),
-    *("no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"),
-    *("min_length", "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id", "guidance_scale"),
+    *(
+        "do_sample",
+        "num_beams",
+        "penalty_alpha",
+        "repetition_penalty",
+        "encoder_repetition_penalty",
+    ),
+    *(
+        "no_repeat_ngram_size",
+        "bad_words_ids",
+        "sequence_bias",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+    ),
+    *(
+        "min_length",
+        "min_new_tokens",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "guidance_scale",
+    ),
 )
 """Settings of a ``generation_config`` that change what is written."""
 _MOST_HELD = 1 << 30
@@ -83,7 +101,13 @@ class Generated:
     @property
     def same(self) -> int:
         """Number of tokens that both continuations share before they differ."""
-        return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, self.plain_ids, strict=False))))
+        return len(
+            list(
+                takewhile(
+                    lambda pair: pair[0] == pair[1], zip(self.ids, self.plain_ids, strict=False)
+                )
+            )
+        )
 
 
 def generate(
@@ -125,9 +149,13 @@ def generate(
             f"{lens.n_context} in all: shorten the prompt, or ask for fewer"
         )
     if temperature < 0:
-        raise InputError(f"the temperature is {temperature:g}; need 0 (the likeliest token) or more")
+        raise InputError(
+            f"the temperature is {temperature:g}; need 0 (the likeliest token) or more"
+        )
     if temperature > 0 and generator is None:
-        raise InputError("a temperature above 0 draws tokens; pass generator=torch.Generator().manual_seed(...)")
+        raise InputError(
+            "a temperature above 0 draws tokens; pass generator=torch.Generator().manual_seed(...)"
+        )
     check_tokens(lens, start)
     given = edits_for_model(lens, edits, n_positions=total)
     state = None if generator is None else generator.get_state()
@@ -153,7 +181,9 @@ def generate(
 def _note_on_config(lens: LensModel) -> str:
     config = getattr(lens.plain, "generation_config", None)
     told = {} if config is None else config.to_diff_dict()
-    found = [f"{name}={told[name]}" for name in _CHANGES_TEXT if told.get(name) not in (None, False, [])]
+    found = [
+        f"{name}={told[name]}" for name in _CHANGES_TEXT if told.get(name) not in (None, False, [])
+    ]
     if not found:
         return ""
     return f"generation_config sets {join_and(found)}, which Hugging Face's generate applies, and this does not"
@@ -171,17 +201,27 @@ def _continuation_ids(
     """Return up to ``max_new_tokens`` ids that continue ``tokens`` under edits, drawn if ``temperature`` is above 0."""
     ends = _end_ids(lens)
     record = Applied(lens=lens, edits=edits, n_sequences=1)
-    cache = _Cache(lens, edits) if _can_cache(lens, edits, n_prompt=tokens.shape[1], n_new=max_new_tokens) else None
+    cache = (
+        _Cache(lens, edits)
+        if _can_cache(lens, edits, n_prompt=tokens.shape[1], n_new=max_new_tokens)
+        else None
+    )
     new: list[int] = []
     while len(new) < max_new_tokens:
         here = torch.cat([tokens, torch.tensor([new], dtype=torch.int64)], dim=1)
-        logits = None if cache is None else _logits_by_cache(cache, here, n_new=len(new), record=record)
+        logits = (
+            None if cache is None else _logits_by_cache(cache, here, n_new=len(new), record=record)
+        )
         if logits is None:
             cache, logits = None, _logits_by_whole_pass(lens, here, edits, record=record)
         if not bool(logits.isfinite().all()):
-            raise InputError("the logits are not finite under these edits; need edits that keep them finite")
+            raise InputError(
+                "the logits are not finite under these edits; need edits that keep them finite"
+            )
         if temperature > 0:
-            new.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)))
+            new.append(
+                int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
+            )
         else:
             new.append(int(logits.argmax()))
         if new[-1] in ends:
@@ -197,11 +237,15 @@ def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: 
         if one.reads is not None or one.keys is not None or max(one.positions or (0,)) >= n_prompt:
             return False
         for layer in one.edited_layers(lens.n_layers):
-            numbers += prod(lens.axis_sizes(SITES[one.site].axes, n_positions=n_prompt + n_new, layer=layer))
+            numbers += prod(
+                lens.axis_sizes(SITES[one.site].axes, n_positions=n_prompt + n_new, layer=layer)
+            )
     return 2 * numbers * lens.dtype.itemsize <= _MOST_HELD  # before and after each edit
 
 
-def _logits_by_cache(cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied) -> Float[Tensor, " vocab"] | None:
+def _logits_by_cache(
+    cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied
+) -> Float[Tensor, " vocab"] | None:
     """Compute the logits after ``tokens`` with the cache; None if the cache cannot be used.
 
     It cannot if an edit changes earlier positions, or if its logits differ from those of a whole pass; they are
@@ -230,11 +274,16 @@ class _Cache:
         self.after: dict[int, Tensor] = {}
         """The values of all positions that each step of an edit was shown, and what it made of them."""
 
-    def logits(self, tokens: Int[Tensor, "1 position"], *, record: Applied) -> Float[Tensor, " vocab"]:
+    def logits(
+        self, tokens: Int[Tensor, "1 position"], *, record: Applied
+    ) -> Float[Tensor, " vocab"]:
         """Compute the logits after ``tokens`` from new positions alone; ``record`` notes which edits had an effect."""
         n = tokens.shape[1]
         room = (0, 0, 0, 1)  # for one more position
-        held = {place: tuple(nn.functional.pad(one, room) for one in several) for place, several in self.keys.items()}
+        held = {
+            place: tuple(nn.functional.pad(one, room) for one in several)
+            for place, several in self.keys.items()
+        }
         begin = n - 1 if held else 0
         applied = Applied(lens=self.lens, edits=self.edits, n_sequences=1)
         valid, visits = torch.ones(1, n, dtype=torch.bool), dict[tuple[str, int], Visit]()
@@ -243,10 +292,18 @@ class _Cache:
             act = partial(self._apply_edit, number=number, step=step, begin=begin)
             visits.setdefault((step.site, step.layer), Visit()).edits.append((0, act))
         layout = Layout(n_sequences=1, n_positions=n, begins=(begin,))
-        ends = {"first": 0, "last": self.lens.n_layers + 1, "logits_at": torch.tensor([n - begin - 1])}
+        ends = {
+            "first": 0,
+            "last": self.lens.n_layers + 1,
+            "logits_at": torch.tensor([n - begin - 1]),
+        }
         self.keys = {}
         with prepare_passes(self.lens):
-            out = partial_pass(self.lens, tokens, Pass(layout=layout, visits=visits, held=held, keep=self.keys, **ends))
+            out = partial_pass(
+                self.lens,
+                tokens,
+                Pass(layout=layout, visits=visits, held=held, keep=self.keys, **ends),
+            )
         assert out is not None  # the pass goes to the end
         record.changed |= applied.changed
         record.reached |= applied.reached
@@ -257,17 +314,24 @@ class _Cache:
         axis = SITES[step.site].position_axis
         if not begin:
             new = step.act(tensor)
-            self.before[number], self.after[number] = tensor.clone(), tensor.clone() if new is None else new
+            self.before[number], self.after[number] = (
+                tensor.clone(),
+                tensor.clone() if new is None else new,
+            )
             return new
         before, after = self.before[number], self.after[number]
         if SITES[step.site].observed:  # one more key, which no earlier query sees
             unseen = torch.finfo(before.dtype).min if step.site == "scores" else 0.0
-            before, after = (nn.functional.pad(one, (0, 1), value=unseen) for one in (before, after))
+            before, after = (
+                nn.functional.pad(one, (0, 1), value=unseen) for one in (before, after)
+            )
         whole = torch.cat([before, tensor], dim=axis)
         new = step.act(whole)
         found = whole if new is None else new
         share = max(_SAME, 2 * torch.finfo(after.dtype).eps)
-        scale = after.where(after > _OPEN, 0.0).abs().amax(dim=-1, keepdim=True)  # a position's own: sinks are larger
+        scale = (
+            after.where(after > _OPEN, 0.0).abs().amax(dim=-1, keepdim=True)
+        )  # a position's own: sinks are larger
         earlier = found.narrow(axis, 0, begin)
         if not bool((((earlier - after).abs() <= share * scale) | (earlier == after)).all()):
             raise EditError(f"an edit of {step.site!r} changes what it does to earlier positions")
@@ -282,8 +346,14 @@ def _logits_by_whole_pass(
     n = tokens.shape[1]
     numbers, present = [], []
     for number, one in enumerate(edits):
-        chosen = {name: getattr(one, name) for name in ("positions", "keys") if getattr(one, name) is not None}
-        kept = {name: tuple(index for index in indices if index < n) for name, indices in chosen.items()}
+        chosen = {
+            name: getattr(one, name)
+            for name in ("positions", "keys")
+            if getattr(one, name) is not None
+        }
+        kept = {
+            name: tuple(index for index in indices if index < n) for name, indices in chosen.items()
+        }
         if () not in kept.values():
             numbers.append(number)
             present.append(replace(one, **kept))
@@ -297,13 +367,17 @@ def _logits_by_whole_pass(
     return out[0, -1].float().cpu()
 
 
-def _prompt_batch(lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens, *, bos: BosCondition) -> TokenBatch:
+def _prompt_batch(
+    lens: LensModel, prompt: str | Sequence[int] | Tensor | Tokens, *, bos: BosCondition
+) -> TokenBatch:
     if not isinstance(prompt, str | Tensor | Mapping | TokenBatch):
         prompt = torch.tensor(list(prompt))
     if isinstance(prompt, Tensor):
         prompt = prompt[None].cpu() if prompt.ndim == 1 else prompt.cpu()
         if prompt.ndim != 2 or len(prompt) != 1 or not prompt.numel():
-            raise InputError(f"the prompt has the shape {tuple(prompt.shape)}; need the ids of one sequence")
+            raise InputError(
+                f"the prompt has the shape {tuple(prompt.shape)}; need the ids of one sequence"
+            )
     found = as_batch(prompt, lens.tokenizer, bos=bos)
     if found.n_sequences != 1:
         raise InputError(f"the prompt is {found.n_sequences} sequences; need one")
@@ -317,4 +391,8 @@ def _end_ids(lens: LensModel) -> set[Any]:
 
 
 def _text_of_ids(lens: LensModel, ids: tuple[int, ...], *, whole: bool = False) -> str:
-    return "" if lens.tokenizer is None else str(lens.tokenizer.decode(list(ids), skip_special_tokens=not whole))
+    return (
+        ""
+        if lens.tokenizer is None
+        else str(lens.tokenizer.decode(list(ids), skip_special_tokens=not whole))
+    )

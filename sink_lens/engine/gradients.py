@@ -44,11 +44,17 @@ def metric_gradients(
     """
     check_gradients_pass(lens.plain)
     with exclusive_use(lens), torch.enable_grad():
-        zeros = {key: torch.zeros_like(tensor, device=lens.device, requires_grad=True) for key, tensor in at.items()}
+        zeros = {
+            key: torch.zeros_like(tensor, device=lens.device, requires_grad=True)
+            for key, tensor in at.items()
+        }
         given = None if embedding is None else embedding.to(lens.device)
-        hooks: list[Any] = [] if given is None else [(_hook_name(lens, "resid_pre", 0), lambda x, hook: given)]
+        hooks: list[Any] = (
+            [] if given is None else [(_hook_name(lens, "resid_pre", 0), lambda x, hook: given)]
+        )
         hooks += [
-            (_hook_name(lens, *key), lambda x, hook, zero=zero: x + zero.to(x.device)) for key, zero in zeros.items()
+            (_hook_name(lens, *key), lambda x, hook, zero=zero: x + zero.to(x.device))
+            for key, zero in zeros.items()
         ]
         values = evaluate(metric, run_with_hooks(lens, batch, metric=metric, hooks=hooks))
         if not values.requires_grad:
@@ -56,7 +62,9 @@ def metric_gradients(
                 f"the metric {metric.name!r} has no gradient; need one made of the run's tensors by "
                 "differentiable operations, without detach, item, argmax or counts. Use patch for this metric"
             )
-        found = torch.autograd.grad(values[~values.isnan()].sum(), list(zeros.values()), allow_unused=True)
+        found = torch.autograd.grad(
+            values[~values.isnan()].sum(), list(zeros.values()), allow_unused=True
+        )
     return {
         key: torch.zeros_like(zero, device="cpu") if gradient is None else gradient.detach().cpu()
         for (key, zero), gradient in zip(zeros.items(), found, strict=True)
@@ -67,7 +75,9 @@ def _hook_name(lens: LensModel, site: str, layer: int) -> str:
     return bridge_hook_name(SITES[site], family=lens.family, layer=layer)
 
 
-def add_zero(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> Tensor:
+def add_zero(
+    x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]
+) -> Tensor:
     """Add a zero tensor to a hook's tensor, and store it in ``into`` under ``key``, so that it gets a gradient."""
     into[key] = torch.zeros_like(x, requires_grad=True)
     return x + into[key]
@@ -79,14 +89,22 @@ def keep_tensor(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -
 
 
 def run_with_hooks(
-    lens: LensModel, batch: TokenBatch, *, metric: Metric, hooks: list[Any], sequences: slice = slice(None)
+    lens: LensModel,
+    batch: TokenBatch,
+    *,
+    metric: Metric,
+    hooks: list[Any],
+    sequences: slice = slice(None),
 ) -> Outcome:
     """Run one pass of the bridge with ``hooks`` (name, function); return an outcome with all that ``metric`` reads.
 
     The outcome keeps gradients if they are enabled. A metric may be made for more sequences than the batch holds;
     ``sequences`` says which of them are in the batch.
     """
-    layers, valid = metric.read_layers(lens.n_layers) or (lens.n_layers - 1,), batch.valid.to(lens.device)
+    layers, valid = (
+        metric.read_layers(lens.n_layers) or (lens.n_layers - 1,),
+        batch.valid.to(lens.device),
+    )
     mass: dict[int, Tensor] = {}
     state: dict[int, Tensor] = {}
     tensors: dict[tuple[str, int], Tensor] = {}
@@ -108,14 +126,24 @@ def run_with_hooks(
         if layer in lens.attention_layers:
             reads.append((_hook_name(lens, "pattern", layer), partial(read_mass, layer=layer)))
         else:
-            mass[layer] = torch.full((len(valid), lens.n_heads, len(metric.positions)), math.nan, dtype=torch.float32)
+            mass[layer] = torch.full(
+                (len(valid), lens.n_heads, len(metric.positions)), math.nan, dtype=torch.float32
+            )
         reads.append((_hook_name(lens, "resid_post", layer), partial(read_state, layer=layer)))
     for site in metric.sites:
-        having = [layer for layer in layers if layer in lens.layers_with(site)] if SITES[site].per_layer else [0]
-        reads += [(_hook_name(lens, site, layer), partial(keep, key=(site, layer))) for layer in having]
+        having = (
+            [layer for layer in layers if layer in lens.layers_with(site)]
+            if SITES[site].per_layer
+            else [0]
+        )
+        reads += [
+            (_hook_name(lens, site, layer), partial(keep, key=(site, layer))) for layer in having
+        ]
     stop: dict[str, Any] = {} if metric.reads_past_layers else {"stop_at_layer": max(layers) + 1}
     with prepare_pass(lens):
-        out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
+        out = lens.bridge.run_with_hooks(
+            batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop
+        )
     return Outcome(
         positions=metric.positions,
         layers=layers,

@@ -27,7 +27,13 @@ from transformers import AttentionInterface
 
 from ..errors import ModelError
 from ..measures.attention import row_shares
-from ..models.attention import add_alibi, add_sink_logits, repeat_kv_heads, softcap_scores, weights_from_scores
+from ..models.attention import (
+    add_alibi,
+    add_sink_logits,
+    repeat_kv_heads,
+    softcap_scores,
+    weights_from_scores,
+)
 from ..models.delegation import Masks, attention_component, inner_model
 from ..models.lens import LensModel
 from ..models.own_attention import no_pattern_error, own_pattern, weighted_values
@@ -46,7 +52,9 @@ class Layout:
     """The first position of each cell."""
     alone: bool = False
     """True if only ``first_position`` is computed, which is then the same position in every cell."""
-    _moved: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    _moved: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def first_position(self) -> int:
@@ -62,13 +70,17 @@ class Layout:
     def rows_by_cell(self) -> tuple[slice, ...]:
         """For each cell, the slice of the pass's rows that are its own."""
         sizes = [self.n_sequences * len(self.computed_positions(begin)) for begin in self.begins]
-        return tuple(slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True))
+        return tuple(
+            slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)
+        )
 
     def computed_positions(self, begin: int) -> range:
         """Return the positions that a cell computes from ``begin`` on: all, or only ``begin`` itself if ``alone``."""
         return range(begin, begin + 1 if self.alone else self.n_positions)
 
-    def row_places(self, device: torch.device) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"], Int[Tensor, " row"]]:
+    def row_places(
+        self, device: torch.device
+    ) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"], Int[Tensor, " row"]]:
         """Return each row's sequence (numbered on from cell to cell), position, and position minus the first one."""
         if device not in self._moved:
             sequences, positions = [], []
@@ -78,10 +90,16 @@ class Layout:
                 sequences.append(own.repeat_interleave(len(computed)))
                 positions.append(computed.repeat(self.n_sequences))
             places = torch.cat(positions).to(device)
-            self._moved[device] = torch.cat(sequences).to(device), places, places - self.first_position
+            self._moved[device] = (
+                torch.cat(sequences).to(device),
+                places,
+                places - self.first_position,
+            )
         return self._moved[device]
 
-    def view_cell(self, tensor: Shaped[Tensor, "1 row *value"], cell: int) -> Shaped[Tensor, "batch position *value"]:
+    def view_cell(
+        self, tensor: Shaped[Tensor, "1 row *value"], cell: int
+    ) -> Shaped[Tensor, "batch position *value"]:
         """Return a view of those rows of ``tensor`` that belong to cell ``cell``, by sequence and position."""
         return tensor[0, self.rows_by_cell[cell]].unflatten(0, (self.n_sequences, -1))
 
@@ -92,16 +110,23 @@ class Layout:
         own = slice(cell * self.n_sequences, (cell + 1) * self.n_sequences)
         return tensor[own, :, self.begins[cell] - self.first_position :]
 
-    def values_by_row(self, tensor: Shaped[Tensor, "batch position *value"]) -> Shaped[Tensor, "1 row *value"]:
+    def values_by_row(
+        self, tensor: Shaped[Tensor, "batch position *value"]
+    ) -> Shaped[Tensor, "1 row *value"]:
         """Lay out a tensor in rows: every cell gets the values of the positions that it computes."""
         if self.is_whole:
             return tensor.flatten(0, 1).repeat(len(self.begins), *[1] * (tensor.dim() - 2))[None]
         parts = [self.computed_positions(begin) for begin in self.begins]
         return torch.cat([tensor[:, part.start : part.stop].flatten(0, 1) for part in parts])[None]
 
-    def to_sequences(self, tensor: Float[Tensor, "1 head row d_head"]) -> Float[Tensor, "sequence head query d_head"]:
+    def to_sequences(
+        self, tensor: Float[Tensor, "1 head row d_head"]
+    ) -> Float[Tensor, "sequence head query d_head"]:
         """Turn rows into the sequences of every cell, from ``first_position`` on; positions without a row are 0."""
-        rows, length = tensor[0].transpose(0, 1), 1 if self.alone else self.n_positions - self.first_position
+        rows, length = (
+            tensor[0].transpose(0, 1),
+            1 if self.alone else self.n_positions - self.first_position,
+        )
         shape = (len(self.begins) * self.n_sequences, length)
         if shape[0] * shape[1] == len(rows):
             return rows.unflatten(0, shape).transpose(1, 2)
@@ -110,7 +135,9 @@ class Layout:
         found[sequences, late] = rows
         return found.transpose(1, 2)
 
-    def to_rows(self, tensor: Float[Tensor, "sequence head query d_head"]) -> Float[Tensor, "1 row head d_head"]:
+    def to_rows(
+        self, tensor: Float[Tensor, "sequence head query d_head"]
+    ) -> Float[Tensor, "1 row head d_head"]:
         """Turn sequences of every cell into rows, the inverse of ``to_sequences``."""
         by_position = tensor.transpose(1, 2)
         if by_position.shape[0] * by_position.shape[1] == self.rows_by_cell[-1].stop:
@@ -119,7 +146,9 @@ class Layout:
         return by_position[sequences, late][None]
 
     def complete_with_baseline(
-        self, tensor: Float[Tensor, "1 head row d_head"], baseline: Float[Tensor, "batch head key d_head"] | None
+        self,
+        tensor: Float[Tensor, "1 head row d_head"],
+        baseline: Float[Tensor, "batch head key d_head"] | None,
     ) -> Float[Tensor, "sequence head key d_head"]:
         """Turn rows of keys or values into each cell's whole sequences; positions without a row are the baseline's."""
         if self.is_whole:
@@ -158,7 +187,9 @@ class Attending:
             query = key[self.layout.first_position :, None]
             seen = (key <= query) & (key > query - (n if reach is None else reach))
             least = torch.finfo(like.dtype).min
-            self.masks[reach] = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill(~seen, least)
+            self.masks[reach] = torch.zeros(
+                seen.shape, dtype=like.dtype, device=like.device
+            ).masked_fill(~seen, least)
         return self.masks[reach][None, None]
 
 
@@ -211,7 +242,8 @@ def _cell_attention(
         query = torch.cat([query, s_aux[..., None]], dim=-1)
     query = layout.to_sequences(query)
     key, value = (
-        layout.complete_with_baseline(one, before) for one, before in zip((key, value), baseline, strict=True)
+        layout.complete_with_baseline(one, before)
+        for one, before in zip((key, value), baseline, strict=True)
     )
     if how.keep is not None:
         how.keep[layer] = (key, value)
@@ -220,18 +252,24 @@ def _cell_attention(
     if by_query:
         query, s_aux = query[..., :-1], query[..., -1]
     if how.lens.own_attention is not None:
-        pattern = component.hook_pattern(_own_pattern(how, module, query, key, value, given | {"scaling": scaling}))
+        pattern = component.hook_pattern(
+            _own_pattern(how, module, query, key, value, given | {"scaling": scaling})
+        )
         if how.columns is not None:
             shares = row_shares(pattern) if how.lens.family.sigmoid else pattern
             how.columns[layer] = shares[:, :, 1:, layout.first_position]
         return layout.to_rows(weighted_values(pattern, value).transpose(1, 2)), pattern
-    form: dict[str, Any] = {"scaling": 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling}
+    form: dict[str, Any] = {
+        "scaling": 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    }
     form |= {name: given.get(name) for name in ("softcap", "alibi")}
     sigmoid = given.get("weighting") == "sigmoid"
     if layout.alone:
         if how.columns is not None:
             sink = None if by_query else s_aux
-            how.columns[layer] = attention_to_first(how, layer, key, sink=sink, sigmoid=sigmoid, **form)
+            how.columns[layer] = attention_to_first(
+                how, layer, key, sink=sink, sigmoid=sigmoid, **form
+            )
         key, value = (one[:, :, : layout.first_position + 1] for one in (key, value))
     value = repeat_kv_heads(value, n_heads=query.shape[1])
     scores = _scores(query, key, **form)
@@ -242,10 +280,17 @@ def _cell_attention(
 
 
 def _scores(
-    query: Tensor, key: Tensor, *, scaling: float, softcap: float | None = None, alibi: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    *,
+    scaling: float,
+    softcap: float | None = None,
+    alibi: Tensor | None = None,
 ) -> Float[Tensor, "sequence head query key"]:
     """Compute the scores of queries and keys before the mask; heads may share keys."""
-    scores = torch.matmul(query, repeat_kv_heads(key, n_heads=query.shape[1]).transpose(2, 3)) * scaling
+    scores = (
+        torch.matmul(query, repeat_kv_heads(key, n_heads=query.shape[1]).transpose(2, 3)) * scaling
+    )
     return add_alibi(softcap_scores(scores, softcap), alibi)
 
 
@@ -279,9 +324,13 @@ def attention_to_first(
     with torch.no_grad():
         scores = _scores(query, before, alibi=alibi, **form)
         mask = how.mask(layer, like=scores)[:, :, 1:]
-        others = log_weights(scores + mask).index_fill(-1, torch.tensor(first, device=scores.device), -math.inf)
+        others = log_weights(scores + mask).index_fill(
+            -1, torch.tensor(first, device=scores.device), -math.inf
+        )
         rest = add_sink_logits(others.logsumexp(-1), sink)
-    own = key[:, :, first].unflatten(0, (cells, -1)).transpose(0, 1).transpose(1, 2)  # a cell's key is one of several
+    own = (
+        key[:, :, first].unflatten(0, (cells, -1)).transpose(0, 1).transpose(1, 2)
+    )  # a cell's key is one of several
     scores = _scores(query, own, **form)
     if alibi is not None:
         scores = scores + (alibi[:, None, None] * first).to(scores.dtype)
@@ -290,7 +339,12 @@ def attention_to_first(
 
 
 def _own_pattern(
-    how: Attending, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]
+    how: Attending,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    given: dict[str, Any],
 ) -> Float[Tensor, "sequence head query key"]:
     """Return the pattern of the user's own attention function, which is given whole sequences of every cell.
 
@@ -301,7 +355,9 @@ def _own_pattern(
     if query.shape[2] < how.layout.n_positions:
         assert how.queries is not None
         whole = how.queries[layer].repeat(len(how.layout.begins), 1, 1, 1)
-        query = torch.cat([whole[:, :, :first], query, whole[:, :, first + query.shape[2] :]], dim=2)
+        query = torch.cat(
+            [whole[:, :, :first], query, whole[:, :, first + query.shape[2] :]], dim=2
+        )
     attend = own.of_values(module, query, key, how.own_masks[layer], **given)
     pattern = own_pattern(attend, value, attend(value))
     if pattern is None:

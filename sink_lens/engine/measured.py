@@ -17,14 +17,18 @@ Measured = MetricSpec | Metric | Callable[..., Any]
 """What a sweep can be asked to read: a metric by name, a metric, or a function of the logits."""
 
 
-def resolve_metrics(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch) -> list[Metric]:
+def resolve_metrics(
+    given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch
+) -> list[Metric]:
     """Build the requested metrics for a model and its tokens, in the order given, with unique names.
 
     Metrics asked for by name that would share a name get their options behind it: ``NAME (OPTION VALUE, ...)``. Two
     that still have the same name are refused.
     """
     made = [
-        one.make_metric(lens, partial(baseline_logits, lens, tokens)) if isinstance(one, MetricSpec) else one
+        one.make_metric(lens, partial(baseline_logits, lens, tokens))
+        if isinstance(one, MetricSpec)
+        else one
         for one in given
     ]
     found = [as_metric(one, lens, tokens) for one in made]
@@ -45,5 +49,9 @@ def metric_config(metric: Measured) -> dict[str, Any]:
         return {"name": metric.name, **metric.options}
     if not isinstance(metric, Metric):
         return {"name": getattr(metric, "__name__", "metric"), "code": function_hash(metric)}
-    found = {part.name: getattr(metric, part.name) for part in fields(metric) if part.name not in ("function", "on")}
+    found = {
+        part.name: getattr(metric, part.name)
+        for part in fields(metric)
+        if part.name not in ("function", "on")
+    }
     return found | {"code": function_hash((metric.function, metric.on))}

@@ -37,7 +37,14 @@ def mix_whole_sequences(
     ``held`` has. ``keep``, if given, takes the inputs of this pass.
     """
     component: Any = lens.bridge.blocks[layer].original_component.get_submodule(lens.family.mixer)
-    mix = partial(_run_mixer, forward=component.forward, layout=layout, held=held, keep=keep, place=("mixer", layer))
+    mix = partial(
+        _run_mixer,
+        forward=component.forward,
+        layout=layout,
+        held=held,
+        keep=keep,
+        place=("mixer", layer),
+    )
     return replace_forward(component, mix)
 
 

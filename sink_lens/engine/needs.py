@@ -30,7 +30,9 @@ class Needs:
     """True if a metric or an edit needs all sequences in one pass."""
 
     @classmethod
-    def of_metrics(cls, metrics: Sequence[Metric], *, lens: LensModel, cells: Sequence[Cell] = ()) -> "Needs":
+    def of_metrics(
+        cls, metrics: Sequence[Metric], *, lens: LensModel, cells: Sequence[Cell] = ()
+    ) -> "Needs":
         """Collect all that these metrics read, and what the edits of ``cells`` need."""
         for metric in metrics:
             if metric.positions and not metric.state and not lens.shows_pattern:
@@ -63,7 +65,9 @@ class Needs:
     @property
     def attention_only(self) -> bool:
         """True if only the attention, and not the stream, is read of the last layer that is computed."""
-        return not (self.whole or self.state or any(not SITES[site].observed for site in self.sites))
+        return not (
+            self.whole or self.state or any(not SITES[site].observed for site in self.sites)
+        )
 
     @property
     def makes_logits(self) -> bool:
@@ -75,7 +79,11 @@ class Needs:
         if self.positions is None:
             return None
         lengths = part.lengths.tolist()
-        found = {length + position if position < 0 else position for position in self.positions for length in lengths}
+        found = {
+            length + position if position < 0 else position
+            for position in self.positions
+            for length in lengths
+        }
         return tuple(sorted(position for position in found if 0 <= position < part.n_positions))
 
     def is_changed_by(self, touches: Touches, *, n_layers: int) -> bool:
@@ -88,6 +96,8 @@ class Needs:
             first = min(range(n_layers) if layers is None else layers)
             if first + 1 < self.n_layers_needed:
                 return True
-            if first + 1 == self.n_layers_needed and (self.state or self.sites or ORDER[site] <= ORDER["pattern"]):
+            if first + 1 == self.n_layers_needed and (
+                self.state or self.sites or ORDER[site] <= ORDER["pattern"]
+            ):
                 return True
         return False

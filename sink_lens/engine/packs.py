@@ -67,7 +67,10 @@ def run_packs(
     None, the error is raised. ``advance`` is called with the number of cells that were finished.
     """
     if lanes is None:
-        every = [_run_in_turn(one, one.packs, lens, Event(), failed=failed, advance=advance) for one in several]
+        every = [
+            _run_in_turn(one, one.packs, lens, Event(), failed=failed, advance=advance)
+            for one in several
+        ]
         return list(chain.from_iterable(every))
     work, lock = iter([(one, pack) for one in several for pack in one.packs]), Lock()
 
@@ -106,8 +109,13 @@ def _run_in_turn(
             waiting.appendleft(pack[most:])
             pack = pack[:most]
         try:
-            found = [work.take(number, *one) for number, one in zip(pack, work.run(pack, lens), strict=True)]
-        except Exception as error:  # an edit of one's own may raise anything: recorded with its cell
+            found = [
+                work.take(number, *one)
+                for number, one in zip(pack, work.run(pack, lens), strict=True)
+            ]
+        except (
+            Exception
+        ) as error:  # an edit of one's own may raise anything: recorded with its cell
             if isinstance(error, torch.OutOfMemoryError) and len(pack) > 1:
                 most = len(pack) // 2
                 waiting.appendleft(pack)

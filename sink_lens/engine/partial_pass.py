@@ -81,10 +81,15 @@ class Known:
     def repeat_in_rows(self, layout: Layout) -> "Known":
         """Return the same activations, repeated in the rows of a layout's cells."""
         held = {name: getattr(self, name) for name in ("stream", "attention", "z", "neurons")}
-        return replace(self, **{name: layout.values_by_row(one) for name, one in held.items() if one is not None})
+        return replace(
+            self,
+            **{name: layout.values_by_row(one) for name, one in held.items() if one is not None},
+        )
 
 
-_BEFORE_Z = frozenset({"resid_pre", "attn_in", "q_latent", "kv_latent", "q", "k", "v", "scores", "pattern"})
+_BEFORE_Z = frozenset(
+    {"resid_pre", "attn_in", "q_latent", "kv_latent", "q", "k", "v", "scores", "pattern"}
+)
 _Z = frozenset({"z_raw", "z"})
 _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
@@ -142,7 +147,9 @@ class Pass:
     """Autograd records the pass."""
 
 
-def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: Pass) -> Tensor | None:
+def partial_pass(
+    lens: LensModel, tokens: Int[Tensor, "batch position"], asked: Pass
+) -> Tensor | None:
     """Run layers ``asked.first`` to ``asked.last`` - 1 of the bridge, or to the logits if it is ``n_layers`` + 1.
 
     Returns the logits, or the states that the unembedding reads if ``asked.unembed`` is False; None if the pass ends
@@ -150,13 +157,21 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
     """
     layout, first, last = asked.layout, asked.first, asked.last
     hooks: list[tuple[str, Any]] = []
-    for (site, layer), visit in sorted(asked.visits.items(), key=lambda item: tuple(SITES).index(item[0][0])):
+    for (site, layer), visit in sorted(
+        asked.visits.items(), key=lambda item: tuple(SITES).index(item[0][0])
+    ):
         view = layout.view_cell_queries if SITES[site].observed else layout.view_cell
         name = bridge_hook_name(SITES[site], family=lens.family, layer=layer)
-        hooks.append((name, lambda x, hook, visit=visit, view=view: visit.apply_edits(x, view=view)))
+        hooks.append(
+            (name, lambda x, hook, visit=visit, view=view: visit.apply_edits(x, view=view))
+        )
     hooks += [(name, lambda x, hook, take=take: take(x)) for name, take in asked.taps]
     kept: dict[str, Any] = {"held": asked.held, "keep": asked.keep}
-    seen: dict[str, Any] = {"queries": asked.queries, "columns": asked.columns, "own_masks": asked.own_masks}
+    seen: dict[str, Any] = {
+        "queries": asked.queries,
+        "columns": asked.columns,
+        "own_masks": asked.own_masks,
+    }
     with contextlib.ExitStack() as stack:
         stack.enter_context(forbid_nested_passes(lens))
         model = stack.enter_context(delegate_attention(lens, layers=range(first, last)))
@@ -172,16 +187,23 @@ def partial_pass(lens: LensModel, tokens: Int[Tensor, "batch position"], asked: 
         stack.enter_context(torch.set_grad_enabled(asked.gradients))
         if last <= lens.n_layers:
             ends_early = asked.attention_only and last - 1 in lens.attention_layers
-            module = attention_component(lens, last - 1) if ends_early else lens.bridge.blocks[last - 1]
+            module = (
+                attention_component(lens, last - 1) if ends_early else lens.bridge.blocks[last - 1]
+            )
             stack.enter_context(stop_pass_after(module))
         positions = layout.row_places(lens.device)[1][None]
-        inputs: dict[str, Any] = {"input_ids": layout.values_by_row(tokens).to(lens.device), "position_ids": positions}
+        inputs: dict[str, Any] = {
+            "input_ids": layout.values_by_row(tokens).to(lens.device),
+            "position_ids": positions,
+        }
         if lens.family.shared_keys:
             inputs["shared_kv_states"] = _baseline_keys_and_values(lens, asked)
         if last <= lens.n_layers or not asked.unembed:
             states: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
             return states
-        some = {} if asked.logits_at is None else {"logits_to_keep": asked.logits_at.to(lens.device)}
+        some = (
+            {} if asked.logits_at is None else {"logits_to_keep": asked.logits_at.to(lens.device)}
+        )
         out: Tensor = model(**inputs, use_cache=False, **some).logits
         return out
     return None
@@ -193,13 +215,21 @@ def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[T
     for layer in range(asked.first, min(asked.last, lens.n_layers)):
         source = layer_of_keys(lens.config, layer=layer)
         if source < asked.first or (source == asked.first and asked.skip):
-            rows = (asked.layout.values_by_row(one.transpose(1, 2)).transpose(1, 2) for one in asked.held[source])
+            rows = (
+                asked.layout.values_by_row(one.transpose(1, 2)).transpose(1, 2)
+                for one in asked.held[source]
+            )
             found[lens.config.layer_types[layer]] = tuple(rows)
     return found
 
 
 def run_unedited_layer(
-    lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None, held: Held | None = None
+    lens: LensModel,
+    tokens: Tensor,
+    *,
+    layer: int,
+    begin: tuple[int, Tensor] | None,
+    held: Held | None = None,
 ) -> Known:
     """Compute a layer's activations without edits, from ``begin`` (a layer and its stream) or, if None, the tokens.
 
@@ -209,32 +239,47 @@ def run_unedited_layer(
     found: dict[str, Tensor] = {}
 
     def tap(name: str, site: str) -> Tap:
-        return bridge_hook_name(SITES[site], family=family, layer=layer), partial(found.__setitem__, name)
+        return bridge_hook_name(SITES[site], family=family, layer=layer), partial(
+            found.__setitem__, name
+        )
 
     taps = [tap("stream", "resid_pre")]
     if layer not in lens.mixer_layers:
-        taps += [(f"blocks.{layer}.attn.hook_out", partial(found.__setitem__, "attention")), tap("z", "z")]
+        taps += [
+            (f"blocks.{layer}.attn.hook_out", partial(found.__setitem__, "attention")),
+            tap("z", "z"),
+        ]
     if family.mlp is not None and family.down is not None:
         taps.append(tap("neurons", "neurons"))
     first, stream = (0, None) if begin is None else begin
     layout = Layout(n_sequences=tokens.shape[0], n_positions=tokens.shape[1], begins=(0,))
     given = None if stream is None else layout.values_by_row(stream)
     partial_pass(
-        lens, tokens, Pass(layout=layout, first=first, last=layer + 1, stream=given, taps=taps, held=held or {})
+        lens,
+        tokens,
+        Pass(layout=layout, first=first, last=layer + 1, stream=given, taps=taps, held=held or {}),
     )
     whole = {name: tensor.reshape(*tokens.shape, -1) for name, tensor in found.items()}
     return Known(layer=layer, neurons=whole.pop("neurons", None), **whole)
 
 
-def _skip_computations(lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack) -> None:
+def _skip_computations(
+    lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack
+) -> None:
     """Until ``stack`` closes, the modules ``skip`` return their values in ``known`` instead of computing them."""
     block = lens.bridge.blocks[known.layer]
     attention = block._modules.get("attn")
     if "attention" in skip:
-        stack.enter_context(replace_forward(attention, lambda *a, **k: (attention.hook_out(known.attention), None)))
+        stack.enter_context(
+            replace_forward(attention, lambda *a, **k: (attention.hook_out(known.attention), None))
+        )
     elif "pattern" in skip:
         output = attention.original_component.get_submodule(lens.family.o)
-        stack.enter_context(replace_forward(attention, lambda *a, **k: (attention.hook_out(output(known.z)), None)))
+        stack.enter_context(
+            replace_forward(attention, lambda *a, **k: (attention.hook_out(output(known.z)), None))
+        )
     if "neurons" in skip:
         mlp = block.get_submodule(lens.family.bridge_mlp)
-        stack.enter_context(replace_forward(mlp, lambda *a, **k: mlp.hook_out(mlp.out(known.neurons))))
+        stack.enter_context(
+            replace_forward(mlp, lambda *a, **k: mlp.hook_out(mlp.out(known.neurons)))
+        )

@@ -18,7 +18,15 @@ from .forward import Early, RunCollector, copy_to_cpu, not_finite_error, run_che
 from .layout import Layout
 from .mixers import Kept
 from .needs import Needs
-from .partial_pass import Known, Pass, Tap, Visit, partial_pass, run_unedited_layer, skippable_computations
+from .partial_pass import (
+    Known,
+    Pass,
+    Tap,
+    Visit,
+    partial_pass,
+    run_unedited_layer,
+    skippable_computations,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,9 +52,20 @@ class BaselineBatch:
     def narrow_to(self, needs: Needs) -> "BaselineBatch":
         """Return a copy of the batch whose outcome has only the layers, sites and loss in ``needs``."""
         found, rows = self.outcome, [self.outcome.layers.index(layer) for layer in needs.layers]
-        places = [(site, at) for site in needs.sites for at in (needs.layers if SITES[site].per_layer else (0,))]
-        sites = {place: found.tensors[place] for place in places if place in found.tensors}  # some layers lack it
-        kept = {"mass": found.mass[rows], "state": found.state[rows], "layers": needs.layers, "tensors": sites}
+        places = [
+            (site, at)
+            for site in needs.sites
+            for at in (needs.layers if SITES[site].per_layer else (0,))
+        ]
+        sites = {
+            place: found.tensors[place] for place in places if place in found.tensors
+        }  # some layers lack it
+        kept = {
+            "mass": found.mass[rows],
+            "state": found.state[rows],
+            "layers": needs.layers,
+            "tensors": sites,
+        }
         outcome = replace(found, **kept, loss=found.loss if needs.loss else None)
         return replace(self, early=replace(self.early, outcome=outcome))
 
@@ -61,7 +80,12 @@ class Passes:
     """The sequences of all batches of prompts."""
 
     def run_baseline(
-        self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = (), streams: Iterable[int] = ()
+        self,
+        part: TokenBatch,
+        *,
+        prompts: slice,
+        edits: Sequence[Edit] = (),
+        streams: Iterable[int] = (),
     ) -> BaselineBatch:
         """Run the batch ``part``, and keep the keys, values and streams from which cells continue.
 
@@ -70,14 +94,27 @@ class Passes:
         """
         keys: Kept = {}
         before: dict[int, Tensor] = {}
-        pack = _Pack(passes=self, part=part, prompts=prompts, edits=[edits], begins=[0], firsts=[0], baseline=None)
+        pack = _Pack(
+            passes=self,
+            part=part,
+            prompts=prompts,
+            edits=[edits],
+            begins=[0],
+            firsts=[0],
+            baseline=None,
+        )
 
         def keep_stream(x: Tensor, *, layer: int) -> None:
             before[layer] = pack.layout.view_cell(x.detach().cpu(), 0)
 
-        taps = [(pack.hook_name("resid_pre", layer), partial(keep_stream, layer=layer)) for layer in streams]
+        taps = [
+            (pack.hook_name("resid_pre", layer), partial(keep_stream, layer=layer))
+            for layer in streams
+        ]
         (outcome,) = pack.run(keep=keys, taps=taps)
-        before |= {layer + 1: x for (site, layer), x in outcome.tensors.items() if site == "resid_post"}
+        before |= {
+            layer + 1: x for (site, layer), x in outcome.tensors.items() if site == "resid_post"
+        }
         (made,) = pack.collectors
         early = Early(outcome=outcome, columns=made.columns, losses=made.token_losses)
         return BaselineBatch(part=part, prompts=prompts, early=early, keys=keys, streams=before)
@@ -88,7 +125,9 @@ class Passes:
         """Run the batch ``part`` on the bridge under each list of edits in one forward; returns as ``run_pack``."""
         of_run = {"lens": self.lens, "n_sequences": self.n_sequences}
         runs = [(part, Applied(edits=tuple(some), **of_run)) for some in edits]
-        found = run_checked_edits(self.lens, runs, self.needs, prompts=prompts, batch_size=part.n_sequences)
+        found = run_checked_edits(
+            self.lens, runs, self.needs, prompts=prompts, batch_size=part.n_sequences
+        )
         changed = [[number in one.changed for number in range(len(one.edits))] for _, one in runs]
         return [replace(outcome, sequences=prompts) for outcome in found], changed
 
@@ -108,16 +147,22 @@ class Passes:
         prompts = {"part": baseline.part, "prompts": baseline.prompts, "baseline": baseline}
         pack = _Pack(passes=self, edits=edits, begins=begins, firsts=firsts, **prompts)
         outcomes = pack.run()
-        return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
+        return outcomes, [
+            [number in one.changed for number in range(len(one.edits))] for one in pack.applied
+        ]
 
     def compute_known_layer(self, baseline: BaselineBatch, layer: int) -> Known:
         """Compute a layer's unedited activations on the prompts of ``baseline``, or return those that it keeps."""
         known = baseline.known
         if known is None or known.layer != layer:
-            begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
+            begin = (
+                (known.layer, known.stream) if known is not None and known.layer < layer else None
+            )
             if layer in baseline.streams:
                 begin = layer, baseline.streams[layer].to(self.lens.device)
-            known = run_unedited_layer(self.lens, baseline.part.tokens, layer=layer, begin=begin, held=baseline.keys)
+            known = run_unedited_layer(
+                self.lens, baseline.part.tokens, layer=layer, begin=begin, held=baseline.keys
+            )
             baseline.known = known
         return known
 
@@ -137,17 +182,26 @@ class _Pack:
         baseline: BaselineBatch | None,
     ) -> None:
         self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
-        self.part, self.prompts, self.edits, self.baseline, self.firsts = part, prompts, edits, baseline, firsts
+        self.part, self.prompts, self.edits, self.baseline, self.firsts = (
+            part,
+            prompts,
+            edits,
+            baseline,
+            firsts,
+        )
         n_sequences, n_positions = part.tokens.shape
         self._layout = partial(Layout, n_sequences=n_sequences, n_positions=n_positions)
         self.layout = self._layout(begins=tuple(begins))
         self.read = [[layer for layer in self.needs.layers if layer >= first] for first in firsts]
         of_run = {"lens": self.lens, "n_sequences": passes.n_sequences}
         self.applied = [
-            Applied(edits=tuple(some), begin=begin, **of_run) for some, begin in zip(edits, begins, strict=True)
+            Applied(edits=tuple(some), begin=begin, **of_run)
+            for some, begin in zip(edits, begins, strict=True)
         ]
         read = {"lens": self.lens, "keys": self.needs.keys, "early": baseline and baseline.early}
-        self.collectors = [RunCollector(begin=begin, keep=baseline is None, **read) for begin in begins]
+        self.collectors = [
+            RunCollector(begin=begin, keep=baseline is None, **read) for begin in begins
+        ]
         self.valid = part.valid.to(self.lens.device)
 
     def run(self, *, keep: Kept | None = None, taps: Sequence[Tap] = ()) -> list[Outcome]:
@@ -207,7 +261,9 @@ class _Pack:
         inner = [one for some in self.edits[:n] for one in some if SITES[one.site].per_layer]
         here = [one for one in inner if first in one.edited_layers(self.lens.n_layers)]
         if first not in self.lens.mixer_layers:
-            sites = frozenset(site for one in here for site in (one.site, one.reads) if site is not None)
+            sites = frozenset(
+                site for one in here for site in (one.site, one.reads) if site is not None
+            )
             skip = skippable_computations(sites, family=self.lens.family)
         if not skip and (first == 0 or first in self.baseline.streams):
             return None, skip
@@ -226,10 +282,17 @@ class _Pack:
             layers = range(first, min(last, self.lens.n_layers))
             for step in applied.steps(sequences=self.prompts, valid=self.part.valid, layers=layers):
                 if SITES[step.site].per_layer or self.needs.whole:
-                    visits.setdefault((step.site, step.layer), Visit()).edits.append((cell, step.act))
+                    visits.setdefault((step.site, step.layer), Visit()).edits.append(
+                        (cell, step.act)
+                    )
             read = {"read": self.read[cell], "sites": self.needs.sites, "valid": self.valid}
             for site, layer, take in collector.make_site_callbacks(**read):
-                if SITES[site].observed and skip and layer == self.firsts[0] and self.baseline is not None:
+                if (
+                    SITES[site].observed
+                    and skip
+                    and layer == self.firsts[0]
+                    and self.baseline is not None
+                ):
                     early = self.baseline.outcome  # whose attention no edit of these cells changes
                     collector.mass[layer] = [early.mass[early.layers.index(layer)]]
                 elif SITES[site].observed or not (self.needs.attention_only and layer == last - 1):
@@ -242,20 +305,29 @@ class _Pack:
         if asked is None:
             return None, None
         n, length = self.part.n_sequences, self.part.n_positions
-        scored = [tuple(position for position in asked if position >= begin) for begin in self.layout.begins]
+        scored = [
+            tuple(position for position in asked if position >= begin)
+            for begin in self.layout.begins
+        ]
         rows = []
-        for some, begin, own in zip(scored, self.layout.begins, self.layout.rows_by_cell, strict=True):
+        for some, begin, own in zip(
+            scored, self.layout.begins, self.layout.rows_by_cell, strict=True
+        ):
             starts = own.start + torch.arange(n) * (length - begin)
             rows.append((starts[:, None] + torch.tensor(some, dtype=torch.int64) - begin).flatten())
         return scored, torch.cat(rows)
 
-    def _collect_outcomes(self, *, out: Tensor | None, scored: list[tuple[int, ...]] | None) -> list[Outcome]:
+    def _collect_outcomes(
+        self, *, out: Tensor | None, scored: list[tuple[int, ...]] | None
+    ) -> list[Outcome]:
         """Make each cell's outcome from the pass's result ``out``; layers before its first are the baseline's.
 
         ``scored`` are the positions of logits for each cell (None: all).
         """
         n, done, valid = self.part.n_sequences, 0, self.part.valid.cpu()
-        ends: list[tuple[int, ...] | None] = [None] * len(self.collectors) if scored is None else [*scored]
+        ends: list[tuple[int, ...] | None] = (
+            [None] * len(self.collectors) if scored is None else [*scored]
+        )
         for cell, collector in enumerate(self.collectors):
             if out is not None:
                 at = ends[cell]
@@ -265,13 +337,21 @@ class _Pack:
                     own = out[0, done : done + n * len(at)].reshape(n, len(at), out.shape[-1])
                     done += n * len(at)
                 wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
-                ends[cell] = collector.store_results(own, part=self.part, unembedded=self.needs.makes_logits, **wanted)
-            for layer in self.read[cell]:  # the pass may have ended with the attention of its last layer
-                nothing = torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan, dtype=torch.float32)
+                ends[cell] = collector.store_results(
+                    own, part=self.part, unembedded=self.needs.makes_logits, **wanted
+                )
+            for layer in self.read[
+                cell
+            ]:  # the pass may have ended with the attention of its last layer
+                nothing = torch.full(
+                    (n, len(self.needs.keys), self.lens.d_model), torch.nan, dtype=torch.float32
+                )
                 collector.state.setdefault(layer, [nothing])
         copy_to_cpu(self.collectors)
         found = []
-        for collector, read, edits, at in zip(self.collectors, self.read, self.edits, ends, strict=True):
+        for collector, read, edits, at in zip(
+            self.collectors, self.read, self.edits, ends, strict=True
+        ):
             outcome = collector.outcome(tuple(read), valid=valid, edits=edits, scored=at)
             if self.baseline is not None:
                 early = self.baseline.outcome

@@ -60,7 +60,11 @@ def choose_plan(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: i
     free = torch.cuda.mem_get_info(lens.device)[0] if on_gpu else psutil.virtual_memory().available
     room = int(_MEMORY_FRAC * free) // bytes_per_token(lens, tokens.n_positions, needs)
     budget = max(1, min(room, _CPU_TOKENS if on_cpu else _GPU_TOKENS))
-    prompts = tokens.n_sequences if needs.together else min(tokens.n_sequences, max(1, budget // tokens.n_positions))
+    prompts = (
+        tokens.n_sequences
+        if needs.together
+        else min(tokens.n_sequences, max(1, budget // tokens.n_positions))
+    )
     pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
     lanes = min(torch.get_num_threads(), _MOST_LANES) if on_cpu else 1
     lanes = max(1, min(lanes, -(-n_cells // pack), room // (prompts * pack * tokens.n_positions)))
@@ -95,7 +99,9 @@ def read_plan(path: FilePath) -> Plan:
     try:
         plan = Plan(**json.loads(path.read_text(encoding="utf-8")))
         counts = (plan.prompts, plan.pack, plan.lanes)
-        if plan.path not in get_args(Path) or not all(type(one) is int and 0 < one < 2**20 for one in counts):
+        if plan.path not in get_args(Path) or not all(
+            type(one) is int and 0 < one < 2**20 for one in counts
+        ):
             raise ValueError(f"it holds {plan}")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise damaged_file_error(path, error) from error

@@ -36,14 +36,17 @@ class Lanes:
         self._lenses = [copy_for_thread(lens) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
 
-    def map(self, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]) -> list[_Found]:
+    def map(
+        self, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]
+    ) -> list[_Found]:
         """Call ``run`` in a thread for each item of ``given``, one for each lane; return the results.
 
         ``run`` gets a lane's copy of the model, the item, and an event, which is set once a call has failed.
         """
         stop = Event()
         futures = [
-            self._pool.submit(copy_context().run, run, *each, stop) for each in zip(self._lenses, given, strict=False)
+            self._pool.submit(copy_context().run, run, *each, stop)
+            for each in zip(self._lenses, given, strict=False)
         ]
         try:
             return [future.result() for future in futures]
@@ -58,7 +61,9 @@ def copy_for_thread(lens: LensModel) -> LensModel:
     shared: dict[int, object] = {id(tensor): tensor for tensor in tensors}
     shared[id(bridge.tokenizer)] = bridge.tokenizer
     with exclusive_use(lens):  # nobody's hooks are copied
-        return replace(lens, bridge=copy.deepcopy(bridge, shared), state=replace(lens.state, alone=PassLock()))
+        return replace(
+            lens, bridge=copy.deepcopy(bridge, shared), state=replace(lens.state, alone=PassLock())
+        )
 
 
 def make_lanes(lens: LensModel, *, count: int) -> Lanes | None:
@@ -68,5 +73,7 @@ def make_lanes(lens: LensModel, *, count: int) -> Lanes | None:
     try:
         return Lanes(lens, count=count)
     except Exception as error:  # noqa: BLE001  # a module of one's own may raise anything
-        log.info("forwards run one at a time: the modules of %s cannot be copied (%s)", lens.name, error)
+        log.info(
+            "forwards run one at a time: the modules of %s cannot be copied (%s)", lens.name, error
+        )
         return None

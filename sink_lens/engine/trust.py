@@ -41,7 +41,12 @@ _TRIED = 8
 
 
 def make_accurate_engine(
-    lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, plan: Plan
+    lens: LensModel,
+    batch: TokenBatch,
+    cells: Sequence[Cell],
+    metrics: Sequence[Metric],
+    *,
+    plan: Plan,
 ) -> Engine:
     """Make the engine of ``plan`` if metrics of some cells are within ``TOLERANCE`` of the bridge's, else more careful.
 
@@ -54,7 +59,13 @@ def make_accurate_engine(
     together = any(one.whole_batch for one in (*metrics, *cells))
     make = partial(Engine, lens, batch, cells, metrics, lanes=lanes)
     alone, worst, first = replace(plan, lanes=1, cut=False), 0.0, math.nan
-    ways = [plan, replace(plan, lanes=1), alone, replace(alone, pack=1), replace(alone, pack=1, path="bridge")]
+    ways = [
+        plan,
+        replace(plan, lanes=1),
+        alone,
+        replace(alone, pack=1),
+        replace(alone, pack=1, path="bridge"),
+    ]
     engine = make(plan=plan)
     for last in dict.fromkeys(ways):
         engine = make(plan=last)
@@ -79,12 +90,21 @@ def make_accurate_engine(
             )
             return make(plan=replace(ways[-1], n_compared=0, deviation=worst))
         first = worst if math.isnan(first) else first
-    log.warning("cells that share a forward, or begin at a later layer, are off by %.1e on %s", worst, lens.device)
+    log.warning(
+        "cells that share a forward, or begin at a later layer, are off by %.1e on %s",
+        worst,
+        lens.device,
+    )
     return engine
 
 
 def make_checked_run(
-    lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, needs: Needs
+    lens: LensModel,
+    batch: TokenBatch,
+    cells: Sequence[Cell],
+    metrics: Sequence[Metric],
+    *,
+    needs: Needs,
 ) -> BaselineRun:
     """Make a baseline run for few cells at a time, compared with the bridge; its plan holds the largest deviation.
 
@@ -95,12 +115,25 @@ def make_checked_run(
     lanes = make_lanes(lens, count=plan.lanes)
     plan = plan if lanes is not None else replace(plan, lanes=1)
     baseline_run = BaselineRun(lens, batch, plan=plan, needs=needs, lanes=lanes)
-    engine = Engine(lens, batch, cells, metrics, plan=plan, needs=replace(needs, sites=()), baseline_run=baseline_run)
+    engine = Engine(
+        lens,
+        batch,
+        cells,
+        metrics,
+        plan=plan,
+        needs=replace(needs, sites=()),
+        baseline_run=baseline_run,
+    )
     deviations, largest = engine.deviations(range(len(cells)))
     if max(deviations) <= _allowed_deviation(lens, largest):
         baseline_run.plan = replace(plan, n_compared=len(cells), deviation=max(deviations))
         return baseline_run
-    return BaselineRun(lens, batch, plan=make_accurate_engine(lens, batch, cells, metrics, plan=plan).plan, needs=needs)
+    return BaselineRun(
+        lens,
+        batch,
+        plan=make_accurate_engine(lens, batch, cells, metrics, plan=plan).plan,
+        needs=needs,
+    )
 
 
 def make_engine(
@@ -134,9 +167,13 @@ def _compare_with_bridge(engine: Engine) -> tuple[float, float, int, Exception |
         The largest deviation, the one that is allowed, the number of cells that were compared, and the error if every
         tried cell failed.
     """
-    changing = [number for number, first in enumerate(engine.first_layers) if first <= engine.lens.n_layers]
+    changing = [
+        number for number, first in enumerate(engine.first_layers) if first <= engine.lens.n_layers
+    ]
     able = sorted(changing, key=engine.first_layers.__getitem__)
-    chosen = dict.fromkeys(able[(2 * place + 1) * len(able) // (2 * _CHECKED)] for place in range(_CHECKED) if able)
+    chosen = dict.fromkeys(
+        able[(2 * place + 1) * len(able) // (2 * _CHECKED)] for place in range(_CHECKED) if able
+    )
     found, failed, largest = list[float](), None, 1.0
     others = list(dict.fromkeys([*chosen, *able]))[:_TRIED]
     for some in ([*chosen], [], *([number] for number in others)):
@@ -150,7 +187,12 @@ def _compare_with_bridge(engine: Engine) -> tuple[float, float, int, Exception |
         found += deviations[1:] if found else deviations
         if len(found) > len(chosen):
             break
-    return max(found), _allowed_deviation(engine.lens, largest), len(found) - 1, failed if len(found) == 1 else None
+    return (
+        max(found),
+        _allowed_deviation(engine.lens, largest),
+        len(found) - 1,
+        failed if len(found) == 1 else None,
+    )
 
 
 def _allowed_deviation(lens: LensModel, largest: float) -> float:

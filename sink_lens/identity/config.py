@@ -59,9 +59,13 @@ class SurveyConfig(ModelsConfig):
     def __post_init__(self) -> None:
         check_field_types(self)
         if self.switches and not self.untrained:
-            raise InputError("switches=... was given and no untrained model; need one to switch: untrained='gpt2'")
+            raise InputError(
+                "switches=... was given and no untrained model; need one to switch: untrained='gpt2'"
+            )
         if self.seeds != (0,) and not self.untrained:
-            raise InputError("seeds=... was given and no untrained model; need one that they draw: untrained='gpt2'")
+            raise InputError(
+                "seeds=... was given and no untrained model; need one that they draw: untrained='gpt2'"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +90,9 @@ class ContractionConfig(SurveyConfig):
 def check_contraction_length(length: int) -> None:
     """Raise InputError for sequences of under 10 tokens, which are too short to measure contraction."""
     if length < 10:
-        raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")
+        raise InputError(
+            f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +128,9 @@ class FingerprintConfig(ModelsConfig):
     """Number of random relabellings, beside the closed form."""
     alpha: float = 0.01
     """Two models have the same lineage if p is below this."""
-    decides: NullName = field(default="relabelled", metadata={"option": "null", "metavar": "|".join(NULLS)})
+    decides: NullName = field(
+        default="relabelled", metadata={"option": "null", "metavar": "|".join(NULLS)}
+    )
     """The null whose p decides."""
     cache: bool = True
     """Keep the states in the cache, and reuse those that are there."""
@@ -133,10 +141,14 @@ class FingerprintConfig(ModelsConfig):
         check_field_types(self)
         for name, low, high in (("alpha", 0, 1), ("temperature", 0, math.inf)):
             if not low < getattr(self, name) < high:
-                raise InputError(f"{name} is {getattr(self, name)}; need a number over {low}, under {high}")
+                raise InputError(
+                    f"{name} is {getattr(self, name)}; need a number over {low}, under {high}"
+                )
         check_number_and_length(sequences=self.sequences, length=self.length)
         if self.coordinates is not None and self.coordinates < FEWEST_SHARED:
-            raise InputError(f"{self.coordinates} coordinates per model; need at least {FEWEST_SHARED}")
+            raise InputError(
+                f"{self.coordinates} coordinates per model; need at least {FEWEST_SHARED}"
+            )
         for name in ("draws", "relabellings"):
             n = getattr(self, name)
             if 1 / (n + 1) >= self.alpha:  # the smallest p that it can give
@@ -172,7 +184,9 @@ def check_number_and_length(*, sequences: int, length: int) -> None:
             "2,000 for a fingerprint with power. Ask for more"
         )
     if sequences > MOST:
-        raise InputError(f"{sequences} sequences were asked for; need at most {MOST}. Ask for fewer")
+        raise InputError(
+            f"{sequences} sequences were asked for; need at most {MOST}. Ask for fewer"
+        )
     if length < 1:
         raise InputError(f"the length is {length}; need one token or more. Ask for more")
 
@@ -180,4 +194,6 @@ def check_number_and_length(*, sequences: int, length: int) -> None:
 def check_model_is_named(config: SurveyConfig | FingerprintConfig) -> None:
     """Raise InputError if a configuration names no model."""
     if not (config.models or config.untrained):
-        raise InputError(NOTHING if isinstance(config, SurveyConfig) else f"no model was given; {TWO}")
+        raise InputError(
+            NOTHING if isinstance(config, SurveyConfig) else f"no model was given; {TWO}"
+        )

@@ -35,7 +35,15 @@ from .config import check_contraction_length
 from .cosine_sums import CosineSums, Place, PredictionCounts, jackknife_interval
 from .models_to_measure import RandomSequences
 
-SINK_MEASURES = ("sink_mass", "uniform_mass", "sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss")
+SINK_MEASURES = (
+    "sink_mass",
+    "uniform_mass",
+    "sink_rate",
+    "s2_ratio",
+    "norm_ratio",
+    "dominance_ratio",
+    "loss",
+)
 """Measures of ``chain_measures`` for the whole model, reported beside the contraction."""
 _SINK_SEQUENCES, _SINK_LENGTH = 32, 64
 
@@ -91,17 +99,29 @@ def contraction(
     check_plain_layers(lens)
     sums = CosineSums(lens.n_layers, sequences=sequences, length=length)
     ends = PredictionCounts(lens.d_vocab, lens.d_model)
-    last = Reading(name="ends", sites=("final",), function=lambda view: ends.add(view["final"][:, -1], lens=lens))
+    last = Reading(
+        name="ends",
+        sites=("final",),
+        function=lambda view: ends.add(view["final"][:, -1], lens=lens),
+    )
     readings = [*sums.readings(), last]
-    with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False
+    ) as bar:
         for chunk in draws.chunks(lens):
             stream(lens, chunk, readings, progress=False)
             bar.update(chunk.n_sequences)
-    return _make_contraction(sums, ends=ends, lens=lens, sinks=_measure_sinks(lens, draws) if sinks else {})
+    return _make_contraction(
+        sums, ends=ends, lens=lens, sinks=_measure_sinks(lens, draws) if sinks else {}
+    )
 
 
 def _make_contraction(
-    sums: CosineSums, *, ends: PredictionCounts, lens: LensModel, sinks: Mapping[str, tuple[float, str]]
+    sums: CosineSums,
+    *,
+    ends: PredictionCounts,
+    lens: LensModel,
+    sinks: Mapping[str, tuple[float, str]],
 ) -> Contraction:
     """Make the result of ``lens`` from sums of its states, counts of its predictions (``ends``) and sink measures."""
     inter, intra, first = sums.inter_cosines(), sums.intra_cosines(), sums.inter_cosines(end=0)
@@ -113,24 +133,43 @@ def _make_contraction(
         rows.append((f"{name}_floor", *jackknife_interval(found[:, 0]), "cosine"))
         rows.append((f"{name}_last", *jackknife_interval(found[:, last]), "cosine"))
         rows.append((f"{name}_excess", *jackknife_interval(found[:, last] - found[:, 0]), "cosine"))
-        rows.append((f"{name}_by_attention", *jackknife_interval(gain[:, by_attention].sum(1)), "cosine"))
-        rows.append((f"{name}_by_mlp", *jackknife_interval(gain.sum(1) - gain[:, by_attention].sum(1)), "cosine"))
+        rows.append(
+            (f"{name}_by_attention", *jackknife_interval(gain[:, by_attention].sum(1)), "cosine")
+        )
+        rows.append(
+            (
+                f"{name}_by_mlp",
+                *jackknife_interval(gain.sum(1) - gain[:, by_attention].sum(1)),
+                "cosine",
+            )
+        )
     first_excess = first[:, last] - first[:, 0]
     rows.append(("inter_excess_first", *jackknife_interval(first_excess), "cosine"))
-    rows.append(("discrepancy", *jackknife_interval(inter[:, last] - inter[:, 0] - first_excess), "cosine"))
+    rows.append(
+        ("discrepancy", *jackknife_interval(inter[:, last] - inter[:, 0] - first_excess), "cosine")
+    )
     n = sums.sequences
     most = int(ends.smallest.max())
-    rows.append(("smallest_dimension_share", most / n, *wilson_interval(most, n), "share of sequences"))
+    rows.append(
+        ("smallest_dimension_share", most / n, *wilson_interval(most, n), "share of sequences")
+    )
     rows += [(name, value, np.nan, np.nan, unit) for name, (value, unit) in sinks.items()]
-    layers = [_layer_rows(sums.places, name, found) for name, found in (("inter", inter), ("intra", intra))]
+    layers = [
+        _layer_rows(sums.places, name, found)
+        for name, found in (("inter", inter), ("intra", intra))
+    ]
     return Contraction(
         tables={
-            "summary": pd.DataFrame(rows, columns=["measure", "value", "low", "high", "unit"]).astype({"value": float}),
+            "summary": pd.DataFrame(
+                rows, columns=["measure", "value", "low", "high", "unit"]
+            ).astype({"value": float}),
             "layers": pd.concat(layers, ignore_index=True),
             "positions": _position_rows(sums),
             "alignment": _alignment_rows(sums, ends=ends, lens=lens),
         },
-        directions={f"{layer}.{name}": sums.direction((layer, name)) for layer, name in sums.places},
+        directions={
+            f"{layer}.{name}": sums.direction((layer, name)) for layer, name in sums.places
+        },
     )
 
 
@@ -145,7 +184,10 @@ def direction_cosines(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.
     """
     rows: list[tuple[object, ...]] = []
     for (a, of_a), (b, of_b) in combinations(directions.items(), 2):
-        for name, one, other in (("last", list(of_a)[-2], list(of_b)[-2]), ("final", list(of_a)[-1], list(of_b)[-1])):
+        for name, one, other in (
+            ("last", list(of_a)[-2], list(of_b)[-2]),
+            ("final", list(of_a)[-1], list(of_b)[-1]),
+        ):
             first, second = of_a[one], of_b[other]
             if first.shape == second.shape:
                 rows.append((a, b, name, float(first @ second), len(first) ** -0.5))
@@ -179,7 +221,12 @@ def _position_rows(sums: CosineSums) -> pd.DataFrame:
     floor = (sums.units[sums.places[0]].double().square().sum(-1) - n) / (n * (n - 1))
     for layer, name in sums.places:
         cosine = (sums.units[layer, name].double().square().sum(-1) - n) / (n * (n - 1))
-        columns = {"layer": layer, "stage": name, "position": sums.positions, "inter": cosine.numpy()}
+        columns = {
+            "layer": layer,
+            "stage": name,
+            "position": sums.positions,
+            "inter": cosine.numpy(),
+        }
         norm = (sums.norms[layer, name] / n).double().numpy()
         frames.append(pd.DataFrame(columns | {"excess": (cosine - floor).numpy(), "norm": norm}))
     return pd.concat(frames, ignore_index=True)
@@ -196,7 +243,10 @@ def _alignment_rows(sums: CosineSums, *, ends: PredictionCounts, lens: LensModel
     norm = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float64)
     cosine = (weight @ final.to(weight.dtype)).double() / norm.clamp(min=1e-30)
     rows: list[tuple[object, ...]] = []
-    for name, counts, order in (("argmax token", ends.argmax, cosine), ("argmin token", ends.argmin, -cosine)):
+    for name, counts, order in (
+        ("argmax token", ends.argmax, cosine),
+        ("argmin token", ends.argmin, -cosine),
+    ):
         which = int(counts.argmax())
         rank = 1 + int((order > order[which]).sum())
         rows.append((name, which, float(cosine[which]), rank, len(counts), int(counts.max()) / n))

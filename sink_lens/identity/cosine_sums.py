@@ -32,7 +32,9 @@ class CosineSums:
         self.places: list[Place] = [(-1, "embedding")]
         self.places += [(layer, name) for layer in range(n_layers) for name in ("attention", "mlp")]
         self.places.append((n_layers, "final"))
-        self.positions = sorted({0, *(2**power for power in range(30) if 2**power < length), length - 1})
+        self.positions = sorted(
+            {0, *(2**power for power in range(30) if 2**power < length), length - 1}
+        )
         self.length, self.sequences = length, sequences
         self.sizes = torch.bincount(self._jackknife_blocks(0, sequences), minlength=BLOCKS).double()
         self.ends: dict[Place, Tensor] = {}
@@ -54,15 +56,27 @@ class CosineSums:
     def readings(self) -> list[Reading]:
         """Return the readings to give to ``stream``: they add the states after each sublayer to these sums."""
 
-        def of(name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None) -> Reading:
+        def of(
+            name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None
+        ) -> Reading:
             def add(view: LayerView) -> None:
                 self.add((-1 if name == "embedding" else view.layer, name), states(view))
 
-            return Reading(name=name, sites=sites, function=add, layers=None if layer is None else frozenset({layer}))
+            return Reading(
+                name=name,
+                sites=sites,
+                function=add,
+                layers=None if layer is None else frozenset({layer}),
+            )
 
         return [
             of("embedding", lambda view: view["resid_pre"], "resid_pre", layer=0),
-            of("attention", lambda view: view["resid_pre"] + view["attn_out"], "resid_pre", "attn_out"),
+            of(
+                "attention",
+                lambda view: view["resid_pre"] + view["attn_out"],
+                "resid_pre",
+                "attn_out",
+            ),
             of("mlp", lambda view: view["resid_post"], "resid_post"),
             of("final", lambda view: view["final"], "final"),
         ]
@@ -103,7 +117,10 @@ class CosineSums:
 
         The array is [1 + block, place]: row 0 has all sequences, row 1 + g all but the sequences of block g.
         """
-        found = [_mean_pair_cosines(self.ends[place][:, end].double(), self.sizes) for place in self.places]
+        found = [
+            _mean_pair_cosines(self.ends[place][:, end].double(), self.sizes)
+            for place in self.places
+        ]
         return np.stack(found, axis=1)
 
     def intra_cosines(self) -> np.ndarray:

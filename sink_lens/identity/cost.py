@@ -31,7 +31,11 @@ def dry_run_output(config: SurveyConfig | FingerprintConfig) -> Iterator[str | P
     Raises:
         SinkLensError: what measuring the first model of a variant would raise.
     """
-    found = models_to_survey(config) if isinstance(config, SurveyConfig) else models_to_compare((), config)
+    found = (
+        models_to_survey(config)
+        if isinstance(config, SurveyConfig)
+        else models_to_compare((), config)
+    )
     draws = RandomSequences(sequences=config.sequences, length=config.length, seed=config.seed)
     rows = []
     for variant, of_variant in groupby(found, key=lambda one: one.variant):
@@ -63,8 +67,13 @@ def dry_run_output(config: SurveyConfig | FingerprintConfig) -> Iterator[str | P
         memory=[f"{held / 1e9:.2f} GB" for held in frame["memory"]],
     )
     heads = {"variant": "models", "models": "how many", "seconds": "time"}
-    yield replace(page_table(shown, {name: heads.get(name, name) for name in shown}, most=len(shown)), frame=frame)
+    yield replace(
+        page_table(shown, {name: heads.get(name, name) for name in shown}, most=len(shown)),
+        frame=frame,
+    )
     in_all = f"in all {duration_text(sum(frame['seconds'].tolist()))} for opening models and for their passes"
     if isinstance(config, FingerprintConfig):
-        in_all += f", and about a second per pair ({plural(len(found) * (len(found) - 1) // 2, 'pair')})"
+        in_all += (
+            f", and about a second per pair ({plural(len(found) * (len(found) - 1) // 2, 'pair')})"
+        )
     yield f"{in_all}; the memory does not grow with the sequences"

@@ -15,7 +15,14 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from ..data.cache import cache_folder, describe_damage, lock_folder, read_manifest, write_manifest, write_new_folder
+from ..data.cache import (
+    cache_folder,
+    describe_damage,
+    lock_folder,
+    read_manifest,
+    write_manifest,
+    write_new_folder,
+)
 from ..data.token_ids import ordinary_ids
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
@@ -53,7 +60,9 @@ class ModelFacts:
 def read_facts(lens: LensModel) -> ModelFacts:
     """Read from a model its width, vocabulary, tokenizer and hashes, which decide what inputs models can share."""
     size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
-    buffers = hashlib.sha256()  # what is neither a weight nor configured, as rotary frequencies that were switched off
+    buffers = (
+        hashlib.sha256()
+    )  # what is neither a weight nor configured, as rotary frequencies that were switched off
     for name, buffer in lens.plain.named_buffers():
         buffers.update(name.encode())
         buffers.update(buffer.detach().cpu().flatten().view(torch.uint8).numpy().data)
@@ -61,7 +70,9 @@ def read_facts(lens: LensModel) -> ModelFacts:
     return ModelFacts(
         weights=weights_hash(lens),
         config=_hash_of_json([config_hash(lens), buffers.hexdigest()]),
-        tokenizer=None if lens.tokenizer is None else _hash_of_json(sorted(lens.tokenizer.get_vocab().items())),
+        tokenizer=None
+        if lens.tokenizer is None
+        else _hash_of_json(sorted(lens.tokenizer.get_vocab().items())),
         ids=tuple(ordinary_ids(lens.tokenizer, size)),
         width=lens.d_model,
         context=lens.n_context,
@@ -102,9 +113,13 @@ class Inputs:
             generator = torch.Generator().manual_seed(int(draw >> np.uint64(1)))
             rows = min(_CHUNK, self.sequences - index * _CHUNK)
             if self.kind == "tokens":
-                yield ids[torch.randint(len(ids), (_CHUNK, self.length), generator=generator)][:rows]
+                yield ids[torch.randint(len(ids), (_CHUNK, self.length), generator=generator)][
+                    :rows
+                ]
             else:
-                drawn = torch.randn((_CHUNK, self.length, self.width), generator=generator, dtype=torch.float32)
+                drawn = torch.randn(
+                    (_CHUNK, self.length, self.width), generator=generator, dtype=torch.float32
+                )
                 mean, deviation = self.embedding
                 yield drawn[:rows] * deviation + mean
 
@@ -133,7 +148,9 @@ def shared_inputs(
     check_number_and_length(sequences=sequences, length=length)
     for name, one in known.items():
         if one.context is not None and length > one.context:
-            raise InputError(f"the length is {length} tokens; {name} takes at most {one.context}: use a shorter length")
+            raise InputError(
+                f"the length is {length} tokens; {name} takes at most {one.context}: use a shorter length"
+            )
     if kind != "tokens":
         widths = {one.width for one in known.values()}
         if len(widths) > 1:
@@ -152,7 +169,9 @@ def shared_inputs(
         )
     ids = sorted(set.intersection(*(set(one.ids) for one in known.values())))
     if not ids:
-        raise InputError(f"{', '.join(known)} have no token id in common; need some. Compare others")
+        raise InputError(
+            f"{', '.join(known)} have no token id in common; need some. Compare others"
+        )
     return Inputs(kind=kind, sequences=sequences, length=length, seed=seed, ids=tuple(ids))
 
 
@@ -172,13 +191,21 @@ def read_features(lens: LensModel, inputs: Inputs, *, progress: bool = False) ->
     with (
         prepare_pass(lens),
         torch.no_grad(),
-        tqdm(total=inputs.sequences, desc=lens.name, unit="input", disable=not progress, leave=False) as bar,
+        tqdm(
+            total=inputs.sequences, desc=lens.name, unit="input", disable=not progress, leave=False
+        ) as bar,
     ):
         for chunk in inputs.chunks():
             for part in chunk.split(size):
                 given = part.to(lens.device)
-                kind = {"input_ids": given} if inputs.kind == "tokens" else {"inputs_embeds": given.to(lens.dtype)}
-                states = lens.plain.base_model(**kind, use_cache=False).last_hidden_state[:, -1].float()
+                kind = (
+                    {"input_ids": given}
+                    if inputs.kind == "tokens"
+                    else {"inputs_embeds": given.to(lens.dtype)}
+                )
+                states = (
+                    lens.plain.base_model(**kind, use_cache=False).last_hidden_state[:, -1].float()
+                )
                 if not bool(states.isfinite().all()):
                     raise ModelError(
                         f"the last states of {lens.name} in {str(lens.dtype).removeprefix('torch.')} are not finite "
@@ -201,7 +228,11 @@ def cached_features(
         of: facts about the model, by which the cache finds its states.
         progress: show a bar.
     """
-    folder = cache_folder() / "features" / _hash_of_json([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
+    folder = (
+        cache_folder()
+        / "features"
+        / _hash_of_json([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
+    )
     with lock_folder(folder):
         manifest = read_manifest(folder)
         if manifest is not None and describe_damage(folder, manifest) is None:
@@ -210,7 +241,9 @@ def cached_features(
         found = read_features(lens, inputs, progress=progress)
         with write_new_folder(folder) as part:
             save_file({"features": found}, part / "features.safetensors")
-            write_manifest(part, {"name": lens.name, "weights_sha256": of.weights, "inputs": inputs.digest})
+            write_manifest(
+                part, {"name": lens.name, "weights_sha256": of.weights, "inputs": inputs.digest}
+            )
     return found
 
 

@@ -50,7 +50,11 @@ class Fingerprint(Result):
         """Return what a notebook shows below the headline: the figure of all pairs."""
         from .pages.fingerprint import draw_pairs
 
-        return (draw_pairs(self.frame, self.tables["nulls"], names=self.tables["models"]["model"].tolist()),)
+        return (
+            draw_pairs(
+                self.frame, self.tables["nulls"], names=self.tables["models"]["model"].tolist()
+            ),
+        )
 
 
 @takes(FingerprintConfig, loads=True)
@@ -88,9 +92,14 @@ def fingerprint(
     started = utc_now_text()
     config = make_config(FingerprintConfig, config, fields, where="fingerprint")
     found = models_to_compare(models, config)
-    opened = {one.name: partial(one.open, device=config.device, dtype=config.dtype) for one in found}
+    opened = {
+        one.name: partial(one.open, device=config.device, dtype=config.dtype) for one in found
+    }
     bar: dict[str, Any] = {"disable": not progress, "leave": False}
-    known = {name: read_facts(open_it()) for name, open_it in tqdm(opened.items(), desc="models", unit="model", **bar)}
+    known = {
+        name: read_facts(open_it())
+        for name, open_it in tqdm(opened.items(), desc="models", unit="model", **bar)
+    }
     for one in known.values():
         config.n_coordinates(one.width)
     how = {name: getattr(config, name) for name in ("sequences", "length", "seed")}
@@ -135,29 +144,39 @@ def fingerprint(
     return _write_run(made, inputs, out=out, overwrite=overwrite, started=started)
 
 
-def models_to_compare(models: Sequence[ModelLike], config: FingerprintConfig) -> list[ModelToMeasure]:
+def models_to_compare(
+    models: Sequence[ModelLike], config: FingerprintConfig
+) -> list[ModelToMeasure]:
     """List ``models`` and those that ``config`` names; a training run stands for its first and its last checkpoint."""
     texts = [*config.models, *(str(one) for one in models if isinstance(one, (str, os.PathLike)))]
     named = models_to_measure(texts) if texts else []
     found = []
     for one in named:
-        steps = [other.step for other in named if other.variant == one.variant and other.step is not None]
+        steps = [
+            other.step for other in named if other.variant == one.variant and other.step is not None
+        ]
         if one.step is None or one.step in (min(steps), max(steps)):
             found.append(one)
     lenses = [as_lens(one) for one in models if not isinstance(one, (str, os.PathLike))]
     found += [ModelToMeasure(name=lens.name, variant=lens.name, source=lens) for lens in lenses]
     if config.untrained:
-        found += models_to_measure(configs=[read_untrained(text) for text in config.untrained], seeds=config.seeds)
+        found += models_to_measure(
+            configs=[read_untrained(text) for text in config.untrained], seeds=config.seeds
+        )
     names = [one.name for one in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InputError(f"{', '.join(twice)} is there twice; need each model once: a model is its own relative")
+        raise InputError(
+            f"{', '.join(twice)} is there twice; need each model once: a model is its own relative"
+        )
     if len(found) < 2:
         given = f"1 model was given ({names[0]})" if names else "no model was given"
         raise InputError(f"{given}; {TWO}")
     return found
 
 
-def _make_notes(pairs: pd.DataFrame, *, known: dict[str, ModelFacts], config: FingerprintConfig) -> list[str]:
+def _make_notes(
+    pairs: pd.DataFrame, *, known: dict[str, ModelFacts], config: FingerprintConfig
+) -> list[str]:
     said = []
     if config.inputs != "tokens":
         said.append(
@@ -177,15 +196,26 @@ def _make_notes(pairs: pd.DataFrame, *, known: dict[str, ModelFacts], config: Fi
     if len(scaled) > 3:
         said.append(f"so do {len(scaled) - 3} further pairs")
     if config.decides in NULLS[:3]:
-        said.append(f"decided by the {config.decides} null, which assumes that coordinates and inputs are independent")
-    same = [name for name, one in known.items() if [o.weights for o in known.values()].count(one.weights) > 1]
+        said.append(
+            f"decided by the {config.decides} null, which assumes that coordinates and inputs are independent"
+        )
+    same = [
+        name
+        for name, one in known.items()
+        if [o.weights for o in known.values()].count(one.weights) > 1
+    ]
     if same:
         said.append(f"{', '.join(same)}: some of these have the very same weights")
     return said
 
 
 def _write_run(
-    found: Fingerprint, inputs: Inputs, *, out: str | os.PathLike[str] | None, overwrite: bool, started: str
+    found: Fingerprint,
+    inputs: Inputs,
+    *,
+    out: str | os.PathLike[str] | None,
+    overwrite: bool,
+    started: str,
 ) -> Fingerprint:
     provenance: dict[str, Any] = {
         "models": found.tables["models"]["model"].tolist(),
@@ -204,7 +234,10 @@ def _write_run(
         "kind": "fingerprint",
         "expects": ("models", "pairs", "nulls", "findings"),
     }
-    with place_of_run(out, name="fingerprint") as place, create_run(place.folder, **record) as writer:
+    with (
+        place_of_run(out, name="fingerprint") as place,
+        create_run(place.folder, **record) as writer,
+    ):
         writer.write_csv("models", found.tables["models"])
         writer.write_table("pairs", found.frame)
         writer.write_table("nulls", found.tables["nulls"])

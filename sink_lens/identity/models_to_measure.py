@@ -58,7 +58,10 @@ class ModelToMeasure:
 
 
 def models_to_measure(
-    models: Sequence[str] = (), *, configs: Sequence[UntrainedConfig] = (), seeds: Sequence[int] = (0,)
+    models: Sequence[str] = (),
+    *,
+    configs: Sequence[UntrainedConfig] = (),
+    seeds: Sequence[int] = (0,),
 ) -> list[ModelToMeasure]:
     """List the models to measure.
 
@@ -79,7 +82,11 @@ def models_to_measure(
             seed = run.config.get("seed")
             found += [
                 ModelToMeasure(
-                    name=f"{folder.name} step {step}", variant=folder.name, seed=seed, step=step, source=str(path)
+                    name=f"{folder.name} step {step}",
+                    variant=folder.name,
+                    seed=seed,
+                    step=step,
+                    source=str(path),
                 )
                 for step, path in checkpoint_folders(run).items()
             ]
@@ -87,7 +94,10 @@ def models_to_measure(
             found.append(ModelToMeasure(name=model, variant=model, source=model))
     for config in configs:
         found += [
-            ModelToMeasure(name=f"{config.label} seed {s}", variant=config.label, seed=s, source=config) for s in seeds
+            ModelToMeasure(
+                name=f"{config.label} seed {s}", variant=config.label, seed=s, source=config
+            )
+            for s in seeds
         ]
     if not found:
         raise InputError(NOTHING)
@@ -95,10 +105,16 @@ def models_to_measure(
     for one in found:
         path = expand_home(one.source) if isinstance(one.source, str) else None
         places.append(str(path.resolve()) if path and path.exists() else one.name)
-    if twice := sorted({one.name for one, place in zip(found, places, strict=True) if places.count(place) > 1}):
+    if twice := sorted(
+        {one.name for one, place in zip(found, places, strict=True) if places.count(place) > 1}
+    ):
         raise InputError(f"{', '.join(twice)} is there twice; need each model once")
-    if same := sorted({one.name for one in found if [other.name for other in found].count(one.name) > 1}):
-        raise InputError(f"two models are called {', '.join(same)}; need names that differ: give longer paths")
+    if same := sorted(
+        {one.name for one in found if [other.name for other in found].count(one.name) > 1}
+    ):
+        raise InputError(
+            f"two models are called {', '.join(same)}; need names that differ: give longer paths"
+        )
     return found
 
 

@@ -109,7 +109,9 @@ def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
     return np.sort(np.argsort(features.mean(0, dtype=np.float64), kind="stable")[:count])
 
 
-def log_softmax_states(features: np.ndarray, *, coordinates: np.ndarray, temperature: float) -> np.ndarray:
+def log_softmax_states(
+    features: np.ndarray, *, coordinates: np.ndarray, temperature: float
+) -> np.ndarray:
     """Return the log softmax of states (``features`` [n, d]) over the given coordinates alone, at a temperature.
 
     The log keeps the order and therefore tau, and it cannot underflow to ties.
@@ -123,7 +125,9 @@ def tau_by_column(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)  # it depends on sizes alone: many pairs of models share it
-def simulate_null(name: str, *, n: int, width: int, count: int, temperature: float, draws: int, seed: int) -> Null:
+def simulate_null(
+    name: str, *, n: int, width: int, count: int, temperature: float, draws: int, seed: int
+) -> Null:
     """Return a null with random normal matrices [n, width] in place of the states of the two models.
 
     In ``pipeline`` the matrices are as wide as the states, and coordinates are chosen as from states. In ``matrices``
@@ -144,12 +148,16 @@ def simulate_null(name: str, *, n: int, width: int, count: int, temperature: flo
         first, second = (identity_coordinates(one, count=count) for one in pair)
         shared = np.intersect1d(first, second)
         if len(shared) > 1:
-            soft = [log_softmax_states(one, coordinates=shared, temperature=temperature) for one in pair]
+            soft = [
+                log_softmax_states(one, coordinates=shared, temperature=temperature) for one in pair
+            ]
             found.append(float(tau_by_column(*soft).mean()))
     return _null_of_draws(name, np.array(found))
 
 
-def shuffled_null(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
+def shuffled_null(
+    x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.random.Generator
+) -> Null:
     """Return the null ``shuffled``: ``tau_bar`` of softened states ``x`` and ``y``, with the rows of ``y`` shuffled.
 
     Each of ``draws`` values is from another shuffle.
@@ -170,7 +178,9 @@ def relabelled_null(matrix: np.ndarray, *, draws: int, generator: np.random.Gene
     ``draws`` random renumberings are kept beside them.
     """
     size = len(matrix)
-    found = np.array([matrix[np.arange(size), generator.permutation(size)].mean() for _ in range(draws)])
+    found = np.array(
+        [matrix[np.arange(size), generator.permutation(size)].mean() for _ in range(draws)]
+    )
     floor = -math.lgamma(size + 1) / math.log(10)
     sd = spread_over_permutations(matrix)
     return Null(name="relabelled", mean=float(matrix.mean()), sd=sd, draws=found, floor=floor)

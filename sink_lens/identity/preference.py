@@ -104,7 +104,12 @@ class Preference(Finding):
             order = np.argsort(-counts, kind="stable")[:most]
             order = order[counts[order] > 0]
             ratio = self.probability[order] * len(counts)
-            columns = {"kind": kind, "token": order, "count": counts[order], "share": counts[order] / self.n}
+            columns = {
+                "kind": kind,
+                "token": order,
+                "count": counts[order],
+                "share": counts[order] / self.n,
+            }
             frames.append(pd.DataFrame(columns | {"probability_ratio": ratio}))
         return pd.concat(frames, ignore_index=True)
 
@@ -140,7 +145,9 @@ def preference(
     draws.check_readable_by(lens)
     votes = Votes(lens.d_vocab, generator=torch.Generator().manual_seed(seed))
     size = sequences_that_fit(lens, length=length)
-    with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False
+    ) as bar:
         for chunk in draws.chunks(lens):
             for part in chunk.batches(size):
                 votes.add(last_logits(lens, part))
@@ -156,7 +163,9 @@ def sequences_that_fit(lens: LensModel, *, length: int) -> int:
 def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab"]:
     """Run the plain model on the sequences of ``part``; return the logits after the last token of each sequence."""
     with prepare_pass(lens), torch.no_grad():
-        return lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, logits_to_keep=1).logits[:, -1]
+        return lens.plain(
+            input_ids=part.tokens.to(lens.device), use_cache=False, logits_to_keep=1
+        ).logits[:, -1]
 
 
 def make_preference(votes: Votes, *, length: int, generator: np.random.Generator) -> Preference:
@@ -165,24 +174,34 @@ def make_preference(votes: Votes, *, length: int, generator: np.random.Generator
     counts = {"argmax": votes.argmax.numpy(), "argmin": votes.argmin.numpy()}
     every_event = (generator.integers(n_vocab, size=n) for _ in range(_SIMULATED))
     ranks = min(n, n_vocab)
-    chance = np.stack([_sort_descending(np.bincount(one, minlength=n_vocab))[:ranks] for one in every_event])
+    chance = np.stack(
+        [_sort_descending(np.bincount(one, minlength=n_vocab))[:ranks] for one in every_event]
+    )
     chance_covering = np.array([_count_tokens_of_80_percent(one, n) for one in chance])
     rows: list[tuple[object, ...]] = []
-    share, ratio, covering = map(_mean_and_band, (chance[:, 0] / n, chance[:, 0] / n * n_vocab, chance_covering))
+    share, ratio, covering = map(
+        _mean_and_band, (chance[:, 0] / n, chance[:, 0] / n * n_vocab, chance_covering)
+    )
     for kind, found in counts.items():
         top = int(found.max())
         bounds = np.array(wilson_interval(top, n))
         rows.append((f"{kind}_top_share", top / n, *bounds, *share, "share of sequences"))
-        rows.append((f"{kind}_top_ratio", top / n * n_vocab, *(bounds * n_vocab), *ratio, "times chance"))
+        rows.append(
+            (f"{kind}_top_ratio", top / n * n_vocab, *(bounds * n_vocab), *ratio, "times chance")
+        )
         covered = _count_tokens_of_80_percent(_sort_descending(found), n)
         rows.append((f"{kind}_covering", covered, np.nan, np.nan, *covering, "tokens"))
     mean = votes.probability.numpy() / n
     most = int(mean.argmax())
-    error = _NORMAL * np.sqrt(max(votes.square.numpy()[most] / n - mean[most] ** 2, 0.0) / n) * n_vocab
+    error = (
+        _NORMAL * np.sqrt(max(votes.square.numpy()[most] / n - mean[most] ** 2, 0.0) / n) * n_vocab
+    )
     value = mean[most] * n_vocab
     shifted = votes.shifted.numpy().max(1) / n * n_vocab
     bounds = (value - error, value + error)
-    rows.append(("mean_probability_ratio", value, *bounds, *_mean_and_band(shifted), "times chance"))
+    rows.append(
+        ("mean_probability_ratio", value, *bounds, *_mean_and_band(shifted), "times chance")
+    )
     names = ["measure", "value", "low", "high", "null", "null_low", "null_high", "unit"]
     return Preference(
         n=n,
@@ -192,7 +211,9 @@ def make_preference(votes: Votes, *, length: int, generator: np.random.Generator
         probability=mean,
         tables={
             "summary": pd.DataFrame(rows, columns=names).astype({"value": float}),
-            "coverage": pd.concat([_coverage_curve(*one, chance, n) for one in counts.items()], ignore_index=True),
+            "coverage": pd.concat(
+                [_coverage_curve(*one, chance, n) for one in counts.items()], ignore_index=True
+            ),
         },
     )
 
@@ -215,7 +236,14 @@ def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -
     shares = chance.cumsum(1)[:, places - 1] / n
     null, low, high = shares.mean(0), *np.quantile(shares, [0.025, 0.975], axis=0)
     found = _sort_descending(counts)[:ranks].cumsum()[places - 1] / n
-    columns = {"kind": kind, "tokens": places, "share": found, "null": null, "null_low": low, "null_high": high}
+    columns = {
+        "kind": kind,
+        "tokens": places,
+        "share": found,
+        "null": null,
+        "null_low": low,
+        "null_high": high,
+    }
     return pd.DataFrame(columns)
 
 

@@ -27,7 +27,15 @@ from ..errors import InputError
 from ..measures.kendall import tau_b_matrix
 from . import nulls
 from .config import FEWEST_SHARED, NO_ANSWER, NOT_SHOWN, SAME, FingerprintConfig
-from .nulls import NULLS, Null, identity_coordinates, log10_p, log_softmax_states, tau_by_column, tau_deviation
+from .nulls import (
+    NULLS,
+    Null,
+    identity_coordinates,
+    log10_p,
+    log_softmax_states,
+    tau_by_column,
+    tau_deviation,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +99,9 @@ class ModelPair:
 
     def pair_row(self) -> dict[str, object]:
         """Return the pair's row of the table ``pairs``: its fields, and z and the paper's log10 p for each null."""
-        row: dict[str, object] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "nulls"}
+        row: dict[str, object] = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name != "nulls"
+        }
         row["shares_scale"] = self.shares_scale
         for name in NULLS:
             null = self.nulls.get(name)
@@ -122,16 +132,22 @@ def compare_states(
     """
     (name_a, x), (name_b, y) = a, b
     if len(x) != len(y):
-        raise InputError(f"{name_a} read {len(x)} inputs and {name_b} {len(y)}; need the same ones. Read them again")
+        raise InputError(
+            f"{name_a} read {len(x)} inputs and {name_b} {len(y)}; need the same ones. Read them again"
+        )
     for name, one in (a, b):
         if not np.isfinite(one).all():
-            raise InputError(f"the states of {name} are not finite; need numbers. Load it with dtype='float32'")
+            raise InputError(
+                f"the states of {name} are not finite; need numbers. Load it with dtype='float32'"
+            )
     if x.shape[1] != y.shape[1]:
         why = f"widths {x.shape[1]} and {y.shape[1]}: no initialisation has both, and coordinates cannot be matched"
         return ModelPair(a=name_a, b=name_b, verdict=NO_ANSWER, why=why)
     n, width = x.shape
     count = config.n_coordinates(width)
-    shared = np.intersect1d(identity_coordinates(x, count=count), identity_coordinates(y, count=count))
+    shared = np.intersect1d(
+        identity_coordinates(x, count=count), identity_coordinates(y, count=count)
+    )
     expected = count * count / width
     pair: dict[str, Any] = {"a": name_a, "b": name_b, "shared": len(shared), "expected": expected}
     if len(shared) < FEWEST_SHARED:
@@ -140,14 +156,21 @@ def compare_states(
             "are needed; more coordinates=... would have more"
         )
         return ModelPair(**pair, verdict=NO_ANSWER, why=why)
-    soft = [log_softmax_states(one, coordinates=shared, temperature=config.temperature) for one in (x, y)]
+    soft = [
+        log_softmax_states(one, coordinates=shared, temperature=config.temperature)
+        for one in (x, y)
+    ]
     matrix = tau_b_matrix(*(torch.from_numpy(one.T) for one in soft)).numpy()
     if not np.isfinite(matrix).all():
-        why = "a coordinate is the same on every input in one of the models, so that tau is undefined"
+        why = (
+            "a coordinate is the same on every input in one of the models, so that tau is undefined"
+        )
         return ModelPair(**pair, verdict=NO_ANSWER, why=why)
     tau_bar = float(np.diag(matrix).mean())
     across = float((matrix.sum() - np.trace(matrix)) / (matrix.size - len(matrix)))
-    drawn: dict[str, Any] = {"n": n} | {name: getattr(config, name) for name in ("temperature", "draws", "seed")}
+    drawn: dict[str, Any] = {"n": n} | {
+        name: getattr(config, name) for name in ("temperature", "draws", "seed")
+    }
     every = (
         nulls.analytical_null(n, shared=len(shared)),
         nulls.simulate_null("matrices", width=len(shared), count=len(shared), **drawn),
@@ -158,7 +181,10 @@ def compare_states(
     by_name = {one.name: one for one in every}
     null = by_name[config.decides]  # the analytical one is a formula, which has no draws
     p = 10 ** null.log10_p(tau_bar) if null.draws is None else null.p_by_draws(tau_bar)
-    verdict, why = SAME if p < config.alpha else NOT_SHOWN, f"p {p:.3g} under the {config.decides} null"
+    verdict, why = (
+        SAME if p < config.alpha else NOT_SHOWN,
+        f"p {p:.3g} under the {config.decides} null",
+    )
     if math.isnan(p):
         verdict, why = NO_ANSWER, f"the {config.decides} null has no draws"
     if verdict == SAME and config.inputs != "tokens":
@@ -171,7 +197,9 @@ def compare_states(
         why=why,
         tau_bar=tau_bar,
         across=across,
-        too_narrow=nulls.spread_over_permutations(np.where(np.eye(len(matrix), dtype=bool), across, matrix))
+        too_narrow=nulls.spread_over_permutations(
+            np.where(np.eye(len(matrix), dtype=bool), across, matrix)
+        )
         / by_name["analytical"].sd,
         scale_tau=scale,
         scale_log10_p=log10_p(abs(scale) / tau_deviation(n), convention="code"),

@@ -15,7 +15,18 @@ from ..models.load import weights_hash
 from ..records import RunWriter, read_run
 from .models_to_measure import ModelToMeasure
 
-_COLUMNS = ("model", "variant", "seed", "step", "n_layers", "d_model", "d_vocab", "weights_sha256", "seconds", "error")
+_COLUMNS = (
+    "model",
+    "variant",
+    "seed",
+    "step",
+    "n_layers",
+    "d_model",
+    "d_vocab",
+    "weights_sha256",
+    "seconds",
+    "error",
+)
 _IDENTITIES = "identities.json"
 """File of a survey with name -> identity of each model that it has measured."""
 
@@ -23,18 +34,29 @@ _IDENTITIES = "identities.json"
 class SurveyTables:
     """Tables of a survey, which are written to its run folder again after each measured model."""
 
-    def __init__(self, writer: RunWriter, *, tables: Sequence[str], found: Sequence[ModelToMeasure]) -> None:
+    def __init__(
+        self, writer: RunWriter, *, tables: Sequence[str], found: Sequence[ModelToMeasure]
+    ) -> None:
         """Take what is in the folder of those models that are still what was measured, by their files."""
         self._writer, self._tables = writer, tables
         earlier = read_run(writer.folder).tables
         models = earlier.get("models", pd.DataFrame(columns=list(_COLUMNS)))
-        self._identities = _identities_of_same(writer.folder, found) if writer.has(_IDENTITIES) else {}
-        self.names = set(models.loc[models["error"].isna(), "model"].tolist()) & set(self._identities)
+        self._identities = (
+            _identities_of_same(writer.folder, found) if writer.has(_IDENTITIES) else {}
+        )
+        self.names = set(models.loc[models["error"].isna(), "model"].tolist()) & set(
+            self._identities
+        )
         # A stop may have come between two tables of one model: its rows are left out.
         kept = {"models": models} | {name: earlier[name] for name in tables if name in earlier}
-        self.frames = {name: [frame.loc[frame["model"].isin(sorted(self.names))]] for name, frame in kept.items()}
+        self.frames = {
+            name: [frame.loc[frame["model"].isin(sorted(self.names))]]
+            for name, frame in kept.items()
+        }
         tensors = read_run(writer.folder).tensors("directions") if writer.has("directions") else {}
-        self.tensors = {key: tensor for key, tensor in tensors.items() if key.rpartition("|")[0] in self.names}
+        self.tensors = {
+            key: tensor for key, tensor in tensors.items() if key.rpartition("|")[0] in self.names
+        }
 
     def add_model(
         self,
@@ -51,10 +73,20 @@ class SurveyTables:
 
         ``identity`` is that of the model, taken before it was opened.
         """
-        key: dict[str, Any] = {"model": one.name, "variant": one.variant, "seed": one.seed, "step": one.step}
+        key: dict[str, Any] = {
+            "model": one.name,
+            "variant": one.variant,
+            "seed": one.seed,
+            "step": one.step,
+        }
         row = key | {"error": error}
         if lens is not None and frames is not None:
-            row |= {"n_layers": lens.n_layers, "d_model": lens.d_model, "d_vocab": lens.d_vocab, "seconds": seconds}
+            row |= {
+                "n_layers": lens.n_layers,
+                "d_model": lens.d_model,
+                "d_vocab": lens.d_vocab,
+                "seconds": seconds,
+            }
             row["weights_sha256"] = weights_hash(lens)
             self._identities[one.name] = identity
             self._writer.write_text(_IDENTITIES, json.dumps(self._identities) + "\n")
@@ -77,14 +109,20 @@ class SurveyTables:
     def _join_rows(self, name: str) -> pd.DataFrame:
         frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
         whole = pd.concat(frames, ignore_index=True)
-        front = [column for column in ("model", "variant", "seed", "step") if column in whole.columns]
-        whole = whole.reindex(columns=[*front, *(column for column in whole.columns if column not in front)])
+        front = [
+            column for column in ("model", "variant", "seed", "step") if column in whole.columns
+        ]
+        whole = whole.reindex(
+            columns=[*front, *(column for column in whole.columns if column not in front)]
+        )
         for column in ("seed", "step"):
             whole[column] = whole[column].astype("Int64")
         return whole
 
     def _write_table(self, name: str) -> None:
-        write = self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
+        write = (
+            self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
+        )
         write(name, self._join_rows(name))
 
 

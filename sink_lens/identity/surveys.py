@@ -29,7 +29,10 @@ from .survey_folder import SurveyTables, refuse_other_models
 from .switches import switched_configs, variant_table
 from .untrained_models import UntrainedConfig, read_untrained
 
-_CONFIGS: dict[str, type[SurveyConfig]] = {"preference": PreferenceConfig, "contraction": ContractionConfig}
+_CONFIGS: dict[str, type[SurveyConfig]] = {
+    "preference": PreferenceConfig,
+    "contraction": ContractionConfig,
+}
 _TABLES = {
     "preference": ("summary", "coverage", "tokens"),
     "contraction": ("summary", "layers", "positions", "alignment"),
@@ -66,8 +69,15 @@ def survey(
     else:
         config = make_config(type(config), config, fields)
     kind = "contraction" if isinstance(config, ContractionConfig) else "preference"
-    draws, found, device = _random_sequences(config), models_to_survey(config), str(find_device(config.device))
-    asked = {"models": list(config.models), "untrained": [one.label for one in _untrained_models(config)]}
+    draws, found, device = (
+        _random_sequences(config),
+        models_to_survey(config),
+        str(find_device(config.device)),
+    )
+    asked = {
+        "models": list(config.models),
+        "untrained": [one.label for one in _untrained_models(config)],
+    }
     asked |= {"seeds": list(config.seeds)} | asdict(draws)
     asked |= {"sinks": config.sinks} if isinstance(config, ContractionConfig) else {}
     provenance = {
@@ -81,7 +91,10 @@ def survey(
         "device": device,
         "versions": package_versions(),
     }
-    how: dict[str, Any] = {"expects": ["models", *_TABLES[kind], "variants"], "overwrite": overwrite}
+    how: dict[str, Any] = {
+        "expects": ["models", *_TABLES[kind], "variants"],
+        "overwrite": overwrite,
+    }
     folder = default_run_folder(kind) if out is None else out
     try:
         writer = create_run(folder, kind=kind, config=asked, provenance=provenance, **how)
@@ -91,7 +104,9 @@ def survey(
     with writer:
         grown = SurveyTables(writer, tables=_TABLES[kind], found=found)
         failed: SinkLensError | None = None
-        for one in tqdm(found, desc=kind, unit="model", disable=not progress or len(found) < 2, leave=False):
+        for one in tqdm(
+            found, desc=kind, unit="model", disable=not progress or len(found) < 2, leave=False
+        ):
             if one.name in grown.names:
                 continue
             begun, identity = time.perf_counter(), one.identity
@@ -105,14 +120,18 @@ def survey(
                 grown.add_model(one, error=str(error))
                 continue
             seconds = time.perf_counter() - begun
-            grown.add_model(one, identity=identity, lens=lens, frames=frames, tensors=tensors, seconds=seconds)
+            grown.add_model(
+                one, identity=identity, lens=lens, frames=frames, tensors=tensors, seconds=seconds
+            )
         if not grown.names and failed is not None:
             raise failed
         whole = grown.tables
         no_checkpoints = whole["summary"]["step"].isna()  # those of a training are no repetitions
         writer.write_csv("variants", variant_table(whole["summary"].loc[no_checkpoints]))
         if kind == "contraction":
-            writer.write_csv("agreement", _agreement_rows(whole["models"]["model"].tolist(), grown.tensors))
+            writer.write_csv(
+                "agreement", _agreement_rows(whole["models"]["model"].tolist(), grown.tensors)
+            )
     return _finish_survey(writer.folder)
 
 
@@ -121,22 +140,32 @@ def _finish_survey(folder: Path) -> Result:
     display.draw_page(folder)
     errors = run.tables["models"]["error"].tolist()
     failed = sum(isinstance(one, str) for one in errors)
-    said = f"{run.kind} of {len(errors) - failed} models" + (f"; {failed} could not be measured" if failed else "")
+    said = f"{run.kind} of {len(errors) - failed} models" + (
+        f"; {failed} could not be measured" if failed else ""
+    )
     return Result(folder=folder, tables=run.tables, headline=said)
 
 
 def _random_sequences(config: SurveyConfig) -> RandomSequences:
-    return RandomSequences(sequences=config.sequences, length=config.length, seed=config.seed, bos=config.bos)
+    return RandomSequences(
+        sequences=config.sequences, length=config.length, seed=config.seed, bos=config.bos
+    )
 
 
 def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
     bases = [read_untrained(text) for text in config.untrained]
-    return list(dict.fromkeys(one for base in bases for one in switched_configs(base, switches=config.switches)))
+    return list(
+        dict.fromkeys(
+            one for base in bases for one in switched_configs(base, switches=config.switches)
+        )
+    )
 
 
 def models_to_survey(config: SurveyConfig) -> list[ModelToMeasure]:
     """List all models that a survey with this configuration measures: the trained ones, then the untrained ones."""
-    return models_to_measure(config.models, configs=_untrained_models(config), seeds=config.seeds or (0,))
+    return models_to_measure(
+        config.models, configs=_untrained_models(config), seeds=config.seeds or (0,)
+    )
 
 
 def _measure_model(
@@ -146,11 +175,15 @@ def _measure_model(
     if isinstance(config, ContractionConfig):
         measured = contraction(lens, **given, sinks=config.sinks)
         directions = measured.directions.items()
-        return measured.tables, {name: one.astype(np.float32) for name, one in directions if ".attention" not in name}
+        return measured.tables, {
+            name: one.astype(np.float32) for name, one in directions if ".attention" not in name
+        }
     found, tokenizer = preference(lens, **given), lens.tokenizer
     top = found.top()
     text = [
-        f"<{token}>" if tokenizer is None or token >= len(tokenizer) else str(tokenizer.decode([token]))
+        f"<{token}>"
+        if tokenizer is None or token >= len(tokenizer)
+        else str(tokenizer.decode([token]))
         for token in top["token"].tolist()
     ]
     return {**found.tables, "tokens": top.assign(text=text)}, {}
@@ -159,7 +192,9 @@ def _measure_model(
 def _agreement_rows(models: Sequence[str], directions: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """Return the table ``agreement``: cosines of every two models' ``directions`` (``MODEL|LAYER.STAGE`` -> vector)."""
     by_model: dict[str, dict[str, np.ndarray]] = {model: {} for model in models}
-    for name, tensor in sorted(directions.items(), key=lambda one: int(one[0].rpartition("|")[2].partition(".")[0])):
+    for name, tensor in sorted(
+        directions.items(), key=lambda one: int(one[0].rpartition("|")[2].partition(".")[0])
+    ):
         model, _, place = name.rpartition("|")
         by_model[model][place] = tensor
     return direction_cosines({model: places for model, places in by_model.items() if places})

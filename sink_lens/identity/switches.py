@@ -36,16 +36,26 @@ def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[
         InputError: an unknown switch, or one that the style cannot have (a gate in GPT-2).
     """
     if unknown := [name for name in switches if name not in SWITCHES]:
-        raise InputError(f"there is no switch {', '.join(unknown)}; need some of {', '.join(SWITCHES)}")
+        raise InputError(
+            f"there is no switch {', '.join(unknown)}; need some of {', '.join(SWITCHES)}"
+        )
     variants = [base]
     for name in switches:
         field, values = SWITCHES[name]
         change: dict[str, Any] = {}
-        if field == "gated":  # as many weights, beside a width that was given as beside the style's own
+        if (
+            field == "gated"
+        ):  # as many weights, beside a width that was given as beside the style's own
             own = replace(base, d_mlp=None).d_mlp
             given = None if base.d_mlp == own else base.d_mlp
-            change["d_mlp"] = None if given is None else round(given * (3 / 2 if base.gated else 2 / 3))
-        variants += [replace(base, **change | {field: value}) for value in values if value != getattr(base, field)]
+            change["d_mlp"] = (
+                None if given is None else round(given * (3 / 2 if base.gated else 2 / 3))
+            )
+        variants += [
+            replace(base, **change | {field: value})
+            for value in values
+            if value != getattr(base, field)
+        ]
     return list(dict.fromkeys(variants))
 
 
@@ -66,13 +76,36 @@ def variant_table(summary: pd.DataFrame) -> pd.DataFrame:
             values: Any = of_variant.set_index("seed")["value"]
             base = values if base is None else base
             found = summarise_differences(values.to_numpy(), generator=generator)
-            row = {"measure": measure, "variant": variant, "n": found.n, "mean": found.mean, "low": found.low}
+            row = {
+                "measure": measure,
+                "variant": variant,
+                "n": found.n,
+                "mean": found.mean,
+                "low": found.low,
+            }
             row["high"] = found.high
             if values is not base and values.index.is_unique and base.index.is_unique:
                 shared = values.index.intersection(base.index)
-                apart = summarise_differences((values[shared] - base[shared]).to_numpy(), generator=generator)
-                row |= {"difference": apart.mean, "difference_low": apart.low, "difference_high": apart.high}
+                apart = summarise_differences(
+                    (values[shared] - base[shared]).to_numpy(), generator=generator
+                )
+                row |= {
+                    "difference": apart.mean,
+                    "difference_low": apart.low,
+                    "difference_high": apart.high,
+                }
                 row["p"] = apart.t_p
             rows.append(row)
-    names = ["measure", "variant", "n", "mean", "low", "high", "difference", "difference_low", "difference_high", "p"]
+    names = [
+        "measure",
+        "variant",
+        "n",
+        "mean",
+        "low",
+        "high",
+        "difference",
+        "difference_low",
+        "difference_high",
+        "p",
+    ]
     return pd.DataFrame(rows).reindex(columns=names)

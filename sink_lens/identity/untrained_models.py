@@ -17,7 +17,13 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -35,9 +41,27 @@ ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "identity")
 """The activations of the experiments; every other name that Hugging Face knows is taken too."""
 
 _OWN: dict[str, dict[str, Any]] = {
-    "llama": {"activation": "silu", "gated": True, "norm": "rms", "positions": "rotary", "tied": False},
-    "qwen": {"activation": "silu", "gated": True, "norm": "rms", "positions": "rotary", "tied": True},
-    "gpt2": {"activation": "gelu", "gated": False, "norm": "layer", "positions": "learned", "tied": True},
+    "llama": {
+        "activation": "silu",
+        "gated": True,
+        "norm": "rms",
+        "positions": "rotary",
+        "tied": False,
+    },
+    "qwen": {
+        "activation": "silu",
+        "gated": True,
+        "norm": "rms",
+        "positions": "rotary",
+        "tied": True,
+    },
+    "gpt2": {
+        "activation": "gelu",
+        "gated": False,
+        "norm": "layer",
+        "positions": "learned",
+        "tied": True,
+    },
 }
 """Defaults of each style; only GPT-2 initialises the projections into the stream smaller."""
 
@@ -96,7 +120,17 @@ class UntrainedConfig:
                 f"activation is {self.activation!r}; need one of {', '.join(ACTIVATIONS)}, or another "
                 "name of transformers.activations.ACT2FN"
             )
-        check_at_least(self, 1, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_mlp", "vocab_size", "n_context")
+        check_at_least(
+            self,
+            1,
+            "n_layers",
+            "d_model",
+            "n_heads",
+            "n_kv_heads",
+            "d_mlp",
+            "vocab_size",
+            "n_context",
+        )
         check_at_most(self, 10_000, "n_layers")
         check_at_most(self, 1_000_000, "d_model", "n_heads", "n_kv_heads", "d_mlp")
         check_at_most(self, 10_000_000, "vocab_size", "n_context")
@@ -109,8 +143,12 @@ class UntrainedConfig:
                 "divide the width, and key-value heads that divide the heads"
             )
         if self.positions == "rotary" and (self.d_model // self.n_heads) % 2:
-            raise InputError(f"a head has {self.d_model // self.n_heads} dimensions; need an even number to rotate")
-        if self.style == "gpt2" and (self.gated or self.positions == "rotary" or self.n_kv_heads != self.n_heads):
+            raise InputError(
+                f"a head has {self.d_model // self.n_heads} dimensions; need an even number to rotate"
+            )
+        if self.style == "gpt2" and (
+            self.gated or self.positions == "rotary" or self.n_kv_heads != self.n_heads
+        ):
             raise InputError(
                 "GPT-2 has no gate, no rotary positions and no grouped heads; need style='llama', which "
                 "takes norm='layer' and positions='learned' too"
@@ -120,9 +158,18 @@ class UntrainedConfig:
     def label(self) -> str:
         """The configuration as text, such as ``gpt2,activation=relu``; ``read_untrained`` reads it back."""
         own = UntrainedConfig(style=self.style)
-        sized = UntrainedConfig(style=self.style, gated=self.gated, d_model=self.d_model, n_heads=self.n_heads)
-        plain = asdict(sized) | {"gated": own.gated, "d_model": own.d_model, "n_heads": own.n_heads, "activation": None}
-        return ",".join([self.style, *(f"{k}={v}" for k, v in asdict(self).items() if plain[k] != v)])
+        sized = UntrainedConfig(
+            style=self.style, gated=self.gated, d_model=self.d_model, n_heads=self.n_heads
+        )
+        plain = asdict(sized) | {
+            "gated": own.gated,
+            "d_model": own.d_model,
+            "n_heads": own.n_heads,
+            "activation": None,
+        }
+        return ",".join(
+            [self.style, *(f"{k}={v}" for k, v in asdict(self).items() if plain[k] != v)]
+        )
 
 
 def read_untrained(text: str) -> UntrainedConfig:
@@ -137,12 +184,16 @@ def read_untrained(text: str) -> UntrainedConfig:
     for part in rest:
         name, equals, value = part.partition("=")
         if not (equals and value) or name not in known:
-            raise InputError(f"{part!r} in {text!r} is no field=value; need fields of {', '.join(known)}")
+            raise InputError(
+                f"{part!r} in {text!r} is no field=value; need fields of {', '.join(known)}"
+            )
         given |= [parse_setting(part.lower())]
     return UntrainedConfig(**given)
 
 
-def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device = "cpu") -> LensModel:
+def untrained(
+    config: UntrainedConfig, *, seed: int, device: str | torch.device = "cpu"
+) -> LensModel:
     """Build an untrained model from a configuration and a seed: float32, in eval mode, without a tokenizer.
 
     Equal configuration and seed give equal weights on every device; the caller's random state is left alone.
@@ -159,7 +210,9 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
     check_seeds({"seed": seed})
     place = find_device(device)
     with keep_random_state(), torch.device("cpu"), torch.no_grad():
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed would reseed the GPUs of the caller too
         model: Any = AutoModelForCausalLM.from_config(
             _base_configuration(config), dtype=torch.float32, attn_implementation="sdpa"
         )
@@ -172,12 +225,16 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
 class PositionedEmbedding(nn.Embedding):
     """Token embedding plus learned position embedding, for model classes that have only rotary positions."""
 
-    def __init__(self, tokens: nn.Embedding, *, positions: Float[Tensor, "position d_model"]) -> None:
+    def __init__(
+        self, tokens: nn.Embedding, *, positions: Float[Tensor, "position d_model"]
+    ) -> None:
         super().__init__(tokens.num_embeddings, tokens.embedding_dim, _weight=tokens.weight)
         self.weight = tokens.weight  # the same parameter, which may be tied
         self.positions = nn.Parameter(positions)
 
-    def forward(self, input: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d_model"]:
+    def forward(
+        self, input: Int[Tensor, "batch position"]
+    ) -> Float[Tensor, "batch position d_model"]:
         """Return the embeddings of the tokens plus those of their positions, counted from 0."""
         return super().forward(input) + self.positions[: input.shape[1]]
 
@@ -197,7 +254,9 @@ def _base_configuration(config: UntrainedConfig) -> PreTrainedConfig:
     }
     if config.style == "gpt2":
         dropouts = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-        return GPT2Config(**shared, **dropouts, n_inner=config.d_mlp, activation_function=activation)
+        return GPT2Config(
+            **shared, **dropouts, n_inner=config.d_mlp, activation_function=activation
+        )
     of_class = Qwen3Config if config.style == "qwen" else LlamaConfig
     assert config.d_mlp is not None
     return of_class(
@@ -220,7 +279,13 @@ def _switch_modules(model: Any, *, family: Family, config: UntrainedConfig) -> N
     """
     drawn_scaled = config.style == "gpt2"
     shrink = (2 * config.n_layers) ** -0.5
-    scale = 1.0 if config.scaled_writers == drawn_scaled else shrink if config.scaled_writers else 1 / shrink
+    scale = (
+        1.0
+        if config.scaled_writers == drawn_scaled
+        else shrink
+        if config.scaled_writers
+        else 1 / shrink
+    )
     for layer in model.get_submodule(family.layers):
         mlp = layer.get_submodule(str(family.mlp))
         writers = {layer.get_submodule(f"{family.attention}.{family.o}"): config.attention}
@@ -234,7 +299,11 @@ def _switch_modules(model: Any, *, family: Family, config: UntrainedConfig) -> N
     if config.norm != _OWN[config.style]["norm"]:
         of_class = nn.LayerNorm if config.norm == "layer" else LlamaRMSNorm
         layers = range(config.n_layers)
-        paths = [f"{family.layers}.{n}.{norm}" for n in layers for norm in (family.attn_norm, family.mlp_norm)]
+        paths = [
+            f"{family.layers}.{n}.{norm}"
+            for n in layers
+            for norm in (family.attn_norm, family.mlp_norm)
+        ]
         for path in (*paths, family.final_norm):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, of_class(config.d_model, eps=1e-5))
@@ -246,4 +315,6 @@ def _switch_modules(model: Any, *, family: Family, config: UntrainedConfig) -> N
         model.model.rotary_emb.inv_freq.zero_()  # every angle is 0
     if config.positions == "learned":
         drawn = torch.randn(config.n_context, config.d_model, dtype=torch.float32) * config.init_std
-        model.set_input_embeddings(PositionedEmbedding(model.get_input_embeddings(), positions=drawn))
+        model.set_input_embeddings(
+            PositionedEmbedding(model.get_input_embeddings(), positions=drawn)
+        )

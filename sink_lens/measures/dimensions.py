@@ -12,7 +12,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sink_lens.errors import InputError
-from sink_lens.measures.reductions import check_position, mean_where, median_where, queries_from, widen
+from sink_lens.measures.reductions import (
+    check_position,
+    mean_where,
+    median_where,
+    queries_from,
+    widen,
+)
 
 
 def dominance_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
@@ -49,7 +55,9 @@ def dominance_ratio_fixed(h: Float[Tensor, "batch d_model"], *, dimension: int) 
     return float(ratio)
 
 
-def outlier_dimensions(energy: Float[Tensor, " d_model"], *, energy_frac: float = 0.8) -> Int[Tensor, " dimension"]:
+def outlier_dimensions(
+    energy: Float[Tensor, " d_model"], *, energy_frac: float = 0.8
+) -> Int[Tensor, " dimension"]:
     """Return the fewest dimensions that together hold `energy_frac` of a token's energy, the largest first.
 
     The set exists for any token; the dominance ratio decides whether its dimensions are outliers. The set is empty if
@@ -63,7 +71,9 @@ def outlier_dimensions(energy: Float[Tensor, " d_model"], *, energy_frac: float 
         InputError: `energy_frac` is outside (0, 1].
     """
     if not 0 < energy_frac <= 1:
-        raise InputError(f"found energy_frac = {energy_frac}; need a share in (0, 1]. 0.8 is the default.")
+        raise InputError(
+            f"found energy_frac = {energy_frac}; need a share in (0, 1]. 0.8 is the default."
+        )
     ordered, index = energy.double().sort(descending=True, stable=True)
     held = ordered.cumsum(0)
     if energy.numel() == 0 or not held[-1].isfinite() or held[-1] <= 0:
@@ -101,7 +111,10 @@ def massive_activations(
 
 
 def residual_outliers(
-    h: Float[Tensor, "batch position d_model"], *, valid: Bool[Tensor, "batch position"], factor: float = 20.0
+    h: Float[Tensor, "batch position d_model"],
+    *,
+    valid: Bool[Tensor, "batch position"],
+    factor: float = 20.0,
 ) -> Bool[Tensor, "batch position d_model"]:
     """Mark entries over `factor` times their token's median magnitude; False at padding.
 

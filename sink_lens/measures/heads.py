@@ -38,7 +38,9 @@ def induction(
     return mean_where(attended, where=same.any(-1)[:, None].expand_as(attended), dim=-1)
 
 
-def expand_kv(x: Num[Tensor, "batch kv_head ..."], *, n_heads: int) -> Num[Tensor, "batch head ..."]:
+def expand_kv(
+    x: Num[Tensor, "batch kv_head ..."], *, n_heads: int
+) -> Num[Tensor, "batch head ..."]:
     """Repeat each key-value head for the query heads that share it (axis 1): query head h reads head h // group.
 
     Raises:

@@ -36,7 +36,10 @@ def tau_b(
     found = np.empty(len(rows))
 
     def fill(part: slice) -> None:
-        (order, plain), (order_by, plain_by) = _sort_orders_and_untied(rows[part]), _sort_orders_and_untied(by[part])
+        (order, plain), (order_by, plain_by) = (
+            _sort_orders_and_untied(rows[part]),
+            _sort_orders_and_untied(by[part]),
+        )
         found[part] = _tau_without_ties(np.take_along_axis(_ranks(order_by), order, -1))
         if (tied := ~(plain & plain_by)).any():
             found[part][tied] = _tau_with_ties(rows[part][tied], by[part][tied])
@@ -51,7 +54,10 @@ def tau_b_matrix(
     """Kendall's tau-b of each row of `x` with every row of `y`; each row is sorted only once. See `tau_b`."""
     x, y = widen(x), widen(y)
     rows, others = _to_numpy(x), _to_numpy(y)
-    (order, plain), (order_others, plain_others) = _sort_orders_and_untied(rows), _sort_orders_and_untied(others)
+    (order, plain), (order_others, plain_others) = (
+        _sort_orders_and_untied(rows),
+        _sort_orders_and_untied(others),
+    )
     ranks, found = _ranks(order), np.empty((len(rows), len(others)))
 
     def fill(part: slice) -> None:
@@ -112,7 +118,10 @@ def _tau_with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
     by_x = x.argsort(-1, kind="stable")  # a pair tied in x is none either
     x_changes, changes = x[:, 1:] != x[:, :-1], reference[:, 1:] != reference[:, :-1]
     ascending = np.take_along_axis(x, by_x, -1)
-    ties_x, ties_reference = _count_tied_pairs(ascending[:, 1:] != ascending[:, :-1]), _count_tied_pairs(changes)
+    ties_x, ties_reference = (
+        _count_tied_pairs(ascending[:, 1:] != ascending[:, :-1]),
+        _count_tied_pairs(changes),
+    )
     concordant_or_not = pairs - ties_x - ties_reference + _count_tied_pairs(x_changes | changes)
     difference = concordant_or_not - 2 * _count_inversions(_ranks(by_x))
     found = _tau_from_counts(difference, pairs - ties_x, pairs - ties_reference)
@@ -120,7 +129,9 @@ def _tau_with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return found
 
 
-def _tau_from_counts(difference: np.ndarray, pairs_x: np.ndarray | int, pairs_y: np.ndarray | int) -> np.ndarray:
+def _tau_from_counts(
+    difference: np.ndarray, pairs_x: np.ndarray | int, pairs_y: np.ndarray | int
+) -> np.ndarray:
     """Return tau-b of each row, given its numbers of pairs: concordant minus discordant, and untied in each variable.
 
     nan if no pair is untied. The roots divide one after the other, since the product of two counts can overflow.
@@ -148,7 +159,9 @@ def _count_inversions(permutations: np.ndarray) -> np.ndarray:
     found = np.zeros(n_rows, np.int64)
     for offset in range(1, _BLOCK):
         larger = (first[:-offset] > first[offset:]).view(np.int8)
-        found += np.add.reduce(larger, axis=0, dtype=np.int8).reshape(n_rows, -1).sum(-1, dtype=np.int64)
+        found += (
+            np.add.reduce(larger, axis=0, dtype=np.int8).reshape(n_rows, -1).sum(-1, dtype=np.int64)
+        )
     half = _BLOCK
     while half < size:
         pair = 2 * entries.reshape(n_rows, -1, 2, half)

@@ -35,7 +35,9 @@ def qk_alignment(
     wide = w_q.double()
     gram = wide @ wide.mT
     first = torch.linalg.eigh(gram).eigenvectors[..., -1]
-    cosine = einsum(first, keys, "head d_head, head d_head -> head").abs() / torch.linalg.vector_norm(keys, dim=-1)
+    cosine = einsum(
+        first, keys, "head d_head, head d_head -> head"
+    ).abs() / torch.linalg.vector_norm(keys, dim=-1)
     empty = gram.diagonal(dim1=-2, dim2=-1).sum(-1) == 0
     return cosine.clamp(max=1).masked_fill(empty, torch.nan).to(widen(w_q).dtype)
 
@@ -66,7 +68,9 @@ def positive_share(
     """
     check_position(key, n_positions=q.shape[1])
     keys = expand_kv(widen(k), n_heads=q.shape[2])
-    product = einsum(widen(q), keys.to(widen(q).dtype), "batch query head d, batch head d -> batch head query")
+    product = einsum(
+        widen(q), keys.to(widen(q).dtype), "batch query head d, batch head d -> batch head query"
+    )
     later = queries_from(valid, start=key + 1, end=None if reach is None else key + reach)
     return mean_where((product > 0).float(), where=later[:, None], dim=-1)
 
@@ -96,5 +100,7 @@ def logit_split(
     expanded = expand_kv(widen(parts), n_heads=query.shape[1])
     query = widen(query)
     return scale * einsum(
-        query, expanded.to(query.dtype), "batch head query d, batch head sample d -> batch head query sample"
+        query,
+        expanded.to(query.dtype),
+        "batch head query d, batch head sample d -> batch head query sample",
     )

@@ -69,7 +69,9 @@ def contribution_share(
     return torch.where(total != 0, widen(terms).mean(0) / total, math.nan)
 
 
-def super_neurons(shares: Float[Tensor, " neuron"], *, share: float = 0.05) -> Bool[Tensor, " neuron"]:
+def super_neurons(
+    shares: Float[Tensor, " neuron"], *, share: float = 0.05
+) -> Bool[Tensor, " neuron"]:
     """Mark the super neurons: those whose contribution share, given in `shares`, is at least `share`."""
     return shares >= share
 
@@ -124,7 +126,9 @@ def selectivity(
     return Selectivity(cosine=cosine.clamp(-1, 1), up=x @ up_row, gate=gate)
 
 
-def column_kurtosis(w_down: Float[Tensor, "d_model neuron"], *, chunk: int = 1024) -> Float[Tensor, " neuron"]:
+def column_kurtosis(
+    w_down: Float[Tensor, "d_model neuron"], *, chunk: int = 1024
+) -> Float[Tensor, " neuron"]:
     """Excess kurtosis of each neuron's column of the down-projection: 0 for a Gaussian column.
 
     It is the fourth central moment over the squared variance, minus 3, without bias correction (the default of

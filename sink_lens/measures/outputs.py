@@ -16,7 +16,9 @@ from sink_lens.measures.reductions import check_position, mean_where, widen
 
 
 def value_norms(
-    v: Float[Tensor, "batch position kv_head d_head"], *, factor: Float[Tensor, "head sample d_head"]
+    v: Float[Tensor, "batch position kv_head d_head"],
+    *,
+    factor: Float[Tensor, "head sample d_head"],
 ) -> Float[Tensor, "batch head position"]:
     """Norm of what each head writes to the stream for each position's value; ``factor`` is ``triangular_factor(W_O)``.
 
@@ -26,7 +28,9 @@ def value_norms(
     n_kv_heads, v = v.shape[2], widen(v)
     group = heads_per_kv_head(factor.shape[0], n_kv_heads=n_kv_heads)
     grouped = factor.to(v.dtype).reshape(n_kv_heads, group, *factor.shape[1:])
-    written = einsum(v, grouped, "batch key kv_head d, kv_head group e d -> batch key kv_head group e")
+    written = einsum(
+        v, grouped, "batch key kv_head d, kv_head group e d -> batch key kv_head group e"
+    )
     return torch.linalg.vector_norm(written, dim=-1).flatten(2).mT
 
 
@@ -68,6 +72,8 @@ def sink_head_label(ratio: float, *, is_sink: bool) -> str:
     return "no-op" if ratio <= 0.2 else "broadcast"
 
 
-def triangular_factor(w_o: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head sample d_head"]:
+def triangular_factor(
+    w_o: Float[Tensor, "head d_head d_model"],
+) -> Float[Tensor, "head sample d_head"]:
     """Return the triangular factor R of W_O^T = Q R, which gives norms cheaply: |x W_O| = |R x|."""
     return torch.linalg.qr(widen(w_o).mT, mode="r").R

@@ -51,7 +51,9 @@ def effective_ranks(
     grams, whole = [], x @ x.mT if n_positions <= d_model else None
     for some in without:
         # A row of zeros adds a singular value of 0, and 0 log 0 = 0, so the row has no effect.
-        kept = torch.tensor([position not in some for position in range(n_positions)], device=x.device)
+        kept = torch.tensor(
+            [position not in some for position in range(n_positions)], device=x.device
+        )
         if whole is None:
             own = torch.where(kept[:, None], x, 0.0)
             grams.append(own.mT @ own)

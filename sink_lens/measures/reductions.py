@@ -19,7 +19,9 @@ def widen(x: Num[Tensor, "*value"]) -> Float[Tensor, "*value"]:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def mean_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
+def mean_where(
+    x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."], dim: int
+) -> Float[Tensor, "..."]:
     """Mean over `dim` of the entries that `where` (broadcast against `x`) keeps; nan if it keeps none."""
     x = widen(x)
     kept = where.broadcast_to(x.shape)

@@ -70,7 +70,10 @@ def earlier_keys(
 
 
 def fair_shares(
-    rows: Float[Tensor, "batch head row key"], *, row_positions: Int[Tensor, " row"], reach: int | None = None
+    rows: Float[Tensor, "batch head row key"],
+    *,
+    row_positions: Int[Tensor, " row"],
+    reach: int | None = None,
 ) -> Float[Tensor, "batch row key"]:
     """Mean attention over heads in fair shares; the fair share is 1 / (number of keys that the query sees).
 
@@ -156,12 +159,20 @@ def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -
     ordered = ordered[ordered > 0]
     if len(ordered) < 2 or _lowest_gap_edges(ordered, gap, least=least) is None:
         return None
-    known, missed = math.log(gap), max(math.log(gap), math.log(float(ordered[-1] / ordered[0]))) + 1.0
-    for _ in range(_BISECTIONS):  # the widest gap, between what is known to be there and what is not
+    known, missed = (
+        math.log(gap),
+        max(math.log(gap), math.log(float(ordered[-1] / ordered[0]))) + 1.0,
+    )
+    for _ in range(
+        _BISECTIONS
+    ):  # the widest gap, between what is known to be there and what is not
         middle = (known + missed) / 2
         there = _lowest_gap_edges(ordered, math.exp(middle), least=least) is not None
         known, missed = (middle, missed) if there else (known, middle)
-    wide = (max(gap, math.exp(known / 2)), math.exp(known))  # the median above half the width may be lower
+    wide = (
+        max(gap, math.exp(known / 2)),
+        math.exp(known),
+    )  # the median above half the width may be lower
     places = (_lowest_gap_edges(ordered, one, least=least) for one in wide)
     first, above = next(place for place in places if place is not None)
     around = ordered[first : above + 1]
@@ -178,11 +189,15 @@ def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -
     )
 
 
-def _lowest_gap_edges(ordered: Float[Tensor, " sample"], gap: float, *, least: float) -> tuple[int, int] | None:
+def _lowest_gap_edges(
+    ordered: Float[Tensor, " sample"], gap: float, *, least: float
+) -> tuple[int, int] | None:
     """Return the indices of the edges of the lowest gap in ascending scores (see `score_gap`); None without a gap."""
     last = len(ordered) - 1
     after = torch.searchsorted(ordered, ordered, right=True)
-    first_above = torch.searchsorted(ordered, ordered * gap)  # the first score that is at least gap times each
+    first_above = torch.searchsorted(
+        ordered, ordered * gap
+    )  # the first score that is at least gap times each
     above, within = len(ordered) - first_above, first_above - after
     median = ordered[(first_above + above // 2).clamp(max=last)]
     parts = (above > 0) & (within <= STRAY_FRAC * above) & (median >= least)

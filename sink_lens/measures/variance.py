@@ -57,7 +57,9 @@ def s1(
 
     Reference: arXiv 2605.06611, s[t] = mean_k std_n(z[n, t, k]).
     """
-    moments = Moments.empty(n_positions=x.shape[1], n_values=math.prod(x.shape[2:]), device=x.device)
+    moments = Moments.empty(
+        n_positions=x.shape[1], n_values=math.prod(x.shape[2:]), device=x.device
+    )
     moments.update(x, valid=valid)
     return moments.std().mean(-1).to(widen(x).dtype)
 
@@ -78,13 +80,17 @@ class Moments:
     """Sum of the squared deviations from the mean."""
 
     @classmethod
-    def empty(cls, *, n_positions: int, n_values: int, device: torch.device | str | None = None) -> "Moments":
+    def empty(
+        cls, *, n_positions: int, n_values: int, device: torch.device | str | None = None
+    ) -> "Moments":
         """Return moments that have seen no sequence yet, for `n_positions` positions with `n_values` each."""
         zeros = torch.zeros(n_positions, n_values, dtype=torch.float64, device=device)
         count = torch.zeros(n_positions, dtype=torch.int64, device=device)
         return cls(count=count, mean=zeros, m2=zeros.clone())
 
-    def update(self, x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]) -> None:
+    def update(
+        self, x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]
+    ) -> None:
         """Update the moments in place with the values `x` of more sequences; padding (not `valid`) is left out."""
         flat = widen(x.flatten(2) if x.ndim > 2 else x[..., None])
         added = valid.sum(0)
@@ -172,6 +178,7 @@ def output_preservation(
     reference = widen(first_std).to(w_o.device)
     chunk = max(1, _WEIGHTS_AT_ONCE // max(1, n_values))
     parts = [
-        tau_b(widen(part).abs(), reference=reference.expand(part.shape[0], n_values)) for part in rows.split(chunk)
+        tau_b(widen(part).abs(), reference=reference.expand(part.shape[0], n_values))
+        for part in rows.split(chunk)
     ]
     return torch.cat(parts) if parts else widen(rows).new_empty(0)

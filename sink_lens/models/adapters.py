@@ -63,7 +63,9 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
             f"the adapter ({_adapter_type(config)}) puts vectors in front of the tokens or keys and changes no weight, "
             "so there is nothing to merge; need an adapter of weights, such as LoRA, or the base model"
         )
-    base: Any = given.get_base_model() if isinstance(model, peft.PeftModel) else given.base_model.model
+    base: Any = (
+        given.get_base_model() if isinstance(model, peft.PeftModel) else given.base_model.model
+    )
     return base
 
 
@@ -95,15 +97,22 @@ def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
     if not layers or any(packed_kinds(_base_layer(layer)) for _, layer in layers):
         return None
     bases = [one for _, layer in layers for one in _base_layer(layer).parameters()]
-    needed, free = sum(one.numel() * one.element_size() for one in bases), psutil.virtual_memory().available
+    needed, free = (
+        sum(one.numel() * one.element_size() for one in bases),
+        psutil.virtual_memory().available,
+    )
     said = f"the {len(layers)} adapted layers of {name} are measured as a merged copy, which takes {size_text(needed)}"
     if needed > free:
-        raise ModelError(f"{said}, and {size_text(free)} of memory are free; need a merged model. {_ADVICE}")
+        raise ModelError(
+            f"{said}, and {size_text(free)} of memory are free; need a merged model. {_ADVICE}"
+        )
     _LOG.warning("%s more memory", said)
     plain = copy_sharing_tensors(model)
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of adapters that were merged already, and of tied weights, which are cut
+            warnings.simplefilter(
+                "ignore"
+            )  # of adapters that were merged already, and of tied weights, which are cut
             for path, layer in list(_adapted_layers(plain)):
                 parent, _, leaf = path.rpartition(".")
                 plain.get_submodule(parent)._modules[leaf] = _merged_layer(layer)
@@ -116,7 +125,9 @@ def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
         del plain.peft_config
     forget_adapter(plain)
     inner, outer = plain.get_input_embeddings(), plain.get_output_embeddings()
-    if outer is not None and inner.weight is not outer.weight:  # tied before the adapter was merged into one of them
+    if (
+        outer is not None and inner.weight is not outer.weight
+    ):  # tied before the adapter was merged into one of them
         plain.config.tie_word_embeddings = False
         if getattr(plain, "all_tied_weights_keys", None):
             plain.all_tied_weights_keys = {}
@@ -127,8 +138,14 @@ def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
         for key, one in (*layer.named_parameters(), *layer.named_buffers())
     )
     found = [layer for _, layer in layers]
-    kinds = sorted({_adapter_type(one) for one in (getattr(model, "peft_config", None) or {}).values()})
-    are = "disabled" if all(getattr(layer, "disable_adapters", False) for layer in found) else "merged"
+    kinds = sorted(
+        {_adapter_type(one) for one in (getattr(model, "peft_config", None) or {}).values()}
+    )
+    are = (
+        "disabled"
+        if all(getattr(layer, "disable_adapters", False) for layer in found)
+        else "merged"
+    )
     note = f"measured as a copy of the model with its adapters {are} ({', '.join(kinds) or 'adapter layers'})"
     states = lambda: [_adapter_state(layer) for layer in found]  # noqa: E731
     return MergedModel(plain=plain, source=model, copied=copied, states=states, note=note)
@@ -152,7 +169,9 @@ def check_no_adapter(folder: Path) -> None:
 
 
 def _adapter_type(config: Any) -> str:
-    kind = config.get("peft_type") if isinstance(config, dict) else getattr(config, "peft_type", None)
+    kind = (
+        config.get("peft_type") if isinstance(config, dict) else getattr(config, "peft_type", None)
+    )
     return str(getattr(kind, "value", kind) or "of an unknown kind")
 
 
@@ -183,13 +202,17 @@ def _merged_layer(layer: Any) -> nn.Module:
     for module in _base_layer(layer).modules():
         for key, one in list(module._parameters.items()):
             if one is not None:
-                module._parameters[key] = nn.Parameter(one.detach().clone(), requires_grad=one.requires_grad)
+                module._parameters[key] = nn.Parameter(
+                    one.detach().clone(), requires_grad=one.requires_grad
+                )
     if getattr(layer, "disable_adapters", False):
         if getattr(layer, "merged", False):
             layer.unmerge()
         return _base_layer(layer)
     if hasattr(layer, "unload_and_optionally_merge_module"):
-        found: nn.Module = layer.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        found: nn.Module = layer.unload_and_optionally_merge_module(
+            merge=True, safe_merge=False, adapter_names=None
+        )
         return found
     if not getattr(layer, "merged", False):  # where some are merged, peft computes with those alone
         layer.merge(safe_merge=False, adapter_names=None)

@@ -14,10 +14,14 @@ def repeat_kv_heads(
 ) -> Float[Tensor, "batch head key d_head"]:
     """Repeat each key-value head's keys or values for every query head that shares them: ``n_heads`` heads in all."""
     groups = n_heads // tensor.shape[1]
-    return tensor if groups == 1 else tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
+    return (
+        tensor if groups == 1 else tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
+    )
 
 
-def softcap_scores(scores: Float[Tensor, "... query key"], softcap: float | None) -> Float[Tensor, "... query key"]:
+def softcap_scores(
+    scores: Float[Tensor, "... query key"], softcap: float | None
+) -> Float[Tensor, "... query key"]:
     """Cap scores softly, as ``softcap * tanh(scores / softcap)``; return them unchanged if ``softcap`` is None."""
     return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
@@ -32,15 +36,22 @@ def add_alibi(
     return scores + (slopes[:, None, None] * keys).to(scores.dtype)
 
 
-def append_alibi_dimension(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]) -> tuple[Tensor, Tensor]:
+def append_alibi_dimension(
+    query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]
+) -> tuple[Tensor, Tensor]:
     """Append to each query its head's slope and to each key its position: their products then contain ALiBi's bias."""
-    places = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)[:, None].expand(*key.shape[:3], 1)
+    places = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)[:, None].expand(
+        *key.shape[:3], 1
+    )
     turned = slopes.to(query.dtype)[:, None, None].expand(*query.shape[:3], 1)
     return torch.cat([query, turned], -1), torch.cat([key, places], -1)
 
 
 def weights_from_scores(
-    scores: Float[Tensor, "batch head query key"], *, sink: Tensor | None = None, sigmoid: bool = False
+    scores: Float[Tensor, "batch head query key"],
+    *,
+    sink: Tensor | None = None,
+    sigmoid: bool = False,
 ) -> Float[Tensor, "batch head query key"]:
     """Compute attention weights in float32 from masked scores: by softmax, or by a sigmoid of each score.
 
@@ -53,13 +64,19 @@ def weights_from_scores(
         return scores.float().sigmoid()
     if sink is None:
         return nn.functional.softmax(scores, dim=-1, dtype=torch.float32)
-    column = sink[..., None] if sink.dim() == 3 else sink.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    column = (
+        sink[..., None]
+        if sink.dim() == 3
+        else sink.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    )
     both = torch.cat([scores, column.to(scores.dtype)], dim=-1)
     both = both - both.max(dim=-1, keepdim=True).values
     return nn.functional.softmax(both, dim=-1, dtype=torch.float32)[..., :-1]
 
 
-def add_sink_logits(lse: Float[Tensor, "batch head query"], sink: Tensor | None) -> Float[Tensor, "batch head query"]:
+def add_sink_logits(
+    lse: Float[Tensor, "batch head query"], sink: Tensor | None
+) -> Float[Tensor, "batch head query"]:
     """Return the log-sum-exp of each query's scores and its sink logit.
 
     ``lse`` is that of the scores alone, and is returned itself if ``sink`` is None.

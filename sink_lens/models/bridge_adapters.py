@@ -27,7 +27,9 @@ class FusedRowsLinear(nn.Module):
     def __init__(self, fused: nn.Linear, *, rows: slice | Int[Tensor, " row"]) -> None:
         super().__init__()
         self.rows = rows
-        self._fused = (fused,)  # in a tuple: it is a submodule of the attention already, and stays one only there
+        self._fused = (
+            fused,
+        )  # in a tuple: it is a submodule of the attention already, and stays one only there
 
     @property
     def weight(self) -> Float[Tensor, "value d_model"]:
@@ -40,7 +42,9 @@ class FusedRowsLinear(nn.Module):
         bias = self._fused[0].bias
         return None if bias is None else bias[self.rows]
 
-    def forward(self, x: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position value"]:
+    def forward(
+        self, x: Float[Tensor, "batch position d_model"]
+    ) -> Float[Tensor, "batch position value"]:
         """Project ``x`` with these rows; all heads are side by side in the output."""
         return nn.functional.linear(x, self.weight, self.bias)
 
@@ -54,7 +58,9 @@ class _SharedInterleavedAdapter:
         """Return layers for queries, keys and values, which share the weights of an attention's fused projection."""
         fused = original_attention_component.query_key_value
         numbers = torch.arange(fused.out_features, device=fused.weight.device)
-        parts = rearrange(numbers, "(head part d_head) -> part (head d_head)", part=3, head=self.cfg.n_heads)
+        parts = rearrange(
+            numbers, "(head part d_head) -> part (head d_head)", part=3, head=self.cfg.n_heads
+        )
         return tuple(FusedRowsLinear(fused, rows=rows) for rows in parts)
 
 
@@ -81,8 +87,15 @@ class SharedFalconAdapter(FalconArchitectureAdapter):
     def _split_falcon_qkv(self, original_attention_component: Any) -> Any:
         """Return layers for queries, keys and values, which share the weights of an attention's fused projection."""
         fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
-        ends = [self.cfg.n_heads * d_head, (self.cfg.n_heads + 1) * d_head, (self.cfg.n_heads + 2) * d_head]
-        return tuple(FusedRowsLinear(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))
+        ends = [
+            self.cfg.n_heads * d_head,
+            (self.cfg.n_heads + 1) * d_head,
+            (self.cfg.n_heads + 2) * d_head,
+        ]
+        return tuple(
+            FusedRowsLinear(fused, rows=slice(*pair))
+            for pair in zip([0, *ends[:-1]], ends, strict=True)
+        )
 
 
 SHARED = (SharedNeoxAdapter, SharedBloomAdapter, SharedFalconAdapter)
@@ -103,5 +116,7 @@ def register_adapter(architecture: str) -> str:
     if architecture not in _ADAPTERS:
         return architecture
     name = f"SinkLens{architecture}"
-    ArchitectureAdapterFactory.register_adapter(name, _ADAPTERS[architecture])  # a second call changes nothing
+    ArchitectureAdapterFactory.register_adapter(
+        name, _ADAPTERS[architecture]
+    )  # a second call changes nothing
     return name

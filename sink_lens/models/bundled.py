@@ -56,7 +56,9 @@ def bundled_gguf() -> Path:
 
 def _default_gguf_paths() -> list[Path]:
     spec = importlib.util.find_spec(_PACKAGE)
-    return [Path(folder) / _DEFAULT_GGUF for folder in (spec and spec.submodule_search_locations) or ()]
+    return [
+        Path(folder) / _DEFAULT_GGUF for folder in (spec and spec.submodule_search_locations) or ()
+    ]
 
 
 def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = None) -> Path:
@@ -91,7 +93,8 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
         return folder
     try:
         with lock_folder(
-            folder, waiting=lambda: say("Another process is converting the same GGUF file; waiting for it")
+            folder,
+            waiting=lambda: say("Another process is converting the same GGUF file; waiting for it"),
         ):
             wrong = _describe_damage(folder)
             if wrong is None:
@@ -175,9 +178,15 @@ def _convert_into(gguf: Path, *, folder: Path) -> None:
     with write_new_folder(folder) as part:
         convert_gguf(gguf, folder=part)
         if sha256_of(gguf) != folder.name:
-            raise ModelError(f"{gguf} was changed while it was converted; need a file that stays. Load it again")
-        packages = {name: version(name) for name in ("torch", "transformers", "gguf", "safetensors")}
-        write_manifest(part, {"format": _FORMAT, "name": gguf.name, "path": str(gguf), "versions": packages})
+            raise ModelError(
+                f"{gguf} was changed while it was converted; need a file that stays. Load it again"
+            )
+        packages = {
+            name: version(name) for name in ("torch", "transformers", "gguf", "safetensors")
+        }
+        write_manifest(
+            part, {"format": _FORMAT, "name": gguf.name, "path": str(gguf), "versions": packages}
+        )
 
 
 def _describe_damage(folder: Path) -> str | None:

@@ -71,7 +71,9 @@ def check_no_shared_modules(plain: PreTrainedModel, *, family: Family, name: str
 def check_layers_are_whole(plain: PreTrainedModel, *, family: Family, name: str) -> None:
     """Raise ModelError if a layer has neither attention nor a mixer, as one that another library wrapped."""
     layers: Any = plain.get_submodule(family.layers)
-    wanted = [path.partition(".")[0] for path in (family.attention, family.mixer) if path is not None]
+    wanted = [
+        path.partition(".")[0] for path in (family.attention, family.mixer) if path is not None
+    ]
     for number, layer in enumerate(layers):
         if not any(getattr(layer, one, None) is not None for one in wanted):
             raise ModelError(
@@ -81,7 +83,9 @@ def check_layers_are_whole(plain: PreTrainedModel, *, family: Family, name: str)
             )
 
 
-def check_hooks_fire(bridge: TransformerBridge, *, plain: PreTrainedModel, family: Family, name: str) -> None:
+def check_hooks_fire(
+    bridge: TransformerBridge, *, plain: PreTrainedModel, family: Family, name: str
+) -> None:
     """Raise ModelError if a layer's attention runs beside the bridge's, as a ``forward`` bound to a module does."""
     fired: set[str] = set()
     hooks: list[Any] = [
@@ -93,13 +97,18 @@ def check_hooks_fire(bridge: TransformerBridge, *, plain: PreTrainedModel, famil
         bridge.run_with_hooks(probe_tokens(plain), fwd_hooks=hooks, use_cache=False)
     layers: Any = plain.get_submodule(family.layers)
     own = {
-        number: f"{path} (a {type(module).__qualname__})" if path else f"the layer (a {type(module).__qualname__})"
+        number: f"{path} (a {type(module).__qualname__})"
+        if path
+        else f"the layer (a {type(module).__qualname__})"
         for number, layer in enumerate(layers)
         for path, module in reversed(list(layer.named_modules()))
         if "forward" in vars(module)
     }
     for number, what in own.items():
-        if f"blocks.{number}.attn.hook_z" in dict(hooks) and f"blocks.{number}.attn.o.hook_in" not in fired:
+        if (
+            f"blocks.{number}.attn.hook_z" in dict(hooks)
+            and f"blocks.{number}.attn.o.hook_in" not in fired
+        ):
             raise ModelError(
                 f"hooks in layer {number} of {name} never fire: forward of {what} is a function that keeps another "
                 "module; need modules with the forward of their class. Take it off, and wrap the model again"
@@ -114,9 +123,14 @@ def check_model_folder(folder: Path) -> None:
     refuse_pipes_in(folder)
     config_file = folder / "config.json"
     if not config_file.is_file():
-        saved = sorted(folder.glob("checkpoint-*/config.json"), key=lambda one: (len(one.parent.name), one.parent.name))
+        saved = sorted(
+            folder.glob("checkpoint-*/config.json"),
+            key=lambda one: (len(one.parent.name), one.parent.name),
+        )
         hint = f". Its checkpoints are models: load({str(saved[-1].parent)!r})" if saved else ""
-        raise ModelError(f"{folder} has no config.json; need a folder written by save_pretrained{hint}")
+        raise ModelError(
+            f"{folder} has no config.json; need a folder written by save_pretrained{hint}"
+        )
     try:
         config = parse_json(config_file.read_text("utf-8"))
     except (ValueError, OSError, RecursionError) as error:
@@ -124,7 +138,9 @@ def check_model_folder(folder: Path) -> None:
             f"{config_file} cannot be read ({error}); need the file as save_pretrained wrote it"
         ) from error
     if not isinstance(config, dict):
-        raise ModelError(f"{config_file} holds no JSON object; need the file as save_pretrained wrote it")
+        raise ModelError(
+            f"{config_file} holds no JSON object; need the file as save_pretrained wrote it"
+        )
     if not any(folder.glob("*.safetensors")):
         pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
         found = f"only pickled weights ({', '.join(pickles)})" if pickles else "no weights"
@@ -142,7 +158,9 @@ def _check_index(folder: Path) -> None:
         try:
             files = set(parse_json(index.read_text("utf-8"))["weight_map"].values())
             away = sorted(str(name) for name in files if not _is_name_of_safetensors(name))
-            lost = sorted(name for name in files if name not in away and not (folder / str(name)).is_file())
+            lost = sorted(
+                name for name in files if name not in away and not (folder / str(name)).is_file()
+            )
         except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(
                 f"{index} cannot be read ({type(error).__name__}: {error}); need the file as save_pretrained wrote it"
@@ -166,7 +184,10 @@ def _check_depth(config: Mapping[str, Any], folder: Path) -> None:
         return
     found = 0
     for file in folder.glob("*.safetensors"):
-        with contextlib.suppress(SafetensorError, OSError), safetensors.safe_open(file, framework="pt") as opened:
+        with (
+            contextlib.suppress(SafetensorError, OSError),
+            safetensors.safe_open(file, framework="pt") as opened,
+        ):
             found += len(opened.keys())
     if layers > found:
         raise ModelError(
@@ -189,7 +210,11 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
             kernel of the hub.
     """
     named, code = config.get("architectures") or [], config.get("auto_map") or {}
-    if not isinstance(named, list) or not all(isinstance(one, str) for one in named) or not isinstance(code, dict):
+    if (
+        not isinstance(named, list)
+        or not all(isinstance(one, str) for one in named)
+        or not isinstance(code, dict)
+    ):
         raise ModelError(
             f"the configuration of {name} has architectures {named!r:.60} and auto_map {code!r:.60}; need a list of "
             "names and a table. Fetch it again"
@@ -202,7 +227,9 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
             "need none. Remove it from config.json"
         )
     weights = config.get("transformers_weights")  # transformers opens what it names, whatever it is
-    if weights is not None and not _is_name_of_safetensors(str(weights).removesuffix(".index.json")):
+    if weights is not None and not _is_name_of_safetensors(
+        str(weights).removesuffix(".index.json")
+    ):
         raise ModelError(
             f"the configuration of {name} names the weights {weights!r:.60}; need safetensors. Pickle can run "
             "code when it is read: convert it where you trust it, with model.save_pretrained(folder)"
@@ -210,9 +237,16 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
     code = code.get("AutoModelForCausalLM")
     if code is None:
         return None
-    reference = str(code).rpartition("--")[2]  # "owner/name--file.Class" if the code is in another repository
-    classes = [getattr(transformers, architecture, None) for architecture in config.get("architectures") or ()]
-    if reference not in [f"{one.__module__.rpartition('.')[2]}.{one.__name__}" for one in classes if one is not None]:
+    reference = str(code).rpartition("--")[
+        2
+    ]  # "owner/name--file.Class" if the code is in another repository
+    classes = [
+        getattr(transformers, architecture, None)
+        for architecture in config.get("architectures") or ()
+    ]
+    if reference not in [
+        f"{one.__module__.rpartition('.')[2]}.{one.__name__}" for one in classes if one is not None
+    ]:
         raise ModelError(
             f"{name} brings its own code for the model ({reference}), and remote code is never run; "
             "need an architecture that is part of transformers. Convert the checkpoint to one"
@@ -259,7 +293,9 @@ def check_checkpoint_keys(info: dict, *, name: str) -> None:
     for kind in ("missing_keys", "unexpected_keys"):
         if keys := sorted(key for key in map(str, info.get(kind, ())) if not _OLD_MASK.search(key)):
             compiled = any(UNCOMPILED in key for key in map(str, info.get("unexpected_keys", ())))
-            hint = f" They are those of a compiled model: save its {UNCOMPILED}." if compiled else ""
+            hint = (
+                f" They are those of a compiled model: save its {UNCOMPILED}." if compiled else ""
+            )
             raise ModelError(
                 f"{name}: {kind.replace('_', ' ')} in the checkpoint: {', '.join(keys[:3])}"
                 f"{' and more' if len(keys) > 3 else ''} ({len(keys)}); need the weights of exactly this architecture."
@@ -269,7 +305,10 @@ def check_checkpoint_keys(info: dict, *, name: str) -> None:
 
 def probe_tokens(model: PreTrainedModel, length: int = 8) -> Int[Tensor, "batch position"]:
     """Return a few token ids, spread over the vocabulary, to compare logits on; no more than the model's context."""
-    size, most = model.config.vocab_size, getattr(model.config, "max_position_embeddings", None) or length
+    size, most = (
+        model.config.vocab_size,
+        getattr(model.config, "max_position_embeddings", None) or length,
+    )
     ids = (torch.arange(1, min(length, most) + 1) * 7919) % size
     return ids[None].to(model.get_input_embeddings().weight.device)
 
@@ -284,7 +323,9 @@ def logit_tolerance(dtype: torch.dtype) -> float:
     return max(1e-5, 8 * torch.finfo(dtype).eps)
 
 
-def check_own_attention(plain: PreTrainedModel, own: AttentionFunction, *, family: Family, name: str) -> None:
+def check_own_attention(
+    plain: PreTrainedModel, own: AttentionFunction, *, family: Family, name: str
+) -> None:
     """Raise ModelError if the class never calls the attention function ``own``, or if it sees later tokens."""
     if family.own_attention:
         raise ModelError(
@@ -303,7 +344,9 @@ def check_own_attention(plain: PreTrainedModel, own: AttentionFunction, *, famil
         )
 
 
-def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel, family: Family) -> tuple[str, ...]:
+def check_bridge_logits(
+    bridge: TransformerBridge, *, plain: PreTrainedModel, family: Family
+) -> tuple[str, ...]:
     """Raise ModelError if the bridge's logits differ from the plain model's, under its own kernel, on 64 tokens.
 
     Returns a note if its own kernel rounds otherwise than eager attention and the model enlarges that; else nothing.
@@ -315,7 +358,9 @@ def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel, fa
     ids, kernel = probe_tokens(plain, _COMPARED), kernel_of(plain.config)
     try:
         expected = _plain_logits(plain, ids)
-        if not bool(expected.isfinite().all()):  # a late position may overflow in half precision, which is measured
+        if not bool(
+            expected.isfinite().all()
+        ):  # a late position may overflow in half precision, which is measured
             ids = probe_tokens(plain)
             expected = _plain_logits(plain, ids)
         found = _bridge_logits(bridge, ids).float()
@@ -359,7 +404,9 @@ def check_bridge_logits(bridge: TransformerBridge, *, plain: PreTrainedModel, fa
     )
 
 
-def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel, own: bool = False) -> frozenset[str]:
+def uneditable_sites(
+    bridge: TransformerBridge, *, plain: PreTrainedModel, own: bool = False
+) -> frozenset[str]:
     """Return the names of the attention sites (scores, pattern) whose edits have no effect on this bridge.
 
     TransformerLens delegates the attention of some architectures to Hugging Face. It then discards edits of the
@@ -390,10 +437,14 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel, own: 
             ("pattern", "hook_pattern", lambda pattern, hook: None),
             ("mask", "hook_own_mask", block_first_key),
         ):
-            every: list[Any] = [(one, edit) for one in bridge.hook_dict if one.endswith(f".attn.{hook}")]
+            every: list[Any] = [
+                (one, edit) for one in bridge.hook_dict if one.endswith(f".attn.{hook}")
+            ]
             try:
                 with switch_to_eval_mode(bridge), torch.no_grad():
-                    bridge.run_with_hooks(probe_tokens(plain, _COMPARED), fwd_hooks=every, use_cache=False)
+                    bridge.run_with_hooks(
+                        probe_tokens(plain, _COMPARED), fwd_hooks=every, use_cache=False
+                    )
             except SiteError:
                 lacking.add(name)
         return frozenset(lacking)
@@ -401,7 +452,9 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel, own: 
         warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
         having = [layer for layer, block in enumerate(bridge.blocks) if "attn" in block._modules]
         own_values: list[Any] = []
-        other_values: list[Any] = [(f"blocks.{layer}.attn.hook_v", with_other_values) for layer in having]
+        other_values: list[Any] = [
+            (f"blocks.{layer}.attn.hook_v", with_other_values) for layer in having
+        ]
         other_values = [one for one in other_values if one[0] in bridge.hook_dict]
         found = {"pattern": attend_first_key, "scores": block_first_key}
         for values in (own_values, other_values):

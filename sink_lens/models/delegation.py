@@ -69,7 +69,9 @@ def inner_model(lens: LensModel) -> PreTrainedModel:
 
 
 @contextlib.contextmanager
-def delegate_attention(lens: LensModel, *, layers: range | None = None) -> Iterator[PreTrainedModel]:
+def delegate_attention(
+    lens: LensModel, *, layers: range | None = None
+) -> Iterator[PreTrainedModel]:
     """Within the block, the bridge's layers compute attention by Hugging Face's modules; yield the model to call.
 
     Args:
@@ -83,18 +85,26 @@ def delegate_attention(lens: LensModel, *, layers: range | None = None) -> Itera
             component = block._modules.get("attn")
             if component is None:  # a mixer in its place
                 continue
-            stack.enter_context(replace_forward(component, partial(_attend_between_hooks, component)))
+            stack.enter_context(
+                replace_forward(component, partial(_attend_between_hooks, component))
+            )
             if lens.own_attention is not None:  # the other hooks are fired in every pass
                 continue
             if family.kv_latent is not None:
                 wrapped = component.original_component
-                stack.enter_context(watch_attention_inputs(wrapped, partial(_fire_qkv_hook, component)))
-            for module, forward in _hooked_forwards(component, family=family, sizes=lens.head_sizes(0)):
+                stack.enter_context(
+                    watch_attention_inputs(wrapped, partial(_fire_qkv_hook, component))
+                )
+            for module, forward in _hooked_forwards(
+                component, family=family, sizes=lens.head_sizes(0)
+            ):
                 stack.enter_context(replace_forward(module, forward))
         yield model
 
 
-def hook_own_attention(bridge: TransformerBridge, *, family: Family, own: AttentionFunction) -> None:
+def hook_own_attention(
+    bridge: TransformerBridge, *, family: Family, own: AttentionFunction
+) -> None:
     """Make a bridge's attention components call Hugging Face's attention with the model's ``own`` function.
 
     They fire the hooks of the pattern, whose edits take effect, in whatever pass runs them. There are no scores;
@@ -138,7 +148,12 @@ def _run_own_attention(component: Any, own: AttentionFunction, *args: Any, **kwa
 
 
 def _attend_by_own_function(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **given: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention by the function that runs; if a hook is at the pattern, from the pattern as it leaves it.
 
@@ -150,7 +165,9 @@ def _attend_by_own_function(
     hidden = None
     if component.hook_own_mask.has_hooks():
         like = query.new_empty(()).expand(*query.shape[:3], key.shape[2])
-        attention_mask, hidden = with_hidden_keys(attention_mask, component.hook_own_mask, like=like)
+        attention_mask, hidden = with_hidden_keys(
+            attention_mask, component.hook_own_mask, like=like
+        )
     attend = own.of_values(module, query, key, attention_mask, **given)
     output = attend(value)
     if hidden is None and not component.hook_pattern.has_hooks():
@@ -166,12 +183,19 @@ def _attend_by_own_function(
     return output if unchanged else weighted_values(found, value), None
 
 
-def _hooked_forwards(component: Any, *, family: Family, sizes: dict[str, int]) -> Iterator[tuple[nn.Module, Any]]:
+def _hooked_forwards(
+    component: Any, *, family: Family, sizes: dict[str, int]
+) -> Iterator[tuple[nn.Module, Any]]:
     """Yield the modules inside an attention component that fire no hook themselves, each with a forward that does."""
     wrapped = component.original_component
     if family.qkv_layout != "separate":
         fused = wrapped.get_submodule(family.q)
-        yield fused, partial(_fire_fused_hooks, fused.forward, component=component, family=family, sizes=sizes)
+        yield (
+            fused,
+            partial(
+                _fire_fused_hooks, fused.forward, component=component, family=family, sizes=sizes
+            ),
+        )
     output = wrapped.get_submodule(family.o)
     if not isinstance(output, GeneralizedComponent):
         yield output, partial(_project_between_hooks, output.forward, component=component.o)
@@ -190,7 +214,11 @@ def start_passes_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[Non
         stream: the residual stream before that layer, in the shape that the layer takes.
     """
     blocks = lens.bridge.blocks
-    entry = blocks[layer] if layer < len(blocks) else inner_model(lens).get_submodule(lens.family.final_norm)
+    entry = (
+        blocks[layer]
+        if layer < len(blocks)
+        else inner_model(lens).get_submodule(lens.family.final_norm)
+    )
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return ((stream, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": stream})
@@ -221,7 +249,9 @@ def stop_pass_after(module: nn.Module) -> Iterator[None]:
     try:
         yield
     except _EndedError as ended:
-        ended.__traceback__ = None  # on Python 3.13 it is part of a cycle, whose frames keep the pass's tensors
+        ended.__traceback__ = (
+            None  # on Python 3.13 it is part of a cycle, whose frames keep the pass's tensors
+        )
     finally:
         handle.remove()
 
@@ -242,7 +272,12 @@ def _fire_qkv_hook(component: Any, name: Literal["q", "k", "v"], tensor: Tensor)
 
 
 def _fire_fused_hooks(
-    forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any, family: Family, sizes: dict[str, int]
+    forward: Callable[[Tensor], Tensor],
+    x: Tensor,
+    *,
+    component: Any,
+    family: Family,
+    sizes: dict[str, int],
 ) -> Tensor:
     """Run a fused query-key-value projection, ``forward``, on ``x``; return its output as the hooks change it.
 
@@ -253,8 +288,12 @@ def _fire_fused_hooks(
         point: HookPoint = getattr(component, part).hook_out
         if not point.has_hooks():
             continue
-        read = partial(read_site, address=Address(module="", side="output", part=part), family=family)
-        view = partial(read, batch=len(whole), **sizes)  # the same in all layers where they are fused
+        read = partial(
+            read_site, address=Address(module="", side="output", part=part), family=family
+        )
+        view = partial(
+            read, batch=len(whole), **sizes
+        )  # the same in all layers where they are fused
         old = view(whole).flatten(-2)
         new = point(old)
         if new is not old:
@@ -264,5 +303,7 @@ def _fire_fused_hooks(
     return whole
 
 
-def _project_between_hooks(forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any) -> Tensor:
+def _project_between_hooks(
+    forward: Callable[[Tensor], Tensor], x: Tensor, *, component: Any
+) -> Tensor:
     return component.hook_out(forward(component.hook_in(x)))

@@ -35,7 +35,9 @@ from .private_apis import gate_neurons, rebind_forward, register_hook_point
 class _HookedMixture:
     """Mixin for an MLP with experts: adds a hook point for the neurons to the Hugging Face class."""
 
-    def forward(self, hidden_states: Float[Tensor, "batch position d_model"], *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self, hidden_states: Float[Tensor, "batch position d_model"], *args: Any, **kwargs: Any
+    ) -> Any:
         """Compute the MLP's output; that of a token with an edited neuron is computed from the edited neurons."""
         block: Any = self
         point, given = getattr(block, HOOK), dict[str, Any]()
@@ -75,7 +77,9 @@ class _HookedMixture:
                 out = _mixture_output(parts, edited, sent=sent).view_as(out)
             elif bool(changed.any()):  # the other tokens keep every bit
                 found = out.flatten(0, -2).clone()
-                new = _mixture_output(parts, edited[changed], sent=None if sent is None else sent[changed])
+                new = _mixture_output(
+                    parts, edited[changed], sent=None if sent is None else sent[changed]
+                )
                 found[changed] = new.to(found.dtype)
                 out = found.view_as(out)
         return (out, *returned[1:]) if isinstance(returned, tuple) else out
@@ -119,7 +123,9 @@ def _mixture_output(
         used = sent | (routed != 0).any(-1)
         for expert in used.any(0).nonzero().flatten().tolist():
             rows = used[:, expert].nonzero().flatten()
-            out = out.index_add(0, rows, routed[rows, expert] @ expert_down_projection(experts, expert).T)
+            out = out.index_add(
+                0, rows, routed[rows, expert] @ expert_down_projection(experts, expert).T
+            )
         terms.append(out)
     if "dense" in parts:
         weight = parts["dense"].down.weight
@@ -137,7 +143,11 @@ def expert_down_projection(experts: Any, expert: int) -> Float[Tensor, "d_model 
     """Return the down-projection of one expert; if it has a bias, the bias is the last column."""
     weight = experts.down_proj[expert]
     columns = weight.T if experts.is_transposed else weight
-    return torch.cat([columns, experts.down_proj_bias[expert][:, None]], dim=1) if experts.has_bias else columns
+    return (
+        torch.cat([columns, experts.down_proj_bias[expert][:, None]], dim=1)
+        if experts.has_bias
+        else columns
+    )
 
 
 def expert_gate_and_up(
@@ -168,7 +178,13 @@ def mlp_submodules(mlp: Any) -> dict[str, Any]:
     """
     names = mlp.__dict__["names"]
     experts = _unwrapped_module(mlp, "experts")
-    dense = mlp if experts is None else _unwrapped_module(mlp, names["shared"]) if names["shared"] else None
+    dense = (
+        mlp
+        if experts is None
+        else _unwrapped_module(mlp, names["shared"])
+        if names["shared"]
+        else None
+    )
     found: dict[str, Any] = {} if experts is None else {"experts": experts}
     if dense is not None:
         found["dense"] = Dense(*(_unwrapped_module(dense, name) for name in names["dense"]))
@@ -194,12 +210,22 @@ def add_expert_hook_points(model: nn.Module, *, family: Family) -> None:
     if family.experts is None:
         return
     layers = model.get_submodule(family.layers).children()
-    blocks = [_unwrapped_module(layer, str(family.mlp)) for layer in layers]  # components in a bridge's model
+    blocks = [
+        _unwrapped_module(layer, str(family.mlp)) for layer in layers
+    ]  # components in a bridge's model
     widths = []
     for block in blocks:
-        block.__dict__["names"] = {"shared": family.shared, "gate": family.shared_gate, "dense": family.dense}
+        block.__dict__["names"] = {
+            "shared": family.shared,
+            "gate": family.shared_gate,
+            "dense": family.dense,
+        }
         parts = mlp_submodules(block)
-        routed = parts["experts"].num_experts * expert_width(parts["experts"]) if "experts" in parts else 0
+        routed = (
+            parts["experts"].num_experts * expert_width(parts["experts"])
+            if "experts" in parts
+            else 0
+        )
         widths.append(routed + (parts["dense"].down.weight.shape[1] if "dense" in parts else 0))
     for block in blocks:
         block.__dict__["width"] = max(widths)

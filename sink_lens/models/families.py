@@ -62,7 +62,12 @@ _WRITTEN_OUT: dict[str, Any] = {
     "layer_values": 1,
 }
 _BOTH_HALVES: dict[str, Any] = {"gate": "gate_up_proj", "up": "gate_up_proj", "gate_up_fused": True}
-_QWEN_HYBRID: dict[str, Any] = {"mixer": "linear_attn", "gated_q": True, "qk_norm": "head", "gain_offset": 1.0}
+_QWEN_HYBRID: dict[str, Any] = {
+    "mixer": "linear_attn",
+    "gated_q": True,
+    "qk_norm": "head",
+    "gain_offset": 1.0,
+}
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _JAMBA: dict[str, Any] = {
     "mixer": "mamba",
@@ -150,7 +155,9 @@ _ROWS = (
         **_BOTH_HALVES,
     ),
     Family(architecture="StableLmForCausalLM", centred_norm=True),
-    Family(architecture="Starcoder2ForCausalLM", gate=None, up="c_fc", down="c_proj", centred_norm=True),
+    Family(
+        architecture="Starcoder2ForCausalLM", gate=None, up="c_fc", down="c_proj", centred_norm=True
+    ),
     Family(architecture="CohereForCausalLM", mlp_norm="input_layernorm", centred_norm=True),
     Family(architecture="Cohere2ForCausalLM", mlp_norm="input_layernorm", centred_norm=True),
     Family(architecture="GlmForCausalLM", **_BOTH_HALVES),
@@ -165,7 +172,12 @@ _ROWS = (
         mlp_norm="feedforward_layernorm",
         qk_norm="head",
     ),
-    Family(architecture="HunYuanDenseV1ForCausalLM", qk_norm="head", q_norm="query_layernorm", k_norm="key_layernorm"),
+    Family(
+        architecture="HunYuanDenseV1ForCausalLM",
+        qk_norm="head",
+        q_norm="query_layernorm",
+        k_norm="key_layernorm",
+    ),
     Family(architecture="NemotronForCausalLM", gate=None, centred_norm=True, gain_offset=1.0),
     Family(
         architecture="PhiForCausalLM",
@@ -217,14 +229,23 @@ _ROWS = (
     ),
     Family(architecture="Jais2ForCausalLM", gate=None, centred_norm=True),
     Family(
-        architecture="VaultGemmaForCausalLM", soft_capped=True, mlp_norm="pre_feedforward_layernorm", gain_offset=1.0
+        architecture="VaultGemmaForCausalLM",
+        soft_capped=True,
+        mlp_norm="pre_feedforward_layernorm",
+        gain_offset=1.0,
     ),
     Family(architecture="GPTBigCodeForCausalLM", **_GPT2),
     Family(architecture="NanoChatForCausalLM", gate=None, up="fc1", down="fc2", qk_norm="head"),
     Family(architecture="BitNetForCausalLM", head_out="attn_sub_norm", head_norm_flat=True),
     Family(architecture="MixtralForCausalLM", **_EXPERTS),
     Family(architecture="MiniMaxM2ForCausalLM", **_EXPERTS, qk_norm="width"),
-    Family(architecture="FlexOlmoForCausalLM", **_EXPERTS, **_POST_NORM, qk_norm="width", rotates_in_float32=True),
+    Family(
+        architecture="FlexOlmoForCausalLM",
+        **_EXPERTS,
+        **_POST_NORM,
+        qk_norm="width",
+        rotates_in_float32=True,
+    ),
     Family(architecture="GraniteMoeForCausalLM", **_EXPERTS, mlp="block_sparse_moe"),
     Family(architecture="PhimoeForCausalLM", **_EXPERTS, centred_norm=True),
     Family(architecture="Qwen3MoeForCausalLM", **_EXPERTS, qk_norm="head"),
@@ -249,7 +270,13 @@ _ROWS = (
         gate_up_fused=True,
         bridge_mlp="shared_mlp",
     ),
-    Family(architecture="FalconH1ForCausalLM", **_JAMBA, beside=True, mlp_multiplies=True, layer_values=1),
+    Family(
+        architecture="FalconH1ForCausalLM",
+        **_JAMBA,
+        beside=True,
+        mlp_multiplies=True,
+        layer_values=1,
+    ),
     Family(
         architecture="OlmoHybridForCausalLM",
         **_POST_NORM,
@@ -294,13 +321,17 @@ TEXT_PART = {
 }
 """Model that reads images too -> its language model, read in its place (``wrapping.extract_language_model``)."""
 
-_NORM_OF_HEADS = "it norms queries and keys with a gain of its own for each head; need a model without that norm"
+_NORM_OF_HEADS = (
+    "it norms queries and keys with a gain of its own for each head; need a model without that norm"
+)
 _CLIPPED = "it clips its queries, keys and values; need a model that does not"
 _BIASED_LATENT = "its latents have biases, so that part of each key and value is no token's; need a model without"
 _REFUSED: dict[str, dict[str, str]] = {
     "StableLmForCausalLM": {"qk_layernorm": _NORM_OF_HEADS},
     "CohereForCausalLM": {"use_qk_norm": _NORM_OF_HEADS},
-    "PhiForCausalLM": {"qk_layernorm": "its norm of queries and keys is not known here; need a model without it"},
+    "PhiForCausalLM": {
+        "qk_layernorm": "its norm of queries and keys is not known here; need a model without it"
+    },
     "FalconForCausalLM": {
         "alibi": "its positions are ALiBi's; need a Falcon with rotary positions, such as 7B",
         "new_decoder_architecture": "its keys and values are laid out in groups; need one of the first kind, as 7B has",
@@ -310,7 +341,11 @@ _REFUSED: dict[str, dict[str, str]] = {
     },
     "OlmoForCausalLM": {"clip_qkv": _CLIPPED},
     "OlmoeForCausalLM": {"clip_qkv": _CLIPPED},
-    **{row.architecture: {"attention_bias": _BIASED_LATENT} for row in _ROWS if row.kv_latent is not None},
+    **{
+        row.architecture: {"attention_bias": _BIASED_LATENT}
+        for row in _ROWS
+        if row.kv_latent is not None
+    },
 }
 """Architecture -> field of the configuration -> why a model where it is set cannot be opened."""
 
@@ -363,7 +398,9 @@ _NEEDED: dict[str, list[tuple[Callable[[Any], Any], str]]] = {
     ],
     "OPTForCausalLM": [
         (
-            lambda config: config.do_layer_norm_before and config.word_embed_proj_dim == config.hidden_size,
+            lambda config: (
+                config.do_layer_norm_before and config.word_embed_proj_dim == config.hidden_size
+            ),
             "this OPTForCausalLM norms behind its sublayers, or projects its embeddings to another width, as 350M "
             "does; need one of the other sizes",
         )
@@ -397,7 +434,9 @@ _NEEDED: dict[str, list[tuple[Callable[[Any], Any], str]]] = {
 
 _BY_CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
     "StableLmForCausalLM": lambda config: (
-        {"mlp_norm": FAMILIES["StableLmForCausalLM"].attn_norm} if config.use_parallel_residual else {}
+        {"mlp_norm": FAMILIES["StableLmForCausalLM"].attn_norm}
+        if config.use_parallel_residual
+        else {}
     ),
     "Gemma4ForCausalLM": lambda config: {
         **({} if config.hidden_size_per_layer_input else {"per_layer": None}),
@@ -429,8 +468,14 @@ def family_of(architecture: str) -> Family:
     """Look up the table row of an architecture by its Hugging Face class name; raise ModelError if there is none."""
     if architecture not in FAMILIES:
         why = LEFT_OUT.get(architecture)
-        more = "To add it, add its row in sink_lens/models/families.py" if why is None else f"It is left out: {why}"
-        raise ModelError(f"the architecture {architecture!r} is not known; need one of {', '.join(FAMILIES)}. {more}")
+        more = (
+            "To add it, add its row in sink_lens/models/families.py"
+            if why is None
+            else f"It is left out: {why}"
+        )
+        raise ModelError(
+            f"the architecture {architecture!r} is not known; need one of {', '.join(FAMILIES)}. {more}"
+        )
     return FAMILIES[architecture]
 
 
@@ -458,7 +503,8 @@ def _changed_fields(architecture: str, config: Any, row: Family) -> dict[str, An
         return {"q": "q_proj", "q_latent": None}
     if hasattr(config, "residual_multiplier"):
         return dict.fromkeys(
-            ("attn_multiplier", "mixer_multiplier", "mlp_multiplier"), float(config.residual_multiplier)
+            ("attn_multiplier", "mixer_multiplier", "mlp_multiplier"),
+            float(config.residual_multiplier),
         )
     return {}
 
@@ -469,9 +515,16 @@ def head_sizes(config: Any, *, family: Family, layer: int) -> dict[str, int]:
     if family.own_sizes:
         config = config.per_layer_config[layer]
     if family.kv_latent is not None:
-        widths = {"d_head": config.qk_nope_head_dim + config.qk_rope_head_dim, "d_value": config.v_head_dim}
+        widths = {
+            "d_head": config.qk_nope_head_dim + config.qk_rope_head_dim,
+            "d_value": config.v_head_dim,
+        }
         return {"n_heads": n_heads, "n_kv_heads": n_heads} | widths
-    n_kv_heads = 1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", None) or n_heads
+    n_kv_heads = (
+        1
+        if getattr(config, "multi_query", False)
+        else getattr(config, "num_key_value_heads", None) or n_heads
+    )
     d_head = getattr(config, "head_dim", None) or config.hidden_size // n_heads
     return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head, "d_value": d_head}
 

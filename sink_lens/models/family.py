@@ -8,7 +8,19 @@ EXPERTS_HOOK = "hook_neurons"
 """The submodule of a mixture of experts whose input and output are the site of its neurons (``experts``)."""
 
 OF_ATTENTION = frozenset(
-    {"attn_in", "q_latent", "kv_latent", "q", "k", "v", "scores", "pattern", "z_raw", "z", "attn_out"}
+    {
+        "attn_in",
+        "q_latent",
+        "kv_latent",
+        "q",
+        "k",
+        "v",
+        "scores",
+        "pattern",
+        "z_raw",
+        "z",
+        "attn_out",
+    }
     | {"mass", "key_scores", "rows", "rotated_q", "rotated_k"}
 )
 """Sites, and names of ``activations.attention.OBSERVED``, that a layer without attention does not have."""
@@ -157,5 +169,7 @@ class Family:
     @property
     def plain_kernel(self) -> str:
         """Name of the fastest Hugging Face attention implementation that is exact for the family."""
-        no_sdpa = self.soft_capped or ((self.sink_logit or self.own_attention) and not self.own_sdpa)
+        no_sdpa = self.soft_capped or (
+            (self.sink_logit or self.own_attention) and not self.own_sdpa
+        )
         return "eager" if no_sdpa else "sdpa"

@@ -67,7 +67,9 @@ def convert_gguf(file: Path, *, folder: Path) -> None:
     header = read_gguf_header(file)
     needed, free = header.weight_bytes() + _ROOM, shutil.disk_usage(folder).free
     if free < needed:
-        raise _no_room_error(file, folder=folder, needed=needed, found=f"{free / 1e6:,.0f} MB are free")
+        raise _no_room_error(
+            file, folder=folder, needed=needed, found=f"{free / 1e6:,.0f} MB are free"
+        )
     reader = HeaderReader(file)
     try:
         with torch.random.fork_rng(devices=[]), _parse_file_once():
@@ -75,7 +77,9 @@ def convert_gguf(file: Path, *, folder: Path) -> None:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             tensors, processor = _match_tensors(file, model)
-            tokenizer = _read_tokenizer(reader, file, empty=folder) if header.has_tokenizer else None
+            tokenizer = (
+                _read_tokenizer(reader, file, empty=folder) if header.has_tokenizer else None
+            )
     except ModelError:
         raise
     except Exception as error:  # transformers and gguf raise many kinds of error
@@ -86,7 +90,9 @@ def convert_gguf(file: Path, *, folder: Path) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     except OSError as error:
-        raise _no_room_error(file, folder=folder, needed=needed, found=first_line_of_error(error)) from error
+        raise _no_room_error(
+            file, folder=folder, needed=needed, found=first_line_of_error(error)
+        ) from error
     except (ValueError, NotImplementedError) as error:  # a tensor of a type that gguf does not read
         raise _unreadable_error(file, error) from error
 
@@ -158,7 +164,9 @@ def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], 
     Raise ModelError if the file lacks a tensor of the model, or has biases that the model has not.
     """
     held = gguf.GGUFReader(str(file))  # a text, as transformers has it: see _parse_file_once
-    processor_class = TENSOR_PROCESSORS.get(held.fields["general.architecture"].contents(), TensorProcessor)
+    processor_class = TENSOR_PROCESSORS.get(
+        held.fields["general.architecture"].contents(), TensorProcessor
+    )
     processor = processor_class(config=load_gguf_checkpoint(str(file))["config"])
     names = get_gguf_hf_weights_map(model, processor)
     tensors = {names[one.name]: one for one in held.tensors if one.name in names}
@@ -170,7 +178,9 @@ def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], 
                 f"{math.prod(shape):,}. It is damaged or another model's: fetch it again, or load the safetensors "
                 "folder of the same model"
             )
-    unread = [one.name for one in held.tensors if one.name not in names and one.name.endswith(".bias")]
+    unread = [
+        one.name for one in held.tensors if one.name not in names and one.name.endswith(".bias")
+    ]
     if unread:
         raise ModelError(
             f"{file.name} has biases such as {unread[0]}, which its architecture does not have. "
@@ -182,7 +192,11 @@ def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], 
 def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of every tensor that ``save_pretrained`` would write; tied tensors are written once."""
     tied = model.all_tied_weights_keys
-    return {name: tuple(one.shape) for name, one in sorted(model.state_dict().items()) if name not in tied}
+    return {
+        name: tuple(one.shape)
+        for name, one in sorted(model.state_dict().items())
+        if name not in tied
+    }
 
 
 def _write_weights(
@@ -210,7 +224,9 @@ def _write_weights(
             out.write(_dequantise(tensors[name], processor=processor, name=name, shape=shape).data)
 
 
-def _dequantise(held: Any, *, processor: TensorProcessor, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def _dequantise(
+    held: Any, *, processor: TensorProcessor, name: str, shape: tuple[int, ...]
+) -> np.ndarray:
     """Convert ``held``, a tensor of a GGUF file, to float32 in the model's layout, by transformers' ``processor``.
 
     Raise ValueError if the result does not have ``shape``, the shape of the model's tensor ``name``.
@@ -238,7 +254,10 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
             scales its rotary positions neither linearly nor as Llama 3 does (by a factor for each frequency).
     """
     path = folder / "config.json"
-    config, known = parse_json(path.read_text("utf-8")), AutoConfig.from_pretrained(folder).to_dict()
+    config, known = (
+        parse_json(path.read_text("utf-8")),
+        AutoConfig.from_pretrained(folder).to_dict(),
+    )
     kind = metadata_value(reader, "general.architecture")
 
     def entry_of(field: str) -> Any:
@@ -250,7 +269,9 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
     each = entry_of("embedding_length") // heads if isinstance(heads, int) and heads else None
     width = entry_of("attention.key_length") or known.get("head_dim") or each
     if "query_pre_attn_scalar" in known:
-        found["query_pre_attn_scalar"] = each if entry_of("block_count") == _LAYERS_OF_27B.get(kind) else width
+        found["query_pre_attn_scalar"] = (
+            each if entry_of("block_count") == _LAYERS_OF_27B.get(kind) else width
+        )
     config |= {field: value for field, value in found.items() if value is not None}
     if config.get("sliding_window") == 0:  # llama.cpp's way to say that there is none
         config["sliding_window"] = None
@@ -268,7 +289,9 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
                 "architecture; need the checkpoint's folder with its config.json"
             )
         rounded_down = int(width * share)  # as transformers does
-        of_all["partial_rotary_factor"] = share if rounded_down == rotated else (rotated + 0.5) / width
+        of_all["partial_rotary_factor"] = (
+            share if rounded_down == rotated else (rotated + 0.5) / width
+        )
     if of_all.get("rope_type", "default") == "default":  # else transformers read it
         of_all |= _rotary_scaling(reader, kind, theta=float(of_all["rope_theta"]), name=name)
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
@@ -286,13 +309,21 @@ def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str)
     )
     context = context or _CONTEXT
     held = {str(tensor.name): tensor for tensor in reader.tensors}
-    if any(tensor.startswith("rope_factors_") for tensor in held) or scaling not in (None, "none", "linear"):
+    if any(tensor.startswith("rope_factors_") for tensor in held) or scaling not in (
+        None,
+        "none",
+        "linear",
+    ):
         raise ModelError(
             f"{name} scales its rotary positions ({scaling or 'a factor for each frequency'}), which is not read "
             "from a GGUF file; need the checkpoint's folder with its config.json"
         )
     if "rope_freqs.weight" not in held:
-        return {} if scaling != "linear" or factor in (None, 1) else {"rope_type": "linear", "factor": float(factor)}
+        return (
+            {}
+            if scaling != "linear" or factor in (None, 1)
+            else {"rope_type": "linear", "factor": float(factor)}
+        )
     factors = np.asarray(held["rope_freqs.weight"].data, dtype=np.float64).flatten()
     if np.all(factors == 1):
         return {}
@@ -305,5 +336,9 @@ def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str)
             f"{name} scales its rotary positions by factors that are not those of Llama 3 for a context of {context:,} "
             "tokens; need the checkpoint's folder with its config.json"
         )
-    bounds = {"low_freq_factor": _LOW, "high_freq_factor": _HIGH, "original_max_position_embeddings": context}
+    bounds = {
+        "low_freq_factor": _LOW,
+        "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": context,
+    }
     return {"rope_type": "llama3", "factor": most} | bounds

@@ -30,7 +30,9 @@ _OF_GGUF = {
 class HeaderReader(GGUFReader):
     """A GGUF reader that skips the contents of lists, such as the vocabulary, to save time."""
 
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[Any], list[int], list[Any]]:
         """Read a field of the header as the base class does, except that a list's entries are left out.
 
         Return the field's size in bytes, its parts, the indices of those parts that hold data, and its types.
@@ -56,7 +58,9 @@ def check_is_gguf(gguf: Path) -> None:
     """Raise ModelError for a file that does not exist, cannot be read, or does not begin like a GGUF file."""
     check_regular_file(gguf, what="the GGUF file")
     if not gguf.is_file():
-        raise ModelError(f"there is no file {gguf}; need a GGUF file. Check the path, or fetch it again")
+        raise ModelError(
+            f"there is no file {gguf}; need a GGUF file. Check the path, or fetch it again"
+        )
     try:
         with gguf.open("rb") as stream:
             found = stream.read(len(_MAGIC))
@@ -108,7 +112,9 @@ def read_gguf_header(gguf: Path) -> Header:
             f"found {gguf.stat().st_size:,} bytes. It is damaged or cut short: fetch it again"
         ) from error
     if parts > 1:
-        raise ModelError(f"{gguf.name} is one of {parts} parts; need one file. Join them: llama-gguf-split --merge")
+        raise ModelError(
+            f"{gguf.name} is one of {parts} parts; need one file. Join them: llama-gguf-split --merge"
+        )
     if kind not in _OF_GGUF or n_experts:
         experts = " with experts" if n_experts else ""
         raise ModelError(
@@ -116,7 +122,9 @@ def read_gguf_header(gguf: Path) -> Header:
             f"of {', '.join(_OF_GGUF)}, without experts. Load the safetensors folder of the same model"
         )
     shape = sizes.get("token_embd.weight", [0, 0])
-    ends = [math.prod(sizes[name]) for name in ("token_embd.weight", "output.weight") if name in sizes]
+    ends = [
+        math.prod(sizes[name]) for name in ("token_embd.weight", "output.weight") if name in sizes
+    ]
     heads = n_heads if isinstance(n_heads, int) else 0
     return Header(
         n_layers=n_layers or 0,

@@ -118,14 +118,25 @@ def read_folder_header(folder: Path) -> Header | None:
         config = parse_json((folder / "config.json").read_text("utf-8"))
         inner = config.get("text_config", config)
         found: dict[str, Any] = {
-            name: next((inner[key] for key in keys if key in inner), None) for name, keys in _NAMES.items()
+            name: next((inner[key] for key in keys if key in inner), None)
+            for name, keys in _NAMES.items()
         }
         tensors: list[tuple[str, list[int]]] = []
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, framework="numpy") as weights:
-                tensors += [(name, weights.get_slice(name).get_shape()) for name in weights.offset_keys()]
+                tensors += [
+                    (name, weights.get_slice(name).get_shape()) for name in weights.offset_keys()
+                ]
         (named,) = config["architectures"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        SafetensorError,
+    ):
         return None
     architecture = TEXT_PART.get(str(named), str(named))
     family = family_of(architecture)
@@ -140,7 +151,11 @@ def read_folder_header(folder: Path) -> Header | None:
     ends = sum(len(shape) == 2 and shape[0] == found["d_vocab"] for shape in shapes)
     kv_heads = 1 if inner.get("multi_query") else found["n_kv_heads"] or found["n_heads"]
     down = "." + ".".join(part for part in (family.mlp, family.down, "weight") if part)
-    widths = [shape for name, shape in tensors if name.endswith(down) and len(shape) == 2] if family.down else []
+    widths = (
+        [shape for name, shape in tensors if name.endswith(down) and len(shape) == 2]
+        if family.down
+        else []
+    )
     return Header(
         n_layers=found["n_layers"],
         n_heads=found["n_heads"],

@@ -39,8 +39,16 @@ def check_sequences(config: InputConfig) -> Header | None:
     Raises:
         InputError: the sequences are too long for the model, or the text is too short for them.
     """
-    if config.tokens == "text" and not config.prompts and (config.text is None or Path(config.text).is_file()):
-        size = len(bundled_text().encode()) if config.text is None else Path(config.text).stat().st_size
+    if (
+        config.tokens == "text"
+        and not config.prompts
+        and (config.text is None or Path(config.text).is_file())
+    ):
+        size = (
+            len(bundled_text().encode())
+            if config.text is None
+            else Path(config.text).stat().st_size
+        )
         needed = config.sequences * (config.length - 1)
         if needed > size:
             raise InputError(
@@ -81,18 +89,24 @@ def make_tokens(lens: LensModel, *, config: InputConfig, bos: BosCondition) -> T
         InputError: text without a tokenizer, too little text, no BOS token although BOS was requested, or a length
             above the model's context.
     """
-    check_sequences_fit(config, n_context=lens.n_context, has_tokenizer=lens.tokenizer is not None, name=lens.name)
+    check_sequences_fit(
+        config, n_context=lens.n_context, has_tokenizer=lens.tokenizer is not None, name=lens.name
+    )
     size = {"sequences": config.sequences, "length": config.length, "bos": bos}
     if config.tokens != "text":
         draw = random_tokens if config.tokens == "random" else repeated_tokens
         generator = torch.Generator().manual_seed(config.seed)
-        size_of_vocabulary = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
+        size_of_vocabulary = (
+            lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
+        )
         return draw(lens.tokenizer, generator=generator, vocab_size=size_of_vocabulary, **size)
     assert lens.tokenizer is not None  # check_sequences_fit refused it
     if config.prompts:
         return from_prompts(config.prompts, lens.tokenizer, bos=bos)
     if config.text is not None:
-        return from_text(read_text(config.text), lens.tokenizer, name=Path(config.text).name, **size)
+        return from_text(
+            read_text(config.text), lens.tokenizer, name=Path(config.text).name, **size
+        )
     return from_text(bundled_text(), lens.tokenizer, name="moby_dick", **size)
 
 

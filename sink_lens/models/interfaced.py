@@ -27,7 +27,11 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components import AttentionBridge
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor, dropout_add
-from transformers.models.falcon.modeling_falcon import FalconAttention, FalconDecoderLayer, apply_rotary_pos_emb
+from transformers.models.falcon.modeling_falcon import (
+    FalconAttention,
+    FalconDecoderLayer,
+    apply_rotary_pos_emb,
+)
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 from transformers.models.gptj.modeling_gptj import GPTJAttention
 from transformers.models.nanochat.modeling_nanochat import NanoChatModel, NanoChatRMSNorm
@@ -53,17 +57,23 @@ def _chosen_attention_function(module: nn.Module) -> Attend | None:
 class InterfacedGptj(GPTJAttention):
     """GPT-J's attention, calling transformers' attention interface; its products are in float32 for any type."""
 
-    def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
+    def _attn(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
+    ) -> Any:
         attend = _chosen_attention_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
-        return _call_attention_function(attend, self, query, key, value, attention_mask, scaling=1 / self.scale_attn)
+        return _call_attention_function(
+            attend, self, query, key, value, attention_mask, scaling=1 / self.scale_attn
+        )
 
 
 class InterfacedGptNeo(GPTNeoSelfAttention):
     """GPT-Neo's attention, calling transformers' attention interface; its scores are not scaled."""
 
-    def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
+    def _attn(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
+    ) -> Any:
         """Return output and pattern of the chosen attention function, or of GPT-Neo's own if no function was chosen."""
         attend = _chosen_attention_function(self)
         if attend is None:
@@ -76,10 +86,19 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
 
 
 def _call_attention_function(
-    attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float
+    attend: Attend,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scaling: float,
 ) -> tuple[Tensor, Tensor | None]:
     """Call ``attend`` in float32; return its output [batch head query d_head] in the type of ``value``, and pattern."""
-    output, pattern = attend(module, query.float(), key.float(), value.float(), mask, scaling=scaling)
+    output, pattern = attend(
+        module, query.float(), key.float(), value.float(), mask, scaling=scaling
+    )
     return output.transpose(1, 2).to(value.dtype), pattern
 
 
@@ -91,12 +110,19 @@ class InterfacedFalcon(FalconAttention):
         attend = _chosen_attention_function(self)
         if attend is None:
             return super().forward(hidden_states, *args, **kwargs)
-        query, key, value = (one.transpose(1, 2) for one in self._split_heads(self.query_key_value(hidden_states)))
+        query, key, value = (
+            one.transpose(1, 2) for one in self._split_heads(self.query_key_value(hidden_states))
+        )
         query, key = apply_rotary_pos_emb(query, key, *kwargs["position_embeddings"])
         if kwargs.get("layer_past") is not None:
             key, value = kwargs["layer_past"].update(key, value, self.layer_idx)
         output, pattern = attend(
-            self, query, key, value, kwargs.get("attention_mask"), scaling=1 / math.sqrt(self.head_dim)
+            self,
+            query,
+            key,
+            value,
+            kwargs.get("attention_mask"),
+            scaling=1 / math.sqrt(self.head_dim),
         )
         return self.dense(output.flatten(2)), pattern
 
@@ -134,9 +160,13 @@ class InterfacedBloom(BloomAttention):
             value,
             kwargs.get("attention_mask"),
             scaling=self.inv_norm_factor,
-            alibi=build_alibi_tensor(hidden_states.new_ones(1, 2), self.num_heads, torch.float32)[:, 0, 1],  # at key 1
+            alibi=build_alibi_tensor(hidden_states.new_ones(1, 2), self.num_heads, torch.float32)[
+                :, 0, 1
+            ],  # at key 1
         )
-        out = dropout_add(self.dense(output.flatten(2)), residual, self.hidden_dropout, self.training)
+        out = dropout_add(
+            self.dense(output.flatten(2)), residual, self.hidden_dropout, self.training
+        )
         return out, pattern
 
 
@@ -163,7 +193,9 @@ class NanoChatBody(NanoChatModel):
         """Run the model; the norm of the embeddings is computed by another module than the last norm."""
         last: Any = self._modules["norm"]
         eps = getattr(last, "original_component", last).eps
-        self._modules["norm"] = _EmbeddingNorm(eps, after=lambda: self._modules.__setitem__("norm", last))
+        self._modules["norm"] = _EmbeddingNorm(
+            eps, after=lambda: self._modules.__setitem__("norm", last)
+        )
         return super().forward(*args, **kwargs)
 
 
@@ -249,7 +281,9 @@ def watch_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractCo
     return replace_forward(module, run)
 
 
-def _watch_and_attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _watch_and_attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     """Pass queries, keys and values through the latest watching function, then on to the usual attention function."""
     (see, name), *others = _SEEN.get()
     eager: Any = sys.modules[type(module).__module__]
@@ -291,7 +325,9 @@ class InterfacedAttentionBridge(AttentionBridge):
         """
         length, n_keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
         if mask is None:
-            mask = torch.ones(length, n_keys, dtype=torch.bool, device=query.device).tril(n_keys - length)
+            mask = torch.ones(length, n_keys, dtype=torch.bool, device=query.device).tril(
+                n_keys - length
+            )
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(
                 ~mask, torch.finfo(query.dtype).min
@@ -307,7 +343,9 @@ def hook_delegated_attention(bridge: TransformerBridge) -> None:
 
     def attend(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         hooked = _HOOKED.get()
-        assert hooked is not None, "this attention function runs inside an InterfacedAttentionBridge only"
+        assert hooked is not None, (
+            "this attention function runs inside an InterfacedAttentionBridge only"
+        )
         return hooked(*args, **kwargs)
 
     AttentionInterface.register(_INSIDE, attend)

@@ -100,7 +100,15 @@ class LensModel:
         """Check whether layers differ in the size of one of these axes (``SITES[name].axes``)."""
         if not self.family.own_sizes:
             return False
-        return len({self.axis_sizes(axes, n_positions=1, layer=layer) for layer in range(self.n_layers)}) > 1
+        return (
+            len(
+                {
+                    self.axis_sizes(axes, n_positions=1, layer=layer)
+                    for layer in range(self.n_layers)
+                }
+            )
+            > 1
+        )
 
     @property
     def d_mlp(self) -> int:
@@ -130,7 +138,9 @@ class LensModel:
             return None
         return expert_width(self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}"))
 
-    def axis_sizes(self, axes: str, *, n_positions: int, layer: int | None = None) -> tuple[int, ...]:
+    def axis_sizes(
+        self, axes: str, *, n_positions: int, layer: int | None = None
+    ) -> tuple[int, ...]:
         """Return the size of each of these axes (``SITES[name].axes``) in a layer, without the axis of sequences.
 
         Axes of positions have ``n_positions`` entries. Without a layer, each size is the smallest of any layer.
@@ -174,11 +184,17 @@ class LensModel:
         return () if self.family.mixer is None else self._layers_with_module(self.family.mixer)
 
     def _layers_with_module(self, module: str) -> tuple[int, ...]:
-        return tuple(index for index, layer in enumerate(self.layers) if getattr(layer, module, None) is not None)
+        return tuple(
+            index
+            for index, layer in enumerate(self.layers)
+            if getattr(layer, module, None) is not None
+        )
 
     def layers_with(self, *sites: str) -> tuple[int, ...]:
         """Return the numbers of the layers that have all the sites (or observed activations) of these names."""
-        return tuple(sorted(set(range(self.n_layers)).intersection(*map(self._layers_with_site, sites))))
+        return tuple(
+            sorted(set(range(self.n_layers)).intersection(*map(self._layers_with_site, sites)))
+        )
 
     def _layers_with_site(self, site: str) -> tuple[int, ...]:
         if site == "mixer_out":
@@ -186,7 +202,11 @@ class LensModel:
         if site == "per_layer_out" and self.family.per_layer is None:
             return ()
         if self.family.shared_keys and site in ("k", "v"):
-            return tuple(layer for layer in range(self.n_layers) if layer_of_keys(self.config, layer=layer) == layer)
+            return tuple(
+                layer
+                for layer in range(self.n_layers)
+                if layer_of_keys(self.config, layer=layer) == layer
+            )
         return self.attention_layers if site in OF_ATTENTION else tuple(range(self.n_layers))
 
     def added_sites(self, layer: int) -> tuple[str, ...]:
@@ -279,7 +299,11 @@ class LensModel:
             f"LensModel({self.name!r}, {self.family.architecture}, {self.n_layers} layers, "
             f"{self.n_heads} heads over {self.n_kv_heads}, d_model {self.d_model}, {self.dtype}, {self.device}, "
             f"plain kernel {kernel_of(self.plain.config)}"
-            + "".join(f"; {note.partition(':')[0]}" for note in self.notes if note.startswith("the weights"))
+            + "".join(
+                f"; {note.partition(':')[0]}"
+                for note in self.notes
+                if note.startswith("the weights")
+            )
             + ")"
         )
 
@@ -363,4 +387,6 @@ def check_layers_have_site(lens: LensModel, layers: Iterable[int], *, site: str)
         check_layers_have_attention(lens, layers, what=repr(site))
     elif not set(layers) <= {*lens.layers_with(site)}:
         found = as_ranges(lens.layers_with(site))
-        raise SiteError(f"not all of these layers of {lens.name} have {site!r}; need one of {found}")
+        raise SiteError(
+            f"not all of these layers of {lens.name} have {site!r}; need one of {found}"
+        )

@@ -53,10 +53,18 @@ ModelLike = LensModel | PreTrainedModel | TransformerBridge | nn.Module | str | 
 _FROM_GGUF = "the weights are those of {}: if it is quantised, so is what is studied here"
 _QUANTISED = "the weights were stored in {}: what is studied here is the quantised model"
 _DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 }
 _LOG = logging.getLogger(__name__)
-_NOT_COMPUTED = (NAME_OF_CONFIG, "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
+_NOT_COMPUTED = (
+    NAME_OF_CONFIG,
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "architectures",
+    "use_cache",
+)
 """Entries of a configuration that change no number, or, as the type, are known otherwise."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -153,10 +161,14 @@ def load(
     except ModelError:
         shutil.rmtree(scratch or "", ignore_errors=True)
         raise
-    except Exception as error:  # transformers raises many kinds of error; each becomes one that says what to do
+    except (
+        Exception
+    ) as error:  # transformers raises many kinds of error; each becomes one that says what to do
         raise ModelError(_load_error_text(name, folder, error)) from error
     plain, info = loaded
-    if scratch is not None:  # what experts' weights are written to in the layout that the class reads
+    if (
+        scratch is not None
+    ):  # what experts' weights are written to in the layout that the class reads
         weakref.finalize(plain, shutil.rmtree, scratch, ignore_errors=True)
     checks.check_checkpoint_class(plain, config=plain.config)
     checks.check_checkpoint_keys(info, name=name)
@@ -193,7 +205,9 @@ def weights_hash(lens: LensModel) -> str:
 
 def config_hash(lens: LensModel) -> str:
     """Return the SHA-256 of the plain model's class and configuration: with another activation it is another model."""
-    told = {name: value for name, value in lens.config.to_dict().items() if name not in _NOT_COMPUTED}
+    told = {
+        name: value for name, value in lens.config.to_dict().items() if name not in _NOT_COMPUTED
+    }
     return hashlib.sha256(
         json.dumps([type(lens.plain).__name__, told], sort_keys=True, default=str).encode()
     ).hexdigest()
@@ -211,9 +225,13 @@ def random_init(lens: LensModel, *, seed: int) -> LensModel:
         )
     config = copy.deepcopy(lens.config)
     with keep_random_state(), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the caller's GPUs too
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed would reseed the caller's GPUs too
         # Build it in the model's type from the start: a later cast would also cast the rotary tables.
-        plain = AutoModelForCausalLM.from_config(config, attn_implementation=lens.family.plain_kernel, dtype=lens.dtype)
+        plain = AutoModelForCausalLM.from_config(
+            config, attn_implementation=lens.family.plain_kernel, dtype=lens.dtype
+        )
     plain = plain.to(device=lens.device).eval()
     name = f"random init of {lens.name} (seed {seed})"
     return assemble_lens(plain, tokenizer=lens.tokenizer, family=lens.family, name=name)
@@ -223,11 +241,17 @@ def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
     header = read_folder_header(folder)
     # a link may lead nowhere
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.exists())
-    needed = stored if header is None or isinstance(dtype, str) else header.n_weights * dtype.itemsize
+    needed = (
+        stored if header is None or isinstance(dtype, str) else header.n_weights * dtype.itemsize
+    )
     free = psutil.virtual_memory().available
     if needed <= free:
         return
-    own = f"dtype='auto', which keeps the {stored / 1e9:.1f} GB of the checkpoint; " if needed > 1.5 * stored else ""
+    own = (
+        f"dtype='auto', which keeps the {stored / 1e9:.1f} GB of the checkpoint; "
+        if needed > 1.5 * stored
+        else ""
+    )
     raise ModelError(
         f"the weights of {name} take {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')} and "
         f"{free / 1e9:.1f} GB of memory are free; need {own}a smaller type (dtype='bfloat16'), or weights that stay on "
@@ -252,7 +276,9 @@ def _without_bars_and_conversion() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _find_or_convert_folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | None, tuple[str, ...]]:
+def _find_or_convert_folder(
+    name: str, announce: Callable[[str], None] | None
+) -> tuple[Path | None, tuple[str, ...]]:
     """Return the local folder of the model ``name`` (None for a hub name), and notes for the reader of the results.
 
     ``announce`` is called with a line before a conversion or a search on the hub; if None, the line is logged.
@@ -267,7 +293,9 @@ def _find_or_convert_folder(name: str, announce: Callable[[str], None] | None) -
     if path.is_dir():
         return path, ()
     if path.exists():
-        raise ModelError(f"{path} is a file; need a folder written by save_pretrained, a .gguf file or a hub name")
+        raise ModelError(
+            f"{path} is a file; need a folder written by save_pretrained, a .gguf file or a hub name"
+        )
     if not _HUB_NAME.fullmatch(name):
         raise ModelError(
             f"there is no folder {path}; need one written by save_pretrained, a .gguf file, {DEFAULT_MODEL!r} "
@@ -309,9 +337,14 @@ def _load_tokenizer(source: str, *, branch: str) -> PreTrainedTokenizerBase | No
         found = AutoTokenizer.from_pretrained(source, trust_remote_code=False, revision=branch)
         own = found.init_kwargs.get("model_specific_special_tokens") or {}
         if taken := [name for name in own if hasattr(type(found), name)]:
-            raise ValueError(f"it calls a special token {taken[0]!r:.60}, as an attribute of every tokenizer")
+            raise ValueError(
+                f"it calls a special token {taken[0]!r:.60}, as an attribute of every tokenizer"
+            )
         found("a")  # a setting of another type shows when it is first used
-        for token, number in ((found.bos_token, found.bos_token_id), (found.eos_token, found.eos_token_id)):
+        for token, number in (
+            (found.bos_token, found.bos_token_id),
+            (found.eos_token, found.eos_token_id),
+        ):
             if token is not None and not (isinstance(token, str) and isinstance(number, int)):
                 raise ValueError(f"its special token {token!r:.60} has the id {number!r:.60}")
     except BaseException as error:  # tokenizers raises a bare Exception, or panics
@@ -336,19 +369,28 @@ def _placement_arguments(
     if device is not None and device_map is not None:
         raise InputError("both device and device_map were given; need at most one")
     if max_memory is not None and device_map is None:
-        raise InputError("max_memory was given without device_map; need device_map='auto' beside it")
+        raise InputError(
+            "max_memory was given without device_map; need device_map='auto' beside it"
+        )
     if isinstance(device_map, str) and device_map.partition(":")[0] in ("cpu", "cuda", "mps"):
         device, device_map = device_map, None  # transformers takes a device's name here too
     if isinstance(device_map, str) and device_map not in _DEVICE_MAPS:
-        raise InputError(f"device_map {device_map!r} is not known; need {', '.join(_DEVICE_MAPS)}, or a mapping")
+        raise InputError(
+            f"device_map {device_map!r} is not known; need {', '.join(_DEVICE_MAPS)}, or a mapping"
+        )
     if device_map is not None:
         limits: dict[str, Any] = {}
         if max_memory is not None:
             try:
                 most = convert_file_size_to_int(max_memory)
             except (ValueError, TypeError) as error:
-                raise InputError(f"max_memory is {max_memory!r}; need a size, such as 8GB") from error
-            free = {index: torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())}
+                raise InputError(
+                    f"max_memory is {max_memory!r}; need a size, such as 8GB"
+                ) from error
+            free = {
+                index: torch.cuda.mem_get_info(index)[0]
+                for index in range(torch.cuda.device_count())
+            }
             limits = {"max_memory": {**free, "cpu": most}}
         return {"device_map": device_map} | limits
     return {"device": find_device(device)}

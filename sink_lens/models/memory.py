@@ -51,7 +51,9 @@ def peak_bytes(device: "torch.device | str") -> int:
         return int(getattr(found, "peak_wset", found.rss))
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def weight_bytes(model: "nn.Module") -> int:
@@ -100,7 +102,9 @@ def store_parameters_on_disk(model: "nn.Module", *, folder: Path) -> Iterator[No
 
 def copy_sharing_tensors(model: "PreTrainedModel") -> "PreTrainedModel":
     """Return a copy of a model, in eval mode, that shares the model's parameters and buffers."""
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    memo: dict[int, Any] = {
+        id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())
+    }
     try:
         return copy.deepcopy(model, dict(memo)).eval()
     except Exception as error:
@@ -117,7 +121,9 @@ def copy_sharing_tensors(model: "PreTrainedModel") -> "PreTrainedModel":
         raise
 
 
-def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None) -> "Tensor":
+def copy_to_device(
+    tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None
+) -> "Tensor":
     """Copy a tensor to a device, in ``dtype`` if given, without waiting for a GPU.
 
     A tensor that is already there, in this type, is returned itself. ``tensor`` may be changed as soon as this returns.
@@ -127,7 +133,9 @@ def copy_to_device(tensor: "Tensor", device: "torch.device", dtype: "torch.dtype
 
 def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
     """Replace in place the GPU tensors in these lists by copies on the CPU, many tensors in one transfer."""
-    away = [(parts, at) for parts in lists for at, part in enumerate(parts) if part.device.type != "cpu"]
+    away = [
+        (parts, at) for parts in lists for at, part in enumerate(parts) if part.device.type != "cpu"
+    ]
     for kind in dict.fromkeys((parts[at].device, parts[at].dtype) for parts, at in away):
         own, held = [], 0
         for parts, at in away:
@@ -146,5 +154,7 @@ def _copy_entries_to_cpu(entries: "Sequence[tuple[list[Tensor], int]]") -> None:
 
     if entries:
         home = torch.cat([parts[at].detach().flatten() for parts, at in entries]).cpu()
-        for (parts, at), values in zip(entries, home.split([parts[at].numel() for parts, at in entries]), strict=True):
+        for (parts, at), values in zip(
+            entries, home.split([parts[at].numel() for parts, at in entries]), strict=True
+        ):
             parts[at] = values.view(parts[at].shape)

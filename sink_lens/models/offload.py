@@ -18,7 +18,11 @@ from .private_apis import offload_device
 
 def bytes_on_disk(model: nn.Module) -> int:
     """Return the size in bytes of the model's parameters that are offloaded to disk."""
-    return sum(one.numel() * one.element_size() for _, one in _distinct_parameters(model) if one.device.type == "meta")
+    return sum(
+        one.numel() * one.element_size()
+        for _, one in _distinct_parameters(model)
+        if one.device.type == "meta"
+    )
 
 
 def _distinct_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -96,12 +96,17 @@ def own_pattern(
         parts.append(attend(chosen.expand(value.shape).contiguous()))
     pattern = torch.cat(parts, dim=-1)[..., :n_keys].transpose(1, 2)
     off = (weighted_values(pattern, value) - output).detach().abs().max()
-    room = 1e-4 if value.dtype in (torch.float32, torch.float64) else 8 * torch.finfo(value.dtype).eps
+    room = (
+        1e-4 if value.dtype in (torch.float32, torch.float64) else 8 * torch.finfo(value.dtype).eps
+    )
     return pattern if bool(off <= room * output.detach().abs().max().clamp(min=1e-6)) else None
 
 
 def with_hidden_keys(
-    mask: Tensor | None, hide: Callable[[Tensor], Tensor], *, like: Float[Tensor, "batch head query key"]
+    mask: Tensor | None,
+    hide: Callable[[Tensor], Tensor],
+    *,
+    like: Float[Tensor, "batch head query key"],
 ) -> tuple[Tensor, Bool[Tensor, "batch head query key"]]:
     """Return an attention function's mask as ``hide`` changes it, and True where a key was hidden from a query.
 
@@ -110,8 +115,16 @@ def with_hidden_keys(
     (``checks.check_own_attention``).
     """
     least = torch.finfo(like.dtype).min
-    seen = torch.ones_like(like, dtype=torch.bool).tril(like.shape[-1] - like.shape[-2]) if mask is None else mask
-    before = torch.zeros_like(like).masked_fill(~seen, least) if seen.dtype == torch.bool else seen.expand_as(like)
+    seen = (
+        torch.ones_like(like, dtype=torch.bool).tril(like.shape[-1] - like.shape[-2])
+        if mask is None
+        else mask
+    )
+    before = (
+        torch.zeros_like(like).masked_fill(~seen, least)
+        if seen.dtype == torch.bool
+        else seen.expand_as(like)
+    )
     after = hide(before)
     hidden = (after <= least / 2) & (before > least / 2)
     return after if mask is None or mask.dtype != torch.bool else after > least / 2, hidden
@@ -134,15 +147,23 @@ def no_pattern_error(own: AttentionFunction) -> SiteError:
 
 
 def weighted_values(
-    pattern: Float[Tensor, "batch head query key"], value: Float[Tensor, "batch kv_head key d_value"]
+    pattern: Float[Tensor, "batch head query key"],
+    value: Float[Tensor, "batch kv_head key d_value"],
 ) -> Float[Tensor, "batch query head d_value"]:
     """Return what heads with a pattern aggregate of values, which they may share, in the layout of transformers."""
     return (pattern @ repeat_kv_heads(value, n_heads=pattern.shape[1])).transpose(1, 2).contiguous()
 
 
 def _eager_function(module: nn.Module) -> Any:
-    files = (vars(sys.modules[one.__module__]) for one in type(module).__mro__ if one.__module__ in sys.modules)
-    return next((file["eager_attention_forward"] for file in files if "eager_attention_forward" in file), None)
+    files = (
+        vars(sys.modules[one.__module__])
+        for one in type(module).__mro__
+        if one.__module__ in sys.modules
+    )
+    return next(
+        (file["eager_attention_forward"] for file in files if "eager_attention_forward" in file),
+        None,
+    )
 
 
 def _is_of_transformers(function: Any) -> bool:

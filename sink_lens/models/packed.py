@@ -28,12 +28,21 @@ def is_packed(module: nn.Module, name: str = "weight") -> bool:
 
 def _is_packed_tensor(weight: Any) -> bool:
     """Check whether a parameter is anything but plain floating-point numbers of 16 bits or more."""
-    return not (type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.itemsize > 1)
+    return not (
+        type(weight) in (Tensor, nn.Parameter)
+        and weight.is_floating_point()
+        and weight.itemsize > 1
+    )
 
 
 def packed_kinds(model: nn.Module) -> list[str]:
     """Return the names of the classes in a model whose parameters are packed."""
-    own = ((module, key) for module in model.modules() for key, one in module._parameters.items() if one is not None)
+    own = (
+        (module, key)
+        for module in model.modules()
+        for key, one in module._parameters.items()
+        if one is not None
+    )
     return sorted({type(module).__name__ for module, key in own if is_packed(module, key)})
 
 
@@ -46,7 +55,9 @@ def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
         return module.weight.detach()
 
 
-def weight_and_bias(module: Any, *, dtype: torch.dtype, transposed: bool = False) -> tuple[Tensor, Tensor]:
+def weight_and_bias(
+    module: Any, *, dtype: torch.dtype, transposed: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the matrix [out, in] that a module multiplies by and what it adds, as it computes them.
 
     A ``Linear`` or ``Conv1D`` (``transposed``: [in, out]) has them as they are stored. Of any other module they are
@@ -60,12 +71,20 @@ def weight_and_bias(module: Any, *, dtype: torch.dtype, transposed: bool = False
         of_class = "forward" not in vars(module) or offload_device(module) is not None
         if type(module) in (nn.Linear, Conv1D) and of_class and not is_packed(module):
             weight = module.weight.detach().T if transposed else module.weight.detach()
-            return weight, weight.new_zeros(len(weight)) if module.bias is None else module.bias.detach()
-        width, device = input_width(module), next(iter([*module.parameters(), *module.buffers()])).device
+            return weight, weight.new_zeros(
+                len(weight)
+            ) if module.bias is None else module.bias.detach()
+        width, device = (
+            input_width(module),
+            next(iter([*module.parameters(), *module.buffers()])).device,
+        )
         # not module(...): no hook may see these inputs
         try:
             bias = module.forward(torch.zeros(1, width, dtype=dtype, device=device))[0]
-            rows = [module.forward(some) - bias for some in torch.eye(width, dtype=dtype, device=device).split(_ROWS)]
+            rows = [
+                module.forward(some) - bias
+                for some in torch.eye(width, dtype=dtype, device=device).split(_ROWS)
+            ]
             weight = torch.cat(rows).T.to(dtype)
             probe = torch.linspace(-1, 1, width, dtype=dtype, device=device)[None]
             off = (module.forward(probe)[0] - weight @ probe[0] - bias).abs().max()
@@ -81,22 +100,33 @@ def check_gradients_pass(model: nn.Module) -> None:
 
     The kernel of bitsandbytes for 4 bit on a CPU passes none, so that what comes through the layer would be missing.
     """
-    own = ((one, weight) for one in model.modules() for weight in one._parameters.values() if weight is not None)
+    own = (
+        (one, weight)
+        for one in model.modules()
+        for weight in one._parameters.values()
+        if weight is not None
+    )
     packed = {(type(one), type(weight)): one for one, weight in own if _is_packed_tensor(weight)}
     for module in (one for one in packed.values() if not isinstance(one, nn.Embedding)):
         part: Any = module
         bias: Any = getattr(part, "bias", None)
-        dtype = next((one.dtype for one in model.parameters() if not _is_packed_tensor(one)), torch.float32)
+        dtype = next(
+            (one.dtype for one in model.parameters() if not _is_packed_tensor(one)), torch.float32
+        )
         device = next(iter([*part.parameters(), *part.buffers()])).device
         probe = torch.linspace(-1, 1, input_width(part), dtype=dtype, device=device)[None]
         with in_memory(part), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             leaf = probe.clone().requires_grad_(True)
             out = part.forward(leaf)
-            size = (out.detach() if bias is None else out.detach() - bias.detach().to(out.dtype)).float()
+            size = (
+                out.detach() if bias is None else out.detach() - bias.detach().to(out.dtype)
+            ).float()
             found = None
             if out.requires_grad:
-                (found,) = torch.autograd.grad((out.float() * size).sum(), [leaf], allow_unused=True)
+                (found,) = torch.autograd.grad(
+                    (out.float() * size).sum(), [leaf], allow_unused=True
+                )
         wanted = float(size.square().sum())
         slope = 0.0 if found is None else float((found.float() * probe.float()).sum())
         if not abs(slope - wanted) <= 3 * MOST_ROUNDING * max(wanted, 1e-12):

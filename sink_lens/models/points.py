@@ -12,7 +12,9 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from transformer_lens.conversion_utils.conversion_steps.rearrange_tensor_conversion import RearrangeTensorConversion
+from transformer_lens.conversion_utils.conversion_steps.rearrange_tensor_conversion import (
+    RearrangeTensorConversion,
+)
 from transformer_lens.hook_points import HookPoint, LensHandle
 from transformer_lens.model_bridge import TransformerBridge
 
@@ -39,7 +41,9 @@ def add_hook_points(bridge: TransformerBridge, *, family: Family) -> None:
             address = SITES[name].address(family)
             assert address is not None  # of a site that the family has
             whole = block.original_component
-            module = getattr(whole, address.module.partition(".")[0], None) and whole.get_submodule(address.module)
+            module = getattr(whole, address.module.partition(".")[0], None) and whole.get_submodule(
+                address.module
+            )
             if module is None:  # of another kind of layer
                 continue
             point, own = HookPoint(), f"hook_own_{name}"
@@ -47,7 +51,9 @@ def add_hook_points(bridge: TransformerBridge, *, family: Family) -> None:
             point.train(block.training)
             block.add_module(own, point)
             register_hook_point(bridge, point)
-            module.register_forward_hook(partial(_run_point, point=point, address=address, family=family, sizes=sizes))
+            module.register_forward_hook(
+                partial(_run_point, point=point, address=address, family=family, sizes=sizes)
+            )
 
 
 def reshape_head_hooks(bridge: TransformerBridge, *, family: Family) -> None:
@@ -59,11 +65,15 @@ def reshape_head_hooks(bridge: TransformerBridge, *, family: Family) -> None:
     if family.kv_latent is None and not family.own_sizes:
         return
     for block in bridge.blocks:
-        by_head = RearrangeTensorConversion("... (head d_value) -> ... head d_value", head=bridge.cfg.n_heads)
+        by_head = RearrangeTensorConversion(
+            "... (head d_value) -> ... head d_value", head=bridge.cfg.n_heads
+        )
         block.attn.o.hook_in.hook_conversion = by_head
         if family.kv_latent is not None:
             for point in (block.attn.hook_q, block.attn.hook_k, block.attn.hook_v):
-                point.hook_conversion = RearrangeTensorConversion("batch head position d -> batch position head d")
+                point.hook_conversion = RearrangeTensorConversion(
+                    "batch head position d -> batch position head d"
+                )
                 point.pos_dim = 1
 
 
@@ -104,7 +114,9 @@ def _find_hook_point(lens: LensModel, name: str) -> HookPoint:
 
 
 @contextlib.contextmanager
-def register_hooks(lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | None]]]) -> Iterator[None]:
+def register_hooks(
+    lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | None]]]
+) -> Iterator[None]:
     """Within the block, register functions at hook points; ``hooks`` has pairs of hook point name and function."""
     placed: list[tuple[HookPoint, LensHandle]] = []
     try:
@@ -135,4 +147,6 @@ def check_no_user_hooks(lens: LensModel) -> None:
 def has_user_hooks(point: HookPoint) -> bool:
     """Check whether a hook point has a user's function, besides those that TransformerLens and ``wrap`` put there."""
     functions = [handle.user_hook for handle in (*point.fwd_hooks, *point.bwd_hooks)]
-    return any(str(getattr(one, "__module__", "")).partition(".")[0] not in _LIBRARIES for one in functions)
+    return any(
+        str(getattr(one, "__module__", "")).partition(".")[0] not in _LIBRARIES for one in functions
+    )

@@ -159,7 +159,9 @@ def prepare_passes(lens: LensModel) -> Iterator[None]:
 def switch_to_eval_mode(model: nn.Module) -> Iterator[None]:
     """Put every module of a model or bridge in eval mode within the block; afterwards restore each module's mode."""
     waiting: list[nn.Module | None] = [model]
-    if isinstance(model, TransformerBridge):  # a bridge also runs modules that are not its own submodules
+    if isinstance(
+        model, TransformerBridge
+    ):  # a bridge also runs modules that are not its own submodules
         waiting.append(model.original_model)
     seen: dict[int, nn.Module] = {}
     while waiting:  # ``modules`` does the same, and a bridge's thousands of hook points take it ten times as long

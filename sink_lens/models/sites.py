@@ -21,7 +21,13 @@ if TYPE_CHECKING:  # neither torch nor the types of shapes: a dry run knows the 
 
     from .lens import LensModel
 
-_PARTS = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
+_PARTS = {
+    "position": "position",
+    "query": "position",
+    "head": "head",
+    "kv_head": "head",
+    "key": "key",
+}
 """Axis of a site -> what an edit, a sweep or a patch chooses from on it; any other axis has units."""
 
 
@@ -81,21 +87,33 @@ class Site:
                 return Address(module=family.attention, side="input")
             case "q_latent" | "kv_latent":
                 norm: str | None = getattr(family, self.name)
-                return None if norm is None else Address(module=_join_path(family.attention, norm), side="output")
+                return (
+                    None
+                    if norm is None
+                    else Address(module=_join_path(family.attention, norm), side="output")
+                )
             case "q" | "k" | "v":
                 if family.kv_latent is not None:
                     return Address(module=family.attention, side="inside", part=self.name)
                 path = _join_path(family.attention, getattr(family, self.name))
-                return Address(module=path, side="output", part="whole" if family.normed_qkv else self.name)
+                return Address(
+                    module=path, side="output", part="whole" if family.normed_qkv else self.name
+                )
             case "z_raw" if family.gated_q:
                 return None
             case "z_raw" if family.head_out is not None:
                 part = "heads" if family.head_norm_flat else "whole"
-                return Address(module=_join_path(family.attention, family.head_out), side="input", part=part)
+                return Address(
+                    module=_join_path(family.attention, family.head_out), side="input", part=part
+                )
             case "z" | "z_raw":
-                return Address(module=_join_path(family.attention, family.o), side="input", part="heads")
+                return Address(
+                    module=_join_path(family.attention, family.o), side="input", part="heads"
+                )
             case "attn_out":
-                module = family.attn_post_norm or _join_path(family.attention, family.o if family.adds_inside else None)
+                module = family.attn_post_norm or _join_path(
+                    family.attention, family.o if family.adds_inside else None
+                )
                 return Address(module=module, side="output", scale=family.attn_multiplier)
             case "mixer_out" if family.mixer is not None:
                 return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
@@ -104,7 +122,11 @@ class Site:
             case "gate" | "up":
                 path = family.gate if self.name == "gate" else family.up
                 part = self.name if family.gate_up_fused else "whole"
-                return None if path is None else Address(module=_join_path(family.mlp, path), side="output", part=part)
+                return (
+                    None
+                    if path is None
+                    else Address(module=_join_path(family.mlp, path), side="output", part=part)
+                )
             case "neurons" if family.experts is not None:
                 return Address(module=_join_path(family.mlp, EXPERTS_HOOK), side="output")
             case "neurons" if family.down is None:
@@ -130,7 +152,11 @@ class Site:
         return self.bridge.format(layer=layer)
 
 
-_STREAM, _SQUARE, _NEURONS = "batch position d_model", "batch head query key", "batch position d_mlp"
+_STREAM, _SQUARE, _NEURONS = (
+    "batch position d_model",
+    "batch head query key",
+    "batch position d_mlp",
+)
 _IN_LAYERS = {
     "resid_pre": (_STREAM, "hook_resid_pre", "residual stream before the layer"),
     "attn_in": (
@@ -172,8 +198,16 @@ _IN_LAYERS = {
         "attn.hook_z",
         "aggregated values before a head norm or gate; equal to z where there is none",
     ),
-    "z": ("batch position head d_value", "attn.hook_z", "input of the attention output projection W_O, by heads"),
-    "attn_out": (_STREAM, "hook_attn_out", "what the attention adds to the stream, after its norm where there is one"),
+    "z": (
+        "batch position head d_value",
+        "attn.hook_z",
+        "input of the attention output projection W_O, by heads",
+    ),
+    "attn_out": (
+        _STREAM,
+        "hook_attn_out",
+        "what the attention adds to the stream, after its norm where there is one",
+    ),
     "mixer_out": (
         _STREAM,
         "hook_own_mixer_out",
@@ -181,14 +215,26 @@ _IN_LAYERS = {
     ),
     "mlp_in": (_STREAM, "mlp.hook_in", "input of the MLP, after the norm where there is one"),
     "gate": (_NEURONS, "mlp.hook_pre", "gate pre-activation of a gated MLP"),
-    "up": (_NEURONS, "mlp.hook_pre_linear", "up-projection; the pre-activation where there is no gate"),
+    "up": (
+        _NEURONS,
+        "mlp.hook_pre_linear",
+        "up-projection; the pre-activation where there is no gate",
+    ),
     "neurons": (
         _NEURONS,
         "mlp.hook_post",
         "input of the down-projection; in a mixture of experts, of all experts, times the router's weights",
     ),
-    "down_out": (_STREAM, "mlp.hook_out", "output of the down-projection, before its norm where there is one"),
-    "mlp_out": (_STREAM, "hook_mlp_out", "what the MLP adds to the stream, after its norm where there is one"),
+    "down_out": (
+        _STREAM,
+        "mlp.hook_out",
+        "output of the down-projection, before its norm where there is one",
+    ),
+    "mlp_out": (
+        _STREAM,
+        "hook_mlp_out",
+        "what the MLP adds to the stream, after its norm where there is one",
+    ),
     "per_layer_out": (
         _STREAM,
         "post_per_layer_input_norm.hook_out",
@@ -238,16 +284,24 @@ def unknown_site_error(name: str) -> SiteError:
     """Return the error for an unknown site name; for the name of a hook point the error says which site to use."""
     short = re.sub(r"^(blocks\.\d+\.)?((attn|mlp)\.)?(hook_)?", "", name)
     pattern = re.sub(r"^blocks\.\d+\.", "blocks.{layer}.", name)
-    hooked = [repr(site.name) for site in reversed(_LIST) if site.bridge == pattern]  # z before z_raw
-    hooked += [_OTHER_NAMES[short]] if short in _OTHER_NAMES else [repr(short)] if short in SITES else []
+    hooked = [
+        repr(site.name) for site in reversed(_LIST) if site.bridge == pattern
+    ]  # z before z_raw
+    hooked += (
+        [_OTHER_NAMES[short]] if short in _OTHER_NAMES else [repr(short)] if short in SITES else []
+    )
     if hooked:
-        return SiteError(f"there is no site {name!r}; it is called {hooked[0]}, and layers are named apart")
+        return SiteError(
+            f"there is no site {name!r}; it is called {hooked[0]}, and layers are named apart"
+        )
     return SiteError(f"there is no site {name!r}; need one of {', '.join(SITES)}")
 
 
 def differing_sizes_error(site: str, *, axis: str) -> InputError:
     """Return the error for a site whose layers differ in the size of an axis (``head``), of which some are chosen."""
-    return InputError(f"layers differ in the number of {axis}s of {site!r}; need them named, and layers that have them")
+    return InputError(
+        f"layers differ in the number of {axis}s of {site!r}; need them named, and layers that have them"
+    )
 
 
 def site_of(name: str, *, family: Family) -> Site:
@@ -281,7 +335,9 @@ def site_of(name: str, *, family: Family) -> Site:
 
 def sites_of(family: Family) -> tuple[str, ...]:
     """Return the names of the sites that a family has."""
-    return tuple(name for name, site in SITES.items() if site.observed or site.address(family) is not None)
+    return tuple(
+        name for name, site in SITES.items() if site.observed or site.address(family) is not None
+    )
 
 
 def site_key(site: str, layer: int) -> tuple[str, int]:
@@ -299,7 +355,9 @@ def bridge_hook_name(site: Site, *, family: Family, layer: int) -> str:
         return f"blocks.{layer}.hook_own_{site.name}"
     if site.name in ("q", "k", "v") and family.normed_qkv:
         return f"blocks.{layer}.attn.{site.name}_norm.hook_out"
-    if site.name == "k" and family.mlp_multiplies:  # TransformerLens's point has the keys times their multiplier
+    if (
+        site.name == "k" and family.mlp_multiplies
+    ):  # TransformerLens's point has the keys times their multiplier
         return f"blocks.{layer}.attn.k.hook_out"
     if site.name == "up" and family.gate is None:
         return f"blocks.{layer}.mlp.hook_pre"
@@ -330,7 +388,9 @@ def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, in
     number = rest.partition(".")[0]
     layer = int(number) if number.isdigit() else None
     points: Mapping[str, object] = {} if lens is None else lens.bridge.hook_dict
-    for site in reversed(_LIST):  # z before z_raw, mlp_out before down_out: they share a hook in most families
+    for site in reversed(
+        _LIST
+    ):  # z before z_raw, mlp_out before down_out: they share a hook in most families
         if site.per_layer != (layer is not None):
             continue
         if lens is None:
@@ -340,8 +400,14 @@ def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, in
             own = points.get(bridge_hook_name(site, family=lens.family, layer=layer or 0))
             if own is not None and own is points.get(name):
                 return site.name, layer
-    known = ", ".join(site.bridge for site in _LIST if lens is not None or site.name not in _BY_FAMILY)
-    more = "" if lens is not None else ", or the model (model=...), which tells what a hook in its MLP is"
+    known = ", ".join(
+        site.bridge for site in _LIST if lens is not None or site.name not in _BY_FAMILY
+    )
+    more = (
+        ""
+        if lens is not None
+        else ", or the model (model=...), which tells what a hook in its MLP is"
+    )
     raise SiteError(f"the hook {name!r} is at no site; need one of {known}{more}")
 
 
@@ -384,4 +450,6 @@ def read_site(
                 return tensor.unflatten(-1, (n_heads, 3, d_head))[..., index, :]
             widths = [n_heads * d_head, n_kv_heads * d_head, n_kv_heads * d_head]
             # a view of its own: one of several views of ``split`` cannot be changed in place under autograd
-            return tensor.narrow(-1, sum(widths[:index]), widths[index]).unflatten(-1, (heads, d_head))
+            return tensor.narrow(-1, sum(widths[:index]), widths[index]).unflatten(
+                -1, (heads, d_head)
+            )

@@ -36,7 +36,9 @@ def build_random_model(config: Any, *, seed: int, noise: float) -> PreTrainedMod
     Biases and gains get normal noise with the standard deviation ``noise``.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed would reseed the GPUs of the caller too
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -71,7 +73,9 @@ def tiny_tokenizer(*, adds_bos: bool = False) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in special]
+    )
     if adds_bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", BOS_ID)]
@@ -115,7 +119,9 @@ def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
     fields: dict[str, Any] = SIZES | {"num_key_value_heads": 2, "intermediate_size": 80}
     fields |= {"num_hidden_layers": 5, "initializer_range": 0.1}
     rope = {"rope_type": "default", "rope_theta": 1e6}
-    model: Any = build_random_model(LlamaConfig(**fields, rope_parameters=rope), seed=seed, noise=0.02)
+    model: Any = build_random_model(
+        LlamaConfig(**fields, rope_parameters=rope), seed=seed, noise=0.02
+    )
 
     places = torch.Generator().manual_seed(seed)
     shared, trigger, outlier = torch.randperm(48, generator=places)[:3].tolist()
@@ -137,7 +143,9 @@ def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
             head_size = block.self_attn.head_dim
             slowest = head_size // 2 - 1  # pair (5, 11) turns by 1e-5 a position at theta 1e6
             block.self_attn.q_proj.weight[slowest::head_size, shared] = 2.5
-            block.self_attn.k_proj.weight[:, trigger] = 0.0  # heads recognise BOS only by the outlier
+            block.self_attn.k_proj.weight[:, trigger] = (
+                0.0  # heads recognise BOS only by the outlier
+            )
             block.self_attn.k_proj.weight[slowest::head_size, outlier] = 2.0 * sign
             block.self_attn.v_proj.weight[:, outlier] = 0.0  # the sink's value stays small
         if sink:
@@ -147,4 +155,6 @@ def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
                 reader.weight[neuron, trigger] = 2.0
             mlp.down_proj.weight[:, neuron] = 0.0
             mlp.down_proj.weight[outlier, neuron] = 6.0 * sign
-    return PlantedTruth(model=model, bos_id=BOS_ID, outlier_dimension=outlier, layer=layer, neuron=neuron)
+    return PlantedTruth(
+        model=model, bos_id=BOS_ID, outlier_dimension=outlier, layer=layer, neuron=neuron
+    )

@@ -40,15 +40,28 @@ _GROWING = ("dynamic", "longrope")
 """Kinds of rotary embedding whose table is made anew for another length."""
 _WITHOUT_SETTINGS = (nn.Linear, nn.Dropout, nn.ModuleList, nn.SiLU)
 """Most modules of a model; what they compute is in their parameters alone."""
-_FREE = frozenset({"training", "gradient_checkpointing", "p", "inplace", "name_or_path", "use_cache", "forward"})
+_FREE = frozenset(
+    {"training", "gradient_checkpointing", "p", "inplace", "name_or_path", "use_cache", "forward"}
+)
 """Settings that change no number in eval mode, and ``forward``, which is watched whether a module has one or not."""
-_FREE_PARTS = ("dropout", "_token_id", "output_", "return_", "problem_type", "label", "architectures", "dtype")
+_FREE_PARTS = (
+    "dropout",
+    "_token_id",
+    "output_",
+    "return_",
+    "problem_type",
+    "label",
+    "architectures",
+    "dtype",
+)
 _COLUMNS = 1040
 """Words of 8 bytes in a row of sums. With a power of 2 the columns share cache lines, which takes twice as long."""
 _FORM = operator.attrgetter("__class__", "dtype", "shape", "device")
 _COPIED = "what was copied"
 _READS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
-    "object": lambda facts: map(dict.get, *facts),  # of (tables, keys): parameters, modules, settings
+    "object": lambda facts: map(
+        dict.get, *facts
+    ),  # of (tables, keys): parameters, modules, settings
     "forward": lambda tables: map(dict.get, tables, repeat("forward")),  # of a module's attributes
     "class": functools.partial(map, type),
     "code": functools.partial(starmap, getattr),  # of (class, name of a function, None)
@@ -56,8 +69,12 @@ _READS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
     "size": functools.partial(map, len),  # of a table of modules
     "hooks": lambda tables: [tuple(one.values()) if one else () for one in tables],
     "form": functools.partial(map, _FORM),  # of a tensor
-    "address": functools.partial(map, Tensor.data_ptr),  # of a tensor whose memory another one uses too
-    "state": functools.partial(map, operator.call),  # of a function: adapters, the attention function, copied values
+    "address": functools.partial(
+        map, Tensor.data_ptr
+    ),  # of a tensor whose memory another one uses too
+    "state": functools.partial(
+        map, operator.call
+    ),  # of a function: adapters, the attention function, copied values
 }
 """Kind of fact -> the function that reads such facts, from a list of what each is about."""
 
@@ -107,20 +124,26 @@ class ModelRecord:
         self.settings = list(map(vars, self.modules))
         """Their attributes."""
         self._subjects["object"] = list(map(list, zip(*self._subjects["object"], strict=True)))
-        self._before |= {kind: list(_READS[kind](subjects)) for kind, subjects in self._subjects.items()}
+        self._before |= {
+            kind: list(_READS[kind](subjects)) for kind, subjects in self._subjects.items()
+        }
 
     def check(self) -> None:
         """Raise ModelError if the model was changed, and say what was changed; call it only while no pass runs."""
         for kind, subjects in self._subjects.items():
             before, now = self._before[kind], list(_READS[kind](subjects))
-            if all(map(operator.is_, now, before)) if kind == "object" else now == before:  # no tensor is asked
+            if (
+                all(map(operator.is_, now, before)) if kind == "object" else now == before
+            ):  # no tensor is asked
                 continue
             for at in compress(range(len(now)), map(operator.is_not, now, before)):
                 if not _is_same(kind, now[at], before[at]):
                     raise _change_error(kind, self._names[kind][at], now=now[at], before=before[at])
                 if isinstance(now[at], Tensor) and now[at].data_ptr() != before[at].data_ptr():
                     # each path has its own from now on
-                    self._watch_values([(self._names[kind][at], one) for one in (before[at], now[at])])
+                    self._watch_values(
+                        [(self._names[kind][at], one) for one in (before[at], now[at])]
+                    )
             self._before[kind] = now  # equal numbers may be two objects
 
     def record_values(self) -> "TensorValues":
@@ -158,19 +181,28 @@ class ModelRecord:
             self._known.add(id(module))
             self._record_module(module, name=where + name_in_plain_model(path), own=not where)
             yield module
-            waiting += [(f"{path}.{key}" if path else key, one) for key, one in reversed(module._modules.items())]
+            waiting += [
+                (f"{path}.{key}" if path else key, one)
+                for key, one in reversed(module._modules.items())
+            ]
 
     def _record_module(self, module: nn.Module, *, name: str, own: bool) -> None:
         growing = any(kind in str(getattr(module, "rope_type", "")) for kind in _GROWING)
-        for kind in ("_parameters", "_modules") if growing else ("_parameters", "_buffers", "_modules"):
+        for kind in (
+            ("_parameters", "_modules") if growing else ("_parameters", "_buffers", "_modules")
+        ):
             table: dict[str, Any] = getattr(module, kind)
             for key, one in table.items():
-                if isinstance(one, HookPoint) or (isinstance(one, Tensor) and one.device.type == "meta"):
+                if isinstance(one, HookPoint) or (
+                    isinstance(one, Tensor) and one.device.type == "meta"
+                ):
                     continue
                 whole = f"{name}.{key}" if name and not name.endswith(", ") else name + key
                 self._add("object", (table, key), whole)
                 if isinstance(one, Tensor) and id(one) not in self._known:
-                    with contextlib.suppress(RuntimeError, NotImplementedError):  # some packed tensors have no address
+                    with contextlib.suppress(
+                        RuntimeError, NotImplementedError
+                    ):  # some packed tensors have no address
                         one.untyped_storage().data_ptr()
                         self._known.add(id(one))
                         self._add("form", one, whole)
@@ -201,7 +233,11 @@ class ModelRecord:
                 if isinstance(value, FunctionType):
                     self._add("code", (one, key, None), f"{one.__qualname__}.{key}")
             file = sys.modules.get(one.__module__)
-            if file is not None and id(file) not in self._known and one.__module__.startswith("transformers.models."):
+            if (
+                file is not None
+                and id(file) not in self._known
+                and one.__module__.startswith("transformers.models.")
+            ):
                 self._known.add(id(file))
                 for key, value in vars(file).items():
                     if isinstance(value, FunctionType):
@@ -252,7 +288,9 @@ def _is_same(kind: str, now: Any, before: Any) -> bool:
     if kind == "hooks":
         return _user_hooks(now) == _user_hooks(before)
     if isinstance(now, Tensor) and isinstance(before, Tensor):
-        return _FORM(now) == _FORM(before) and (now.data_ptr() == before.data_ptr() or torch.equal(now, before))
+        return _FORM(now) == _FORM(before) and (
+            now.data_ptr() == before.data_ptr() or torch.equal(now, before)
+        )
     return not isinstance(now, Tensor) and not isinstance(before, Tensor) and bool(now == before)
 
 
@@ -287,7 +325,11 @@ def _change_error(kind: str, name: str, *, now: Any, before: Any) -> ModelError:
 
 
 def _user_hooks(hooks: tuple[Any, ...]) -> list[Any]:
-    return [one for one in hooks if str(getattr(inner_function(one), "__module__", "")).split(".")[0] not in _LIBRARIES]
+    return [
+        one
+        for one in hooks
+        if str(getattr(inner_function(one), "__module__", "")).split(".")[0] not in _LIBRARIES
+    ]
 
 
 def _hash_of_bits(tensor: Tensor) -> int:

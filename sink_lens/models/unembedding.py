@@ -14,7 +14,10 @@ def logits_from_states(lens: LensModel, states: Tensor) -> Tensor:
 
     The logits are capped if the model caps them.
     """
-    logits, cap = uncapped_logits(lens, states), getattr(lens.config, "final_logit_softcapping", None)
+    logits, cap = (
+        uncapped_logits(lens, states),
+        getattr(lens.config, "final_logit_softcapping", None),
+    )
     return logits if cap is None else (logits / cap).tanh() * cap
 
 

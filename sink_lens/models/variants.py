@@ -2,7 +2,15 @@
 
 from typing import Literal
 
-Attention = Literal["softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit", "off_by_one", "key_bias"]
+Attention = Literal[
+    "softmax",
+    "sigmoid",
+    "gate_elementwise",
+    "gate_headwise",
+    "sink_logit",
+    "off_by_one",
+    "key_bias",
+]
 """Attention weights, or what is done to a head's output."""
 ValueNorm = Literal["none", "shared", "per_head", "position"]
 """Treatment of the aggregated values: none, a norm with a shared gain or a gain per head, or a scale by position."""

@@ -44,7 +44,10 @@ class AttentionWeights:
     gain between them, and at each token all but the rotary part is divided by a number of the latent's norm."""
 
     def keys(
-        self, x: Float[Tensor, "*batch d_model"], *, dimensions: Sequence[int] | Tensor | None = None
+        self,
+        x: Float[Tensor, "*batch d_model"],
+        *,
+        dimensions: Sequence[int] | Tensor | None = None,
     ) -> Float[Tensor, "*value kv_head d_head"]:
         """Return each key-value head's keys, without bias, for inputs ``x`` of the attention.
 
@@ -58,20 +61,28 @@ class AttentionWeights:
             x, w_k = x[..., chosen.to(x.device)], w_k[..., chosen.to(w_k.device)]
         w_k = w_k.to(x.device, x.dtype)
         if w_k.ndim == 4:
-            found = einsum(x, w_k, "... set d_model, kv_head d_head set d_model -> set ... kv_head d_head")
+            found = einsum(
+                x, w_k, "... set d_model, kv_head d_head set d_model -> set ... kv_head d_head"
+            )
         else:
             found = einsum(x, w_k, "... d_model, kv_head d_head d_model -> ... kv_head d_head")
         if of_norm is None:
             return found
         assert self.latent is not None
-        normed, rotary = found.split([self.latent.width, found.shape[-1] - self.latent.width], dim=-1)
+        normed, rotary = found.split(
+            [self.latent.width, found.shape[-1] - self.latent.width], dim=-1
+        )
         return torch.cat([normed / of_norm[..., None, None].to(found.dtype), rotary], dim=-1)
 
     def values(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch kv_head d_value"]:
         """Return each key-value head's values, without bias, for inputs ``x`` of the attention."""
         w_v = self.w_v.to(x.device, x.dtype)
         found = einsum(x, w_v, "... d_model, kv_head d_value d_model -> ... kv_head d_value")
-        return found if self.latent is None else found / self.latent.latent_rms(x)[..., None, None].to(found.dtype)
+        return (
+            found
+            if self.latent is None
+            else found / self.latent.latent_rms(x)[..., None, None].to(found.dtype)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +176,9 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     elif family.qkv_layout == "separate":
         pairs = [projection(name) for name in (family.q, family.k, family.v)]
         if family.gated_q:
-            w_q, b_q = (one.unflatten(0, (lens.n_heads, 2, -1))[:, 0].flatten(0, 1) for one in pairs[0])
+            w_q, b_q = (
+                one.unflatten(0, (lens.n_heads, 2, -1))[:, 0].flatten(0, 1) for one in pairs[0]
+            )
             pairs[0] = w_q, b_q
     else:
         weight, bias = projection(family.q)
@@ -174,12 +187,17 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
             pairs = list(zip(weight.split(widths), bias.split(widths), strict=True))
         else:
             parts = {"part": 3, "head": lens.n_heads}
-            weight = rearrange(weight, "(head part d_head) d_model -> part (head d_head) d_model", **parts)
+            weight = rearrange(
+                weight, "(head part d_head) d_model -> part (head d_head) d_model", **parts
+            )
             bias = rearrange(bias, "(head part d_head) -> part (head d_head)", **parts)
             pairs = list(zip(weight, bias, strict=True))
     (w_q, b_q), (w_k, b_k), (w_v, b_v) = pairs
     w_o, b_o = projection(family.o)
-    by_head, d_head = "(head d_head) d_model -> head d_head d_model", lens.head_sizes(layer)["d_head"]
+    by_head, d_head = (
+        "(head d_head) d_model -> head d_head d_model",
+        lens.head_sizes(layer)["d_head"],
+    )
     return AttentionWeights(
         w_q=rearrange(w_q, by_head, d_head=d_head),
         w_k=rearrange(w_k, by_head, d_head=d_head),
@@ -200,7 +218,9 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
     def weight(name: str) -> Tensor:
         return _weight_and_bias(module.get_submodule(name), lens)[0].float()
 
-    def unrotated(rows: Float[Tensor, "*batch d_head d_model"]) -> Float[Tensor, "*batch d_head d_model"]:
+    def unrotated(
+        rows: Float[Tensor, "*batch d_head d_model"],
+    ) -> Float[Tensor, "*batch d_head d_model"]:
         """Rows of the rotary part in the order, and at the size, in which they enter the product at position 0."""
         if getattr(lens.config, "rope_interleave", False):
             rows = torch.cat([rows[..., 0::2, :], rows[..., 1::2, :]], dim=-2)
@@ -239,7 +259,11 @@ def keys_at_position(
     if weights.latent is None:
         found = weights.keys(x.to(weights.w_k.dtype)) + weights.b_k
         norm = norm_weights(lens, layer=layer, which="k_norm") if lens.family.normed_qkv else None
-        return found if norm is None else (found / norm.divisor(found)[..., None] * norm.gain).to(found.dtype)
+        return (
+            found
+            if norm is None
+            else (found / norm.divisor(found)[..., None] * norm.gain).to(found.dtype)
+        )
     module: Any = lens.layer(layer).get_submodule(lens.family.attention)
     seen: dict[str, Tensor] = {}
 
@@ -299,7 +323,9 @@ def _mixture_weights(mlp: Any, *, width: int) -> MlpWeights:
         rows = [torch.cat(some).detach() for some in (gate, up, down)]
     missing = (0, 0, 0, width - len(rows[0]))
     w_gate, w_up, w_out = (torch.nn.functional.pad(one, missing) for one in rows)
-    return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_out.T, b_down=w_out.new_zeros(w_out.shape[1]))
+    return MlpWeights(
+        w_gate=w_gate, w_up=w_up, w_down=w_out.T, b_down=w_out.new_zeros(w_out.shape[1])
+    )
 
 
 def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None:
@@ -309,7 +335,9 @@ def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None
         path = None if family.qk_norm is None else f"{family.attention}.{getattr(family, which)}"
     else:
         path = getattr(family, which)
-    by = {"attn_post_norm": family.attn_multiplier, "mlp_post_norm": family.mlp_multiplier}.get(which, 1.0)
+    by = {"attn_post_norm": family.attn_multiplier, "mlp_post_norm": family.mlp_multiplier}.get(
+        which, 1.0
+    )
     if by != 1:
         gain = torch.full((lens.d_model,), by, device=lens.device, dtype=torch.float32)
         return Norm(gain=gain, bias=torch.zeros_like(gain), eps=0.0, centred=False, divides=False)
@@ -349,7 +377,13 @@ def attention_constants(lens: LensModel, *, layer: int) -> AttentionConstants:
     read = weights.b_o.new_zeros(lens.d_model, dtype=torch.float32) if norm is None else norm.bias
     k, v = weights.b_k.float() + weights.keys(read), weights.b_v.float() + weights.values(read)
     z = attn_out = None
-    if not (family.sigmoid or family.sink_logit or family.gated_q or family.head_out or family.normed_qkv):
+    if not (
+        family.sigmoid
+        or family.sink_logit
+        or family.gated_q
+        or family.head_out
+        or family.normed_qkv
+    ):
         z = v.repeat_interleave(lens.n_heads // lens.n_kv_heads, dim=0)
         if family.attn_post_norm is None:
             made = einsum(z, weights.w_o.float(), "head d_head, head d_head d_model -> d_model")

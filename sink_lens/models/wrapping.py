@@ -48,7 +48,8 @@ _BRIDGE_BOS = (
     "give wrap the model's own tokenizer"
 )
 _BRIDGE_COPIES = (
-    "this bridge holds copies of the query, key and value weights: later changes of the plain model do not reach it"
+    "this bridge holds copies of the query, key and value weights: "
+    "later changes of the plain model do not reach it"
 )
 
 
@@ -87,7 +88,9 @@ def wrap(
     given = getattr(model, UNCOMPILED, model)
     model = adapters.unwrap_peft(given)
     if not isinstance(model, PreTrainedModel):
-        raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
+        raise ModelError(
+            f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge"
+        )
     note = adapters.injected_adapters_note(model) if model is given else None
     model = extract_language_model(model)
     family = checks.checked_family(model)
@@ -123,8 +126,12 @@ def extract_language_model(model: PreTrainedModel) -> PreTrainedModel:
     return text.train(model.training)
 
 
-def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase | None, name: str | None) -> LensModel:
-    if is_processed(model):  # folding keeps the logits of most families, and changes the neurons and the norms
+def _wrap_bridge(
+    model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase | None, name: str | None
+) -> LensModel:
+    if is_processed(
+        model
+    ):  # folding keeps the logits of most families, and changes the neurons and the norms
         raise ModelError(
             "the bridge is in compatibility mode, where weights are folded or centred; need the weights as they "
             "were loaded. Boot it without enable_compatibility_mode and process_weights"
@@ -132,8 +139,14 @@ def _wrap_bridge(model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase
     plain = _rebuild_plain(model)
     family = checks.checked_family(plain)
     if family.mixer is not None or family.kv_latent is not None or family.own_sizes:
-        kind = "the hybrid" if family.mixer is not None else "a model whose heads have widths of their own,"
-        raise ModelError(f"found a bridge of {kind} {family.architecture}; need the Hugging Face model itself")
+        kind = (
+            "the hybrid"
+            if family.mixer is not None
+            else "a model whose heads have widths of their own,"
+        )
+        raise ModelError(
+            f"found a bridge of {kind} {family.architecture}; need the Hugging Face model itself"
+        )
     interfaced.give_attention_interface(plain)
     interfaced.give_attention_interface(cast("PreTrainedModel", model.original_model))
     experts.add_expert_hook_points(plain, family=family)
@@ -196,20 +209,29 @@ def assemble_lens(
             f"weights of {name} are on the device meta, which holds none; need them in memory. Load the model again"
         )
     reason = (
-        why_not_editable(plain, name=name) if bytes_on_disk(plain) else _why_not_split(plain, family=family, name=name)
+        why_not_editable(plain, name=name)
+        if bytes_on_disk(plain)
+        else _why_not_split(plain, family=family, name=name)
     )
     if reason is not None:
         bridge = cast("TransformerBridge", NoBridge(reason))
-        state, uneditable = _record_state(plain.eval(), family=family, bridge=None, merged=merged), frozenset()
+        state, uneditable = (
+            _record_state(plain.eval(), family=family, bridge=None, merged=merged),
+            frozenset(),
+        )
     else:
         with keep_random_state():
-            bridge = _build_bridge(copy_sharing_tensors(plain), family=family, own=own, tokenizer=tokenizer, name=name)
+            bridge = _build_bridge(
+                copy_sharing_tensors(plain), family=family, own=own, tokenizer=tokenizer, name=name
+            )
         notes += checks.check_bridge_logits(bridge, plain=plain, family=family)
         checks.check_hooks_fire(bridge, plain=plain, family=family, name=name)
         state = _record_state(plain, family=family, bridge=bridge, merged=merged)
         uneditable = checks.uneditable_sites(bridge, plain=plain, own=own is not None)
     if (kinds := packed_kinds(plain)) and not any("quantised" in one for one in notes):
-        notes += (f"the weights are packed ({', '.join(kinds)}): what is studied here is the quantised model",)
+        notes += (
+            f"the weights are packed ({', '.join(kinds)}): what is studied here is the quantised model",
+        )
     lens = LensModel(
         bridge=bridge,
         plain=plain,
@@ -242,20 +264,33 @@ def _record_state(
     if merged is None:
         return new_lens_state(ModelRecord(plain, bridge=bridge, states=states), *parts)
     states += (("the state of the adapters", merged.states),)
-    noted = ModelRecord(plain, bridge=bridge, source=merged.source, copied=merged.copied, states=states)
+    noted = ModelRecord(
+        plain, bridge=bridge, source=merged.source, copied=merged.copied, states=states
+    )
     return new_lens_state(noted, merged.source.base_model, *parts)
 
 
-def _states(plain: PreTrainedModel, *, family: Family) -> tuple[tuple[str, Callable[[], object]], ...]:
+def _states(
+    plain: PreTrainedModel, *, family: Family
+) -> tuple[tuple[str, Callable[[], object]], ...]:
     """Return the name and the function of what a lens's record asks a model of this family for."""
-    return (("the attention function", lambda: attention_function(plain, family=family) or "transformers' softmax"),)
+    return (
+        (
+            "the attention function",
+            lambda: attention_function(plain, family=family) or "transformers' softmax",
+        ),
+    )
 
 
 def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
     if family.qkv_layout == "separate" and not family.gate_up_fused:
         return None
     layers: Any = plain.get_submodule(family.layers)
-    having = [layer for layer in layers if getattr(layer, family.attention.partition(".")[0], None) is not None]
+    having = [
+        layer
+        for layer in layers
+        if getattr(layer, family.attention.partition(".")[0], None) is not None
+    ]
     module = having[0].get_submodule(f"{family.attention}.{family.q}")
     if not is_packed(module):
         return None
@@ -296,9 +331,14 @@ def _build_bridge(
                 "of transformers. Take off what stands in their place"
             ) from error
     owns = [(one, getattr(one, "original_component", None)) for one in bridge.modules()]
-    norms: list[tuple[Any, nn.LayerNorm]] = [(one, own) for one, own in owns if isinstance(own, nn.LayerNorm)]
+    norms: list[tuple[Any, nn.LayerNorm]] = [
+        (one, own) for one, own in owns if isinstance(own, nn.LayerNorm)
+    ]
     if len({norm.eps for _, norm in norms}) == 1:
-        for one, norm in norms:  # TransformerLens does not read it from every name that configurations give it
+        for (
+            one,
+            norm,
+        ) in norms:  # TransformerLens does not read it from every name that configurations give it
             one.config.eps = norm.eps
     if own is None:
         interfaced.hook_delegated_attention(bridge)
@@ -312,7 +352,9 @@ def _build_bridge(
             point = block.attn.get_submodule(family.head_out).hook_in
             point.hook_conversion = block.attn.o.hook_in.hook_conversion
     if family.rotates_in_float32 and model.dtype != torch.float32:
-        dtype = model.dtype  # as Hugging Face casts rotated queries and keys, and TransformerLens does not
+        dtype = (
+            model.dtype
+        )  # as Hugging Face casts rotated queries and keys, and TransformerLens does not
         for block in bridge.blocks:
             for hook in (block.attn.hook_rot_q, block.attn.hook_rot_k):
                 hook.add_perma_hook(lambda tensor, hook: tensor.to(dtype))
@@ -359,15 +401,25 @@ def _reloadable_tokenizer(
 def _rebuild_plain(bridge: TransformerBridge) -> PreTrainedModel:
     original = bridge.original_model
     if not isinstance(original, PreTrainedModel):
-        raise ModelError(f"the bridge holds a {type(original).__name__}; need one built from a Hugging Face model")
+        raise ModelError(
+            f"the bridge holds a {type(original).__name__}; need one built from a Hugging Face model"
+        )
     checks.checked_family(original)
-    held = {name_in_plain_model(key): value for key, value in original.named_parameters(remove_duplicate=False)}
-    buffers = {name_in_plain_model(key): value for key, value in original.named_buffers(remove_duplicate=False)}
+    held = {
+        name_in_plain_model(key): value
+        for key, value in original.named_parameters(remove_duplicate=False)
+    }
+    buffers = {
+        name_in_plain_model(key): value
+        for key, value in original.named_buffers(remove_duplicate=False)
+    }
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         plain = type(original)(copy.deepcopy(original.config))
     for key, _ in list(plain.named_parameters(remove_duplicate=False)):
         if key not in held:
-            raise ModelError(f"the bridge has no parameter {key}; need a bridge with its weights as they were loaded")
+            raise ModelError(
+                f"the bridge has no parameter {key}; need a bridge with its weights as they were loaded"
+            )
         _set_tensor(plain, key, held[key])
     for key, _ in list(plain.named_buffers(remove_duplicate=False)):
         _set_tensor(plain, key, buffers[key].clone())

@@ -75,7 +75,9 @@ def patch(
     correct: int | str | Sequence[Any] | None = None,
     incorrect: int | str | Sequence[Any] | None = None,
     bos: Literal["auto", "with", "without"] = "auto",
-    put: Literal["source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"]
+    put: Literal[
+        "source", "zero", "mean_ordinary", "mean_all", "mean_aligned", "resample", "scale", "set"
+    ]
     | Callable[..., Any] = "source",
     edits: Iterable[Edit] | Edit = (),
     factor: float | None = None,

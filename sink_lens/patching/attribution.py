@@ -48,7 +48,9 @@ def attribution_patch(
     settings = merge_patch_config(config, lens=lens, fields={"approximate": True} | fields)
     settings.check_together()
     if settings.edits:
-        raise InputError("attribution_patch approximates patches of the unedited model; leave out edits")
+        raise InputError(
+            "attribution_patch approximates patches of the unedited model; leave out edits"
+        )
     if settings.put != "source":
         raise InputError(
             f"approximate and put {settings.put!r} were given; a gradient approximates values of the other run alone: "

@@ -28,18 +28,28 @@ def carrying_positions_text(table: pd.DataFrame, *, site: str, labels: Mapping[i
 
     ``table`` has patches of ``site``, ``labels`` is position -> text of its token.
     """
-    if [name for name in AXES if name in table.columns] != ["layer", "position"] or not site.startswith("resid"):
+    if [name for name in AXES if name in table.columns] != [
+        "layer",
+        "position",
+    ] or not site.startswith("resid"):
         return ""
-    if "normalised_effect" not in table or not np.isfinite(table["normalised_effect"].to_numpy(float)).all():
+    if (
+        "normalised_effect" not in table
+        or not np.isfinite(table["normalised_effect"].to_numpy(float)).all()
+    ):
         return ""
     ranges = _layer_ranges(shown_rows(table))
-    ranges = [one for one in ranges if one["value"] >= _CARRIES and one["layers"][1] > one["layers"][0]]
+    ranges = [
+        one for one in ranges if one["value"] >= _CARRIES and one["layers"][1] > one["layers"][0]
+    ]
     ranges.sort(key=lambda one: one["layers"])
     if not ranges or len({one["position"] for one in ranges}) != len(ranges):
         return ""
     first, *others = ranges
     names = [position_name(int(one["position"]), labels) for one in ranges]
-    sentence = f"is carried at {names[0]} up to layer {first['layers'][1]} ({percent(first['value'])})"
+    sentence = (
+        f"is carried at {names[0]} up to layer {first['layers'][1]} ({percent(first['value'])})"
+    )
     for name, one in zip(names[1:], others, strict=True):
         sentence += f", at {name} from layer {one['layers'][0]} ({percent(one['value'])})"
     return sentence
@@ -53,9 +63,14 @@ def _layer_ranges(table: pd.DataFrame) -> list[dict[str, Any]]:
         for row in part.sort_values("layer").to_dict("records"):
             layer, value = int(row["layer"]), float(row["normalised_effect"])
             before = runs[-1]["value"] if layers is not None and layer == layers[1] + 1 else 0.0
-            alike = before * value > 0 and min(abs(before), abs(value)) >= _SAME_EFFECT * max(abs(before), abs(value))
+            alike = before * value > 0 and min(abs(before), abs(value)) >= _SAME_EFFECT * max(
+                abs(before), abs(value)
+            )
             if layers is not None and alike:
-                runs[-1] |= {"layers": (layers[0], layer), "value": max(runs[-1]["value"], value, key=abs)}
+                runs[-1] |= {
+                    "layers": (layers[0], layer),
+                    "value": max(runs[-1]["value"], value, key=abs),
+                }
             else:
                 runs.append({"position": position, "layers": (layer, layer), "value": value})
             layers = runs[-1]["layers"]

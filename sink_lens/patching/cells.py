@@ -33,7 +33,13 @@ def cell_of_patch(
     keys = [site_key(site, layer) for layer in part.layers or ()]
     if SITES[site].by_token and part.positions is not None:
         differing = torch.stack(
-            [(part.select(run[key]) != part.select(source[key])).transpose(0, 1).flatten(1).any(1) for key in keys]
+            [
+                (part.select(run[key]) != part.select(source[key]))
+                .transpose(0, 1)
+                .flatten(1)
+                .any(1)
+                for key in keys
+            ]
         )
         if part.positions == tuple(sorted(part.positions)):
             first = int(differing.any(0).int().argmax())
@@ -42,7 +48,9 @@ def cell_of_patch(
     own = replace_full_axes_by_none(part, sizes=run[keys[0]].shape[1:])
 
     def source_values(values: Tensor, at: At) -> Tensor:
-        return copy_to_device(own.select(source[site, at.layer][at.sequences]), values.device, values.dtype)
+        return copy_to_device(
+            own.select(source[site, at.layer][at.sequences]), values.device, values.dtype
+        )
 
     patch = edit(site, source_values, **{**own.where, "label": f"patch {site}"})
     touched, first = touched_places(edits)
@@ -50,10 +58,14 @@ def cell_of_patch(
         begin = min(begin, first)
     whole = any(one.whole_batch for one in edits)
     touches = ((site, own.layers), *touched)
-    return Cell(touches=touches, begin=begin, make=lambda references: (*edits, patch), whole_batch=whole)
+    return Cell(
+        touches=touches, begin=begin, make=lambda references: (*edits, patch), whole_batch=whole
+    )
 
 
-def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
+def cell_of_edit(
+    part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()
+) -> Cell:
     """Make the cell of ``edits`` and of the edit that ``make`` returns for a part of a site with axes of ``sizes``.
 
     Raises:
@@ -62,5 +74,7 @@ def cell_of_edit(part: Part, *, sizes: Sequence[int], make: MakesEdit, edits: tu
     made = make(part.site, **replace_full_axes_by_none(part, sizes=sizes).where)
     if not isinstance(made, Edit) or made.site != part.site:
         kind = f"an edit of {made.site!r}" if isinstance(made, Edit) else type(made).__name__
-        raise InputError(f"what was to be put into a part of {part.site!r} is {kind}; need an edit of that site")
+        raise InputError(
+            f"what was to be put into a part of {part.site!r} is {kind}; need an edit of that site"
+        )
     return cell_of_edits((*edits, made))

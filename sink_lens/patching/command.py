@@ -31,7 +31,12 @@ _MOST_DIFFERENCES = 20
 
 
 def run_patch(
-    config: PatchConfig, *, out: str | Path | None, shard: str | None, overwrite: bool, progress: bool
+    config: PatchConfig,
+    *,
+    out: str | Path | None,
+    shard: str | None,
+    overwrite: bool,
+    progress: bool,
 ) -> PatchResult | AttributionResult:
     """Run the command ``patch``: measure or approximate the configuration's patches, and write the folder ``out``.
 
@@ -45,9 +50,13 @@ def run_patch(
     lens = load(config.model, device=config.device, dtype=config.dtype, announce=log.info)
     folder = default_run_folder(config.model) if out is None else Path(out)
     if not config.approximate:
-        return patch(lens, config=config, out=folder, shard=shard, overwrite=overwrite, progress=progress)
+        return patch(
+            lens, config=config, out=folder, shard=shard, overwrite=overwrite, progress=progress
+        )
     runs, _, pair = prepare_runs(lens, None, None, config=config)
-    with open_run(folder, lens=lens, pair=pair, config=config, metric=runs.metric, overwrite=overwrite) as writer:
+    with open_run(
+        folder, lens=lens, pair=pair, config=config, metric=runs.metric, overwrite=overwrite
+    ) as writer:
         result = attribution_patch(lens, config=config)
         generator = torch.Generator().manual_seed(config.seed)
         check = result.sample(config.check, generator=generator, progress=progress)
@@ -56,7 +65,9 @@ def run_patch(
     return replace(result, folder=folder, checked=check.sentence)
 
 
-def show_patch(found: PatchResult | AttributionResult, view: PatchView) -> "Iterator[RenderableType | PageTable]":
+def show_patch(
+    found: PatchResult | AttributionResult, view: PatchView
+) -> "Iterator[RenderableType | PageTable]":
     """Yield what the terminal shows: conclusion, tokens that differ, the ``view.top`` strongest patches, the check."""
     from rich.text import Text
 
@@ -88,13 +99,18 @@ def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "Pa
     frame = found.strongest(top)
     heads |= {"effect": "approx."} if "method" in frame else {}
     if "ci_low" in frame.columns:
-        frame["95%"] = [interval_text(low, high) for low, high in zip(frame["ci_low"], frame["ci_high"], strict=True)]
+        frame["95%"] = [
+            interval_text(low, high)
+            for low, high in zip(frame["ci_low"], frame["ci_high"], strict=True)
+        ]
     names = [name for name in heads if name in frame.columns and bool(frame[name].notna().any())]
     lines = []
     for row in frame.to_dict("records"):
         text = found.labels.get(int(row["position"]), "") if "position" in row else ""
         where = [row[name] if name == "site" else str(int(row[name])) for name in found.by]
-        cells = (row[name] if isinstance(row[name], str) else as_text(float(row[name])) for name in names)
+        cells = (
+            row[name] if isinstance(row[name], str) else as_text(float(row[name])) for name in names
+        )
         lines.append((*where, token_text(text) if text else "", *cells))
     return _text_table((*found.by, "token", *(heads[name] for name in names)), lines)
 
@@ -105,7 +121,9 @@ def _text_table(headings: tuple[str, ...], rows: list[Any]) -> "PageTable":
     return PageTable(heads=headings, numeric=tuple(False for _ in headings), rows=rows)
 
 
-def answer_of_patch(found: PatchResult | AttributionResult, view: PatchView) -> dict[str, str | pd.DataFrame]:
+def answer_of_patch(
+    found: PatchResult | AttributionResult, view: PatchView
+) -> dict[str, str | pd.DataFrame]:
     """Return what ``--json`` prints of ``found``: metric, tokens that differ, ``view.top`` strongest patches."""
     tables = {"differences": found.differences, "strongest": found.strongest(view.top)}
     return {"metric": found.metric, **tables}

@@ -18,10 +18,19 @@ Direction = Literal["denoising", "noising"]
 if TYPE_CHECKING:
     Put = str
 else:
-    _kinds = (name for name, kind in KINDS.items() if kind.site is None and {"factor", "seed"}.issuperset(kind.takes))
+    _kinds = (
+        name
+        for name, kind in KINDS.items()
+        if kind.site is None and {"factor", "seed"}.issuperset(kind.takes)
+    )
     Put = Literal[("source", *_kinds)]
 """What can be put into a part by name: the other run's values, or a kind of edit that can edit any part."""
-TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}
+TRANSFORMER_LENS_AXES = {
+    "pos": "position",
+    "head_index": "head",
+    "src_pos": "key",
+    "dest_pos": "position",
+}
 """Axis of a patch as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""
 EVERY = "every"
 """The site of a patch of the stream, and of what each layer adds to it, as ``get_act_patch_block_every``."""
@@ -83,7 +92,9 @@ class PatchConfig:
     metric: MetricName | None = field(default=None, metadata={"objects": True, "python": _METRIC})
     """Metric to report; loss is computed on the patched run's own tokens. Answers or a file of pairs alone mean
     logit_difference."""
-    by: tuple[str, ...] = field(default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"})
+    by: tuple[str, ...] = field(
+        default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"}
+    )
     """Axes of the sweep: some of layer, position, head, key, unit. Other axes are patched whole."""
     direction: Direction = "denoising"
     """denoising puts clean values into the corrupted run, noising corrupted values into the clean run."""
@@ -107,9 +118,13 @@ class PatchConfig:
     """For logit_difference: the wrong token, likewise."""
     bos: BosCondition = "auto"
     """First token of each text: as the tokenizer puts it (auto), BOS (with), or no BOS (without)."""
-    put: Put = field(default="source", metadata={"objects": True, "python": "{} | Callable[..., Any]"})
+    put: Put = field(
+        default="source", metadata={"objects": True, "python": "{} | Callable[..., Any]"}
+    )
     """What a patch puts into its part: the other run's values (source), or an edit of the patched run, as in sweep."""
-    edits: tuple[Any, ...] = field(default=(), metadata={"file_only": True, "objects": True, "python": _EDITS})
+    edits: tuple[Any, ...] = field(
+        default=(), metadata={"file_only": True, "objects": True, "python": _EDITS}
+    )
     """Edits of ``sink_lens.edits`` that are made in both runs and beside every patch."""
     factor: float | None = None
     """With --put scale: the factor. With --put set: the number that values are set to."""
@@ -136,19 +151,31 @@ class PatchConfig:
 
     def __post_init__(self) -> None:
         check_field_types(self)
-        object.__setattr__(self, "edits", (self.edits,) if hasattr(self.edits, "site") else tuple(self.edits))
-        object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
-        if self.metric is None and any(one is not None for one in (self.correct, self.incorrect, self.pairs_file)):
+        object.__setattr__(
+            self, "edits", (self.edits,) if hasattr(self.edits, "site") else tuple(self.edits)
+        )
+        object.__setattr__(
+            self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by)
+        )
+        if self.metric is None and any(
+            one is not None for one in (self.correct, self.incorrect, self.pairs_file)
+        ):
             object.__setattr__(self, "metric", "logit_difference")
-        if self.pairs_file is not None and (self.clean or self.corrupted or self.correct or self.incorrect):
-            raise InputError("a pairs_file was given beside prompts or answers, which it has itself; need one of both")
+        if self.pairs_file is not None and (
+            self.clean or self.corrupted or self.correct or self.incorrect
+        ):
+            raise InputError(
+                "a pairs_file was given beside prompts or answers, which it has itself; need one of both"
+            )
         check_at_least(self, 1, "steps", "check", "batch_size")
         check_at_least(self, 0, "screen", "controls")
 
     @property
     def chosen_indices(self) -> dict[str, Any]:
         """Axis (layers, positions, heads, keys, units) -> its chosen indices; None means all."""
-        return {name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")}
+        return {
+            name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")
+        }
 
     def metric_spec(self) -> MetricSpec:
         """Return the metric's name and options as a ``MetricSpec``; with a file of pairs the answers are left out."""
@@ -180,7 +207,9 @@ class PatchConfig:
         if self.pairs_file is None:
             refuse_unread_fields(self, "answers_as", reader="pairs_file")
         if self.approximate and self.site == EVERY:
-            raise InputError(f"approximate and site {EVERY} were given; an approximation is of one site")
+            raise InputError(
+                f"approximate and site {EVERY} were given; an approximation is of one site"
+            )
         if self.approximate:
             refuse_unread_fields(self, *OF_REAL_PATCHES, reader="real patches, without approximate")
         else:

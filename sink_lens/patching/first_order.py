@@ -26,7 +26,9 @@ def first_order_effects(
     products = {}
     for key, gradient in gradients.items():
         run, source = runs.held[key].float(), runs.given[key].float()
-        difference = torch.where(run == source, 0.0, source - run)  # masked scores may be infinite in both runs
+        difference = torch.where(
+            run == source, 0.0, source - run
+        )  # masked scores may be infinite in both runs
         products[key] = difference * gradient.float()
     effects = torch.zeros(len(grid), runs.run.n_sequences, dtype=torch.float32)
     for number, part in enumerate(grid):
@@ -46,7 +48,10 @@ def _mean_gradients(runs: RunPair, *, steps: int) -> dict[tuple[str, int], Tenso
     if steps == 1:
         return metric_gradients(**run)
     first = {"layers": (0,), "sites": ("resid_pre",), "loss": False, "progress": False}
-    one, other = (run_with(runs.lens, tokens, **first).tensors["resid_pre", 0] for tokens in (runs.run, runs.other))
+    one, other = (
+        run_with(runs.lens, tokens, **first).tensors["resid_pre", 0]
+        for tokens in (runs.run, runs.other)
+    )
     total = {key: torch.zeros_like(tensor) for key, tensor in runs.held.items()}
     for step in range(steps):
         between = one + (step + 0.5) / steps * (other - one)

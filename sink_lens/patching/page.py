@@ -48,7 +48,11 @@ from sink_lens.text import (
 
 _ALIKE = 0.95
 """Patches whose effect is at least this share of the strongest one are as good as it."""
-_HEADS = {"control_effect": "controls", "over_control": "above controls", "normalised_effect": "of the way"}
+_HEADS = {
+    "control_effect": "controls",
+    "over_control": "above controls",
+    "normalised_effect": "of the way",
+}
 
 
 def patch_map(
@@ -91,11 +95,23 @@ def patch_map(
     height = sum(min(max(1.9, 0.6 + 0.17 * size), 6.5) for size in sizes)
     across = 1 if pairs[0][1] is None else len(set(frame[by[0]].tolist()))
     width = width or (3.25 if style == "paper" else min(max(5.0, 2.2 + 0.13 * across), 11.0))
-    lines = [line for part in title.split("\n") for line in textwrap.wrap(part, int(width * 72 / (0.52 * FONT)))]
+    lines = [
+        line
+        for part in title.split("\n")
+        for line in textwrap.wrap(part, int(width * 72 / (0.52 * FONT)))
+    ]
     figure = new_figure(width=width, height=height + 0.5 + 0.17 * max(len(lines) - 1, 0))
     limit = float(np.nanmax(np.abs(frame[value].to_numpy(float)), initial=0.0)) or 1.0
     drawn = [
-        draw_map(figure, frame, pair, place=(len(pairs), 1, 1 + index), value=value, limit=limit, labels=labels or {})
+        draw_map(
+            figure,
+            frame,
+            pair,
+            place=(len(pairs), 1, 1 + index),
+            value=value,
+            limit=limit,
+            labels=labels or {},
+        )
         for index, pair in enumerate(pairs)
     ]
     label = value.replace("_", " ") + f" ({unit})" * bool(unit and value != "normalised_effect")
@@ -122,23 +138,35 @@ def _changed_labels(run: Run) -> dict[int, str]:
     if table is None:
         return {}
     rows = table.drop_duplicates("position").to_dict("records")
-    return {int(row["position"]): f"{token_text(row['clean'])}/{token_text(row['corrupted'])}" for row in rows}
+    return {
+        int(row["position"]): f"{token_text(row['clean'])}/{token_text(row['corrupted'])}"
+        for row in rows
+    }
 
 
 def _title(run: Run) -> str:
-    site, direction = site_label(run.config.get("site", "activations")), safe_line(run.config.get("direction", ""))
+    site, direction = (
+        site_label(run.config.get("site", "activations")),
+        safe_line(run.config.get("direction", "")),
+    )
     title = f"Patching the {site}, {direction}"
     table = run.optional("patches", columns=["effect"])
     if table is None or not len(table):
         return title
     if "changed" in table.columns and not bool(table["changed"].any()):
         return f"{title}: no patch changed anything"
-    if moved := carrying_positions_text(table, site=str(run.config.get("site", "")), labels=_position_labels(run)):
+    if moved := carrying_positions_text(
+        table, site=str(run.config.get("site", "")), labels=_position_labels(run)
+    ):
         return capitalise(f"{_metric_text(run)} {moved}")
     table = sort_by_magnitude(table, "effect")
     shown = shown_rows(table)
     if not len(shown):
-        beyond = f" beyond what chance makes the largest of {len(table)}" if rows_beyond_chance(table).any() else ""
+        beyond = (
+            f" beyond what chance makes the largest of {len(table)}"
+            if rows_beyond_chance(table).any()
+            else ""
+        )
         largest = f"the largest effect is at {_strongest_text(table)}"
         return f"{title}: no patch is shown to move {_metric_text(run)}{beyond}; {largest}"
     strongest = shown["effect"].to_numpy(float)
@@ -148,7 +176,9 @@ def _title(run: Run) -> str:
 
 
 def _metric_text(run: Run) -> str:
-    name = safe_line(run.config.get("metric_name") or name_in_words(str(run.config.get("metric", "the metric"))))
+    name = safe_line(
+        run.config.get("metric_name") or name_in_words(str(run.config.get("metric", "the metric")))
+    )
     correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
     named = name == "logit difference" and correct
     return f"{name} ({token_text(correct)} − {token_text(incorrect)})" if named else name
@@ -157,7 +187,10 @@ def _metric_text(run: Run) -> str:
 def _strongest_text(table: pd.DataFrame) -> str:
     best = table.to_dict("records")[0]
     where = ", ".join(f"{name} {as_text(best[name])}" for name in AXES if name in table.columns)
-    text, share = f"{where}: {as_text(float(best['effect']))}", float(best.get("normalised_effect", np.nan))
+    text, share = (
+        f"{where}: {as_text(float(best['effect']))}",
+        float(best.get("normalised_effect", np.nan)),
+    )
     if not np.isfinite(share):
         return text
     if abs(share) <= 2.0:
@@ -173,7 +206,10 @@ def _prompt_sentences(run: Run) -> list[str]:
             more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
             sentences.append(f"{name}: “{safe_line(texts[0], limit=90)}”{more}")
     changed = [f"{place} {pair}" for place, pair in _changed_labels(run).items()]
-    return [*sentences, *([f"changed (clean/corrupted): {join_and(changed, most=4)}"] if changed else [])]
+    return [
+        *sentences,
+        *([f"changed (clean/corrupted): {join_and(changed, most=4)}"] if changed else []),
+    ]
 
 
 def _headline(run: Run) -> list[str]:
@@ -183,11 +219,19 @@ def _headline(run: Run) -> list[str]:
     if len(table):
         sentences.append(f"Largest effect at {_strongest_text(table)}.")
     same = len(table.loc[~table["changed"].eq(True)])
-    alike = f"; {same} patches changed nothing, since the two prompts are the same there" if same else ""
+    alike = (
+        f"; {same} patches changed nothing, since the two prompts are the same there"
+        if same
+        else ""
+    )
     site = site_label(run.config.get("site", "a site"))
     how = safe_line(run.config.get("direction", ""))
-    places = f"{len(table)} places of the {site} were patched{f' ({how})' if how else ''}, one at a time"
-    known = int(np.isfinite(table["ci_low"].to_numpy(float)).sum()) if "ci_low" in table.columns else 0
+    places = (
+        f"{len(table)} places of the {site} were patched{f' ({how})' if how else ''}, one at a time"
+    )
+    known = (
+        int(np.isfinite(table["ci_low"].to_numpy(float)).sum()) if "ci_low" in table.columns else 0
+    )
     chance = by_chance_text(known)
     return [*sentences, f"{places}{alike}.", *([chance] if chance else [])]
 
@@ -200,7 +244,11 @@ def _heatmap_figure(run: Run) -> tuple[str, Figure]:
     by = [name for name in AXES if name in table.columns]
     by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]
     put = str(run.config.get("put", "source"))
-    put = "given what it holds in the other prompt" if put == "source" else f"edited ({safe_line(put)})"
+    put = (
+        "given what it holds in the other prompt"
+        if put == "source"
+        else f"edited ({safe_line(put)})"
+    )
     way = "moves the metric towards its value in the other prompt, blue away from it. 1 restores that value completely"
     way = way if value == "normalised_effect" else "raises the metric, blue lowers it"
     see = f"Each cell is a place that was {put}; red {way}."
@@ -212,12 +260,28 @@ def _heatmap_figure(run: Run) -> tuple[str, Figure]:
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
     table = sort_by_magnitude(run.need("patches", columns=["effect"]), "effect")
-    for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
+    for name, low, high in (
+        ("95%", "ci_low", "ci_high"),
+        ("95% above controls", "over_low", "over_high"),
+    ):
         if {low, high} <= set(table.columns):
             table = table.assign(**{name: ci_texts(table, low, high)})
-    names = (*AXES, "baseline", "value", "effect", "95%", "control_effect", "over_control", "95% above controls")
+    names = (
+        *AXES,
+        "baseline",
+        "value",
+        "effect",
+        "95%",
+        "control_effect",
+        "over_control",
+        "95% above controls",
+    )
     names = (*names, "normalised_effect", "approximation", "changed", "n")
-    heads = {name: _HEADS.get(name, name.replace("_", " ")) for name in dict.fromkeys(names) if name in table.columns}
+    heads = {
+        name: _HEADS.get(name, name.replace("_", " "))
+        for name in dict.fromkeys(names)
+        if name in table.columns
+    }
     heads = {name: head for name, head in heads.items() if bool(table[name].notna().any())}
     see = "The patches, the largest effect first; controls are random parts of the same size."
     return see + rest_note(len(table), "patches"), page_table(table, heads)
@@ -225,7 +289,9 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
-    shown = table.assign(**{name: [token_text(text) for text in table[name]] for name in ("clean", "corrupted")})
+    shown = table.assign(
+        **{name: [token_text(text) for text in table[name]] for name in ("clean", "corrupted")}
+    )
     see = "Where the two prompts differ (a dot is a space)." + rest_note(len(table), "differences")
     return see, page_table(shown, ("sequence", "position", "clean", "corrupted"))
 
@@ -233,7 +299,14 @@ def _difference_table(run: Run) -> tuple[str, PageTable]:
 PATCH = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="map", title="Where it is decided", make=_heatmap_figure, data=table_reader("patches")),),
+    figures=(
+        Drawn(
+            key="map",
+            title="Where it is decided",
+            make=_heatmap_figure,
+            data=table_reader("patches"),
+        ),
+    ),
     tables=(
         Listed(
             key="patch-table",

@@ -62,7 +62,9 @@ def read_pairs(
         if path.suffix.lower() == ".csv":
             lines = ["", *csv.DictReader(io.StringIO(text, newline=""))]  # after the line of names
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read ({error}); need a file of JSON lines, or a .csv") from None
+        raise InputError(
+            f"{path} cannot be read ({error}); need a file of JSON lines, or a .csv"
+        ) from None
     found: list[Pair] = []
     for number, line in enumerate(lines, 1):
         if isinstance(line, str) and not line.strip():
@@ -82,7 +84,9 @@ def read_pairs(
             if isinstance(value, list) and value and all(_is_token_id(one) for one in value):
                 fields[name] = tuple(value)
             elif not isinstance(value, str) or not value:
-                raise InputError(f"{where}: {name} is {safe_line(repr(value))}; need a text or a list of token ids")
+                raise InputError(
+                    f"{where}: {name} is {safe_line(repr(value))}; need a text or a list of token ids"
+                )
         for name in _ANSWERS:
             value = fields[name]
             if (
@@ -116,7 +120,10 @@ def read_pairs(
         replace(pair, correct=correct, incorrect=incorrect)
         for pair, correct, incorrect in zip(
             found,
-            *(_read_digits([getattr(pair, name) for pair in found], name, answers_as, tokenizer) for name in _ANSWERS),
+            *(
+                _read_digits([getattr(pair, name) for pair in found], name, answers_as, tokenizer)
+                for name in _ANSWERS
+            ),
             strict=True,
         )
     ]
@@ -139,18 +146,26 @@ def _answer_of_row(row: Mapping[str, Any], name: str, *, answers_as: AnswersAs |
     return several if len(several) > 1 else several[0]
 
 
-def _read_digits(answers: list[Answer], name: str, answers_as: AnswersAs | None, tokenizer: Any) -> list[Answer]:
+def _read_digits(
+    answers: list[Answer], name: str, answers_as: AnswersAs | None, tokenizer: Any
+) -> list[Answer]:
     """Read a table's column ``name``: digits alone are text or token ids as ``answers_as`` says, and else refused."""
     cells = [one if isinstance(one, tuple) else (one,) for one in answers]
     texts = [one for cell in cells for one in cell if isinstance(one, str)]
     digits = [one for one in texts if one.isascii() and one.isdigit()]
     if answers_as == "ids" and len(digits) < len(texts):
         other = next(one for one in texts if one not in digits)
-        raise InputError(f"answers_as is 'ids' and {name} has {safe_line(repr(other))}; need digits. Leave it out")
+        raise InputError(
+            f"answers_as is 'ids' and {name} has {safe_line(repr(other))}; need digits. Leave it out"
+        )
     if not digits or len(digits) < len(texts) or answers_as == "text":
         return answers
     if answers_as is None:
-        token = "" if tokenizer is None else f", {safe_line(repr(str(tokenizer.decode([int(digits[0])]))))}"
+        token = (
+            ""
+            if tokenizer is None
+            else f", {safe_line(repr(str(tokenizer.decode([int(digits[0])]))))}"
+        )
         raise InputError(
             f"every entry of the column {name} is digits, such as {digits[0]}: the text {digits[0]!r}, or the token "
             f"with this id{token}; need to know which. Choose with answers_as='text' or answers_as='ids'"
@@ -170,7 +185,9 @@ def _read_span_positions(value: Any, said: str) -> tuple[int, ...]:
     if isinstance(value, str) or type(value) is int:
         with contextlib.suppress(InputError):
             return tuple(dict.fromkeys(parse_span_positions(str(value))))
-    raise InputError(f"{said} is {safe_line(repr(value), limit=200)}; need positions, such as 4 or 4-6")
+    raise InputError(
+        f"{said} is {safe_line(repr(value), limit=200)}; need positions, such as 4 or 4-6"
+    )
 
 
 def parse_span_positions(text: str) -> tuple[int, ...]:

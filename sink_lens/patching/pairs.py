@@ -41,10 +41,16 @@ class PromptPair:
         Raises:
             InputError: the direction is unknown.
         """
-        return (self.corrupted, self.clean) if direction == "denoising" else (self.clean, self.corrupted)
+        return (
+            (self.corrupted, self.clean)
+            if direction == "denoising"
+            else (self.clean, self.corrupted)
+        )
 
 
-def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: BosCondition = "auto") -> PromptPair:
+def pair_prompts(
+    lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: BosCondition = "auto"
+) -> PromptPair:
     """Pair each clean sequence with its corrupted one; check their lengths, and their token ids against the model.
 
     Args:
@@ -57,7 +63,11 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
         InputError: the numbers of sequences or the lengths differ, or tokens are not in the model's vocabulary.
     """
     batches = tuple(
-        as_batch(one, lens.tokenizer, bos="auto" if isinstance(one, TokenBatch | Tensor | Mapping) else bos)
+        as_batch(
+            one,
+            lens.tokenizer,
+            bos="auto" if isinstance(one, TokenBatch | Tensor | Mapping) else bos,
+        )
         for one in (clean, corrupted)
     )
     for batch in batches:
@@ -66,13 +76,19 @@ def pair_prompts(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos
     tables = tuple(decode_tokens(batch, lens.tokenizer) for batch in batches)
 
     def pair_text(index: int) -> str:
-        return "".join(f" ({' | '.join(table[table['sequence'] == index]['text'])})" for table in tables)
+        return "".join(
+            f" ({' | '.join(table[table['sequence'] == index]['text'])})" for table in tables
+        )
 
     check_pair_lengths(first.lengths.tolist(), second.lengths.tolist(), pair_text)
-    joined = tables[0].merge(tables[1], on=["sequence", "position"], suffixes=("_clean", "_corrupted"))
+    joined = tables[0].merge(
+        tables[1], on=["sequence", "position"], suffixes=("_clean", "_corrupted")
+    )
     differing = joined.query("token_id_clean != token_id_corrupted")
     names = {"text_clean": "clean", "text_corrupted": "corrupted"}
-    shown = differing.rename(columns=names).reindex(columns=["sequence", "position", *names.values()])
+    shown = differing.rename(columns=names).reindex(
+        columns=["sequence", "position", *names.values()]
+    )
     shown = shown.reset_index(drop=True)
     texts = dict.fromkeys(range(first.n_positions), "")
     for position, own in joined.groupby("position"):
@@ -90,9 +106,15 @@ def batch_of_prompts(prompts: Sequence[Prompt], lens: LensModel, *, bos: BosCond
         return cast("Sequence[str]", prompts)
     rows = []
     for one in prompts:
-        own = as_batch(one, lens.tokenizer, bos=bos).tokens[0] if isinstance(one, str) else torch.tensor(one)
+        own = (
+            as_batch(one, lens.tokenizer, bos=bos).tokens[0]
+            if isinstance(one, str)
+            else torch.tensor(one)
+        )
         rows.append(own)
-    return from_tensor(pad_sequence(rows, batch_first=True), lengths=torch.tensor([len(row) for row in rows]))
+    return from_tensor(
+        pad_sequence(rows, batch_first=True), lengths=torch.tensor([len(row) for row in rows])
+    )
 
 
 def label_table(labels: Mapping[int, str]) -> pd.DataFrame:

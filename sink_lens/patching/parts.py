@@ -23,7 +23,9 @@ from ..text import as_ranges
 from .config import EVERY, PatchConfig
 
 
-def parts_to_patch(model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]) -> list[Part]:
+def parts_to_patch(
+    model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]
+) -> list[Part]:
     """Return the parts of a site that a sweep patches, one for each combination of indices on the axes in ``by``.
 
     The last axis changes fastest. ``at`` chooses layers, positions (below ``n_positions``), heads, keys or units; by
@@ -54,7 +56,9 @@ def indices_by_axis(
     names = known.axis_names
     able = ("layer", *names)
     if unknown := [name for name in by if name not in able]:
-        raise InputError(f"a sweep of {site!r} by {', '.join(unknown)} is not possible; need some of {', '.join(able)}")
+        raise InputError(
+            f"a sweep of {site!r} by {', '.join(unknown)} is not possible; need some of {', '.join(able)}"
+        )
     if len(set(by)) < len(by):
         raise InputError(f"by names something twice: {', '.join(by)}; need each once")
     given = {axis: at.get(f"{axis}s") for axis in ("position", "head", "key", "unit")}
@@ -75,7 +79,9 @@ def indices_by_axis(
     layers = at.get("layers")
     asked = having if layers is None else _checked_indices("layers", layers, size=model.n_layers)
     if not {*asked} <= {*having}:
-        raise InputError(f"not all of the layers {as_ranges(asked)} have {site!r}; need some of {as_ranges(having)}")
+        raise InputError(
+            f"not all of the layers {as_ranges(asked)} have {site!r}; need some of {as_ranges(having)}"
+        )
     return chosen | {"layer": asked if SITES[site].per_layer else (model.n_layers - 1,)}
 
 
@@ -86,7 +92,9 @@ def configs_by_site(model: Sized, config: PatchConfig) -> dict[str, PatchConfig]
     found = {"resid_pre": replace(config, site="resid_pre")}
     for site in ADDED:
         having = model.layers_with(site) if site in sites_of(model.family) else ()
-        layers = config.layers and tuple(one for one in config.layers if one % model.n_layers in having)
+        layers = config.layers and tuple(
+            one for one in config.layers if one % model.n_layers in having
+        )
         if having and layers != ():
             found[site] = replace(config, site=site, layers=layers)
     return found
@@ -97,7 +105,9 @@ def part_identity(part: Part) -> str:
     return json.dumps([part.layers, part.indices_by_axis])
 
 
-def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
+def draw_random_parts(
+    part: Part, *, sizes: Sequence[int], shortest: int, draws: int, seed: int
+) -> list[Part]:
     """Draw by ``seed`` up to ``draws`` random parts like ``part``, with other indices on one axis.
 
     The axis is the first of units, heads, positions and keys on which the part is not whole; a part that is whole has
@@ -107,7 +117,11 @@ def draw_random_parts(part: Part, *, sizes: Sequence[int], shortest: int, draws:
     names = SITES[part.site].axis_names
     size_of = dict(zip(names, sizes, strict=True))
     able = (name for name in ("unit", "head", "position", "key") if name in size_of)
-    few = (name for name in able if (own := part.indices_on(name)) is not None and len(own) < size_of[name])
+    few = (
+        name
+        for name in able
+        if (own := part.indices_on(name)) is not None and len(own) < size_of[name]
+    )
     axis = next(few, None)
     if axis is None:
         return []

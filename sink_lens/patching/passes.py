@@ -9,7 +9,14 @@ from ..models.bundled import find_header
 from ..models.header import axis_sizes
 from ..models.sites import SITES
 from .config import EVERY, PatchConfig, check_pair_lengths, refuse_equal_tokens
-from .parts import check_put_edit, configs_by_site, draw_random_parts, indices_by_axis, part_identity, parts_to_patch
+from .parts import (
+    check_put_edit,
+    configs_by_site,
+    draw_random_parts,
+    indices_by_axis,
+    part_identity,
+    parts_to_patch,
+)
 
 _BESIDE = 14
 """Whole passes beside the patches: the site and the metric in both runs, and some patches on both paths."""
@@ -27,19 +34,26 @@ def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
     if (read := sizes.prompt_ids(texts, bos=config.bos) if texts else []) is None:
         return None
     ids = iter(read)
-    clean, corrupted = ([next(ids) if isinstance(one, str) else list(one) for one in side] for side in prompts)
+    clean, corrupted = (
+        [next(ids) if isinstance(one, str) else list(one) for one in side] for side in prompts
+    )
     check_put_edit(config)
     check_pair_lengths([*map(len, clean)], [*map(len, corrupted)])
     n_positions = max(map(len, clean))
     joined = [zip(one, other, strict=True) for one, other in zip(clean, corrupted, strict=True)]
-    first = min((place for pair in joined for place, (a, b) in enumerate(pair) if a != b), default=n_positions)
+    first = min(
+        (place for pair in joined for place, (a, b) in enumerate(pair) if a != b),
+        default=n_positions,
+    )
     if config.put == "source":
         refuse_equal_tokens(clean != corrupted)
     made, backwards = 0.0, 0
     read = config.metric_spec().last_layer(header)
     last = header.n_layers if read is None else read + 1
     for name, own in configs_by_site(header, config).items():
-        grid = parts_to_patch(header, name, by=config.by, n_positions=n_positions, **own.chosen_indices)
+        grid = parts_to_patch(
+            header, name, by=config.by, n_positions=n_positions, **own.chosen_indices
+        )
         site = SITES[name]
         made += _BESIDE
         if config.approximate or config.screen:
@@ -47,10 +61,15 @@ def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
             grid = grid[: config.check if config.approximate else config.screen]
         axes = axis_sizes(header, site.axes, n_positions=n_positions)
         draws = {"draws": 0 if config.approximate else config.controls, "seed": config.seed}
-        drawn = [draw_random_parts(part, sizes=axes, shortest=min(map(len, clean)), **draws) for part in grid]
+        drawn = [
+            draw_random_parts(part, sizes=axes, shortest=min(map(len, clean)), **draws)
+            for part in grid
+        ]
         every = {part_identity(part): part for parts in (grid, *drawn) for part in parts}
         if config.put == "source" and site.by_token:
-            every = {own: part for own, part in every.items() if max(part.positions or (0,)) >= first}
+            every = {
+                own: part for own, part in every.items() if max(part.positions or (0,)) >= first
+            }
         for part in every.values():
             layers = max(0, last - min(part.layers or (0,))) if site.per_layer else 0
             weights = layers / header.n_layers * header.n_body + (read is None) * header.n_vocab
@@ -77,7 +96,10 @@ def check_before_loading(config: PatchConfig) -> None:
         refuse_equal_tokens(clean != corrupted)
     header = find_header(config.model)
     if header is not None:
-        longest = max(max_n_tokens([one]) if isinstance(one, str) else len(one) for one in (*clean, *corrupted))
+        longest = max(
+            max_n_tokens([one]) if isinstance(one, str) else len(one)
+            for one in (*clean, *corrupted)
+        )
         for site, own in configs_by_site(header, config).items():
             indices_by_axis(header, site, by=config.by, n_positions=longest, **own.chosen_indices)
         config.metric_spec().last_layer(header)

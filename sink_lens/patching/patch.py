@@ -93,8 +93,13 @@ def patch(
         if out is None:
             found[site] = _patch(request, progress=progress)
         else:
-            folder, how = Path(out, site if every else ""), {"overwrite": overwrite, "progress": progress}
-            found[site] = patch_in_folder(request, folder, shard=shard, reopen=every or shard is not None, **how)
+            folder, how = (
+                Path(out, site if every else ""),
+                {"overwrite": overwrite, "progress": progress},
+            )
+            found[site] = patch_in_folder(
+                request, folder, shard=shard, reopen=every or shard is not None, **how
+            )
     return join_sites(found) if every else found[asked.site]
 
 
@@ -108,4 +113,6 @@ def _patch(request: PatchRequest, *, progress: bool) -> PatchResult:
     except BaseException as error:
         leave_unfinished(error, opens, patches, rows)
         raise
-    return replace(request.result(patches, (row for some in rows.values() for row in some)), opens=opens)
+    return replace(
+        request.result(patches, (row for some in rows.values() for row in some)), opens=opens
+    )

@@ -50,11 +50,20 @@ class Patches:
         None lets the engine choose.
         """
         named = {part_identity(part): part for part in parts}
-        able = [part for part in named.values() if (runs.can_change if make is None else runs.is_before_metric)(part)]
+        able = [
+            part
+            for part in named.values()
+            if (runs.can_change if make is None else runs.is_before_metric)(part)
+        ]
         if make is None:
-            cells = [cell_of_patch(part, run=runs.held, source=runs.given, edits=runs.edits) for part in able]
+            cells = [
+                cell_of_patch(part, run=runs.held, source=runs.given, edits=runs.edits)
+                for part in able
+            ]
         else:
-            cells = [cell_of_edit(part, sizes=runs.sizes, make=make, edits=runs.edits) for part in able]
+            cells = [
+                cell_of_edit(part, sizes=runs.sizes, make=make, edits=runs.edits) for part in able
+            ]
         if not cells:
             engine = None
         elif plan is not None:
@@ -68,7 +77,9 @@ class Patches:
         """The blocks of cells that the engine runs."""
         return () if self.engine is None else self.engine.blocks
 
-    def measure(self, blocks: Sequence[Block], *, progress: bool = False) -> Iterator[tuple[int, list[Row]]]:
+    def measure(
+        self, blocks: Sequence[Block], *, progress: bool = False
+    ) -> Iterator[tuple[int, list[Row]]]:
         """Yield the number of each block and, for each of its patches and each sequence, a row."""
         n, metric = sum(len(block.cells) for block in blocks), self.runs.metric
         rows: list[Row] = []
@@ -77,9 +88,17 @@ class Patches:
             part, did = part_identity(self.able[number]), self.make is None or changed[-1]
             sequences = [0] if metric.whole_batch else outcome.indices
             values = evaluate(metric, outcome).tolist()
-            rows.extend((part, sequence, value, did) for sequence, value in zip(sequences, values, strict=True))
+            rows.extend(
+                (part, sequence, value, did)
+                for sequence, value in zip(sequences, values, strict=True)
+            )
 
-        at = {"desc": f"patching {self.runs.site}", "unit": "patch", "disable": not progress, "leave": False}
+        at = {
+            "desc": f"patching {self.runs.site}",
+            "unit": "patch",
+            "disable": not progress,
+            "leave": False,
+        }
         with tqdm(total=n, **at) as bar:
             for block in blocks:
                 assert self.engine is not None  # there are blocks
@@ -93,7 +112,10 @@ class Patches:
         A patch without rows changes nothing: its metric is that of the baseline run, nan in a sequence without the
         part.
         """
-        found = {name: self.runs.nan_where_short(part, self.runs.baseline) for name, part in self.parts.items()}
+        found = {
+            name: self.runs.nan_where_short(part, self.runs.baseline)
+            for name, part in self.parts.items()
+        }
         changed = set[str]()
         for name, sequence, value, did in rows:
             if not found[name][sequence].isnan():

@@ -146,7 +146,11 @@ def path_patch(
         SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
     """
     lens, asked = as_lens(model), make_config(PathConfig, config, fields, where="path_patch")
-    for name, such in (("sender", "('z', 3, 0)"), ("receiver", "('q', 4, 1)"), ("metric", "metrics.sink_mass(0)")):
+    for name, such in (
+        ("sender", "('z', 3, 0)"),
+        ("receiver", "('q', 4, 1)"),
+        ("metric", "metrics.sink_mass(0)"),
+    ):
         if getattr(asked, name) is None:
             raise InputError(f"no {name} was given; need one, such as {such}")
     refuse_bos_of_ids((clean, corrupted), asked.bos)
@@ -165,11 +169,23 @@ def path_patch(
                 f"the sender {start.site} of layer {_only_layer(start)} is not computed before the receiver {end.site} "
                 f"of layer {_only_layer(end)}; need an earlier sender"
             )
-    sites = {*(name for name in ADDED if lens.layers_with(name)), end.site, *(start.site for start in senders)}
-    own = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites, progress=False).tensors
-    other = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites, progress=False).tensors
+    sites = {
+        *(name for name in ADDED if lens.layers_with(name)),
+        end.site,
+        *(start.site for start in senders),
+    }
+    own = run_with(
+        lens, run, sites=tuple(sites), loss=False, logits="final" in sites, progress=False
+    ).tensors
+    other = run_with(
+        lens, source, sites=tuple(sites), loss=False, logits="final" in sites, progress=False
+    ).tensors
     every = [*senders, end]
-    edits_for_model(lens, [_part_edit(part, own[_tensor_key(part)]) for part in every], n_positions=run.n_positions)
+    edits_for_model(
+        lens,
+        [_part_edit(part, own[_tensor_key(part)]) for part in every],
+        n_positions=run.n_positions,
+    )
     edits = [
         [
             _part_edit(start, other[_tensor_key(start)]),
@@ -181,26 +197,37 @@ def path_patch(
     before_edits = ending.read_outcome(ending.needs)
     check_per_sequence(measured, before_edits)
     baseline = evaluate(measured, before_edits)
-    wanted = evaluate(measured, *run_batches(lens, [source], Needs.of_metrics([measured], lens=lens)))
+    wanted = evaluate(
+        measured, *run_batches(lens, [source], Needs.of_metrics([measured], lens=lens))
+    )
     key = _tensor_key(end)
     batches = len(ending.prompt_batches)
-    with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False
+    ) as bar:
         received = outcomes_under_edits(receiving, edits, needs=receiving.needs, advance=bar.update)
         before = end.select(receiving.read_outcome(receiving.needs).tensors[key])
         values = [outcome.tensors[key] for outcome, _ in received]
-        puts = [[] if torch.equal(end.select(value), before) else [_part_edit(end, value)] for value in values]
+        puts = [
+            [] if torch.equal(end.select(value), before) else [_part_edit(end, value)]
+            for value in values
+        ]
         ended = outcomes_under_edits(ending, puts, needs=ending.needs, advance=bar.update)
     rows = []
     for start, (outcome, _) in zip(senders, ended, strict=True):
         values = evaluate(measured, outcome)
-        short = run.lengths < max(start.n_tokens_needed, end.n_tokens_needed)  # they lack a position of the path
+        short = run.lengths < max(
+            start.n_tokens_needed, end.n_tokens_needed
+        )  # they lack a position of the path
         values = values.masked_fill(short.any() if measured.whole_batch else short, torch.nan)
         effects = values - baseline
         span = float((wanted - baseline)[~effects.isnan()].mean())
         effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())
         head = start.heads[0] if start.heads is not None and len(start.heads) == 1 else None
         normalised = effect / span if span != 0 else math.nan
-        rows.append((start.site, _only_layer(start), head, float(values.nanmean()), effect, normalised, n))
+        rows.append(
+            (start.site, _only_layer(start), head, float(values.nanmean()), effect, normalised, n)
+        )
     columns = ["site", "layer", "head", "value", "effect", "normalised_effect", "n"]
     return PathResult(
         notes=lens.notes,
@@ -216,7 +243,12 @@ def path_patch(
 
 
 def make_frozen_edits(
-    lens: LensModel, *, sender: Part, receiver: Part, baseline: Mapping[tuple[str, int], Tensor], which: Frozen
+    lens: LensModel,
+    *,
+    sender: Part,
+    receiver: Part,
+    baseline: Mapping[tuple[str, int], Tensor],
+    which: Frozen,
 ) -> list[Edit]:
     """Return edits that hold what attention, or every sublayer, writes between both parts at ``baseline`` values."""
     found = []
@@ -227,7 +259,11 @@ def make_frozen_edits(
         for layer in lens.layers_with(name):
             begins, ends = (layer, ORDER[_BEGINS.get(name, name)]), (layer, ORDER[name])
             carries = begins <= _computation_order(sender, lens) <= ends
-            if not carries and _computation_order(sender, lens) < ends and ends < _computation_order(receiver, lens):
+            if (
+                not carries
+                and _computation_order(sender, lens) < ends
+                and ends < _computation_order(receiver, lens)
+            ):
                 layers.append(layer)
         if layers:
             values = {layer: baseline[name, layer] for layer in layers}
@@ -236,14 +272,26 @@ def make_frozen_edits(
 
 
 def _baseline_runs(
-    lens: LensModel, run: TokenBatch, *, receiver: Part, edits: Sequence[Sequence[Edit]], metric: Metric
+    lens: LensModel,
+    run: TokenBatch,
+    *,
+    receiver: Part,
+    edits: Sequence[Sequence[Edit]],
+    metric: Metric,
 ) -> tuple[BaselineRun, BaselineRun]:
     """Return two baseline runs for cells of ``edits``: one keeps what the metric reads, one the receiver's tensor."""
     needs, last = Needs.of_metrics([metric], lens=lens), not SITES[receiver.site].per_layer
-    at = {"keys": needs.keys or (0,), "layers": (_only_layer(receiver),), "sites": (receiver.site,), "positions": None}
+    at = {
+        "keys": needs.keys or (0,),
+        "layers": (_only_layer(receiver),),
+        "sites": (receiver.site,),
+        "positions": None,
+    }
     of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
     cells = [cell_of_edits(some) for some in edits]
-    plan = make_accurate_engine(lens, run, cells, [metric], plan=choose_even_plan(lens, run, needs)).plan
+    plan = make_accurate_engine(
+        lens, run, cells, [metric], plan=choose_even_plan(lens, run, needs)
+    ).plan
     baseline_run = BaselineRun(lens, run, plan=plan, needs=needs)
     return baseline_run, baseline_run.with_edits((), needs=of_receiver)
 
@@ -251,12 +299,20 @@ def _baseline_runs(
 def _read_part(lens: LensModel, given: Path, *, tokens: TokenBatch) -> Part:
     if not isinstance(given, Part):
         if not isinstance(given, tuple) or len(given) not in (2, 3):
-            raise InputError(f"a path was given as {given!r}; need (site, layer), (site, layer, head) or an edits.Part")
-        given = Part(site=given[0], layers=(given[1],), heads=None if len(given) == 2 else (given[2],))
+            raise InputError(
+                f"a path was given as {given!r}; need (site, layer), (site, layer, head) or an edits.Part"
+            )
+        given = Part(
+            site=given[0], layers=(given[1],), heads=None if len(given) == 2 else (given[2],)
+        )
     if given.layers is None or len(given.layers) != 1:
         raise InputError(f"a path begins or ends in one layer; found {given}: give layers=(5,)")
-    chosen = {name: own for name in ("positions", "keys") if (own := getattr(given, name)) is not None}
-    places = {name: positions_in_all(own, tokens, of=f"the part {given}") for name, own in chosen.items()}
+    chosen = {
+        name: own for name in ("positions", "keys") if (own := getattr(given, name)) is not None
+    }
+    places = {
+        name: positions_in_all(own, tokens, of=f"the part {given}") for name, own in chosen.items()
+    }
     given = replace(given, layers=layers_from_zero(given.layers, lens.n_layers), **places)
     parts_to_patch(
         lens, given.site, by=(), n_positions=tokens.n_positions, **given.where

@@ -36,7 +36,12 @@ class PatchRequest:
     @property
     def asked(self) -> dict[str, Any]:
         """Return the model and the question, for the run's folder."""
-        return {"lens": self.runs.lens, "metric": self.runs.metric, "pair": self.pair, "config": self.config}
+        return {
+            "lens": self.runs.lens,
+            "metric": self.runs.metric,
+            "pair": self.pair,
+            "config": self.config,
+        }
 
     def patches(self, plan: Plan | None = None) -> Patches:
         """Make the patches of the grid and of the controls."""
@@ -48,9 +53,13 @@ class PatchRequest:
         """Make the table of effects from the rows of all blocks."""
         runs, (found, changed) = self.runs, patches.values(rows)
         names = [part_identity(part) for part in self.grid]
-        values = torch.stack([found[name] for name in names]) if names else runs.baseline.repeat(0, 1)
+        values = (
+            torch.stack([found[name] for name in names]) if names else runs.baseline.repeat(0, 1)
+        )
         before = runs.baseline.double().numpy()
-        drawn = [[found[part_identity(part)].double().numpy() for part in some] for some in self.controls]
+        drawn = [
+            [found[part_identity(part)].double().numpy() for part in some] for some in self.controls
+        ]
         effects = effect_table(
             values.double().numpy(),
             before,
@@ -61,7 +70,9 @@ class PatchRequest:
         spans = apart.masked_fill(values.isnan(), torch.nan).nanmean(1).numpy()
         n = effects.pop("n")
         normalised = effects["effect"] / np.where(spans == 0, np.nan, spans)
-        effects = effects.assign(normalised_effect=normalised, changed=[name in changed for name in names], n=n)
+        effects = effects.assign(
+            normalised_effect=normalised, changed=[name in changed for name in names], n=n
+        )
         if self.approximations is not None:
             effects["approximation"] = self.approximations
         return PatchResult(
@@ -77,24 +88,35 @@ def make_patch_request(
 ) -> PatchRequest:
     """Check the configuration, run both prompts, choose the parts to patch, and draw random parts as controls."""
     if config.approximate:
-        raise InputError("approximate was given to patch, which makes real patches; call attribution_patch")
+        raise InputError(
+            "approximate was given to patch, which makes real patches; call attribution_patch"
+        )
     config.check_together()
     if not callable(config.put):
         check_put_edit(config)
     if config.edits and config.screen:
-        raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
+        raise InputError(
+            "screen approximates patches of the unedited model; leave out screen, or edits"
+        )
     if config.screen and config.put != "source":
         raise InputError("screen approximates patches from the other run; leave out screen, or put")
     runs, grid, pair = prepare_runs(lens, clean, corrupted, config=config)
     approximations = None
     if config.screen:  # the largest effects to first order, in the order of the grid
         effects, _ = first_order_effects(runs, grid, steps=config.steps)
-        largest = effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[: config.screen]
+        largest = (
+            effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[: config.screen]
+        )
         best = sorted(largest.tolist())
         grid, approximations = [grid[number] for number in best], effects[best].tolist()
     at: dict[str, Any] = {"sizes": runs.sizes, "shortest": int(runs.run.lengths.min())}
     at |= {"draws": config.controls, "seed": config.seed}
     controls = [draw_random_parts(part, **at) for part in grid]
     return PatchRequest(
-        runs=runs, grid=grid, pair=pair, config=config, controls=controls, approximations=approximations
+        runs=runs,
+        grid=grid,
+        pair=pair,
+        config=config,
+        controls=controls,
+        approximations=approximations,
     )

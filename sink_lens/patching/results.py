@@ -87,7 +87,9 @@ class MeasuredPatches:
             RunError: other shards of the run are still to be computed.
         """
         if self.waits:
-            raise RunError(f"{self.folder} has no table of patches yet; need all shards of the run: {self.waits}")
+            raise RunError(
+                f"{self.folder} has no table of patches yet; need all shards of the run: {self.waits}"
+            )
         return self.rows
 
     @property
@@ -97,7 +99,9 @@ class MeasuredPatches:
             return ()
         if self.site != EVERY:
             return (self.folder,)
-        return tuple(folder for site in ("resid_pre", *ADDED) if (folder := self.folder / site).is_dir())
+        return tuple(
+            folder for site in ("resid_pre", *ADDED) if (folder := self.folder / site).is_dir()
+        )
 
     def __repr__(self) -> str:
         return self.headline + ("" if self.folder is None else f"\nin {self.folder}")
@@ -119,7 +123,11 @@ class MeasuredPatches:
         carried = carrying_positions_text(self.frame, site=self.site, labels=self.labels)
         shown = sort_by_magnitude(shown_rows(self.frame), "effect")
         where = self._place_text((shown if len(shown) else self.strongest(1)).to_dict("records")[0])
-        largest = "The largest effect is" if len(shown) else "No patch is shown to move it; the largest effect is"
+        largest = (
+            "The largest effect is"
+            if len(shown)
+            else "No patch is shown to move it; the largest effect is"
+        )
         sentences = [*([f"It {carried}."] if carried else []), f"{largest} {where}."]
         if "ci_low" in self.frame and bool(self.frame["ci_low"].isna().all()):
             sentences.append("No intervals: they need numbers of two pairs or more.")
@@ -127,10 +135,21 @@ class MeasuredPatches:
 
     def _place_text(self, row: Mapping[Any, Any]) -> str:
         """Return a row's effect and place in words, with the positions that each patch covers."""
-        where = [position_name(row[one], self.labels) if one == "position" else f"{one} {row[one]}" for one in self.by]
-        if "position" not in self.by and self.site in SITES and "position" in SITES[self.site].axis_names:
+        where = [
+            position_name(row[one], self.labels) if one == "position" else f"{one} {row[one]}"
+            for one in self.by
+        ]
+        if (
+            "position" not in self.by
+            and self.site in SITES
+            and "position" in SITES[self.site].axis_names
+        ):
             only = self.positions
-            which = "all positions" if only is None else f"position{'s' * (len(only) > 1)} {as_ranges(only)}"
+            which = (
+                "all positions"
+                if only is None
+                else f"position{'s' * (len(only) > 1)} {as_ranges(only)}"
+            )
             where.append(which)
         return f"{row['effect']:.4g}, at {', '.join(where)}"
 
@@ -141,7 +160,9 @@ class MeasuredPatches:
             RunError: the folder cannot be used; or the result is of several sites or already in a folder.
         """
         if self.opens is None:
-            raise RunError("only the result of one site that was patched without out can be saved; give out=FOLDER")
+            raise RunError(
+                "only the result of one site that was patched without out can be saved; give out=FOLDER"
+            )
         with self.opens(folder, overwrite=overwrite) as writer:
             write_result(writer, cast("PatchResult", self))
         return Path(folder)
@@ -154,7 +175,9 @@ class MeasuredPatches:
             RunError: it has one for each site.
         """
         if len(self.folders) > 1:
-            raise RunError(f"the result has {len(self.folders)} run folders; need one. Patch one site with out=FOLDER.")
+            raise RunError(
+                f"the result has {len(self.folders)} run folders; need one. Patch one site with out=FOLDER."
+            )
         if self.folders or path is None:
             run = read_run(self.folders[0]) if self.folders else None
             return display.draw_result_page(run, path)
@@ -170,7 +193,11 @@ class MeasuredPatches:
         return sort_by_magnitude(self.frame, "effect").head(n).reset_index(drop=True)
 
     def heatmap(
-        self, value: str | None = None, *, style: Literal["page", "paper"] = "page", width: float | None = None
+        self,
+        value: str | None = None,
+        *,
+        style: Literal["page", "paper"] = "page",
+        width: float | None = None,
     ) -> "Picture":
         """Draw a column of ``frame`` as a heat map over the swept axes; along a third axis, its largest magnitude.
 
@@ -194,7 +221,9 @@ class MeasuredPatches:
 
 def part_table(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:
     """Return a table with a row for each part in ``grid``: its index on each axis in ``by``."""
-    indices = [[chosen[0] for axis in by if (chosen := part.indices_on(axis)) is not None] for part in grid]
+    indices = [
+        [chosen[0] for axis in by if (chosen := part.indices_on(axis)) is not None] for part in grid
+    ]
     return pd.DataFrame(indices, columns=list(by), index=range(len(grid)))
 
 
@@ -253,7 +282,9 @@ class PatchResult(MeasuredPatches):
         ``values`` has an axis for each swept axis if all their combinations were patched, else one axis of all patches;
         its last axis has the sequences. ``normalized(result.baselines[1])`` is 0 at the baseline, 1 at the source run.
         """
-        theirs = _THEIR_MATRIX_AXES if self.site in SITES and SITES[self.site].observed else _THEIR_AXES
+        theirs = (
+            _THEIR_MATRIX_AXES if self.site in SITES and SITES[self.site].observed else _THEIR_AXES
+        )
         names = [theirs.get(axis, axis) for axis in self.by]
         index = pd.DataFrame(self.frame[[*self.by]].to_numpy(), columns=names)
         sizes = [len({*index[name]}) for name in names]
@@ -272,7 +303,9 @@ class PatchResult(MeasuredPatches):
         if self.waits:
             return display.result_html(self.headline, notes=self.notes)
         drawn = [self.heatmap()] if self.by else []
-        return display.result_html(self.headline, *drawn, self.strongest().dropna(axis=1, how="all"), notes=self.notes)
+        return display.result_html(
+            self.headline, *drawn, self.strongest().dropna(axis=1, how="all"), notes=self.notes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +353,11 @@ class AttributionResult(MeasuredPatches):
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """Name -> table of the run folder: approximated patches, differences between prompts, tokens."""
-        return {"patches": self.frame, "differences": self.differences, "tokens": label_table(self.labels)}
+        return {
+            "patches": self.frame,
+            "differences": self.differences,
+            "tokens": label_table(self.labels),
+        }
 
     def _repr_html_(self) -> str:
         drawn = [self.heatmap()] if self.by else []
@@ -340,18 +377,33 @@ class AttributionResult(MeasuredPatches):
             raise InputError(f"{n} patches were requested for the comparison; need at least 1")
         able = [number for number, part in enumerate(self.grid) if self.runs.can_change(part)]
         if not able:
-            raise InputError("no patch of this sweep changes anything; need clean and corrupted runs that differ there")
-        numbers = sorted(able[one] for one in torch.randperm(len(able), generator=generator)[:n].tolist())
+            raise InputError(
+                "no patch of this sweep changes anything; need clean and corrupted runs that differ there"
+            )
+        numbers = sorted(
+            able[one] for one in torch.randperm(len(able), generator=generator)[:n].tolist()
+        )
         patches = Patches.of(self.runs, [self.grid[number] for number in numbers])
-        rows = [row for _, some in patches.measure(patches.blocks, progress=progress) for row in some]
+        rows = [
+            row for _, some in patches.measure(patches.blocks, progress=progress) for row in some
+        ]
         values = torch.stack(list(patches.values(rows)[0].values()))
-        frame = _rename_for_folder(self.frame).iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
+        frame = (
+            _rename_for_folder(self.frame)
+            .iloc[numbers][[*self.by, "approximation"]]
+            .reset_index(drop=True)
+        )
         frame["effect"] = (values.double() - self.runs.baseline.double()).nanmean(1).numpy()
         frame["error"] = frame["approximation"] - frame["effect"]
         both = frame.dropna()
         rounding = TOLERANCE * max(1.0, abs(self.baseline))
-        signs = [np.sign(both[name].where(both[name].abs() > rounding, 0.0)) for name in ("approximation", "effect")]
-        ranked = len(both) > 2 and both["approximation"].nunique() > 1 and both["effect"].nunique() > 1
+        signs = [
+            np.sign(both[name].where(both[name].abs() > rounding, 0.0))
+            for name in ("approximation", "effect")
+        ]
+        ranked = (
+            len(both) > 2 and both["approximation"].nunique() > 1 and both["effect"].nunique() > 1
+        )
         ranks: Any = spearmanr(both["approximation"], both["effect"]) if ranked else None
         return Check(
             frame=frame,
@@ -370,9 +422,14 @@ def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
     of_every: dict[str, Any] = {"site": EVERY, "by": by, "folder": folder, "opens": None}
     if waits := next((one.waits for one in results.values() if one.waits), ""):
         return replace(first, **of_every, waits=waits)
-    keys = [list(one.frame[list(first.by)].itertuples(index=False, name=None)) for one in results.values()]
+    keys = [
+        list(one.frame[list(first.by)].itertuples(index=False, name=None))
+        for one in results.values()
+    ]
     rows = {key: number for number, key in enumerate(keys[0])}
-    order = np.argsort([rows[key] for some in keys for key in some], kind="stable")  # the sites vary fastest
+    order = np.argsort(
+        [rows[key] for some in keys for key in some], kind="stable"
+    )  # the sites vary fastest
     frames = [one.frame.assign(site=name) for name, one in results.items()]
     frame = pd.concat(frames, ignore_index=True).iloc[order].reset_index(drop=True)
     frame = frame[[*by, *(name for name in frame if name not in by)]]
@@ -388,7 +445,10 @@ def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> 
         from ..report.style import figure_bytes
 
         writer.write_bytes("heatmap.png", figure_bytes(result.heatmap(), "png"))
-    about = {name: getattr(result, name) for name in ("site", "metric", "direction", "baseline", "source")}
+    about = {
+        name: getattr(result, name)
+        for name in ("site", "metric", "direction", "baseline", "source")
+    }
     writer.write_csv("summary", _rename_for_folder(result.strongest(SHOWN)).assign(**about))
 
 

@@ -18,7 +18,13 @@ from ..models.inputs import describe_provenance
 from ..models.lens import LensModel
 from ..records import RunWriter, create_run, default_run_folder
 from ..records.reading import read_columns
-from ..records.recomputed import FEW, compute_until_equal, keep_or_compare, refuse_other_numbers, sample_parts
+from ..records.recomputed import (
+    FEW,
+    compute_until_equal,
+    keep_or_compare,
+    refuse_other_numbers,
+    sample_parts,
+)
 from ..records.shards import Shard, compute_run, process_name
 from ..records.writing import goes_on_note
 from .config import PatchConfig
@@ -33,7 +39,13 @@ _ROW = ("part", "sequence", "value", "changed")
 
 
 def patch_in_folder(
-    request: PatchRequest, out: Path, *, shard: str | None, overwrite: bool, progress: bool, reopen: bool
+    request: PatchRequest,
+    out: Path,
+    *,
+    shard: str | None,
+    overwrite: bool,
+    progress: bool,
+    reopen: bool,
 ) -> PatchResult:
     """Measure the patches of one site (of a ``shard``, if given) that the run folder ``out`` lacks, and write it.
 
@@ -50,7 +62,9 @@ def patch_in_folder(
         planned[:] = [patches]
         return {_name_of_block(block.number): len(block.cells) for block in patches.blocks}
 
-    def measure_blocks(writer: RunWriter, names: Collection[str], *, progress: bool = progress) -> None:
+    def measure_blocks(
+        writer: RunWriter, names: Collection[str], *, progress: bool = progress
+    ) -> None:
         blocks = [block for block in planned[0].blocks if _name_of_block(block.number) in names]
         for number, rows in planned[0].measure(blocks, progress=progress):
             _write_block(writer, number, rows)
@@ -59,7 +73,9 @@ def patch_in_folder(
         names = [_name_of_block(block.number) for block in planned[0].blocks]
         missing = [name for name in names if not writer.has(name)]
         measure_blocks(writer, missing, progress=progress and shard is None)
-        result = request.result(planned[0], (row for name in names for row in _read_block(writer, name)))
+        result = request.result(
+            planned[0], (row for name in names for row in _read_block(writer, name))
+        )
         write_result(writer, result)
         return replace(result, folder=writer.folder)
 
@@ -75,13 +91,18 @@ def patch_in_folder(
     )
     if found is not None:
         return found
-    nothing = replace(request, grid=[], controls=[], approximations=None)  # other shards are still running
+    nothing = replace(
+        request, grid=[], controls=[], approximations=None
+    )  # other shards are still running
     waits = Shard.parse(str(shard)).done_sentence(out)
     return replace(nothing.result(nothing.patches(), ()), folder=out, waits=waits)
 
 
 def leave_unfinished(
-    error: BaseException, opens: Callable[[Path], RunWriter], patches: Patches, rows: Mapping[int, Sequence[Row]]
+    error: BaseException,
+    opens: Callable[[Path], RunWriter],
+    patches: Patches,
+    rows: Mapping[int, Sequence[Row]],
 ) -> None:
     """Write measured blocks into a new folder in ``runs``, and say so in a note of the error that ended the call."""
     if not rows:
@@ -103,7 +124,11 @@ def _write_plan(writer: RunWriter, patches: Patches) -> None:
 
 
 def _keep_baseline(writer: RunWriter, runs: RunPair) -> None:
-    keep_or_compare(writer, "baseline.json", {"baseline": runs.baseline.tolist(), "source": runs.source.tolist()})
+    keep_or_compare(
+        writer,
+        "baseline.json",
+        {"baseline": runs.baseline.tolist(), "source": runs.source.tolist()},
+    )
 
 
 def _name_of_block(number: int) -> str:
@@ -121,7 +146,10 @@ def _read_block(writer: RunWriter, name: str) -> Iterator[Row]:
 
 def _check_blocks(patches: Patches, folder: Path, names: Sequence[str]) -> None:
     """Measure one patch of some finished blocks of a folder again; refuse the folder if the metric differs."""
-    engine, numbers = patches.engine, {part_identity(part): number for number, part in enumerate(patches.able)}
+    engine, numbers = (
+        patches.engine,
+        {part_identity(part): number for number, part in enumerate(patches.able)},
+    )
     assert engine is not None  # there are blocks
     blocks = {_name_of_block(block.number): block for block in engine.blocks}
     for name in sample_parts(names, most=FEW):
@@ -165,12 +193,17 @@ def open_run(
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
     provenance |= {"holder": process_name()} if part else {}
     put: Any = config.put
-    asked = asdict(replace(config, metric="loss", put="source", edits=())) | {"metric_name": metric.name}
+    asked = asdict(replace(config, metric="loss", put="source", edits=())) | {
+        "metric_name": metric.name
+    }
     asked["metric"] = config.metric if isinstance(config.metric, str) else metric.name
     if config.pairs_file is not None:
         asked["pairs_sha256"] = sha256(Path(config.pairs_file).read_bytes()).hexdigest()
     asked |= {"put": getattr(put, "__qualname__", type(put).__name__) if callable(put) else put}
-    asked |= {"edits": [one.label for one in config.edits], "pair": [pair.clean.hash, pair.corrupted.hash]}
+    asked |= {
+        "edits": [one.label for one in config.edits],
+        "pair": [pair.clean.hash, pair.corrupted.hash],
+    }
     code: dict[str, Any] = {}
     if config.metric is not None and not isinstance(config.metric, str):
         code["metric"] = metric_config(config.metric)

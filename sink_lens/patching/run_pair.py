@@ -77,7 +77,9 @@ class RunPair:
         layers = tuple(sorted({layer for part in grid for layer in part.layers or ()}))
         of_metric, last = Needs.of_metrics([metric], lens=lens), not SITES[site].per_layer
         of_site = replace(of_metric, layers=layers, sites=(site,))
-        one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
+        one_run = (
+            metric.layers == () and not metric.sites
+        )  # the metric reads no layer, so that it may see others
         if not one_run:
             of_site = replace(of_site, loss=False, logits=last, whole=last, positions=(-1,))
         runs = run_batches(lens, (run, source), of_site, edits=edits)
@@ -122,9 +124,14 @@ class RunPair:
     def has_difference(self, part: Part) -> bool:
         """Check whether the two runs have different values in a part of the site."""
         keys = {site_key(part.site, layer) for layer in part.layers or ()}
-        return any(not torch.equal(part.select(self.held[key]), part.select(self.given[key])) for key in keys)
+        return any(
+            not torch.equal(part.select(self.held[key]), part.select(self.given[key]))
+            for key in keys
+        )
 
-    def nan_where_short(self, part: Part, values: Float[Tensor, " sample"]) -> Float[Tensor, " sample"]:
+    def nan_where_short(
+        self, part: Part, values: Float[Tensor, " sample"]
+    ) -> Float[Tensor, " sample"]:
         """Return ``values``, one per sequence, with nan for each sequence that is too short to have the part."""
         short = self.run.lengths < replace_full_axes_by_none(part, sizes=self.sizes).n_tokens_needed
         return values.masked_fill(short.any() if self.metric.whole_batch else short, torch.nan)
@@ -163,14 +170,20 @@ def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig)
         refuse_unread_metric_fields(config, "")
         return config.metric
     if config.pairs_file is not None and config.metric == "logit_difference":
-        pairs = read_pairs(config.pairs_file, answers_as=config.answers_as, tokenizer=lens.tokenizer)
+        pairs = read_pairs(
+            config.pairs_file, answers_as=config.answers_as, tokenizer=lens.tokenizer
+        )
         return logit_difference([one.correct for one in pairs], [one.incorrect for one in pairs])
     return config.metric_spec().make_metric(lens, partial(baseline_logits, lens, pair.clean))
 
 
-def merge_patch_config(config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]) -> PatchConfig:
+def merge_patch_config(
+    config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]
+) -> PatchConfig:
     """Return ``config`` (or the default one) with each of ``fields`` that is not None put in."""
-    given = {name: value for name, value in fields.items() if value is not None} | {"model": lens.name}
+    given = {name: value for name, value in fields.items() if value is not None} | {
+        "model": lens.name
+    }
     found = make_config(PatchConfig, config, given, where="patch")
     for one in found.edits:
         if not isinstance(one, Edit):
@@ -190,20 +203,32 @@ def prepare_runs(
     if clean is None:
         clean = batch_of_prompts(config.prompts[0], lens, bos=config.bos)
     elif config.pairs_file is not None:
-        raise InputError("prompts were given beside a pairs_file, which has its own; need one of both")
-    corrupted = batch_of_prompts(config.prompts[1], lens, bos=config.bos) if corrupted is None else corrupted
+        raise InputError(
+            "prompts were given beside a pairs_file, which has its own; need one of both"
+        )
+    corrupted = (
+        batch_of_prompts(config.prompts[1], lens, bos=config.bos)
+        if corrupted is None
+        else corrupted
+    )
     for texts in (clean, corrupted):
         if isinstance(texts, tuple) and not texts:
-            raise InputError("patching needs two texts with the same number of tokens; give clean and corrupted")
+            raise InputError(
+                "patching needs two texts with the same number of tokens; give clean and corrupted"
+            )
     pair = pair_prompts(lens, clean, corrupted, bos=config.bos)
     is_source = config.put == "source"
     if is_source:
         refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(config.direction)
-    measured = as_metric(_metric_of_config(lens, pair, config=config), lens, pair.clean, pair.corrupted)
+    measured = as_metric(
+        _metric_of_config(lens, pair, config=config), lens, pair.clean, pair.corrupted
+    )
     chosen = config.chosen_indices
     for name in ("positions", "keys"):
-        chosen[name] = None if chosen[name] is None else positions_in_all(chosen[name], run, of=name)
+        chosen[name] = (
+            None if chosen[name] is None else positions_in_all(chosen[name], run, of=name)
+        )
     grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **chosen)
     edits = edits_in_texts(config.edits, run)
     at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": edits}

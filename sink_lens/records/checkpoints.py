@@ -20,9 +20,15 @@ def checkpoint_folders(run: Run) -> dict[int, Path]:
         RunError: the run is no training, or has no checkpoint.
     """
     if run.kind != "train":
-        raise RunError(f"{run.folder} holds a {run.kind} run; need one of sink-lens train. Give its folder.")
+        raise RunError(
+            f"{run.folder} holds a {run.kind} run; need one of sink-lens train. Give its folder."
+        )
     there = (run.folder / "checkpoints").glob("checkpoint-*")
-    found = {int(name[1]): path for path in there if path.is_dir() and (name := _NAME.fullmatch(path.name))}
+    found = {
+        int(name[1]): path
+        for path in there
+        if path.is_dir() and (name := _NAME.fullmatch(path.name))
+    }
     if not found:
         raise RunError(
             f"{run.folder} has no checkpoint; need checkpoints/checkpoint-N at least once. Train it, or give another."
@@ -38,7 +44,9 @@ def model_identity(source: str | Path, *, content: bool = False) -> str:
     """
     path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises where there is no such user
     found: list[object] = []
-    for file in [path] if path.is_file() else sorted(one for name in _OF_NUMBERS for one in path.glob(name)):
+    for file in (
+        [path] if path.is_file() else sorted(one for name in _OF_NUMBERS for one in path.glob(name))
+    ):
         status = file.stat()
         about: object = [status.st_size, status.st_mtime_ns, status.st_ino]
         if content or file.name == "config.json":

@@ -11,7 +11,10 @@ from .reading import Run
 
 
 def result_html(
-    sentences: str | Sequence[str], *parts: object, notes: Sequence[str] = (), folder: Path | None = None
+    sentences: str | Sequence[str],
+    *parts: object,
+    notes: Sequence[str] = (),
+    folder: Path | None = None,
 ) -> str:
     """Return the HTML that a notebook shows for a result: sentences, then figures and tables, then notes.
 
@@ -23,7 +26,9 @@ def result_html(
 def draw_result_page(run: Run | None, path: str | Path | None) -> Path:
     """Draw the page of a run at a path, by default in the run's folder unless that is temporary; return the path."""
     if run is None or (path is None and run.place is not None):
-        raise InputError("the run has no folder of its own; need a name for the page: report('page.html')")
+        raise InputError(
+            "the run has no folder of its own; need a name for the page: report('page.html')"
+        )
     return import_object(FRAME["page"])(run.folder, out=None if path is None else Path(path))
 
 

@@ -85,9 +85,13 @@ class RunLog:
             TakenError: a later log of this process goes on with the file.
         """
         if self.taken:
-            raise TakenError(f"{self.path} is continued by another monitor of this process. Choose another folder.")
+            raise TakenError(
+                f"{self.path} is continued by another monitor of this process. Choose another folder."
+            )
         line = {"part": self.part, "at": at, "tables": tables}
-        self._waiting.append(json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        self._waiting.append(
+            json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        )
         self.flush()
 
     def flush(self) -> None:
@@ -110,7 +114,9 @@ class RunLog:
         content = self.path.read_bytes()
         whole, first = content.rfind(b"\n") + 1, json.dumps({"columns": columns}).encode() + b"\n"
         if not whole and not first.startswith(content):
-            raise RunError(f"{self.path} is no log of a run. Move it away, or choose another folder.")
+            raise RunError(
+                f"{self.path} is no log of a run. Move it away, or choose another folder."
+            )
         if not whole:
             os.ftruncate(self._file, 0)
             self._append_bytes(first)
@@ -121,7 +127,9 @@ class RunLog:
         except ValueError as error:
             raise RunError(f"{self.path} is damaged ({error}). Choose another folder.") from error
         if known != columns:
-            raise RunError(f"{self.path} has other tables than this run would add to. Choose another folder.")
+            raise RunError(
+                f"{self.path} has other tables than this run would add to. Choose another folder."
+            )
         if whole < len(content):
             os.ftruncate(self._file, whole)
         return last + 1
@@ -148,7 +156,9 @@ def refuse_used_log(folder: Path) -> None:
     """Refuse to begin a run in a folder if its log is open in this process or already has rows."""
     path = folder / LOG_FILE
     if path.resolve() in _OPEN:
-        raise RunError(f"{folder} is in use by another monitor of this process. Choose another folder.")
+        raise RunError(
+            f"{folder} is in use by another monitor of this process. Choose another folder."
+        )
     if path.is_file():
         with path.open("rb") as file:
             file.readline()
@@ -168,7 +178,8 @@ def read_log_columns(path: Path) -> dict[str, dict[str, str]]:
         first = parse_json(file.readline())
     columns = first.get("columns") if isinstance(first, dict) else None
     if not isinstance(columns, dict) or not all(
-        isinstance(one, dict) and one and all(dtype in _DTYPES for dtype in one.values()) for one in columns.values()
+        isinstance(one, dict) and one and all(dtype in _DTYPES for dtype in one.values())
+        for one in columns.values()
     ):
         raise ValueError("its first line names no tables")
     return columns
@@ -186,14 +197,20 @@ def _read_all_log_lines(path: Path) -> Iterator[Line]:
             if not text.endswith(b"\n"):
                 return
             found = parse_json(text)
-            line = Line(**found) if isinstance(found, dict) and set(found) == set(Line._fields) else None
+            line = (
+                Line(**found)
+                if isinstance(found, dict) and set(found) == set(Line._fields)
+                else None
+            )
             if (
                 line is None
                 or type(line.part) is not int
                 or type(line.at) is not int
                 or not isinstance(line.tables, dict)
                 or not all(isinstance(blocks, list) for blocks in line.tables.values())
-                or not all(isinstance(one, dict) for blocks in line.tables.values() for one in blocks)
+                or not all(
+                    isinstance(one, dict) for blocks in line.tables.values() for one in blocks
+                )
             ):
                 raise ValueError(f"line {number} holds no rows")
             yield line
@@ -222,17 +239,23 @@ def read_log(path: Path) -> dict[str, pd.DataFrame]:
         ValueError: the log is damaged.
     """
     dtypes = read_log_columns(path)
-    found: dict[str, dict[str, list[Any]]] = {name: {one: [] for one in of} for name, of in dtypes.items()}
+    found: dict[str, dict[str, list[Any]]] = {
+        name: {one: [] for one in of} for name, of in dtypes.items()
+    }
     for line in read_log_lines(path):
         for name, blocks in line.tables.items():
             for block in blocks:
                 if name not in found or set(block) != set(found[name]):
-                    raise ValueError(f"its rows of {name!r:.40} have other columns than its first line says")
+                    raise ValueError(
+                        f"its rows of {name!r:.40} have other columns than its first line says"
+                    )
                 lengths = {len(value) for value in block.values() if isinstance(value, list)} or {1}
                 if len(lengths) > 1:
                     raise ValueError(f"columns of {name!r:.40} differ in length")
                 for column, value in block.items():
-                    found[name][column] += value if isinstance(value, list) else [value] * max(lengths)
+                    found[name][column] += (
+                        value if isinstance(value, list) else [value] * max(lengths)
+                    )
     try:
         return {name: pd.DataFrame(table).astype(dtypes[name]) for name, table in found.items()}
     except (TypeError, OverflowError) as error:
@@ -246,7 +269,9 @@ def _open_file(path: Path, more: int = 0) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise RunError(f"{path} is a link; need a file of the run itself. Choose another folder.") from error
+        raise RunError(
+            f"{path} is a link; need a file of the run itself. Choose another folder."
+        ) from error
 
 
 def _lock_file(path: Path) -> int:

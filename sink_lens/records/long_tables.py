@@ -33,7 +33,11 @@ def shorten_table(frame: pd.DataFrame, *, most: int) -> tuple[pd.DataFrame, Shor
     with the extremes of each column.
     """
     total = len(frame)
-    if "step" in frame and pd.api.types.is_integer_dtype(frame["step"]) and not frame["step"].hasnans:
+    if (
+        "step" in frame
+        and pd.api.types.is_integer_dtype(frame["step"])
+        and not frame["step"].hasnans
+    ):
         steps, rows = np.unique(frame["step"].to_numpy(dtype="int64"), return_counts=True)
         if len(steps) > 4 * _LAST:
             room = max(2, most * len(steps) // int(rows.sum()) - _LAST)

@@ -19,7 +19,9 @@ class Place:
         """Take the folder ``out``, or make a temporary one if it is None."""
         self.named = None if out is None else Path(out)
         """The folder that was named; None if it is temporary."""
-        self.folder = Path(tempfile.mkdtemp(prefix="sink_lens_")) if self.named is None else self.named
+        self.folder = (
+            Path(tempfile.mkdtemp(prefix="sink_lens_")) if self.named is None else self.named
+        )
         if self.named is None:
             self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 

@@ -12,7 +12,13 @@ import numpy as np
 from sink_lens.errors import RunError
 from sink_lens.records.reading import RUN_FILE
 
-IDENTITY = ("weights_sha256", "config_sha256", "tokens_sha256", "corrupted_sha256", "answers_sha256")
+IDENTITY = (
+    "weights_sha256",
+    "config_sha256",
+    "tokens_sha256",
+    "corrupted_sha256",
+    "answers_sha256",
+)
 IDENTITY += ("circuit_sha256", "bos_condition", "dtype")
 """Provenance fields by which a run is told from another."""
 CIRCUMSTANCE = ("versions", "device", "kernel")

@@ -64,9 +64,13 @@ class Tables(Mapping[str, pd.DataFrame]):
         log = folder / LOG_FILE
         if log.name not in files or not log.is_file():
             return
-        grown = log.stat().st_size > files[log.name]["bytes"]  # since the tables were written: all are read from it
+        grown = (
+            log.stat().st_size > files[log.name]["bytes"]
+        )  # since the tables were written: all are read from it
         with contextlib.suppress(OSError, ValueError):
-            self._paths |= {name: log for name in read_log_columns(log) if grown or name not in self._paths}
+            self._paths |= {
+                name: log for name in read_log_columns(log) if grown or name not in self._paths
+            }
 
     def cached_copy(self, *, most: int | None = None) -> "Tables":
         """Return a copy that reads each table only once, for code that never changes the tables.
@@ -136,7 +140,9 @@ class Run:
     """Holds the folder if it is temporary."""
 
     def _repr_html_(self) -> str:
-        return "".join(f"<div><b>{name}</b> {html.escape(text)}</div>" for name, text in self._facts().items())
+        return "".join(
+            f"<div><b>{name}</b> {html.escape(text)}</div>" for name, text in self._facts().items()
+        )
 
     def __repr__(self) -> str:
         return ", ".join(f"{name} {text}" for name, text in self._facts().items())
@@ -158,7 +164,9 @@ class Run:
             RunError: The table is not in the run, is damaged, or lacks one of the columns.
         """
         if name not in self.tables:
-            raise RunError(f"this run has no table {name!r}. Finish the run, or run it again, to see it.")
+            raise RunError(
+                f"this run has no table {name!r}. Finish the run, or run it again, to see it."
+            )
         table = self.tables[name]
         if absent := [column for column in columns if column not in table.columns]:
             raise RunError(
@@ -195,9 +203,13 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     tables = Tables(folder, files=record["files"], kind=record["kind"])
     return Run(
         folder=folder,
-        **{name: record[name] for name in ("kind", "status", "error", "started", "ended", "config", "provenance")},
+        **{
+            name: record[name]
+            for name in ("kind", "status", "error", "started", "ended", "config", "provenance")
+        },
         tables=tables,
-        missing=[name for name in record["expects"] if name not in written and name not in tables] + gone,
+        missing=[name for name in record["expects"] if name not in written and name not in tables]
+        + gone,
     )
 
 
@@ -213,7 +225,9 @@ def lock_of_folder(folder: Path, *, patience: float = 0) -> FileLock:
     """Return the lock of a run folder, not yet taken; one that is no empty file is refused, since it is not a run's."""
     path = folder / LOCK_FILE
     if os.path.lexists(path) and not (is_regular_file(path) and path.stat().st_size == 0):
-        raise RunError(f"{path} is no lock of a run, which is an empty file. Move it away, or choose another folder.")
+        raise RunError(
+            f"{path} is no lock of a run, which is an empty file. Move it away, or choose another folder."
+        )
     return FileLock(path, timeout=patience, thread_local=False)
 
 
@@ -255,7 +269,9 @@ def read_columns(path: Path, columns: Sequence[str], *, kind: str) -> pd.DataFra
     return frame
 
 
-def _check_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:
+def _check_table(
+    table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False
+) -> pd.DataFrame:
     """Check a table's columns against the schema of table ``name`` in runs of a kind; return the table unchanged.
 
     Raises:
@@ -279,7 +295,11 @@ def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool)
         broken = broken[np.isinf(broken) | (np.floor(broken) < broken)]
         if len(broken):
             raise ValueError(f"the column {name!r} holds {broken[0]}; need whole numbers")
-    if dtype == "any" or (dtype == "str" and text_too) or (dtype != "str" and types.is_numeric_dtype(cells)):
+    if (
+        dtype == "any"
+        or (dtype == "str" and text_too)
+        or (dtype != "str" and types.is_numeric_dtype(cells))
+    ):
         return
     found = types.infer_dtype(cells, skipna=True)
     if found not in (_TEXTS if dtype == "str" else _NUMBERS) and len(cells.dropna()):
@@ -300,7 +320,9 @@ def read_raw_run_json(folder: Path) -> dict[str, Any]:
     path = folder / RUN_FILE
     check_file_name(path, what="the folder of a run")
     if not path.is_file():
-        raise RunError(f"{folder} has no {RUN_FILE}, so it is no run. Give the folder that a run was written to.")
+        raise RunError(
+            f"{folder} has no {RUN_FILE}, so it is no run. Give the folder that a run was written to."
+        )
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         _check_run_json(record)
@@ -318,17 +340,27 @@ def _check_run_json(record: Any) -> None:
         raise ValueError(f"it lacks {', '.join(sorted(absent))}")
     for name, kinds in _KINDS.items():
         if not isinstance(record[name], kinds):
-            raise ValueError(f"{name} is {record[name]!r:.60}; need {' or '.join(one.__name__ for one in kinds)}")
+            raise ValueError(
+                f"{name} is {record[name]!r:.60}; need {' or '.join(one.__name__ for one in kinds)}"
+            )
     if not all(isinstance(name, str) for name in record["expects"]):
         raise ValueError("expects should be names")
     written, removes = record.get("written", []), record.get("removes", {})
     if not isinstance(written, list) or not isinstance(removes, dict):
         raise ValueError("written and removes should be names, and files")
     for file in (*record["files"], *written, *removes):
-        if not isinstance(file, str) or not is_plain_file_name(file) or file in (RUN_FILE, LOCK_FILE):
+        if (
+            not isinstance(file, str)
+            or not is_plain_file_name(file)
+            or file in (RUN_FILE, LOCK_FILE)
+        ):
             raise ValueError(f"it lists {file!r:.60}, which is no file of this folder")
     for file, entry in (*record["files"].items(), *removes.items()):
-        if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
+        if (
+            not isinstance(entry, dict)
+            or type(entry.get("bytes")) is not int
+            or type(entry.get("sha256")) is not str
+        ):
             raise ValueError(f"{file} has no size and hash")
 
 
@@ -347,4 +379,6 @@ def is_file_intact(path: Path, entry: Mapping[str, Any]) -> bool:
 
 def damaged_file_error(path: Path, error: Exception) -> RunError:
     """Return the error for a file of a run that cannot be read because of ``error``."""
-    return RunError(f"{path} cannot be read: it is damaged ({error}). Run again into another folder.")
+    return RunError(
+        f"{path} cannot be read: it is damaged ({error}). Run again into another folder."
+    )

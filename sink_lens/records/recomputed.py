@@ -32,7 +32,13 @@ def sample_parts(names: Sequence[str], *, most: int) -> list[str]:
 
 
 def refuse_other_numbers(
-    folder: Path, found: Any, computed: Any, *, what: str, tolerance: float = TOLERANCE, scale: float = 1
+    folder: Path,
+    found: Any,
+    computed: Any,
+    *,
+    what: str,
+    tolerance: float = TOLERANCE,
+    scale: float = 1,
 ) -> None:
     """Refuse a run folder unless the numbers ``found`` in it equal those ``computed`` now; nan equals nan.
 
@@ -48,7 +54,9 @@ def refuse_other_numbers(
         )
 
 
-def compute_until_equal(found: Any, *ways: Callable[[], _Computed], numbers: Callable[[_Computed], Any]) -> _Computed:
+def compute_until_equal(
+    found: Any, *ways: Callable[[], _Computed], numbers: Callable[[_Computed], Any]
+) -> _Computed:
     """Return what the first of ``ways`` computes whose ``numbers`` equal those ``found``, or what the last computes.
 
     A cell alone takes a forward of its own size, which may round otherwise than the larger one that it had part in.
@@ -60,7 +68,9 @@ def compute_until_equal(found: Any, *ways: Callable[[], _Computed], numbers: Cal
     return ways[-1]()
 
 
-def keep_or_compare(writer: RunWriter, filename: str, values: Mapping[str, Sequence[float]]) -> None:
+def keep_or_compare(
+    writer: RunWriter, filename: str, values: Mapping[str, Sequence[float]]
+) -> None:
     """Write named numbers to a JSON file of the run, or compare them with those that the folder has.
 
     Raises:
@@ -76,10 +86,14 @@ def keep_or_compare(writer: RunWriter, filename: str, values: Mapping[str, Seque
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged_file_error(path, error) from error
     for name, computed in values.items():
-        refuse_other_numbers(writer.folder, there[name], plain_json(computed), what=f"the metric ({name})")
+        refuse_other_numbers(
+            writer.folder, there[name], plain_json(computed), what=f"the metric ({name})"
+        )
 
 
-def _difference(found: Any, computed: Any, *, tolerance: float = TOLERANCE, scale: float = 1) -> str:
+def _difference(
+    found: Any, computed: Any, *, tolerance: float = TOLERANCE, scale: float = 1
+) -> str:
     """Return the first difference between two lists of numbers as the end of a sentence; "" if they are equal."""
     there, here = (np.asarray(one, dtype=float).ravel() for one in (found, computed))
     if there.shape != here.shape:

@@ -49,8 +49,13 @@ class Finding:
         return (self.frame,)
 
     def _repr_html_(self) -> str:
-        shown, folder = self.notebook_parts() if self.finished else (), getattr(self, "folder", None)
-        return display.result_html(self.sentences, *shown, notes=(*self.notes, *self._model_notes()), folder=folder)
+        shown, folder = (
+            self.notebook_parts() if self.finished else (),
+            getattr(self, "folder", None),
+        )
+        return display.result_html(
+            self.sentences, *shown, notes=(*self.notes, *self._model_notes()), folder=folder
+        )
 
     def _model_notes(self) -> tuple[str, ...]:
         return ()
@@ -70,7 +75,11 @@ class Result(Finding):
     @classmethod
     def unfinished(cls, folder: Path, *, shard: str) -> Self:
         """Return a result without tables, for a finished shard of a run; other shards are still to be computed."""
-        return cls(folder=folder, tables=Unfinished(folder), headline=Shard.parse(shard).done_sentence(folder))
+        return cls(
+            folder=folder,
+            tables=Unfinished(folder),
+            headline=Shard.parse(shard).done_sentence(folder),
+        )
 
     @property
     def run(self) -> Run:

@@ -46,14 +46,28 @@ class Shard:
             InputError: the text is neither, or this process belongs to no array job.
         """
         number, slash, count = text.partition("/")
-        if slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= _MOST:
+        if (
+            slash
+            and number.isdecimal()
+            and count.isdecimal()
+            and 1 <= int(number) <= int(count) <= _MOST
+        ):
             return cls(int(number), int(count))
         if text != "slurm":
-            raise InputError(f"shard is {text!r}; need one such as 3/8 (the third of eight), or slurm in an array job")
-        names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_COUNT")
+            raise InputError(
+                f"shard is {text!r}; need one such as 3/8 (the third of eight), or slurm in an array job"
+            )
+        names = (
+            "SLURM_ARRAY_TASK_ID",
+            "SLURM_ARRAY_TASK_MIN",
+            "SLURM_ARRAY_TASK_MAX",
+            "SLURM_ARRAY_TASK_COUNT",
+        )
         found = [environment.get(name, "") for name in names]
         if not all(one.isdecimal() for one in found):
-            raise InputError("shard slurm was asked for outside of an array job; need sbatch --array=1-8, or shard 3/8")
+            raise InputError(
+                "shard slurm was asked for outside of an array job; need sbatch --array=1-8, or shard 3/8"
+            )
         task, first, last, n_tasks = map(int, found)
         if last - first + 1 != n_tasks:
             raise InputError(
@@ -77,7 +91,9 @@ class Shard:
 def check_shard(shard: str | None, *, out: str | Path | None, overwrite: bool) -> None:
     """Refuse a shard without the folder ``out``, or with ``overwrite``, which would remove what other shards wrote."""
     if shard is not None and out is None:
-        raise InputError("a shard was asked for without a folder; need the one that all shards share: out=...")
+        raise InputError(
+            "a shard was asked for without a folder; need the one that all shards share: out=..."
+        )
     if shard is not None and overwrite:
         raise InputError(
             "shard and overwrite were given; each shard would remove what the others wrote. Remove the folder yourself"
@@ -142,7 +158,9 @@ def compute_run(
             part = {"shard": str(one), "parts": own} | writer.plan_field()
             if not is_done:  # while the run's folder is held, so that no shard takes these parts and removes this one
                 if one.folder(run).is_symlink():
-                    raise RunError(f"{one.folder(run)} is a link; need the shard's own folder. Move the link away.")
+                    raise RunError(
+                        f"{one.folder(run)} is a link; need the shard's own folder. Move the link away."
+                    )
                 writer = stack.enter_context(open_run(one.folder(run), patience=1.0, part=part))
         if not is_done:
             _check_parts(writer, own, check)
@@ -158,14 +176,23 @@ def compute_run(
     return result
 
 
-def _check_parts(writer: RunWriter, parts: Collection[str], check: Callable[[Path, Collection[str]], None]) -> None:
+def _check_parts(
+    writer: RunWriter, parts: Collection[str], check: Callable[[Path, Collection[str]], None]
+) -> None:
     if held := [name for name in parts if writer.has(name)]:
         check(writer.folder, held)
 
 
 def _list_shards(run: Path) -> list[Shard]:
-    found = [_FOLDER.fullmatch(path.name) for path in run.glob("shard-*-of-*") if (path / RUN_FILE).is_file()]
-    return sorted((Shard(int(one[1]), int(one[2])) for one in found if one), key=lambda one: (one.count, one.number))
+    found = [
+        _FOLDER.fullmatch(path.name)
+        for path in run.glob("shard-*-of-*")
+        if (path / RUN_FILE).is_file()
+    ]
+    return sorted(
+        (Shard(int(one[1]), int(one[2])) for one in found if one),
+        key=lambda one: (one.count, one.number),
+    )
 
 
 def all_shards_finished(run: Path) -> bool:
@@ -206,7 +233,9 @@ def _copy_shard_parts(
         missing = [
             name
             for name, entry in record["files"].items()
-            if Path(name).stem in parts and not writer.has(name) and is_file_intact(folder / name, entry)
+            if Path(name).stem in parts
+            and not writer.has(name)
+            and is_file_intact(folder / name, entry)
         ]
         if missing:
             check(folder, [Path(name).stem for name in missing])
@@ -224,14 +253,23 @@ def shard_progress(run: Path) -> pd.DataFrame:
     """Return a table with a row per shard: shard, state, cells done, all cells, cells failed, and who computes it."""
     begun = _list_shards(run)
     count = begun[0].count if begun else 0
-    found = pd.DataFrame([_progress_row(run, Shard(number, count)) for number in range(1, count + 1)])
+    found = pd.DataFrame(
+        [_progress_row(run, Shard(number, count)) for number in range(1, count + 1)]
+    )
     return found.astype({"cells": "Int64"}) if count else found
 
 
 def _progress_row(run: Path, shard: Shard) -> dict[str, Any]:
     folder = shard.folder(run)
     if not (folder / RUN_FILE).is_file():
-        return {"shard": str(shard), "state": "not begun", "done": 0, "cells": None, "failed": 0, "holder": None}
+        return {
+            "shard": str(shard),
+            "state": "not begun",
+            "done": 0,
+            "cells": None,
+            "failed": 0,
+            "holder": None,
+        }
     record = read_run_json(folder)
     parts, state = record["config"]["parts"], run_state(folder)
     failed = set[int]()
@@ -239,5 +277,11 @@ def _progress_row(run: Path, shard: Shard) -> dict[str, Any]:
         table = read_table(folder / name, kind="sweep")
         failed |= set(table.loc[table["error"].notna(), "cell"].tolist())
     done = sum(parts.get(Path(name).stem, 0) for name in record["files"])
-    row = {"shard": str(shard), "state": state, "done": done, "cells": sum(parts.values()), "failed": len(failed)}
+    row = {
+        "shard": str(shard),
+        "state": state,
+        "done": done,
+        "cells": sum(parts.values()),
+        "failed": len(failed),
+    }
     return row | {"holder": record["provenance"].get("holder") if state == "running" else None}

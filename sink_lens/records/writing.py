@@ -113,7 +113,9 @@ class RunWriter:
         Texts are written as they are, so that they are read back equal. A spreadsheet takes one that begins with "="
         for a formula: open such a file as text, or copy the table from the page, which escapes them.
         """
-        return self.write_bytes(f"{name}.csv", frame.to_csv(index=False, lineterminator="\n").encode())
+        return self.write_bytes(
+            f"{name}.csv", frame.to_csv(index=False, lineterminator="\n").encode()
+        )
 
     def write_tensors(self, name: str, tensors: Mapping[str, np.ndarray]) -> Path:
         """Write tensors, name -> array, to the file NAME.safetensors, and return its path."""
@@ -155,7 +157,10 @@ class RunWriter:
         self._list_content(name, (self.folder / name).read_bytes())
 
     def _list_content(self, name: str, content: bytes) -> None:
-        self._record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        self._record["files"][name] = {
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
         if name not in self._record["written"]:
             self._record["written"].append(name)
         self._write_run_json()
@@ -196,7 +201,10 @@ class RunWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Write how the run ended, and unlock the folder."""
         try:
@@ -220,7 +228,9 @@ class RunWriter:
                 leftover.unlink()
         if os.path.lexists(self.folder / RUN_FILE):
             self._continue_record(overwrite=overwrite, reopen=reopen)
-        expected = [f"{name}{ending}" for name in self._record["expects"] for ending in _TABLE_ENDINGS]
+        expected = [
+            f"{name}{ending}" for name in self._record["expects"] for ending in _TABLE_ENDINGS
+        ]
         refuse_foreign_files(self.folder, expected, written=self._record["written"])
         self._write_run_json()
 
@@ -231,16 +241,22 @@ class RunWriter:
         for name in dict.fromkeys([RUN_FILE, *written, *earlier["files"]]):
             path = self.folder / name
             if os.path.lexists(path) and not is_regular_file(path):
-                found = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "no file"
+                found = (
+                    "a link" if path.is_symlink() else "a folder" if path.is_dir() else "no file"
+                )
                 raise RunError(
                     f"{path} is {found}, where its run has a file; need the run as written. Move it away, or choose "
                     "another folder for the run."
                 )
         if "replaces" in raw:  # the run that began to replace it was killed before its first file
-            self._write(self.folder / RUN_FILE, _json_bytes(earlier)).replace(self.folder / RUN_FILE)
+            self._write(self.folder / RUN_FILE, _json_bytes(earlier)).replace(
+                self.folder / RUN_FILE
+            )
         if not overwrite:
             compared = IDENTITY if self._recomputes else IDENTITY + CIRCUMSTANCE
-            _refuse_other_run(self.folder, earlier=earlier, record=self._record, compared=compared, reopen=reopen)
+            _refuse_other_run(
+                self.folder, earlier=earlier, record=self._record, compared=compared, reopen=reopen
+            )
         self._record["written"] = written
         if overwrite:
             self._record["replaces"] = earlier
@@ -249,24 +265,35 @@ class RunWriter:
             _remove_page(self.folder)  # of what is not finished
         for name, entry in earlier["files"].items():
             part = part_path(self.folder / name)
-            if is_regular_file(part) and is_file_intact(part, entry):  # killed between the record and the file's name
+            if is_regular_file(part) and is_file_intact(
+                part, entry
+            ):  # killed between the record and the file's name
                 part.replace(self.folder / name)
         for name in written:
             part_path(self.folder / name).unlink(missing_ok=True)
         left = earlier.get("removes", {}).items()
-        _remove_intact_files(self.folder, {name: entry for name, entry in left if name not in earlier["files"]})
+        _remove_intact_files(
+            self.folder, {name: entry for name, entry in left if name not in earlier["files"]}
+        )
         self._earlier = earlier
         self._keep_earlier_circumstances(earlier["provenance"])
         self._record["started"] = earlier["started"]
         self._record["files"] = {
-            file: entry for file, entry in earlier["files"].items() if is_file_intact(self.folder / file, entry)
+            file: entry
+            for file, entry in earlier["files"].items()
+            if is_file_intact(self.folder / file, entry)
         }
 
     def _keep_earlier_circumstances(self, earlier: Mapping[str, Any]) -> None:
         """Note in the provenance, and in a warning, that the run goes on with other versions or elsewhere."""
         own = self._record["provenance"]
-        own["notes"] = [*own.get("notes", ()), *(one for one in earlier.get("notes", ()) if one.startswith(_GOES_ON))]
-        if changed := {name: earlier.get(name) for name in CIRCUMSTANCE if earlier.get(name) != own.get(name)}:
+        own["notes"] = [
+            *own.get("notes", ()),
+            *(one for one in earlier.get("notes", ()) if one.startswith(_GOES_ON)),
+        ]
+        if changed := {
+            name: earlier.get(name) for name in CIRCUMSTANCE if earlier.get(name) != own.get(name)
+        }:
             said = f"{_GOES_ON}{json.dumps(changed)} on {json.dumps({name: own.get(name) for name in changed})}"
             own["notes"].append(said)
             warnings.warn(f"{self.folder} {said}", stacklevel=6)
@@ -285,9 +312,17 @@ class RunWriter:
         if error is None:
             self._begin_writing()
         elif not self._record["written"]:
-            (self.folder / RUN_FILE).unlink(missing_ok=True)  # nothing was measured: leave nothing behind
+            (self.folder / RUN_FILE).unlink(
+                missing_ok=True
+            )  # nothing was measured: leave nothing behind
             return
-        status = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        status = (
+            "finished"
+            if error is None
+            else "interrupted"
+            if isinstance(error, KeyboardInterrupt)
+            else "failed"
+        )
         self._record |= {"status": status, "ended": utc_now_text()}
         if status == "failed":
             self._record["error"] = f"{type(error).__name__}: {error}"
@@ -480,7 +515,9 @@ def create_run(
         raise in_use_error(folder) from None
     except OSError as error:
         _remove_empty_folders(made)
-        raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
+        raise RunError(
+            f"{folder} cannot be written ({error.strerror}). Choose another folder."
+        ) from error
     writer = RunWriter(folder, record=record, lock=lock, made=made, recomputes=recomputes)
     try:
         writer._begin_record(overwrite=overwrite, reopen=reopen)
@@ -488,7 +525,9 @@ def create_run(
         _release_and_remove_lock(lock)
         _remove_empty_folders(made)
         if isinstance(error, OSError):
-            raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
+            raise RunError(
+                f"{folder} cannot be written ({error.strerror}). Choose another folder."
+            ) from error
         raise
     return writer
 
@@ -539,10 +578,14 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
     except Timeout:
         raise in_use_error(folder) from None
     except OSError as error:
-        raise RunError(f"{folder} cannot be written ({error.strerror}). Make it writable, or copy it.") from error
+        raise RunError(
+            f"{folder} cannot be written ({error.strerror}). Make it writable, or copy it."
+        ) from error
     try:
         record = read_run_json(folder)
-        for name, entry in record["files"].items():  # a process was killed before the file that it listed had its name
+        for name, entry in record[
+            "files"
+        ].items():  # a process was killed before the file that it listed had its name
             part = part_path(folder / name)
             if is_regular_file(part) and is_file_intact(part, entry):
                 part.replace(folder / name)
@@ -572,8 +615,12 @@ def refuse_file_of_run(path: Path, *, replaceable: Collection[str]) -> None:
             own = {RUN_FILE, *read_run_json(folder)["files"]}
         except RunError:  # run.json is damaged, so the files that it lists are unknown
             own = {RUN_FILE}
-        if str(target.relative_to(folder)) in own or (target.is_file() and target.suffix.lower() not in replaceable):
-            raise InputError(f"{path} belongs to the run in {folder}; need a file of its own. Choose another name.")
+        if str(target.relative_to(folder)) in own or (
+            target.is_file() and target.suffix.lower() not in replaceable
+        ):
+            raise InputError(
+                f"{path} belongs to the run in {folder}; need a file of its own. Choose another name."
+            )
 
 
 def _remove_empty_folders(folders: Sequence[Path]) -> None:
@@ -583,7 +630,9 @@ def _remove_empty_folders(folders: Sequence[Path]) -> None:
 
 
 def _release_and_remove_lock(lock: FileLock) -> None:
-    Path(lock.lock_file).unlink(missing_ok=True)  # under the lock: others that opened it see that it is gone
+    Path(lock.lock_file).unlink(
+        missing_ok=True
+    )  # under the lock: others that opened it see that it is gone
     lock.release()
 
 
@@ -613,7 +662,9 @@ def _refuse_other_run(
     undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
     draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
     there, here = (
-        {"kind": of["kind"]} | of["config"] | {name: of["provenance"].get(name) for name in compared}
+        {"kind": of["kind"]}
+        | of["config"]
+        | {name: of["provenance"].get(name) for name in compared}
         for of in (earlier, record)
     )
     others = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
@@ -621,7 +672,9 @@ def _refuse_other_run(
         text = _finished_run_message(folder, earlier) + draw
         raise UndrawnError(text, folder=folder) if undrawn and not others else RunError(text)
     if others:
-        listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)
+        listed = "; ".join(
+            f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others
+        )
         raise RunError(
             f"{folder} holds a run that differs in {listed}. Repeat that one, choose another "
             "folder, or overwrite=True to replace it."

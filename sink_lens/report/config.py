@@ -22,9 +22,13 @@ class ReportConfig:
     """What the compared runs may differ in: dtype, bos, tokens or thresholds; repeat for several."""
     figures: str | None = field(default=None, metadata={"metavar": "DIR"})
     """Folder into which the figures are written too, and the numbers of each as CSV."""
-    format: tuple[str, ...] = field(default=("png", "svg", "pdf"), metadata={"written": "commas", "metavar": "F,F"})
+    format: tuple[str, ...] = field(
+        default=("png", "svg", "pdf"), metadata={"written": "commas", "metavar": "F,F"}
+    )
     """With --figures: file formats, one or more of png, svg and pdf."""
-    only: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
+    only: tuple[str, ...] = field(
+        default=(), metadata={"written": "commas", "metavar": "NAME,NAME"}
+    )
     """With --figures: which figures to write, by the names of their files, such as circuit-paper. Default: all."""
 
     status: bool = False
@@ -34,5 +38,8 @@ class ReportConfig:
         """Refuse an unknown name in ``group_by``, and options of figures if no figures are written."""
         check_field_types(self)
         for name in ("only", "format"):
-            if self.figures is None and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+            if (
+                self.figures is None
+                and getattr(self, name) != type(self).__dataclass_fields__[name].default
+            ):
                 raise InputError(f"{name} was given without figures; need the folder: figures=...")

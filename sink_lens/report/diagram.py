@@ -23,7 +23,18 @@ from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
 from sink_lens.errors import InputError, RunError
-from sink_lens.report.style import BLUE, BOX, FAINT, GREEN, INK, ORANGE, PAPER, QUIET, new_figure, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    BOX,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PAPER,
+    QUIET,
+    new_figure,
+    without_formulas,
+)
 
 Style = Literal["page", "paper"]
 MOST_WORDS = 8
@@ -116,13 +127,19 @@ def draw_diagram(diagram: Diagram, *, style: Style, width: float | None = None) 
     if style not in WIDTHS:
         raise InputError(f"the style is {style!r}; need one of {', '.join(WIDTHS)}")
     if not diagram.boxes:
-        raise RunError("the circuit has no node, so there is nothing to draw. Run again with other settings to see one")
+        raise RunError(
+            "the circuit has no node, so there is nothing to draw. Run again with other settings to see one"
+        )
     width, levels = width or WIDTHS[style], _boxes_by_level(diagram)
     form = _Form(width=width, family="sans-serif", down=False, bold=True, largest=11, smallest=7)
     if style == "paper":
-        form = _Form(width=width, family="STIXGeneral", down=width < 5, bold=False, largest=9, smallest=6)
+        form = _Form(
+            width=width, family="STIXGeneral", down=width < 5, bold=False, largest=9, smallest=6
+        )
     form = replace(form, down=form.down and len(levels) > 2)
-    forms = [form] if form.down else [form, replace(form, down=True)]  # what is too wide is read from top to bottom
+    forms = (
+        [form] if form.down else [form, replace(form, down=True)]
+    )  # what is too wide is read from top to bottom
     for one, size in itertools.product(forms, range(form.largest, form.smallest - 1, -1)):
         for room in (1.5, 1.1):  # arrows as long as so many numbers
             placed = _lay_out_diagram(diagram, levels, form=one, size=size, room_for=room)
@@ -131,7 +148,9 @@ def draw_diagram(diagram: Diagram, *, style: Style, width: float | None = None) 
     said = f"{len(levels)} levels of boxes do not fit into {form.width:g} inches at {form.smallest} points"
     widest = max((len(word) for box in diagram.boxes for word in box.text.split()), default=1)
     least = len(levels) * (0.55 * widest + 3) * form.smallest / 72
-    raise InputError(f"{said}; need about {max(least, form.width + 0.5):.1f}. Draw it wider, or with fewer nodes")
+    raise InputError(
+        f"{said}; need about {max(least, form.width + 0.5):.1f}. Draw it wider, or with fewer nodes"
+    )
 
 
 def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
@@ -161,9 +180,15 @@ def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
     if any(box.row is not None for box in diagram.boxes):
         return levels
     place = {box.id: at - (len(level) - 1) / 2 for level in levels for at, box in enumerate(level)}
-    for joined, some in [(into, levels), (out, levels[::-1])] * 3:  # boxes go near those that they are joined to
+    for joined, some in [
+        (into, levels),
+        (out, levels[::-1]),
+    ] * 3:  # boxes go near those that they are joined to
         for boxes in some:
-            near = {box.id: np.mean([place[one] for one in joined[box.id]] or [place[box.id]]) for box in boxes}
+            near = {
+                box.id: np.mean([place[one] for one in joined[box.id]] or [place[box.id]])
+                for box in boxes
+            }
             boxes.sort(key=lambda box, near=near: float(near[box.id]))
             place |= {box.id: at - (len(boxes) - 1) / 2 for at, box in enumerate(boxes)}
     return levels
@@ -195,18 +220,27 @@ def _lay_out_diagram(
     pad, line = 0.45 * em, 1.22 * em
     small = _note_size(form, size)
     room = form.width - 2 * edge
-    title = _wrap_text(diagram.title, room, form=form, size=size, bold=True) if diagram.title else []
+    title = (
+        _wrap_text(diagram.title, room, form=form, size=size, bold=True) if diagram.title else []
+    )
     foot = fill_lines(diagram.says.split(), room, family=form.family, size=small, bold=False)
     if title is None or foot is None or len(title) > 2 or len(foot) > 4:
         return None
     label = max(
-        (_text_width(arrow.label, family=form.family, size=size, bold=True) for arrow in diagram.arrows), default=0.0
+        (
+            _text_width(arrow.label, family=form.family, size=size, bold=True)
+            for arrow in diagram.arrows
+        ),
+        default=0.0,
     )
     above = len(title) * line + (0.5 * em if title else 0) + edge
     n_lines = len(foot) + len(_legend_lines(diagram, room, form=form, small=small))
     below = n_lines * 1.35 * small / 72 + 0.4 * em + edge
     rows, tallest = _places_across(levels)
-    natural = max(_text_width(box.text, family=form.family, size=size) for box in diagram.boxes) / _FULL + 2 * pad
+    natural = (
+        max(_text_width(box.text, family=form.family, size=size) for box in diagram.boxes) / _FULL
+        + 2 * pad
+    )
     beside = 0.0
     if form.down:
         across = room / tallest - (0.35 * em if tallest > 1 else 0)
@@ -231,7 +265,10 @@ def _lay_out_diagram(
     most = max(tall.values())
     over = _has_skipped_level(diagram, levels) * _OVER * em
     if form.down:
-        body = sum(max(tall[box.id] for box in level) for level in levels) + (len(levels) - 1) * 2.4 * em
+        body = (
+            sum(max(tall[box.id] for box in level) for level in levels)
+            + (len(levels) - 1) * 2.4 * em
+        )
     else:
         body = (tallest + 0.001) * most + (tallest - 1) * 1.6 * em + over
     height = above + below + body
@@ -242,15 +279,29 @@ def _lay_out_diagram(
         if form.down:
             deep = max(tall[box.id] for box in level)
             for box in level:
-                x = form.width / 2 + rows[box.id] * room / tallest - (beside / 2 if tallest > 1 else 0)
-                boxes[box.id] = Bbox.from_bounds(x - wide / 2, down - deep / 2 - tall[box.id] / 2, wide, tall[box.id])
+                x = (
+                    form.width / 2
+                    + rows[box.id] * room / tallest
+                    - (beside / 2 if tallest > 1 else 0)
+                )
+                boxes[box.id] = Bbox.from_bounds(
+                    x - wide / 2, down - deep / 2 - tall[box.id] / 2, wide, tall[box.id]
+                )
             down -= deep + 2.4 * em
             continue
         x = edge + wide / 2 + place * pitch if len(levels) > 1 else form.width / 2
         for box in level:
             y = below + (body - over) / 2 - rows[box.id] * (most + 1.6 * em)
             boxes[box.id] = Bbox.from_bounds(x - wide / 2, y - tall[box.id] / 2, wide, tall[box.id])
-    return _Placed(height=height, boxes=boxes, lines=lines, at=at, title=title, foot=foot, foot_top=below - 0.4 * em)
+    return _Placed(
+        height=height,
+        boxes=boxes,
+        lines=lines,
+        at=at,
+        title=title,
+        foot=foot,
+        foot_top=below - 0.4 * em,
+    )
 
 
 def _places_across(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
@@ -258,7 +309,11 @@ def _places_across(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], i
     rows = sorted({box.row for level in levels for box in level if box.row is not None})
     if rows:
         middle = (rows[0] + rows[-1]) / 2
-        place = {box.id: (middle if box.row is None else box.row) - middle for level in levels for box in level}
+        place = {
+            box.id: (middle if box.row is None else box.row) - middle
+            for level in levels
+            for box in level
+        }
         return place, max(round(rows[-1] - rows[0]) + 1, 1)
     place = {box.id: at - (len(level) - 1) / 2 for level in levels for at, box in enumerate(level)}
     return place, max(len(level) for level in levels)
@@ -271,17 +326,23 @@ def _has_skipped_level(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> boo
 
 def _note_size(form: _Form, size: int) -> float:
     """Return the font size of notes and numbers, in points, for boxes with the font size ``size``."""
-    return max(size * 0.62, form.smallest * 0.9, 5.0) if form.bold else max(size * 0.9, form.smallest)
+    return (
+        max(size * 0.62, form.smallest * 0.9, 5.0) if form.bold else max(size * 0.9, form.smallest)
+    )
 
 
 @functools.lru_cache(maxsize=4096)
 def _text_width(text: str, *, family: str, size: float, bold: bool = False) -> float:
     """Return the width of a text in inches, in a font of ``family`` at ``size`` points, ``bold`` or not."""
-    font = FontProperties(family=[family, "DejaVu Sans"], size=size, weight="bold" if bold else "normal")
+    font = FontProperties(
+        family=[family, "DejaVu Sans"], size=size, weight="bold" if bold else "normal"
+    )
     return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
 
 
-def _wrap_text(text: str, width: float, *, form: _Form, size: float, bold: bool = False) -> list[str] | None:
+def _wrap_text(
+    text: str, width: float, *, form: _Form, size: float, bold: bool = False
+) -> list[str] | None:
     """Break a text into lines of about equal length and at most ``width`` inches; None if a word is wider."""
     words = text.split()
     lines = fill_lines(words, width, family=form.family, size=size, bold=bold)
@@ -294,7 +355,9 @@ def _wrap_text(text: str, width: float, *, form: _Form, size: float, bold: bool 
     return lines
 
 
-def fill_lines(words: Sequence[str], width: float, *, family: str, size: float, bold: bool) -> list[str] | None:
+def fill_lines(
+    words: Sequence[str], width: float, *, family: str, size: float, bold: bool
+) -> list[str] | None:
     """Break words into lines of at most ``width`` inches, each as full as possible; None if a word is wider."""
     lines: list[str] = []
     width *= _FULL
@@ -309,7 +372,9 @@ def fill_lines(words: Sequence[str], width: float, *, family: str, size: float, 
     return lines
 
 
-def _legend_lines(diagram: Diagram, room: float, *, form: _Form, small: float) -> list[list[tuple[str, str, float]]]:
+def _legend_lines(
+    diagram: Diagram, room: float, *, form: _Form, small: float
+) -> list[list[tuple[str, str, float]]]:
     """Return the legend's lines, at most ``room`` inches wide: each a list of (kind of arrow, meaning, left end)."""
     lines: list[list[tuple[str, str, float]]] = []
     x = 0.0
@@ -333,7 +398,9 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
     for arrow, curve in zip(diagram.arrows, curves, strict=True):
         _draw_arrow(axes, arrow, curve, em=em)
     for name, box in placed.boxes.items():
-        shape = FancyBboxPatch(box.p0, box.width, box.height, boxstyle=f"round,pad=0,rounding_size={0.3 * em:.3f}")
+        shape = FancyBboxPatch(
+            box.p0, box.width, box.height, boxstyle=f"round,pad=0,rounding_size={0.3 * em:.3f}"
+        )
         shape.set(facecolor=BOX, edgecolor=INK, linewidth=max(0.7, size / 14))
         axes.add_patch(shape)
         lines = placed.lines[name]
@@ -344,13 +411,25 @@ def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -
     _draw_title_and_legend(axes, diagram, placed, form=form, size=size)
     without_formulas(figure)
     for text in axes.texts:
-        rest = functools.reduce(lambda rest, symbol: rest.replace(symbol, ""), _SYMBOLS.values(), text.get_text())
-        text.set_parse_math(rest != text.get_text() and "$" not in rest)  # one of our symbols, and no other dollar sign
+        rest = functools.reduce(
+            lambda rest, symbol: rest.replace(symbol, ""), _SYMBOLS.values(), text.get_text()
+        )
+        text.set_parse_math(
+            rest != text.get_text() and "$" not in rest
+        )  # one of our symbols, and no other dollar sign
     return figure
 
 
 def _write_text(
-    axes: Axes, x: float, y: float, text: str, *, form: _Form, size: float, bold: bool = False, **style: Any
+    axes: Axes,
+    x: float,
+    y: float,
+    text: str,
+    *,
+    form: _Form,
+    size: float,
+    bold: bool = False,
+    **style: Any,
 ) -> Text:
     """Write a text at a point of the axes, in the font of ``form``; W_O, z, q, k and v in it are drawn as symbols."""
     if not form.bold and "$" not in text:
@@ -365,36 +444,56 @@ def _write_text(
     return axes.text(x, y, text, fontsize=size, fontweight="bold" if bold else "normal", **given)
 
 
-def _arrow_curve(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> np.ndarray:
+def _arrow_curve(
+    arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float
+) -> np.ndarray:
     """Return the points of an arrow's curve around other boxes, as an array with one row (x, y) per point."""
     parts = _arrow_pieces(arrow, placed, diagram, form=form, em=em)
     tip, before = np.array(parts[-1][3]), np.array(parts[-1][2])
     along = (tip - before) / (np.hypot(*(tip - before)) or 1.0)
-    long = min(_arrow_head_size(arrow, em=em)[0], 0.6 * float(np.hypot(*(tip - np.array(parts[-1][0])))))
+    long = min(
+        _arrow_head_size(arrow, em=em)[0], 0.6 * float(np.hypot(*(tip - np.array(parts[-1][0]))))
+    )
     parts[-1] = (*parts[-1][:3], tuple(tip - along * long))
     t = np.linspace(0, 1, 60)[:, None]
     weights = np.hstack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3])
     return np.vstack([*(weights @ np.array(part) for part in parts), tip])
 
 
-def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float) -> list[_Piece]:
+def _arrow_pieces(
+    arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float
+) -> list[_Piece]:
     """Return the line of an arrow as Bézier curves, each with four control points."""
     source, target = placed.boxes[arrow.source], placed.boxes[arrow.target]
     from_level, to_level = placed.at[arrow.source], placed.at[arrow.target]
     if form.down and to_level - from_level > 1:  # beside the boxes, on the right
         right = max(source.x1, target.x1) + 1.3 * em
-        start, end = (source.x1, (source.y0 + source.y1) / 2), (target.x1, (target.y0 + target.y1) / 2)
+        start, end = (
+            (source.x1, (source.y0 + source.y1) / 2),
+            (target.x1, (target.y0 + target.y1) / 2),
+        )
         return [(start, (right, start[1]), (right, end[1]), end)]
     if from_level == to_level and not form.down:  # between rows
         x = (source.x0 + source.x1) / 2
-        start, end = ((x, source.y0), (x, target.y1)) if source.y0 > target.y0 else ((x, source.y1), (x, target.y0))
+        start, end = (
+            ((x, source.y0), (x, target.y1))
+            if source.y0 > target.y0
+            else ((x, source.y1), (x, target.y0))
+        )
         return [_straight_piece(start, end)]
     if from_level == to_level:
         y = (source.y0 + source.y1) / 2
-        start, end = ((source.x1, y), (target.x0, y)) if source.x0 < target.x0 else ((source.x0, y), (target.x1, y))
+        start, end = (
+            ((source.x1, y), (target.x0, y))
+            if source.x0 < target.x0
+            else ((source.x0, y), (target.x1, y))
+        )
         return [_straight_piece(start, end)]
     if form.down:
-        ports = [_arrow_end_coordinate(arrow, diagram, placed, out=out, down=True) for out in (True, False)]
+        ports = [
+            _arrow_end_coordinate(arrow, diagram, placed, out=out, down=True)
+            for out in (True, False)
+        ]
         start, end = (ports[0], source.y0), (ports[1], target.y1)
         middle = (start[1] + end[1]) / 2
         return [(start, (start[0], middle), (end[0], middle), end)]
@@ -402,10 +501,22 @@ def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _For
     for name, box in placed.boxes.items():
         if from_level < placed.at[name] < to_level:
             between[placed.at[name] - from_level - 1].append(box)
-    level_with = [box for some in between for box in some if abs(box.y0 + box.y1 - source.y0 - source.y1) < 0.1 * em]
-    if level_with and len(level_with) == len(between) and abs(source.y0 + source.y1 - target.y0 - target.y1) < 0.1 * em:
+    level_with = [
+        box
+        for some in between
+        for box in some
+        if abs(box.y0 + box.y1 - source.y0 - source.y1) < 0.1 * em
+    ]
+    if (
+        level_with
+        and len(level_with) == len(between)
+        and abs(source.y0 + source.y1 - target.y0 - target.y1) < 0.1 * em
+    ):
         top = max(box.y1 for box in (*level_with, source, target)) + 1.2 * em
-        start, end = (source.x0 + 0.7 * source.width, source.y1), (target.x0 + 0.3 * target.width, target.y1)
+        start, end = (
+            (source.x0 + 0.7 * source.width, source.y1),
+            (target.x0 + 0.3 * target.width, target.y1),
+        )
         high = top + (top - max(start[1], end[1])) / 3
         return [(start, (start[0], high), (end[0], high), end)]
     ends = [_arrow_end_coordinate(arrow, diagram, placed, out=out) for out in (True, False)]
@@ -427,19 +538,30 @@ def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _For
 
 def _straight_piece(start: _Point, end: _Point) -> _Piece:
     """Return a straight line as a Bézier curve with four control points."""
-    thirds = [(start[0] + (end[0] - start[0]) * t, start[1] + (end[1] - start[1]) * t) for t in (1 / 3, 2 / 3)]
+    thirds = [
+        (start[0] + (end[0] - start[0]) * t, start[1] + (end[1] - start[1]) * t)
+        for t in (1 / 3, 2 / 3)
+    ]
     return start, thirds[0], thirds[1], end
 
 
-def _arrow_end_coordinate(arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False) -> float:
+def _arrow_end_coordinate(
+    arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False
+) -> float:
     """Return the coordinate, in inches, at which an arrow begins (``out``) or ends on the side of a box.
 
     Arrows at one side are in the order of their other ends, so that few cross. ``down`` if they lead downwards.
     """
     own = placed.boxes[arrow.source if out else arrow.target]
-    beside = [one for one in diagram.arrows if (one.source == arrow.source if out else one.target == arrow.target)]
+    beside = [
+        one
+        for one in diagram.arrows
+        if (one.source == arrow.source if out else one.target == arrow.target)
+    ]
     # those that lead past a level, or within one, leave and enter elsewhere
-    beside = [one for one in beside if one is arrow or placed.at[one.target] - placed.at[one.source] == 1]
+    beside = [
+        one for one in beside if one is arrow or placed.at[one.target] - placed.at[one.source] == 1
+    ]
 
     def end(one: Arrow) -> float:
         box = placed.boxes[one.target if out else one.source]
@@ -475,41 +597,65 @@ def _draw_arrow(axes: Axes, arrow: Arrow, curve: np.ndarray, *, em: float) -> No
     base, tip = curve[-2], curve[-1]
     along = (tip - base) / (np.hypot(*(tip - base)) or 1.0)
     across = np.array([-along[1], along[0]]) * _arrow_head_size(arrow, em=em)[1]
-    axes.add_patch(Polygon([tip, base + across, base - across], facecolor=colour, linewidth=0, zorder=1))
+    axes.add_patch(
+        Polygon([tip, base + across, base - across], facecolor=colour, linewidth=0, zorder=1)
+    )
 
 
 def _draw_arrow_numbers(
-    axes: Axes, diagram: Diagram, curves: Sequence[np.ndarray], placed: _Placed, *, form: _Form, size: int
+    axes: Axes,
+    diagram: Diagram,
+    curves: Sequence[np.ndarray],
+    placed: _Placed,
+    *,
+    form: _Form,
+    size: int,
 ) -> None:
     """Write each arrow's number beside the arrow, if possible where no box, arrow or other number is."""
     em = size / 72
     taken = [box.padded(0.04 * em) for box in placed.boxes.values()]
     top = placed.height - 0.25 * form.width / 13.33 - 0.04 - len(placed.title) * 1.22 * em
-    taken.append(Bbox.from_extents(0, top if placed.title else placed.height, form.width, placed.height))
+    taken.append(
+        Bbox.from_extents(0, top if placed.title else placed.height, form.width, placed.height)
+    )
     taken.append(Bbox.from_extents(0, 0, form.width, placed.foot_top))
     points = np.concatenate(curves) if curves else np.zeros((0, 2))
     of = np.repeat(np.arange(len(curves)), [len(curve) for curve in curves])
     for number, (arrow, curve) in enumerate(zip(diagram.arrows, curves, strict=True)):
         if not arrow.label:
             continue
-        wide, tall = _text_width(arrow.label, family=form.family, size=size, bold=True) + 0.2 * em, 1.05 * em
+        wide, tall = (
+            _text_width(arrow.label, family=form.family, size=size, bold=True) + 0.2 * em,
+            1.05 * em,
+        )
         best: tuple[float, float, float, Bbox] | None = None
-        out, into = (sum(getattr(one, end) == getattr(arrow, end) for one in diagram.arrows) for end in _ENDS)
-        middle = 0.5 if out == into else 0.34 if into > out else 0.66  # away from where the arrows meet
+        out, into = (
+            sum(getattr(one, end) == getattr(arrow, end) for one in diagram.arrows) for end in _ENDS
+        )
+        middle = (
+            0.5 if out == into else 0.34 if into > out else 0.66
+        )  # away from where the arrows meet
         line = 2 * _arrow_head_size(arrow, em=em)[1]
         for cost, (x, y) in _number_places(curve, wide, tall, line=line, middle=middle):
             box = Bbox.from_bounds(x - wide / 2, y - tall / 2, wide, tall)
             cost += 100 * sum(box.overlaps(other) for other in taken)
             inside = (
-                (points[:, 0] > box.x0) & (points[:, 0] < box.x1) & (points[:, 1] > box.y0) & (points[:, 1] < box.y1)
+                (points[:, 0] > box.x0)
+                & (points[:, 0] < box.x1)
+                & (points[:, 1] > box.y0)
+                & (points[:, 1] < box.y1)
             )
-            cost += 10 * bool(inside.any()) + 20 * bool((inside & (of != number)).any())  # not as if another's
+            cost += 10 * bool(inside.any()) + 20 * bool(
+                (inside & (of != number)).any()
+            )  # not as if another's
             cost += 200 * (box.x0 < 0 or box.x1 > form.width or box.y1 > placed.height)
             if best is None or cost < best[0]:
                 best = (cost, x, y, box)
         assert best is not None
         colour = _KINDS.get(arrow.kind, (QUIET, ""))[0]
-        text = _write_text(axes, best[1], best[2], arrow.label, form=form, size=size, bold=True, color=colour)
+        text = _write_text(
+            axes, best[1], best[2], arrow.label, form=form, size=size, bold=True, color=colour
+        )
         if best[0] >= 10:  # on an arrow: on paper of its own
             text.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.5})
         taken.append(best[3])
@@ -529,12 +675,16 @@ def _number_places(
         away = line / 2 + abs(normal[0]) * wide / 2 + abs(normal[1]) * tall / 2 + 0.02
         for side in (1, -1):
             x, y = curve[at] + normal * side * away
-            pleasant = normal[1] * side > 0.2 or normal[0] * side > 0.5  # over a level arrow, right of an upright one
+            pleasant = (
+                normal[1] * side > 0.2 or normal[0] * side > 0.5
+            )  # over a level arrow, right of an upright one
             yield 5 * abs(share - middle) + 0.6 * (not pleasant), (float(x), float(y))
         yield 5 * abs(share - middle) + 4, (float(curve[at, 0]), float(curve[at, 1]))
 
 
-def _draw_title_and_legend(axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> None:
+def _draw_title_and_legend(
+    axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, size: int
+) -> None:
     em, small, edge = size / 72, _note_size(form, size), 0.25 * form.width / 13.33 + 0.04
     step = 1.35 * small / 72
     for at, line in enumerate(placed.title):
@@ -551,6 +701,13 @@ def _draw_title_and_legend(axes: Axes, diagram: Diagram, placed: _Placed, *, for
             colour, dash = _KINDS.get(kind, (QUIET, "dotted"))
             x, width = edge + left, small / 7
             dashes = {"solid": "solid", "dashed": (0, (2.4, 1.2)), "dotted": (0, (1, 1.1))}[dash]
-            axes.plot([x, x + sample], [y, y], color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt")
+            axes.plot(
+                [x, x + sample],
+                [y, y],
+                color=colour,
+                linewidth=width,
+                linestyle=dashes,
+                solid_capstyle="butt",
+            )
             x += sample + 0.3 * small / 72
             _write_text(axes, x, y, meaning, form=form, size=small, ha="left", color=FAINT)

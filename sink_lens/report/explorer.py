@@ -24,7 +24,13 @@ import numpy as np
 import pandas as pd
 
 from sink_lens.records.provenance import plain_json
-from sink_lens.report.offline import frame_html, script_hashes, template_environment, unpacking_script, write_page
+from sink_lens.report.offline import (
+    frame_html,
+    script_hashes,
+    template_environment,
+    unpacking_script,
+    write_page,
+)
 from sink_lens.text import edge_label, safe_line
 
 _MOST = 20_000
@@ -57,7 +63,9 @@ class Explorer:
         return write_page(self.html, path)
 
     def _repr_html_(self) -> str:
-        return frame_html(self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals")
+        return frame_html(
+            self.html, height=900, title="Circuit explorer", also="allow-downloads allow-modals"
+        )
 
 
 def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
@@ -74,15 +82,21 @@ def pattern_base64(pattern: np.ndarray) -> str:
 def _graph_title(graph: Mapping[str, Any]) -> str:
     """Return the title that sink_lens gave a graph in Neuronpedia's JSON; without one, the graph's slug."""
     metadata = graph["metadata"]
-    return safe_line(metadata.get("sink_lens", {}).get("title") or metadata.get("slug") or "A graph", limit=120)
+    return safe_line(
+        metadata.get("sink_lens", {}).get("title") or metadata.get("slug") or "A graph", limit=120
+    )
 
 
 def edges_for_page(edges: pd.DataFrame) -> pd.DataFrame:
     """Return as many edges as a page may hold: first those of the circuit, then the others by size of score."""
-    return edges.iloc[np.lexsort([-edges["score"].abs(), ~edges["in_circuit"].to_numpy(bool)])[:_MOST]]
+    return edges.iloc[
+        np.lexsort([-edges["score"].abs(), ~edges["in_circuit"].to_numpy(bool)])[:_MOST]
+    ]
 
 
-def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), **about: Any) -> dict[str, Any]:
+def edge_graph(
+    edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), **about: Any
+) -> dict[str, Any]:
     """Return a circuit of edges as a graph in Neuronpedia's JSON.
 
     Its nodes are the input, heads, key-value heads that several heads share, MLPs and the logits. They stand
@@ -95,7 +109,11 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
         **about: title, unit, n_layers, group (heads that share a key-value head), curve and further metadata.
     """
     spans = list(dict.fromkeys(map(str, edges["span"])))
-    further = [name for name in ("standard_error", "inclusion", "in_circuit", "core") if name in edges.columns]
+    further = [
+        name
+        for name in ("standard_error", "inclusion", "in_circuit", "core")
+        if name in edges.columns
+    ]
     links, sizes = [], defaultdict[tuple[str, str], float](float)
     for row in edges.to_dict("records"):
         span, score = str(row["span"]), float(row["score"])
@@ -104,15 +122,27 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
         for end in ends:
             sizes[end] += abs(score)
         source, target = (_node_id(*end) for end in ends)
-        link = {"source": source, "target": target, "weight": _json_cell(score), "via": via.rstrip(">")}
+        link = {
+            "source": source,
+            "target": target,
+            "weight": _json_cell(score),
+            "via": via.rstrip(">"),
+        }
         links.append(link | {name: _json_cell(row[name]) for name in further})
     total = sum(sizes.values()) or 1.0
     nodes = []
     for (name, span), size in sizes.items():
         match = _NODE.fullmatch(name)
-        layer, kind = (match["layer"], _TYPES.get(match["part"], "mlp")) if match else (str(about["n_layers"]), "logit")
+        layer, kind = (
+            (match["layer"], _TYPES.get(match["part"], "mlp"))
+            if match
+            else (str(about["n_layers"]), "logit")
+        )
         layer, kind = ("E", "embedding") if name == "input" else (layer, kind)
-        at, node = spans.index(span) if len(spans) > 1 else max(len(tokens) - 1, 0), _node_id(name, span)
+        at, node = (
+            spans.index(span) if len(spans) > 1 else max(len(tokens) - 1, 0),
+            _node_id(name, span),
+        )
         nodes.append(
             {
                 "node_id": node,
@@ -134,11 +164,19 @@ def edge_graph(edges: pd.DataFrame, *, model: str, tokens: Sequence[str] = (), *
             "prompt_tokens": list(tokens),
             "prompt": "".join(tokens),
             "info": {"description": title, "generator": {"name": "sink_lens"}},
-            "generation_settings": {name: about[name] for name in ("method", "ablation") if name in about},
+            "generation_settings": {
+                name: about[name] for name in ("method", "ablation") if name in about
+            },
             "pruning_settings": {"edges": len(links)},
             "sink_lens": ({"spans": spans} if len(spans) > 1 else {}) | about,
         },
-        "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""},
+        "qParams": {
+            "pinnedIds": [],
+            "supernodes": [],
+            "linkType": "both",
+            "clickedId": "",
+            "sg_pos": "",
+        },
         "nodes": nodes,
         "links": links,
     }
@@ -148,7 +186,11 @@ def answer_fields(prompt: str, answer: Any, probability: Any) -> dict[str, Any]:
     """Return what a graph says of its first prompt and the answer to it; {} if the answer is not known."""
     if not isinstance(answer, str) or not answer:
         return {}
-    return {"prompt": safe_line(prompt, limit=300), "answer": answer, "probability": _json_cell(probability)}
+    return {
+        "prompt": safe_line(prompt, limit=300),
+        "answer": answer,
+        "probability": _json_cell(probability),
+    }
 
 
 def _node_id(name: str, span: str) -> str:
@@ -176,4 +218,6 @@ def explorer_script(graphs: Sequence[Mapping[str, Any]]) -> str:
 @cache
 def explorer_javascript() -> str:
     """Return the JavaScript of D3 and of the explorer, which defines the function ``exploreCircuits``."""
-    return "\n".join((_HERE / name).read_text(encoding="utf-8") for name in ("vendor/d3.min.js", "explorer.js"))
+    return "\n".join(
+        (_HERE / name).read_text(encoding="utf-8") for name in ("vendor/d3.min.js", "explorer.js")
+    )

@@ -39,7 +39,10 @@ def save_figures(
     refuse_tilde(folder, what="the folder of the figures")
     check_formats(formats)
     folder, files, missing = Path(folder), [], []
-    shown = [(run, [one for one in page_of_run(run).figures if is_on_page(run, one)]) for run in map(read_run, runs)]
+    shown = [
+        (run, [one for one in page_of_run(run).figures if is_on_page(run, one)])
+        for run in map(read_run, runs)
+    ]
     keys = list(dict.fromkeys(one.key for _, figures in shown for one in figures))
     if unknown := [name for name in only if name not in keys]:
         raise InputError(f"there is no figure {unknown[0]!r}; need some of {', '.join(keys)}")
@@ -78,7 +81,9 @@ def check_formats(formats: Sequence[str]) -> None:
     """Refuse a file format that no figure is written in."""
     for form in formats:
         if form not in FORMATS:
-            raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in format='pdf,svg'")
+            raise InputError(
+                f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in format='pdf,svg'"
+            )
 
 
 def _path_outside_runs(folder: Path, name: str) -> Path:

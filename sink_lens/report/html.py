@@ -59,12 +59,27 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
     notes = []
     for name, one in run.tables.shortened.items():
         which = "the first, the last ones and evenly spaced ones between them"
-        which = f"whole steps of {one.steps:,}, {which}" if one.steps else "evenly spaced ones and the extremes"
-        notes.append(f"{name} has {one.rows:,} rows; this page is made from {one.kept:,} of them ({which})")
+        which = (
+            f"whole steps of {one.steps:,}, {which}"
+            if one.steps
+            else "evenly spaced ones and the extremes"
+        )
+        notes.append(
+            f"{name} has {one.rows:,} rows; this page is made from {one.kept:,} of them ({which})"
+        )
     own = run.provenance.get("notes") or []
     notes += [*(own if isinstance(own, list) else [own]), *(first.notes if first else ())]
-    run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
-    rows = [*_dotted_entries(run_itself), *_dotted_entries(run.provenance), *_dotted_entries(run.config, "config.")]
+    run_itself = {
+        "kind": run.kind,
+        "status": run.status,
+        "started": run.started,
+        "ended": run.ended,
+    }
+    rows = [
+        *_dotted_entries(run_itself),
+        *_dotted_entries(run.provenance),
+        *_dotted_entries(run.config, "config."),
+    ]
     provenance = {safe_line(name): value for name, value in rows[:_MOST_PROVENANCE]}
     if len(rows) > _MOST_PROVENANCE:
         provenance[""] = f"{len(rows) - _MOST_PROVENANCE} more in run.json"
@@ -76,7 +91,11 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
         notes=[capitalise(safe_line(note, limit=400)) for note in notes],
         incomplete=incomplete,
         first=first,
-        figures=[_figure_for_page(run, of, prefix=prefix) for of in page.figures if of.on_page and stands(of)],
+        figures=[
+            _figure_for_page(run, of, prefix=prefix)
+            for of in page.figures
+            if of.on_page and stands(of)
+        ],
         tables=[_table_for_page(run, of, prefix=prefix) for of in page.tables if stands(of)],
         provenance=provenance,
     )
@@ -90,10 +109,14 @@ def page_title(folder: str | os.PathLike[str]) -> str:
     """
     run = read_run(folder)
     run = dataclasses.replace(run, tables=run.tables.cached_copy(most=MOST_READ))
-    return try_make(run, lambda: page_of_run(run).title(run))[0] or f"A run of {safe_line(run.kind)}"
+    return (
+        try_make(run, lambda: page_of_run(run).title(run))[0] or f"A run of {safe_line(run.kind)}"
+    )
 
 
-def compare_runs(runs: Sequence[Run], *, group_by: Sequence[str] = ()) -> tuple[list[Content], RunsCompared]:
+def compare_runs(
+    runs: Sequence[Run], *, group_by: Sequence[str] = ()
+) -> tuple[list[Content], RunsCompared]:
     """Return (the page content of each run, the comparison of the runs); settings named in ``group_by`` may differ.
 
     Raises:
@@ -101,7 +124,10 @@ def compare_runs(runs: Sequence[Run], *, group_by: Sequence[str] = ()) -> tuple[
         InputError: Too few or too many runs.
     """
     check_comparable(runs, group_by=group_by)
-    parts = [page_content(run, prefix=f"run-{index}-", beside=runs) for index, run in enumerate(runs, start=1)]
+    parts = [
+        page_content(run, prefix=f"run-{index}-", beside=runs)
+        for index, run in enumerate(runs, start=1)
+    ]
     return parts, compare_contents(parts)
 
 
@@ -115,7 +141,14 @@ def _figure_for_page(run: Run, drawn: Drawn, *, prefix: str) -> Shown:
         wide = bool(figure.get_figwidth() > 6)
         data, _ = try_make(run, lambda: drawn.data(run))
         numbers = "" if data is None else csv_text(data)
-        return Shown(key=key, title=drawn.title, see=see, svg=figure_svg(figure, name=key), wide=wide, csv=numbers)
+        return Shown(
+            key=key,
+            title=drawn.title,
+            see=see,
+            svg=figure_svg(figure, name=key),
+            wide=wide,
+            csv=numbers,
+        )
 
     made, missing = try_make(run, make)
     return made or Shown(key=key, title=drawn.title, missing=missing, wide=True)
@@ -137,13 +170,19 @@ def _table_for_page(run: Run, listed: Listed, *, prefix: str) -> Shown:
 
 def _incomplete_sentences(run: Run) -> str:
     missing = [safe_line(name) for name in run.missing if name not in ("report", "report.html")]
-    ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(run.status, "")
+    ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(
+        run.status, ""
+    )
     sentences = [f"This run {ended}"] if ended else []
     if run.error:
         sentences.append(safe_line(run.error, limit=300))
     if missing:
         sentences.append(f"Not in this folder: {join_and(missing, most=20)}")
-    if damaged := [safe_line(name) for name in run.tables if try_make(run, lambda name=name: run.tables[name])[1]]:
+    if damaged := [
+        safe_line(name)
+        for name in run.tables
+        if try_make(run, lambda name=name: run.tables[name])[1]
+    ]:
         sentences.append(f"Damaged: {join_and(damaged, most=20)}")
     return f"{'. '.join(sentences)}. Everything else is shown." if sentences else ""
 
@@ -155,8 +194,12 @@ def _dotted_entries(values: Mapping[str, Any], prefix: str = "") -> list[tuple[s
         if isinstance(value, Mapping):
             rows += _dotted_entries(value, f"{prefix}{name}.")
         else:
-            listed = ", ".join(safe_line(one) for one in value) if isinstance(value, list) else value
-            rows.append((f"{prefix}{name}", "–" if listed in (None, "") else safe_line(listed, limit=400)))
+            listed = (
+                ", ".join(safe_line(one) for one in value) if isinstance(value, list) else value
+            )
+            rows.append(
+                (f"{prefix}{name}", "–" if listed in (None, "") else safe_line(listed, limit=400))
+            )
     return rows
 
 
@@ -188,9 +231,13 @@ def render(
     check_file_name(path, what="the name of the page")
     refuse_file_of_run(path, replaceable=(".html", ".htm"))
     if out is None and os.path.lexists(path) and not is_own_page(path):
-        raise InputError(f"{path} is no page of a run; need its name for the page. Move it away, or name another: out")
+        raise InputError(
+            f"{path} is no page of a run; need its name for the page. Move it away, or name another: out"
+        )
     text = page_html(folder, *others, group_by=group_by)
-    own = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")  # others may draw it too
+    own = path.with_name(
+        f".{path.name}.{os.getpid()}-{threading.get_ident()}"
+    )  # others may draw it too
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = write_part(own, text.encode("utf-8", "backslashreplace"))
@@ -199,7 +246,12 @@ def render(
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        command = ["sink-lens", "report", *map(str, [folder, *others]), *([] if out is None else ["--out", str(out)])]
+        command = [
+            "sink-lens",
+            "report",
+            *map(str, [folder, *others]),
+            *([] if out is None else ["--out", str(out)]),
+        ]
         raise RunError(
             f"{path} cannot be written ({error.strerror}); need a folder with room. The numbers are safe: make room, "
             f"then draw the page with {shlex.join(command)}"
@@ -215,7 +267,9 @@ def page_html(*folders: str | os.PathLike[str], group_by: Sequence[str] = ()) ->
         InputError: Too many runs.
     """
     runs = [read_run(folder) for folder in folders]
-    parts, beside = ([page_content(runs[0])], None) if len(runs) == 1 else compare_runs(runs, group_by=group_by)
+    parts, beside = (
+        ([page_content(runs[0])], None) if len(runs) == 1 else compare_runs(runs, group_by=group_by)
+    )
     embedded, room = [], MOST_BYTES // len(parts)
     for part in parts:
         found, why = None, ""
@@ -227,8 +281,12 @@ def page_html(*folders: str | os.PathLike[str], group_by: Sequence[str] = ()) ->
     graphs = [graph for graph, _ in made if graph]
     exploring = explorer.explorer_script(graphs) if graphs else ""
     script = (_HERE / "page.js").read_text(encoding="utf-8")
-    copied = [one for part in parts for one in (*part.figures, *part.tables)] + [*(beside.tables if beside else ())]
-    viridis = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype("uint8").tobytes().hex()
+    copied = [one for part in parts for one in (*part.figures, *part.tables)] + [
+        *(beside.tables if beside else ())
+    ]
+    viridis = (
+        (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype("uint8").tobytes().hex()
+    )
     template = template_environment().get_template("page.html")
     text = template.render(
         parts=parts,
@@ -236,12 +294,16 @@ def page_html(*folders: str | os.PathLike[str], group_by: Sequence[str] = ()) ->
         leads=parts[0].first.leads if parts[0].first and beside is None else (),
         tokens=[tokens_for_page(part.run) for part in parts],
         embedded=embedded,
-        data=_script_json({"csv": {one.key: one.csv for one in copied if one.csv}, "colours": viridis}),
+        data=_script_json(
+            {"csv": {one.key: one.csv for one in copied if one.csv}, "colours": viridis}
+        ),
         patterns=_script_json([one["data"] for one in embedded]),
         script=script,
         exploring=exploring,
         unexplored=" ".join(why for _, why in made if why),
-        script_hashes=script_hashes(script, *((exploring, explorer.explorer_javascript()) if graphs else ())),
+        script_hashes=script_hashes(
+            script, *((exploring, explorer.explorer_javascript()) if graphs else ())
+        ),
     )
     return UNWRITABLE.sub("\ufffd", text)
 

@@ -29,7 +29,11 @@ def notebook_html(
     Each part is a data frame, a mapping of names to values, a figure, or a text of HTML.
     """
     lines = sentences.split("\n") if isinstance(sentences, str) else list(sentences)
-    paragraphs = "".join(f"<p style='margin: .2em 0; max-width: 60em'>{_text_html(line)}</p>" for line in lines if line)
+    paragraphs = "".join(
+        f"<p style='margin: .2em 0; max-width: 60em'>{_text_html(line)}</p>"
+        for line in lines
+        if line
+    )
     small = [f"Note: {_text_html(note)}" for note in notes]
     if folder is not None:
         report = folder / PAGE_FILE
@@ -56,7 +60,8 @@ def table_html(frame: pd.DataFrame, headings: Headings | None = None, *, most: i
     head = "".join(f"<th style='{style}'>{_text_html(name)}</th>" for name, style in cells)
     rows = [
         "".join(
-            f"<td style='{style}'><bdi>{_text_html(cell)}</bdi></td>" for cell, style in zip(row, align, strict=True)
+            f"<td style='{style}'><bdi>{_text_html(cell)}</bdi></td>"
+            for cell, style in zip(row, align, strict=True)
         )
         for row in shown.rows
     ]

@@ -82,6 +82,7 @@ def frame_html(text: str, *, height: int, title: str, also: str = "") -> str:
     """
     style = "width: 100%; border: 0; resize: vertical; background: #fff"
     about = (
-        f'title="{html.escape(title)}" sandbox="allow-scripts{also and f" {also}"}" style="{style}" height="{height}"'
+        f'title="{html.escape(title)}" sandbox="allow-scripts{also and f" {also}"}" '
+        f'style="{style}" height="{height}"'
     )
     return f'<iframe {about} srcdoc="{html.escape(text)}"></iframe>'

@@ -40,7 +40,9 @@ class PageTable:
     @property
     def numbers(self) -> pd.DataFrame:
         """The data frame that a reader copies as CSV: the numbers behind the texts, or the texts themselves."""
-        return pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
+        return (
+            pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
+        )
 
 
 _BOUNDS = "95% interval; if it contains 0, the number beside it cannot be told from chance."
@@ -54,16 +56,24 @@ Headings = Mapping[str, str] | Iterable[str]
 
 def page_table(frame: pd.DataFrame, headings: Headings, *, most: int = MOST_ROWS) -> PageTable:
     """Make a page's table of a frame's first ``most`` rows; ``headings`` is its columns, or column -> heading."""
-    heads = headings if isinstance(headings, Mapping) else {name: name_in_words(str(name)) for name in headings}
+    heads = (
+        headings
+        if isinstance(headings, Mapping)
+        else {name: name_in_words(str(name)) for name in headings}
+    )
     columns = [name for name in heads if name in frame.columns]
     numeric = [
-        pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_bool_dtype(frame[name]) for name in columns
+        pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_bool_dtype(frame[name])
+        for name in columns
     ]
     rows = []
     for row in frame[columns].head(most).itertuples(index=False):
         cells = zip(row, numeric, strict=True)
         rows.append(
-            tuple(("undefined" if is_number else "") if pd.isna(one) else as_text(one) for one, is_number in cells)
+            tuple(
+                ("undefined" if is_number else "") if pd.isna(one) else as_text(one)
+                for one, is_number in cells
+            )
         )
     return PageTable(
         heads=tuple(heads[name] for name in columns),
@@ -76,14 +86,23 @@ def page_table(frame: pd.DataFrame, headings: Headings, *, most: int = MOST_ROWS
 
 def summary_lines(run: Run, *, limit: int) -> list[str]:
     """Return a list of the first sentence in a run's table ``summary``, cut to ``limit`` characters; [] without one."""
-    return [safe_line(text, limit=limit) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
+    return [
+        safe_line(text, limit=limit)
+        for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]
+    ]
 
 
 def ci_texts(
-    frame: pd.DataFrame, low: str = "ci_low", high: str = "ci_high", *, shown: Callable[[Any], str] = as_text
+    frame: pd.DataFrame,
+    low: str = "ci_low",
+    high: str = "ci_high",
+    *,
+    shown: Callable[[Any], str] = as_text,
 ) -> list[str]:
     """Return each row's interval as a text such as "[0.1, 0.3]"; "" if the column ``low`` or ``high`` is undefined."""
-    return [interval_text(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)]
+    return [
+        interval_text(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)
+    ]
 
 
 def rest_note(total: int, name: str, *, most: int = MOST_ROWS) -> str:
@@ -99,10 +118,16 @@ def csv_text(frame: pd.DataFrame) -> str:
     """
     step = -(-len(frame) // _MOST_COPIED)
     part = frame.iloc[:: max(step, 1)].map(
-        lambda value: f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+        lambda value: (
+            f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+        )
     )
     text = part.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-    return text if step <= 1 else f"{text}# every {step}th of {len(frame)} rows; all are in the run's folder\n"
+    return (
+        text
+        if step <= 1
+        else f"{text}# every {step}th of {len(frame)} rows; all are in the run's folder\n"
+    )
 
 
 def run_label(run: Run) -> str:
@@ -132,10 +157,14 @@ class Drawn:
     """False where the page shows the same in another way: the figure is drawn for ``--figures`` only."""
 
 
-def paper_figure(circuit: Callable[[Run], "Drawable"], *, data: Callable[[Run], pd.DataFrame]) -> Drawn:
+def paper_figure(
+    circuit: Callable[[Run], "Drawable"], *, data: Callable[[Run], pd.DataFrame]
+) -> Drawn:
     """Return the figure of a run's circuit in the style of a paper; it needs no caption, since no page shows it."""
     about: dict[str, Any] = {"data": data, "title": "The circuit for a paper", "on_page": False}
-    return Drawn(key="circuit-paper", make=lambda run: ("", cast("Any", circuit(run)).draw("paper")), **about)
+    return Drawn(
+        key="circuit-paper", make=lambda run: ("", cast("Any", circuit(run)).draw("paper")), **about
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +301,15 @@ class Content:
     provenance: dict[str, str]
 
 
-_UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, NotImplementedError)
+_UNFIT = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    NotImplementedError,
+)
 """What comes of a table that holds something else; the last is what Arrow says of a sum of texts."""
 
 
@@ -285,4 +322,7 @@ def try_make(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
         return None, capitalise(text) if text.startswith(("this ", "the ", "no ")) else text
     except _UNFIT as error:
         why = safe_line(f"{type(error).__name__}: {error}", limit=200)
-        return None, f"It cannot be made from what the tables of this run hold ({why}). Run again to see it."
+        return (
+            None,
+            f"It cannot be made from what the tables of this run hold ({why}). Run again to see it.",
+        )

@@ -26,8 +26,16 @@ def page_of_run(run: Run) -> Page:
     """Return the page of a run's kind; if the kind is not known, a page that shows all tables of the run."""
     if found := page_of_kind(run.kind):
         return found
-    listed = tuple(Listed(key=f"{name}-table", title=name, make=partial(_whole_table, name)) for name in run.tables)
-    return Page(title=lambda run: f"A run of {safe_line(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
+    listed = tuple(
+        Listed(key=f"{name}-table", title=name, make=partial(_whole_table, name))
+        for name in run.tables
+    )
+    return Page(
+        title=lambda run: f"A run of {safe_line(run.kind)}",
+        headline=lambda _: [],
+        figures=(),
+        tables=listed,
+    )
 
 
 def is_on_page(run: Run, one: Drawn | Listed) -> bool:
@@ -37,7 +45,9 @@ def is_on_page(run: Run, one: Drawn | Listed) -> bool:
 
 def _whole_table(name: str, run: Run) -> tuple[str, PageTable]:
     frame = run.tables[name]
-    return f"{plural(len(frame), 'row')}.", page_table(frame, {str(column): str(column) for column in frame})
+    return f"{plural(len(frame), 'row')}.", page_table(
+        frame, {str(column): str(column) for column in frame}
+    )
 
 
 def first_figure(run: Run) -> "Figure":
@@ -65,8 +75,16 @@ def circuit_of(source: Run | Result | str | Path) -> Drawable:
     Raises:
         RunError: the run is of another kind, or lacks what a circuit needs.
     """
-    run = source if isinstance(source, Run) else source.run if isinstance(source, Result) else read_run(source)
+    run = (
+        source
+        if isinstance(source, Run)
+        else source.run
+        if isinstance(source, Result)
+        else read_run(source)
+    )
     circuit = page_of_run(run).circuit
     if circuit is None:
-        raise RunError(f"{run_label(run)}, which has no circuit; need one of sink-lens circuit or sink-lens trace")
+        raise RunError(
+            f"{run_label(run)}, which has no circuit; need one of sink-lens circuit or sink-lens trace"
+        )
     return circuit(run)

@@ -22,7 +22,10 @@ def sink_rate_by_position(run: Run) -> dict[int, float]:
         return {}
     numbers = heads[["sink_position", "sink_rate"]].astype(float)
     rates = pd.Series(numbers.groupby("sink_position")["sink_rate"].mean()).dropna()
-    return {int(place): float(rate) for place, rate in zip(rates.index, rates.to_numpy(float), strict=True)}
+    return {
+        int(place): float(rate)
+        for place, rate in zip(rates.index, rates.to_numpy(float), strict=True)
+    }
 
 
 def studied_position(run: Run) -> int:
@@ -33,7 +36,9 @@ def studied_position(run: Run) -> int:
     """
     rates = sink_rate_by_position(run)
     if not rates:
-        raise RunError("the sink position is not known without the table 'heads'. Run again to see it.")
+        raise RunError(
+            "the sink position is not known without the table 'heads'. Run again to see it."
+        )
     return max(rates, key=lambda place: rates[place])
 
 
@@ -45,11 +50,15 @@ def read_patterns(run: Run) -> np.ndarray:
     """
     kept = next((tensor for tensor in run.tensors("patterns").values() if tensor.ndim == 4), None)
     if kept is None:
-        raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
+        raise RunError(
+            "patterns.safetensors holds no array of layer, head, query and key. Run again to see it."
+        )
     return kept
 
 
-def strongest_and_weakest_heads(run: Run, *, strongest: int, weakest: int) -> list[tuple[int, int, float]]:
+def strongest_and_weakest_heads(
+    run: Run, *, strongest: int, weakest: int
+) -> list[tuple[int, int, float]]:
     """Return (layer, head, sink score at the studied position) of the strongest heads, then of the weakest.
 
     Raises:
@@ -57,7 +66,9 @@ def strongest_and_weakest_heads(run: Run, *, strongest: int, weakest: int) -> li
     """
     n_layers, n_heads = read_patterns(run).shape[:2]
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
-    ranked = sort_by_magnitude(heads.loc[heads["sink_position"] == studied_position(run)], "sink_score")
+    ranked = sort_by_magnitude(
+        heads.loc[heads["sink_position"] == studied_position(run)], "sink_score"
+    )
     known = [
         (int(layer), int(head), score)
         for layer, head, score in ranked[["layer", "head", "sink_score"]].itertuples(index=False)
@@ -74,8 +85,14 @@ def first_token_texts(run: Run, *, most: int | None = None) -> dict[int, str]:
     if table is None:
         return {}
     table = table.dropna(subset=["position", "text"])  # a table from elsewhere may lack some
-    table = table.loc[table["sequence"] == table["sequence"].min()].sort_values("position").head(most or len(table))
-    return {int(place): str(text) for place, text in zip(table["position"], table["text"], strict=True)}
+    table = (
+        table.loc[table["sequence"] == table["sequence"].min()]
+        .sort_values("position")
+        .head(most or len(table))
+    )
+    return {
+        int(place): str(text) for place, text in zip(table["position"], table["text"], strict=True)
+    }
 
 
 def tokens_for_page(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
@@ -86,7 +103,10 @@ def tokens_for_page(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
 def layer_head_grid(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
     """Return a column of the table ``heads`` at one sink position as an array (layer, head); nan where no row is."""
     table = heads.loc[heads["sink_position"] == position]
-    layer, head = table["layer"].to_numpy(float).astype(int), table["head"].to_numpy(float).astype(int)
+    layer, head = (
+        table["layer"].to_numpy(float).astype(int),
+        table["head"].to_numpy(float).astype(int),
+    )
     grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
     grid[layer, head] = table[name].to_numpy(float)
     return grid
@@ -111,9 +131,15 @@ def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     fit = int(most_bytes * 3 / 4) // len(past[0])
     order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=None, kind="stable")
     ranked = [divmod(int(flat), scores.shape[1]) for flat in order]
-    there = [(layer, head) for layer, head in ranked if layer < patterns.shape[0] and head < patterns.shape[1]]
+    there = [
+        (layer, head)
+        for layer, head in ranked
+        if layer < patterns.shape[0] and head < patterns.shape[1]
+    ]
     chosen = there[:fit]
-    packed = b"".join(patterns[layer, head][past].astype(np.uint8).tobytes() for layer, head in chosen)
+    packed = b"".join(
+        patterns[layer, head][past].astype(np.uint8).tobytes() for layer, head in chosen
+    )
     sentence = f"Patterns of all {len(chosen):,} heads are in this page"
     if len(chosen) < len(there):
         weakest = as_text(float(scores[chosen[-1]])) if chosen else "none"
@@ -127,9 +153,14 @@ def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
         "layers": scores.shape[0],
         "heads": scores.shape[1],
         "position": position,
-        "scores": [[None if np.isnan(one) else round(float(one), 3) for one in row] for row in scores],
+        "scores": [
+            [None if np.isnan(one) else round(float(one), 3) for one in row] for row in scores
+        ],
         "chosen": [layer * scores.shape[1] + head for layer, head in chosen],
         "tokens": texts if len(texts) == length else [""] * length,
         "patterns": base64.b64encode(packed).decode(),
     }
-    return {"data": data, "said": f"{sentence}; each is of one sequence, its first {length} positions."}
+    return {
+        "data": data,
+        "said": f"{sentence}; each is of one sequence, its first {length} positions.",
+    }

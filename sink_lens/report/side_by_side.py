@@ -90,7 +90,9 @@ class RunsCompared:
         found = []
         for row in apart[:2]:
             verdicts = [cell.text.partition(":")[0] for cell in row.cells]
-            said = [f"{verdict} in {name}" for verdict, name in zip(verdicts, self.names, strict=True)]
+            said = [
+                f"{verdict} in {name}" for verdict, name in zip(verdicts, self.names, strict=True)
+            ]
             found.append(f"“{row.name}” {', '.join(said if len(said) == 2 else verdicts)}")
         more = [f"{len(apart) - 2} more"] * (len(apart) > 2)
         how = f"{'is' if len(apart) == 1 else 'are'} judged differently: {'; '.join(found + more)}"
@@ -99,21 +101,38 @@ class RunsCompared:
     @property
     def models_sentence(self) -> str:
         """A sentence that the runs are of different models, whatever these are called; empty if they are of one."""
-        rows = [row for row in self.provenance if row.differs and all(cell.text.strip("–") for cell in row.cells)]
+        rows = [
+            row
+            for row in self.provenance
+            if row.differs and all(cell.text.strip("–") for cell in row.cells)
+        ]
         apart = [_OF_MODEL[row.name] for row in rows if row.name in _OF_MODEL]
         return f"The runs are of different models: their {join_and(apart)} differ." if apart else ""
 
     @property
     def settings_sentence(self) -> str:
         """A sentence on the settings that differ between the runs; empty if none does."""
-        apart = [row for row in self.provenance if row.differs and row.name.partition(".")[0] in ("model", "config")]
+        apart = [
+            row
+            for row in self.provenance
+            if row.differs and row.name.partition(".")[0] in ("model", "config")
+        ]
         settings = []
         for row in apart:
-            texts = ["not set" if cell.text == "–" else safe_line(cell.text, limit=40) for cell in row.cells]
+            texts = [
+                "not set" if cell.text == "–" else safe_line(cell.text, limit=40)
+                for cell in row.cells
+            ]
             values = [f"{text} in {name}" for text, name in zip(texts, self.names, strict=True)]
-            if tuple(cell.text for cell in row.cells) != self.names:  # else the names of the runs say it
-                settings.append(f"{name_in_words(row.name.removeprefix('config.'))} {', '.join(values)}")
-        settings = list(dict.fromkeys(settings))  # a model is in the configuration and in the provenance
+            if (
+                tuple(cell.text for cell in row.cells) != self.names
+            ):  # else the names of the runs say it
+                settings.append(
+                    f"{name_in_words(row.name.removeprefix('config.'))} {', '.join(values)}"
+                )
+        settings = list(
+            dict.fromkeys(settings)
+        )  # a model is in the configuration and in the provenance
         more = [f"{len(settings) - _MOST_MADE} more"] * (len(settings) > _MOST_MADE)
         return f"Made with {'; '.join(settings[:_MOST_MADE] + more)}." if settings else ""
 
@@ -121,9 +140,17 @@ class RunsCompared:
     def tables(self) -> tuple[Shown, ...]:
         """The compared verdicts, summaries and provenance as CSV, to be copied."""
         found = []
-        for key, rows in (("verdicts", self.verdicts), ("summary", self.summary), ("provenance", self.provenance)):
+        for key, rows in (
+            ("verdicts", self.verdicts),
+            ("summary", self.summary),
+            ("provenance", self.provenance),
+        ):
             texts = [(row.name, *(cell.text for cell in row.cells)) for row in rows]
-            found.append(Shown(key=key, title="", csv=csv_text(pd.DataFrame(texts, columns=["", *self.names]))))
+            found.append(
+                Shown(
+                    key=key, title="", csv=csv_text(pd.DataFrame(texts, columns=["", *self.names]))
+                )
+            )
         return tuple(found)
 
 
@@ -134,7 +161,9 @@ def compare_contents(parts: Sequence[Content]) -> RunsCompared:
         names = tuple(safe_line(part.run.folder.resolve().name) for part in parts)
     firsts = [part.first for part in parts if part.first]
     judged = {one.key: one.name for first in firsts for one in first.judged}
-    summaries = [try_make(part.run, lambda run=part.run: _summary_texts(run))[0] or {} for part in parts]
+    summaries = [
+        try_make(part.run, lambda run=part.run: _summary_texts(run))[0] or {} for part in parts
+    ]
     quantities = dict.fromkeys(name for summary in summaries for name in summary)
     known = dict.fromkeys(name for part in parts for name in part.provenance)
     rows = [_make_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
@@ -142,8 +171,12 @@ def compare_contents(parts: Sequence[Content]) -> RunsCompared:
         names=names,
         verdicts=tuple(_verdict_row(key, parts, name=name) for key, name in judged.items()),
         of=firsts[0].of if firsts else ("", ""),
-        summary=tuple(_make_row(name, [summary.get(name, "") for summary in summaries]) for name in quantities),
-        provenance=tuple(sorted(rows, key=lambda row: not row.differs or row.name in _CIRCUMSTANCE)),
+        summary=tuple(
+            _make_row(name, [summary.get(name, "") for summary in summaries]) for name in quantities
+        ),
+        provenance=tuple(
+            sorted(rows, key=lambda row: not row.differs or row.name in _CIRCUMSTANCE)
+        ),
     )
 
 
@@ -158,19 +191,27 @@ def check_comparable(runs: Sequence[Run], *, group_by: Sequence[str] = ()) -> No
         InputError: Too few or too many runs.
     """
     if not 2 <= len(runs) <= MOST_RUNS:
-        raise InputError(f"{len(runs)} runs were given; need 2 to {MOST_RUNS} beside each other. Leave some out.")
+        raise InputError(
+            f"{len(runs)} runs were given; need 2 to {MOST_RUNS} beside each other. Leave some out."
+        )
     kinds = [run.kind for run in runs]
     if len(set(kinds)) > 1:
         raise _incomparable_error(runs, {"kind": kinds})
     allowed = {name for one in group_by for name in COMPARED_BY[one]}
     differing: dict[str, list[Any]] = {}
     for name, where in _SAME:
-        values = [(run.provenance if where == "provenance" else run.config).get(name) for run in runs]
+        values = [
+            (run.provenance if where == "provenance" else run.config).get(name) for run in runs
+        ]
         if name not in allowed and any(one != values[0] for one in values):
             differing[name] = values
     models = [run.provenance.get("weights_sha256") or run.provenance.get("model") for run in runs]
     tokens = [run.provenance.get("tokens_sha256") for run in runs]
-    if "tokens_sha256" not in allowed and len(set(map(str, models))) == 1 and len(set(map(str, tokens))) > 1:
+    if (
+        "tokens_sha256" not in allowed
+        and len(set(map(str, models))) == 1
+        and len(set(map(str, tokens))) > 1
+    ):
         differing["tokens_sha256"] = tokens
     if differing:
         raise _incomparable_error(runs, differing)
@@ -179,7 +220,10 @@ def check_comparable(runs: Sequence[Run], *, group_by: Sequence[str] = ()) -> No
 def _incomparable_error(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> RunError:
     parts = []
     for name, values in differing.items():
-        said = ", ".join(f"{safe_line(one, limit=60)} ({run.folder})" for run, one in zip(runs, values, strict=True))
+        said = ", ".join(
+            f"{safe_line(one, limit=60)} ({run.folder})"
+            for run, one in zip(runs, values, strict=True)
+        )
         parts.append(f"{name}: {said}")
     return RunError(
         f"the runs are not comparable, they differ in {'; '.join(parts)}; need runs of one kind on the same tokens "
@@ -195,7 +239,9 @@ def _verdict_row(key: str, parts: Sequence[Content], *, name: str) -> Row:
     """Make the row ``name`` of each run's verdict ``key`` and its reason; those unlike the first run's are marked."""
     cells = []
     for part in parts:
-        found = next((one for one in (part.first.judged if part.first else ()) if one.key == key), None)
+        found = next(
+            (one for one in (part.first.judged if part.first else ()) if one.key == key), None
+        )
         cells.append(("not measured", "") if found is None else (found.verdict, found.why))
     entries = (
         Entry(text=f"{VERDICTS.get(verdict, '?')} {verdict}{why}", differs=verdict != cells[0][0])

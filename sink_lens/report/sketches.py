@@ -37,13 +37,21 @@ def sketch_paths(circuit: Any) -> Diagram:
     ]
     paths = paths.loc[paths["source"].isin(nodes["id"]) & paths["target"].isin(nodes["id"])]
     if paths.empty:
-        raise RunError("no path of this run moves the sink, so there is nothing to draw. Trace with interventions")
+        raise RunError(
+            "no path of this run moves the sink, so there is nothing to draw. Trace with interventions"
+        )
     rows = {step: row for row, step in enumerate(steps[:_MOST_STEPS])}
     nodes = nodes.loc[nodes["id"].isin([*paths["source"], *paths["target"]])]
     columns = list(dict.fromkeys(nodes["kind"]))
     boxes = []
-    for name, part in nodes.groupby("id", sort=False):  # what all growth steps share stands between their rows
-        row = rows.get(part["step"].iloc[0], sum(rows.values()) / len(rows)) if len(rows) > 1 else None
+    for name, part in nodes.groupby(
+        "id", sort=False
+    ):  # what all growth steps share stands between their rows
+        row = (
+            rows.get(part["step"].iloc[0], sum(rows.values()) / len(rows))
+            if len(rows) > 1
+            else None
+        )
         column = None if row is None else columns.index(part["kind"].iloc[0])
         boxes.append(Box(id=str(name), text=_box_words(part), row=row, column=column))
     arrows = [
@@ -77,8 +85,12 @@ def sketch_paths(circuit: Any) -> Diagram:
 def _box_words(nodes: pd.DataFrame) -> str:
     first = nodes.iloc[0]
     counts = nodes["value"].to_numpy(float)
-    supers = "super neurons" if np.isnan(counts).any() else plural(int(counts.sum()), "super neuron")
-    over = [re.match(r"(\d+) of ", detail) for detail in nodes["detail"]]  # no "of how many": the title is of all
+    supers = (
+        "super neurons" if np.isnan(counts).any() else plural(int(counts.sum()), "super neuron")
+    )
+    over = [
+        re.match(r"(\d+) of ", detail) for detail in nodes["detail"]
+    ]  # no "of how many": the title is of all
     heads = plural(sum(int(one[1]) for one in over if one), "head") if all(over) else "heads"
     spans = [one.partition(" ")[2] for one in nodes["layers"].tolist() if one.startswith("layer")]
     many = len(spans) > 1 or "–" in "".join(spans)
@@ -94,7 +106,9 @@ def _box_words(nodes: pd.DataFrame) -> str:
 
 
 def _join_dimension_labels(labels: Sequence[str]) -> str:
-    numbers = list(dict.fromkeys(label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label)))
+    numbers = list(
+        dict.fromkeys(label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label))
+    )
     if not numbers:
         return safe_line(labels[0], limit=40, counted=False)
     more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
@@ -125,15 +139,28 @@ def sketch_edges(
         end: the text of that box.
         most: the largest number of nodes.
     """
-    column = "share" if "share" in edges.columns and np.isfinite(edges["share"].to_numpy(float)).any() else "score"
-    rows = [(str(row["writer"]), str(row["reader"]), float(row[column])) for row in edges.to_dict("records")]
+    column = (
+        "share"
+        if "share" in edges.columns and np.isfinite(edges["share"].to_numpy(float)).any()
+        else "score"
+    )
+    rows = [
+        (str(row["writer"]), str(row["reader"]), float(row[column]))
+        for row in edges.to_dict("records")
+    ]
     if not rows:
-        raise RunError("the circuit has no edge, so there is nothing to draw. Ask for more with edges=...")
+        raise RunError(
+            "the circuit has no edge, so there is nothing to draw. Ask for more with edges=..."
+        )
     shown, chosen = [_END], []
     while len(shown) < most:
         parts = _edges_into_shown(rows, shown, group=group, outputs=outputs)
         into = {one: sum(shares) for one, shares in parts.items()}
-        more = max((one for one in into if one[0] not in shown), key=lambda one: abs(into[one]), default=None)
+        more = max(
+            (one for one in into if one[0] not in shown),
+            key=lambda one: abs(into[one]),
+            default=None,
+        )
         if more is None:
             break
         shown.append(more[0])
@@ -146,14 +173,20 @@ def sketch_edges(
     sums = {one: sum(scores) for one, scores in parts.items()}
     by_size = sorted(sums, key=lambda one: -abs(sums[one]))
     largest = max(abs(sums[one]) for one in chosen)
-    also = [one for one in by_size if set(one) <= set(shown) and one not in chosen and abs(sums[one]) >= 0.25 * largest]
+    also = [
+        one
+        for one in by_size
+        if set(one) <= set(shown) and one not in chosen and abs(sums[one]) >= 0.25 * largest
+    ]
     drawn = [*chosen, *also[: max(0, most - 4)]]
     shares = column == "share"
     arrows = tuple(
         Arrow(
             source=writer,
             target=reader,
-            label=percent(sums[writer, reader]) if shares else f"{sums[writer, reader]:.2g}".replace("-", "−"),
+            label=percent(sums[writer, reader])
+            if shares
+            else f"{sums[writer, reader]:.2g}".replace("-", "−"),
             share=abs(sums[writer, reader]) / (1.0 if shares and largest <= 1 else largest),
             kind="lowers" if sums[writer, reader] < 0 else "raises",
         )
@@ -175,7 +208,11 @@ def sketch_edges(
 
 
 def _edges_into_shown(
-    rows: Sequence[tuple[str, str, float]], shown: Sequence[str], *, group: int, outputs: Collection[str]
+    rows: Sequence[tuple[str, str, float]],
+    shown: Sequence[str],
+    *,
+    group: int,
+    outputs: Collection[str],
 ) -> dict[tuple[str, str], list[float]]:
     """Return (writer, shown node) -> the scores of the edges from the writer into the node.
 
@@ -185,7 +222,9 @@ def _edges_into_shown(
     for writer, reader, share in rows:
         node = reader.partition("<")[0]
         layer, shared, head = node.partition(".kv")
-        heads = [f"{layer}.h{int(head) * group + one}" for one in range(group)] if shared else [node]
+        heads = (
+            [f"{layer}.h{int(head) * group + one}" for one in range(group)] if shared else [node]
+        )
         into = _END if reader in outputs else next((one for one in shown if one in heads), None)
         if into is not None:
             sums.setdefault((writer, into), []).append(share)

@@ -104,14 +104,18 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
-        raise InputError(f"{path} ends with {path.suffix or 'nothing'}; need .png, .svg or .pdf for a figure")
+        raise InputError(
+            f"{path} ends with {path.suffix or 'nothing'}; need .png, .svg or .pdf for a figure"
+        )
     refuse_file_of_run(path, replaceable=[f".{one}" for one in FORMATS])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(figure_bytes(figure, form))
     return path
 
 
-def figure_bytes(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | None = None) -> bytes:
+def figure_bytes(
+    figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int | None = None
+) -> bytes:
     """Return the bytes of a figure as a png, svg or pdf file (``form``); equal figures give equal bytes.
 
     ``salt`` makes the ids in an svg file, and ``dpi`` is the resolution of pixels.
@@ -124,7 +128,9 @@ def figure_bytes(figure: Figure, form: str, *, salt: str = "sink_lens", dpi: int
         level = fonts.level
         fonts.setLevel(logging.ERROR)  # it warns of the dates in a PDF's fonts
         try:
-            figure.savefig(buffer, format=form, dpi=dpi or "figure", metadata={date: None} if date else None)
+            figure.savefig(
+                buffer, format=form, dpi=dpi or "figure", metadata={date: None} if date else None
+            )
         finally:
             fonts.setLevel(level)
     content = buffer.getvalue()
@@ -193,7 +199,9 @@ def _values_on_grid(
     grid = np.full((len(rows), len(columns)), np.nan)
     places, beside = ({one: at for at, one in enumerate(axis)} for axis in (rows, columns))
     at_row = [places[one] for one in frame[down].tolist()]
-    at_column = [0] * len(frame) if across is None else [beside[one] for one in frame[across].tolist()]
+    at_column = (
+        [0] * len(frame) if across is None else [beside[one] for one in frame[across].tolist()]
+    )
     for row, column, number in zip(at_row, at_column, frame[value].to_numpy(float), strict=True):
         if not np.isnan(number) and not abs(grid[row, column]) >= abs(number):
             grid[row, column] = number
@@ -217,19 +225,31 @@ def draw_map(
     down, across = pair
     grid, rows, columns, crowded = _values_on_grid(frame, pair, value=value)
     ylabel = WORDS.get(down, down) + (", strongest" if crowded else "")
-    axes = panel(figure, place=place, xlabel="" if across is None else WORDS.get(across, across), grid=False)
+    axes = panel(
+        figure, place=place, xlabel="" if across is None else WORDS.get(across, across), grid=False
+    )
     axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
-    image = axes.imshow(grid, cmap=_SIGNED, vmin=-limit, vmax=limit, interpolation="none", aspect="auto")
+    image = axes.imshow(
+        grid, cmap=_SIGNED, vmin=-limit, vmax=limit, interpolation="none", aspect="auto"
+    )
     _label_ticks(axes, rows, name=down, labels=labels or {}, y=True)
     _label_ticks(axes, columns if across else [], name=across or "", labels={}, y=False)
     return axes, image
 
 
-def _label_ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool) -> None:
+def _label_ticks(
+    axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool
+) -> None:
     axis = axes.yaxis if y else axes.xaxis
     if name in ("position", "key") and any(labels.values()) and len(values) <= _MOST_LABELS:
-        texts = [token_text(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]
-        axis.set_ticks(range(len(values)), labels=[f"{one} {text}" for one, text in zip(values, texts, strict=True)])
+        texts = [
+            token_text(labels[one], limit=16, counted=False) if labels.get(one) else ""
+            for one in values
+        ]
+        axis.set_ticks(
+            range(len(values)),
+            labels=[f"{one} {text}" for one, text in zip(values, texts, strict=True)],
+        )
         axis.set_tick_params(labelsize=FONT - 3)
     elif values and list(values) == list(range(len(values))):
         axis.set_major_locator(MaxNLocator(integer=True, nbins=9))
@@ -238,7 +258,9 @@ def _label_ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels
         axis.set_ticks(range(0, len(values), step), labels=[str(one) for one in values[::step]])
 
 
-def add_colour_scale(figure: Figure, image: ScalarMappable, axes: Axes | list[Axes], *, label: str) -> Axes:
+def add_colour_scale(
+    figure: Figure, image: ScalarMappable, axes: Axes | list[Axes], *, label: str
+) -> Axes:
     """Add the colour scale of a heat map beside its axes, and return the axes of the scale."""
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
     bar.set_label(label, fontsize=FONT, color=INK)
@@ -247,7 +269,9 @@ def add_colour_scale(figure: Figure, image: ScalarMappable, axes: Axes | list[Ax
     return bar.ax
 
 
-def draw_layer_lines(axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFrame], Any]) -> ScalarMappable | None:
+def draw_layer_lines(
+    axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFrame], Any]
+) -> ScalarMappable | None:
     """Draw one line per layer, dark to light; the stream before layer 0 is left out.
 
     Args:
@@ -265,11 +289,20 @@ def draw_layer_lines(axes: Axes, rows: pd.DataFrame, *, x: Callable[[pd.DataFram
     image: Any = ScalarMappable(norm=Normalize(0, max(layers[-1], 1)), cmap=LINES)
     for number in layers:
         own = rows.loc[layer == number]
-        axes.plot(x(own), own["value"], color=image.to_rgba(number), marker=".", markersize=4, linewidth=1.3)
+        axes.plot(
+            x(own),
+            own["value"],
+            color=image.to_rgba(number),
+            marker=".",
+            markersize=4,
+            linewidth=1.3,
+        )
     return image
 
 
-def add_layer_scale(figure: Figure, images: Sequence[ScalarMappable | None], panels: list[Axes]) -> None:
+def add_layer_scale(
+    figure: Figure, images: Sequence[ScalarMappable | None], panels: list[Axes]
+) -> None:
     """Add the colour scale of ``draw_layer_lines`` beside the panels, unless each has at most one line."""
     image = next((one for one in images if one is not None), None)
     if image is not None and any(len(axes.get_lines()) > 1 for axes in panels):
@@ -293,18 +326,37 @@ def log_scale(axes: Axes, *, axis: str) -> None:
         (axes.set_xlim if axis == "x" else axes.set_ylim)(low, high)
     decades = math.log10(high / low)
     scale = axes.xaxis if axis == "x" else axes.yaxis
-    subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.6 else tuple(map(float, range(1, 10)))
+    subs = (
+        (1.0,)
+        if decades > 2.5
+        else (1.0, 2.0, 5.0)
+        if decades > 0.6
+        else tuple(map(float, range(1, 10)))
+    )
     numbers = 5 if axis == "x" and decades > 5 else None  # more would run together
     scale.set_major_locator(LogLocator(subs=subs, numticks=numbers))
-    scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if 1e-3 <= value < 1e6 else f"{value:.0e}"))
+    scale.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}" if 1e-3 <= value < 1e6 else f"{value:.0e}")
+    )
     scale.set_minor_formatter(NullFormatter())
     scale.set_minor_locator(NullLocator())
 
 
 def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
     """Add the legend of axes, in ``columns`` columns, above the axes, or above the whole figure if that is ``over``."""
-    style = {"fontsize": FONT - 1, "frameon": False, "labelcolor": INK, "ncols": columns, "columnspacing": 1.2}
-    above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "borderaxespad": 0.2, "handlelength": 1.6}
+    style = {
+        "fontsize": FONT - 1,
+        "frameon": False,
+        "labelcolor": INK,
+        "ncols": columns,
+        "columnspacing": 1.2,
+    }
+    above = {
+        "loc": "lower left",
+        "bbox_to_anchor": (-0.02, 1.0),
+        "borderaxespad": 0.2,
+        "handlelength": 1.6,
+    }
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return
@@ -318,10 +370,14 @@ def with_serifs(figure: F) -> F:
     """Set all texts of a figure as a paper does: with serifs, and of at most 8 points; return the figure."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
-        text.set(family=["STIXGeneral", "DejaVu Sans"], fontsize=min(float(text.get_fontsize()), 8.0))
+        text.set(
+            family=["STIXGeneral", "DejaVu Sans"], fontsize=min(float(text.get_fontsize()), 8.0)
+        )
     for axis in figure.findobj(Axis):  # ticks that are made later, when it is drawn
         assert isinstance(axis, Axis)
-        axis.set_tick_params(which="both", labelsize=min(8.0, FONT - 3), labelfontfamily="STIXGeneral")
+        axis.set_tick_params(
+            which="both", labelsize=min(8.0, FONT - 3), labelfontfamily="STIXGeneral"
+        )
     return figure
 
 
@@ -337,7 +393,12 @@ def fix_layout(figure: Figure) -> None:
     """Compute the layout of a figure once, so that it is not computed again for each file format."""
     engine = figure.get_layout_engine()
     if engine is not None:
-        inside = [mark for axes in figure.axes for mark in axes.get_children() if not isinstance(mark, _AROUND)]
+        inside = [
+            mark
+            for axes in figure.axes
+            for mark in axes.get_children()
+            if not isinstance(mark, _AROUND)
+        ]
         with mpl.rc_context({"text.parse_math": False}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_NO_GLYPH)
             for mark in inside:
@@ -390,7 +451,11 @@ def figure_svg(figure: Figure, *, name: str) -> str:
     """
     buffer = io.StringIO()
     fix_layout(figure)
-    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,
+        "text.parse_math": False,
+    }
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with mpl.rc_context(settings), warnings.catch_warnings():
         # the reader's browser has fonts that matplotlib lacks; only the space was guessed
@@ -407,7 +472,9 @@ def figure_svg(figure: Figure, *, name: str) -> str:
         for key, value in list(element.attrib.items()):
             del element.attrib[key]
             element.set(key.rpartition("}")[2], _rename_svg_ids(key, value, name=name))
-        for child in [child for child in element if child.tag.rpartition("}")[2] in ("style", "metadata")]:
+        for child in [
+            child for child in element if child.tag.rpartition("}")[2] in ("style", "metadata")
+        ]:
             element.remove(child)
     width = float(root.attrib["viewBox"].split()[2])
     for key in ("width", "height", "version"):

@@ -68,7 +68,9 @@ class View:
             InputError: the circuitsvis package is not there.
         """
         props = {  # with four digits, undefined numbers as 0
-            key: np.round(np.nan_to_num(one, posinf=0, neginf=0), 4).tolist() if isinstance(one, np.ndarray) else one
+            key: np.round(np.nan_to_num(one, posinf=0, neginf=0), 4).tolist()
+            if isinstance(one, np.ndarray)
+            else one
             for key, one in self.props.items()
         }
         drawn = plain_json([self.kind, props])
@@ -124,13 +126,17 @@ def attention_heads(
         RunError: the run has no patterns.
     """
     if _is_model(attention):
-        captured, tokens = _run_model(attention, tokens, site="pattern", sequence=sequence, layers=layers)
+        captured, tokens = _run_model(
+            attention, tokens, site="pattern", sequence=sequence, layers=layers
+        )
         patterns, names = _heads_of_model(captured, heads=heads, every=layers is not None)
     else:
         patterns, names = _patterns_of(attention, sequence=sequence, layers=layers, heads=heads)
     props = {
         "attention": patterns,
-        "tokens": _position_texts(attention, tokens, length=patterns.shape[-1], sequence=sequence, tokenizer=tokenizer),
+        "tokens": _position_texts(
+            attention, tokens, length=patterns.shape[-1], sequence=sequence, tokenizer=tokenizer
+        ),
         "attentionHeadNames": [_harmless_text(name, limit=16) for name in names],
         "maskUpperTri": True,
         "minValue": 0,
@@ -193,21 +199,29 @@ def colored_tokens(
         RunError: the run has no patterns.
     """
     if _is_model(source):
-        source, tokens = _run_model(source, tokens, site="pattern", sequence=sequence, layers=layers)
+        source, tokens = _run_model(
+            source, tokens, site="pattern", sequence=sequence, layers=layers
+        )
         sequence = 0
     if isinstance(source, Run) or hasattr(source, "tensors"):
         patterns, _ = _patterns_of(source, sequence=sequence, layers=layers, heads=heads)
         later = np.tril(np.ones(patterns.shape[1:]), -1)
         queries = later.sum(0)
-        values = np.where(queries >= _FEWEST, (patterns.mean(0) * later).sum(0) / np.maximum(queries, 1), np.nan)
+        values = np.where(
+            queries >= _FEWEST, (patterns.mean(0) * later).sum(0) / np.maximum(queries, 1), np.nan
+        )
         few = int((queries < _FEWEST).sum())
         title = f"Attention that each token receives from later ones, mean over {plural(len(patterns), 'head')}"
         title += f"; the last {few} are not coloured: fewer than {_FEWEST} come after them"
     else:
         values, title = _float_array(source), "One number per token"
     if values.ndim != 1 or not len(values):
-        raise InputError(f"colours need one number per token; found an array of {values.shape}. Choose one row of it")
-    texts = _position_texts(source, tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
+        raise InputError(
+            f"colours need one number per token; found an array of {values.shape}. Choose one row of it"
+        )
+    texts = _position_texts(
+        source, tokens, length=len(values), sequence=sequence, tokenizer=tokenizer
+    )
     most = float(np.nanmax(np.abs(values), initial=1e-9))
     props = {"tokens": texts, "values": values, "minValue": -most, "maxValue": most}
     title += f"; colours from −{as_text(most)} (red) to {as_text(most)} (blue)"
@@ -263,7 +277,9 @@ def read_javascript() -> str:
     for folder in (package.submodule_search_locations or ()) if package else ():
         if (path := Path(folder, "dist", "cdn", "iife.js")).is_file():
             return re.sub(r"\n//# sourceMappingURL=.*\s*$", "\n", path.read_text(encoding="utf-8"))
-    raise InputError("the bundle of circuitsvis was not found; need it for views. pip install 'circuitsvis>=1.43'")
+    raise InputError(
+        "the bundle of circuitsvis was not found; need it for views. pip install 'circuitsvis>=1.43'"
+    )
 
 
 MOST_NUMBERS = 600_000
@@ -277,7 +293,12 @@ def _is_model(source: Any) -> bool:
 def _run_model(
     model: Any, tokens: Any, *, site: str, sequence: int, layers: Sequence[int] | None
 ) -> tuple[Any, list[str]]:
-    capture, as_lens, as_batch, decode_tokens = (  # by name: the rest of the report is drawn without torch
+    (
+        capture,
+        as_lens,
+        as_batch,
+        decode_tokens,
+    ) = (  # by name: the rest of the report is drawn without torch
         import_object(f"sink_lens.{one}")
         for one in (
             "activations.record:capture",
@@ -287,7 +308,9 @@ def _run_model(
         )
     )
     if tokens is None:
-        raise InputError("a model was given without a text; need what it reads, such as a text, as second argument")
+        raise InputError(
+            "a model was given without a text; need what it reads, such as a text, as second argument"
+        )
     lens = as_lens(model)
     batch = as_batch(tokens, lens.tokenizer)
     if not 0 <= sequence < batch.n_sequences:
@@ -297,7 +320,9 @@ def _run_model(
     return capture(lens, own, sites=[site], layers=layers, progress=False), texts
 
 
-def _heads_of_model(captured: Any, *, heads: Sequence[Any] | None, every: bool) -> tuple[np.ndarray, list[str]]:
+def _heads_of_model(
+    captured: Any, *, heads: Sequence[Any] | None, every: bool
+) -> tuple[np.ndarray, list[str]]:
     """Return the patterns and names of heads of a capture: pairs (layer, head), numbers in each layer, or a choice.
 
     Without ``heads`` they are ``every`` head, or those that attend most and least to the first token.
@@ -321,17 +346,29 @@ def _heads_of_model(captured: Any, *, heads: Sequence[Any] | None, every: bool) 
 
 def _float_array(source: Any) -> np.ndarray:
     try:
-        return np.asarray(source.detach().cpu().float() if hasattr(source, "detach") else source, dtype=float)
-    except (TypeError, ValueError, NotImplementedError) as error:  # the last by a tensor on the device "meta"
-        raise InputError(f"the source is {value_in_words(source)}, without numbers; need an array of them") from error
+        return np.asarray(
+            source.detach().cpu().float() if hasattr(source, "detach") else source, dtype=float
+        )
+    except (
+        TypeError,
+        ValueError,
+        NotImplementedError,
+    ) as error:  # the last by a tensor on the device "meta"
+        raise InputError(
+            f"the source is {value_in_words(source)}, without numbers; need an array of them"
+        ) from error
 
 
 def _harmless_text(text: object, *, limit: int = 24) -> str:
     """Return a token's text, cut to ``limit`` characters, in which no parser finds markup."""
-    return re.sub("[<&]", lambda found: found[0] + _JOINER, token_text(text, limit=limit, counted=False))
+    return re.sub(
+        "[<&]", lambda found: found[0] + _JOINER, token_text(text, limit=limit, counted=False)
+    )
 
 
-def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
+def _position_texts(
+    source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any
+) -> list[str]:
     """Return a text per position: from ``tokens``, without them from a run, without a run the position's number."""
     if tokens is None and isinstance(source, Run):
         tokens = list(first_token_texts(source, most=length).values()) or None
@@ -344,7 +381,9 @@ def _position_texts(source: Any, tokens: Any, *, length: int, sequence: int, tok
             )
         tokens = [tokenizer.decode([one]) for one in tokens.tokens[sequence].tolist()]
     if not hasattr(tokens, "__len__"):
-        raise InputError(f"tokens is a {type(tokens).__name__}; need texts, one for each position, or a token batch")
+        raise InputError(
+            f"tokens is a {type(tokens).__name__}; need texts, one for each position, or a token batch"
+        )
     if len(tokens) != length:
         raise InputError(f"there are {len(tokens)} tokens for {length} positions; need one each")
     return [_harmless_text(text) for text in tokens]
@@ -356,13 +395,17 @@ def _patterns_of(
     if isinstance(source, Run):
         patterns, names = _patterns_of_run(source, heads)
     elif hasattr(source, "tensors"):
-        patterns, names = _patterns_of_capture(source, sequence=sequence, layers=layers, heads=heads)
+        patterns, names = _patterns_of_capture(
+            source, sequence=sequence, layers=layers, heads=heads
+        )
     else:
         patterns = _float_array(source)
         patterns = patterns[None] if patterns.ndim == 2 else patterns
         names = [f"head {head}" for head in range(patterns.shape[0] if patterns.ndim else 0)]
     if patterns.ndim != 3 or patterns.shape[1] != patterns.shape[2] or not patterns.size:
-        raise InputError(f"patterns are (head, query, key), with as many queries as keys; found {patterns.shape}")
+        raise InputError(
+            f"patterns are (head, query, key), with as many queries as keys; found {patterns.shape}"
+        )
     if patterns.size > MOST_NUMBERS:
         raise InputError(
             f"{patterns.size:,} numbers are too many for a browser; need {MOST_NUMBERS:,} at most. "
@@ -371,9 +414,13 @@ def _patterns_of(
     return patterns, names
 
 
-def _patterns_of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
+def _patterns_of_run(
+    run: Run, heads: Sequence[tuple[int, int]] | None
+) -> tuple[np.ndarray, list[str]]:
     if run.kind != "trace" and not (run.folder / "patterns.safetensors").is_file():
-        raise RunError(f"{run_label(run)}, which keeps no attention patterns; need one of sink-lens trace")
+        raise RunError(
+            f"{run_label(run)}, which keeps no attention patterns; need one of sink-lens trace"
+        )
     kept = read_patterns(run)
     if heads is None:
         ranked = strongest_and_weakest_heads(run, strongest=_STRONGEST, weakest=_WEAKEST)

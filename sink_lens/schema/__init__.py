@@ -72,7 +72,10 @@ WRITTEN = "what super neurons write, taken from the key"
 OWN = "the token's own directions, mean ablated"
 OWN_IN_KEY = "the token's own directions in the key, mean ablated"
 """The interventions of the links about dimensions where no dimension dominates."""
-SPAN, RESCALED = "span of what the makers write, mean ablated", "rescaled to the norm without that span"
+SPAN, RESCALED = (
+    "span of what the makers write, mean ablated",
+    "rescaled to the norm without that span",
+)
 """The intervention on a direction, and its control that takes the norm away and not the direction."""
 ALL_BUT = "all but the outlier dimensions in the key, mean ablated"
 """The intervention beside that on the dimensions' part of the key."""
@@ -213,7 +216,10 @@ def column_names(kind: str, name: str) -> list[str]:
 def column_meanings(kind: str, columns: Iterable[str]) -> dict[str, str]:
     """Return column -> meaning for those of ``columns`` that stand in the kind's table which has most of them."""
     asked = set(columns)
-    known = [{one.name: one.meaning for one in table.columns if one.name in asked} for table in tables_of(kind)]
+    known = [
+        {one.name: one.meaning for one in table.columns if one.name in asked}
+        for table in tables_of(kind)
+    ]
     return max(known, key=len, default={})
 
 
@@ -237,7 +243,9 @@ def _read_tables(kind: str) -> tuple[Table, ...]:
     described = tomllib.loads(resources.files(package).joinpath(file).read_text(encoding="utf-8"))
     tables = []
     for name, rest in described.items():
-        columns = [column for line in rest.pop("columns").items() for column in _parse_column_line(*line)]
+        columns = [
+            column for line in rest.pop("columns").items() for column in _parse_column_line(*line)
+        ]
         tables.append(Table(name=name, columns=tuple(columns), **rest))
     return tuple(tables)
 
@@ -249,7 +257,10 @@ def _parse_column_line(name: str, text: str) -> list[Column]:
     meanings = {first: meaning}
     if last:
         ends = ((first, "Lower"), (last, "Upper"))
-        meanings = {each: f"{end} end of the {meaning[:-1]}; nan if there is no interval." for each, end in ends}
+        meanings = {
+            each: f"{end} end of the {meaning[:-1]}; nan if there is no interval."
+            for each, end in ends
+        }
     given = {"dtype": dtype, "unit": unit, "optional": bool(optional)}
     return [Column(name=each, meaning=meaning, **given) for each, meaning in meanings.items()]
 

@@ -21,11 +21,17 @@ def count_bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     no chat template that works, and if the template is not rendered; ``chat_not_rendered`` then says why.
     """
     token = bos_id(tokenizer)
-    found: dict[str, Any] = {"text": _count_in_front(tokenizer("a", verbose=False)["input_ids"], token)}
+    found: dict[str, Any] = {
+        "text": _count_in_front(tokenizer("a", verbose=False)["input_ids"], token)
+    }
     if why := _unrendered_reason(tokenizer):
         return found | {"chat": None, "chat_tokenised_again": None, "chat_not_rendered": why}
     try:
-        chat = str(tokenizer.apply_chat_template([{"role": "user", "content": "Hello there"}], tokenize=False))
+        chat = str(
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": "Hello there"}], tokenize=False
+            )
+        )
     except Exception:  # noqa: BLE001  # there is no template, or it raises what it likes
         return found | {"chat": None, "chat_tokenised_again": None}
     again = tokenizer(chat, verbose=False)["input_ids"]
@@ -53,13 +59,17 @@ def _unrendered_reason(tokenizer: PreTrainedTokenizerBase) -> str:
     if len(template) > _MOST:
         return f"the chat template, of {len(template):,} characters, is long"
     try:
-        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_MARKS.sub("", template))
+        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
+            _MARKS.sub("", template)
+        )
     except (jinja2.TemplateError, RecursionError):
         return "the chat template cannot be read"
     loops = list(tree.find_all(_LOOPS))
     if any(any(loop.find_all(_LOOPS)) or getattr(loop, "recursive", False) for loop in loops):
         return "the chat template has loops within loops"
-    if any(tree.find_all((nodes.Mul, nodes.Pow))) or any(name.name == "range" for name in tree.find_all(nodes.Name)):
+    if any(tree.find_all((nodes.Mul, nodes.Pow))) or any(
+        name.name == "range" for name in tree.find_all(nodes.Name)
+    ):
         return "the chat template repeats something a number of times"
     for joined in tree.find_all((nodes.Add, nodes.Concat, nodes.List, nodes.Tuple)):
         names = [name.name for name in joined.find_all(nodes.Name)]

@@ -30,7 +30,16 @@ from ..records import check_folder_free, read_run, utc_now_text
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
 from ..signatures import takes
 from ..stats import Interval, interval, paired_difference
-from ..text import as_ranges, as_text, join_and, loss_change_text, neuron_name, percent, plural, safe_line
+from ..text import (
+    as_ranges,
+    as_text,
+    join_and,
+    loss_change_text,
+    neuron_name,
+    percent,
+    plural,
+    safe_line,
+)
 from ..text import interval_text as bounds
 from .bos_check import bos_counts_text, count_bos_in_front
 from .card_pair import compare_models
@@ -99,14 +108,20 @@ def card(
     )
     if len(config.others) > 1:
         count = 1 + len(config.others)
-        raise InputError(f"{count} models were given; need one, or two to compare. sink_lens.studies.cards takes more")
+        raise InputError(
+            f"{count} models were given; need one, or two to compare. sink_lens.studies.cards takes more"
+        )
     config.makes_table()  # refuses an option that nothing would read
     to = {"out": out, "overwrite": overwrite, "started": started}
     if config.is_comparison:
         return compare_models(lens, batch, config, other=other, **to)
     limits = Thresholds(threshold=config.threshold)
-    seen = ObservedModel(lens, batch, thresholds=limits, seed=config.seed, batch_size=config.batch_size)
-    made = card_contents(seen, chain=None if config.trace is None else read_chain_answers(config.trace, lens))
+    seen = ObservedModel(
+        lens, batch, thresholds=limits, seed=config.seed, batch_size=config.batch_size
+    )
+    made = card_contents(
+        seen, chain=None if config.trace is None else read_chain_answers(config.trace, lens)
+    )
     found = Measured(
         frames=_card_tables(seen, made),
         kernel=seen.panel.streamed.kernel,
@@ -160,7 +175,11 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
         },
         "cache": {"keep": None}
         if math.isnan(rate["value"])
-        else {"keep": keep, "sink_tokens": int(marked.sum()), "sink_tokens_kept": int(marked[:, keep].sum())},
+        else {
+            "keep": keep,
+            "sink_tokens": int(marked.sum()),
+            "sink_tokens_kept": int(marked[:, keep].sum()),
+        },
         "bos": _compare_bos_losses(seen),
         "outlier_dimensions": _outlier_rows(seen),
         "residual_sinks": [{"dimension": one} | row for one, row in seen.residual_sinks.items()],
@@ -198,7 +217,9 @@ def _mean_with_interval(samples: Tensor, seen: ObservedModel) -> dict[str, Any]:
     rows = rows[~np.isnan(rows)]
     if not len(rows):
         return dict.fromkeys(("value", "low", "high"), math.nan) | {"n": 0}
-    return _interval_fields(interval(rows, generator=np.random.default_rng(seen.seed), n_resamples=1000))
+    return _interval_fields(
+        interval(rows, generator=np.random.default_rng(seen.seed), n_resamples=1000)
+    )
 
 
 def _interval_fields(found: Interval) -> dict[str, Any]:
@@ -208,7 +229,9 @@ def _interval_fields(found: Interval) -> dict[str, Any]:
 def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
     tokens = seen.tokens.tokens.cpu()
     valid = seen.tokens.valid.cpu()
-    valid[torch.arange(len(valid)), seen.tokens.lengths.cpu() - 1] = False  # nothing attends to the last token
+    valid[torch.arange(len(valid)), seen.tokens.lengths.cpu() - 1] = (
+        False  # nothing attends to the last token
+    )
     ids, counts = tokens[seen.marked_tokens("attention")].unique(return_counts=True)
     order = counts.argsort(descending=True, stable=True)[:_MOST_LISTED]
     known = seen.lens.tokenizer
@@ -216,7 +239,9 @@ def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
     for token, count in zip(ids[order].tolist(), counts[order].tolist(), strict=True):
         text = f"<{token}>" if known is None else str(known.decode([token]))
         occurs = int(((tokens == token) & valid).sum())
-        rows.append({"id": token, "text": safe_line(text, limit=24), "sinks": count, "occurs": occurs})
+        rows.append(
+            {"id": token, "text": safe_line(text, limit=24), "sinks": count, "occurs": occurs}
+        )
     return rows
 
 
@@ -224,17 +249,26 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
     tokenizer = seen.lens.tokenizer
     token = None if tokenizer is None else bos_id(tokenizer)
     if tokenizer is None or token is None:
-        return {"needed": None, "why": "the tokenizer has no BOS token" if tokenizer else "the model has no tokenizer"}
+        return {
+            "needed": None,
+            "why": "the tokenizer has no BOS token" if tokenizer else "the model has no tokenizer",
+        }
     in_front = {"in_front": count_bos_in_front(tokenizer)}
     if seen.tokens.bos:
-        with_bos, without = seen.token_losses[:, 1:], _measure_token_losses(seen.lens, seen.tokens.without_bos())
+        with_bos, without = (
+            seen.token_losses[:, 1:],
+            _measure_token_losses(seen.lens, seen.tokens.without_bos()),
+        )
     else:
         if seen.lens.n_context is not None and seen.tokens.n_positions >= seen.lens.n_context:
             return in_front | {
                 "needed": None,
                 "why": "the sequences fill the model's context; BOS does not fit in front",
             }
-        with_bos, without = _measure_token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:], seen.token_losses
+        with_bos, without = (
+            _measure_token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:],
+            seen.token_losses,
+        )
     more, less = without.nanmean(1).numpy(), with_bos.nanmean(1).numpy()
     change = paired_difference(more, less, generator=np.random.default_rng(seen.seed))
     return in_front | {
@@ -247,7 +281,9 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
 
 
 def _measure_token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
-    return stream(lens, batch, [r.token_loss_reading(lens)], progress=False).stacked("token_loss")[0]
+    return stream(lens, batch, [r.token_loss_reading(lens)], progress=False).stacked("token_loss")[
+        0
+    ]
 
 
 def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:
@@ -293,7 +329,9 @@ def _largest_activation_rows(seen: ObservedModel) -> list[dict[str, Any]]:
 
 def _loss_with_change(losses: Tensor, seen: ObservedModel) -> dict[str, Any]:
     change = paired_difference(
-        losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
+        losses.double().numpy(),
+        seen.losses.double().numpy(),
+        generator=np.random.default_rng(seen.seed),
     )
     return _mean_with_interval(losses, seen) | {"change": _interval_fields(change)}
 
@@ -322,7 +360,8 @@ def read_chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
         "asked": True,
         "links": {str(row["link"]): str(row["verdict"]) for row in table.to_dict("records")},
         "makers": [
-            {name: row[name] for name in ("kind", "layer", "unit", "removed_alone")} for row in made[:_MOST_LISTED]
+            {name: row[name] for name in ("kind", "layer", "unit", "removed_alone")}
+            for row in made[:_MOST_LISTED]
         ],
     }
 
@@ -364,7 +403,9 @@ def card_sentence(found: Mapping[str, Any]) -> str:
     if bos["needed"] is not None:
         change = bos["cost_without_nats"]
         cost = loss_change_text(change["value"], change["low"], change["high"])
-        parts.append(f"{'begin with BOS' if bos['needed'] else 'BOS is not needed'}: leaving it out {cost}")
+        parts.append(
+            f"{'begin with BOS' if bos['needed'] else 'BOS is not needed'}: leaving it out {cost}"
+        )
     return "; ".join(parts) + "."
 
 
@@ -377,16 +418,28 @@ def card_text_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         f"{row['dimension']} (layers {row['layers']}, largest {as_text(row['value'])})"
         for row in found["outlier_dimensions"]
     ]
-    entries = [f"layer {row['layer']} [{row['row']}, {row['column']}]" for row in found["super_weights"]]
-    largest = [f"{row['site']} {as_text(row['value'])} (layer {row['layer']})" for row in found["largest_activations"]]
-    links = [f"{VERDICTS.get(verdict, '?')} {link}" for link, verdict in found["chain"].get("links", {}).items()]
+    entries = [
+        f"layer {row['layer']} [{row['row']}, {row['column']}]" for row in found["super_weights"]
+    ]
+    largest = [
+        f"{row['site']} {as_text(row['value'])} (layer {row['layer']})"
+        for row in found["largest_activations"]
+    ]
+    links = [
+        f"{VERDICTS.get(verdict, '?')} {link}"
+        for link, verdict in found["chain"].get("links", {}).items()
+    ]
     return [
         ("Sink positions", join_and(sink["positions"]) or "none"),
         ("Sink tokens", _sink_tokens_text(sink)),
         (f"Sink rate (threshold {as_text(rate['threshold'])})", rated),
         ("A KV cache must keep", _kv_cache_text(found["cache"])),
         ("BOS needed", bos_needed[found["bos"]["needed"]]),
-        *([("BOS in front", bos_counts_text(found["bos"]["in_front"]))] if "in_front" in found["bos"] else []),
+        *(
+            [("BOS in front", bos_counts_text(found["bos"]["in_front"]))]
+            if "in_front" in found["bos"]
+            else []
+        ),
         ("Outlier dimensions", "; ".join(outliers) or "none"),
         ("Residual sinks", join_and(row["dimension"] for row in found["residual_sinks"]) or "none"),
         ("Makers", "; ".join(_writers_text(row) for row in found["writers"]) or "none"),
@@ -410,7 +463,9 @@ def _writers_text(row: Mapping[str, Any]) -> str:
     kinds: dict[str, list[str]] = {}
     for name, (unit, share) in units:
         named = neuron_name(int(row["layer"]), int(unit)) if name == "neurons" else f"{unit}"
-        kinds.setdefault("" if name == "neurons" else name, []).append(f"{named} ({percent(float(share))})".strip())
+        kinds.setdefault("" if name == "neurons" else name, []).append(
+            f"{named} ({percent(float(share))})".strip()
+        )
     told = "; ".join(f"{name} {', '.join(each)}".strip() for name, each in kinds.items())
     return f"layer {row['layer']}: {told} of the growth of dimension {row['dimension']}"
 
@@ -421,8 +476,12 @@ def _sink_tokens_text(sink: Mapping[str, Any]) -> str:
     if sink["at_first_position"] == 1 and len(sink["tokens"]) > 1:
         count = sum(row["sinks"] for row in sink["tokens"])
         more = " or more" if len(sink["tokens"]) == _MOST_LISTED else ""
-        return f"{len(sink['tokens'])}{more} different ones at position 0, in {count}{more} sequences"
-    return join_and(f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in sink["tokens"])
+        return (
+            f"{len(sink['tokens'])}{more} different ones at position 0, in {count}{more} sequences"
+        )
+    return join_and(
+        f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in sink["tokens"]
+    )
 
 
 def _kv_cache_text(cache: Mapping[str, Any]) -> str:
@@ -443,7 +502,19 @@ def _card_markdown(found: Mapping[str, Any]) -> str:
         f"{on['sequences']} sequences of {on['length']} tokens ({_escape_for_markdown(on['source'])}, {bos})."
     )
     notes = [f"Note: {_escape_for_markdown(note)}." for note in found["model"]["notes"]]
-    parts = ["## Attention sinks", "", found["sentence"], "", "| | |", "| --- | --- |", *lines, "", made, *notes, ""]
+    parts = [
+        "## Attention sinks",
+        "",
+        found["sentence"],
+        "",
+        "| | |",
+        "| --- | --- |",
+        *lines,
+        "",
+        made,
+        *notes,
+        "",
+    ]
     return "\n".join(parts)
 
 
@@ -473,10 +544,16 @@ def _card_tables(seen: ObservedModel, made: Mapping[str, Any]) -> dict[str, pd.D
         "norm_ratio": seen.panel.norm_ratio()[1:].nanmean(1).double().numpy(),
     }
     dimensions = [{"kind": "outlier"} | row for row in made["outlier_dimensions"]]
-    dimensions += [{"kind": "residual"} | row | {"layers": as_ranges(row["layers"])} for row in made["residual_sinks"]]
+    dimensions += [
+        {"kind": "residual"} | row | {"layers": as_ranges(row["layers"])}
+        for row in made["residual_sinks"]
+    ]
     losses = [
         {"condition": name, "loss_nats": row["value"], "n": row["n"]}
-        | {f"change_{to}": row["change"][end] for end, to in (("value", "nats"), ("low", "low"), ("high", "high"))}
+        | {
+            f"change_{to}": row["change"][end]
+            for end, to in (("value", "nats"), ("low", "low"), ("high", "high"))
+        }
         for name, row in made["loss"].items()
     ]
     rate = made["sink"]["rate"]
@@ -498,7 +575,9 @@ def _card_tables(seen: ObservedModel, made: Mapping[str, Any]) -> dict[str, pd.D
         "maxima": made["largest_activations"],
         "summary": [summary],
     }
-    frames = {name: pd.DataFrame(some, columns=column_names("card", name)) for name, some in rows.items()}
+    frames = {
+        name: pd.DataFrame(some, columns=column_names("card", name)) for name, some in rows.items()
+    }
     return frames | {name: frames[name].astype(types) for name, types in _TYPES.items()}
 
 
@@ -515,9 +594,16 @@ def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for row in made["writers"]:
         at = {"layer": row["layer"], "dimension": row["dimension"]}
-        rows += [at | {"part": part, "unit": None, "share": row[site]} for part, site in _SUBLAYERS if site in row]
+        rows += [
+            at | {"part": part, "unit": None, "share": row[site]}
+            for part, site in _SUBLAYERS
+            if site in row
+        ]
         for part in ("expert", "neuron"):
-            rows += [at | {"part": part, "unit": unit, "share": share} for unit, share in row.get(f"{part}s", [])]
+            rows += [
+                at | {"part": part, "unit": unit, "share": share}
+                for unit, share in row.get(f"{part}s", [])
+            ]
     for row in made["super_weights"]:
         at = {"layer": row["layer"], "dimension": row["row"]}
         rows.append(at | {"part": "super weight", "unit": row["column"], "share": row["share"]})

@@ -32,7 +32,14 @@ from .quantities import COMPARED, found_sink_positions, writing_neurons
 from .study import Measured, Study, short_model_name, write_study
 
 _WEIGHT_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-_UNREAD = (NAME_OF_CONFIG, "architectures", "dtype", "quantization_config", "transformers_version", "use_cache")
+_UNREAD = (
+    NAME_OF_CONFIG,
+    "architectures",
+    "dtype",
+    "quantization_config",
+    "transformers_version",
+    "use_cache",
+)
 """Fields of a configuration that name where the weights come from, or how they are stored."""
 _SAMPLE = "The whale's 2 eyes saw: nothing.\n\tWhy? naïve 東京 x = [1, 2]"
 """Text that tokenizers are compared on."""
@@ -60,24 +67,48 @@ def compare_models(
     _refuse_unlike_models(lens, second)
     settings, same = _setting_rows(lens, second), _have_same_weights(lens, second)
     refuse_one_model(lens, second)
-    how = {"thresholds": Thresholds(threshold=config.threshold), "seed": config.seed, "batch_size": config.batch_size}
+    how = {
+        "thresholds": Thresholds(threshold=config.threshold),
+        "seed": config.seed,
+        "batch_size": config.batch_size,
+    }
     a, b = (ObservedModel(one, sequences, **how) for one in (lens, second))
     changes = [*_number_rows(a, b), *_list_rows(a, b), *settings]
     names = tuple(map(_name_in_words, (lens, second), ("the first model", "the second model")))
     names = names if names[0] != names[1] else (names[0], "the second model")
     tensors = _changed_weight_table(lens, second)
-    decision = _make_json_answer(changes, tensors, names=names, config=config, n=len(a.token_losses), same=same)
+    decision = _make_json_answer(
+        changes, tensors, names=names, config=config, n=len(a.token_losses), same=same
+    )
     decision["notes"] = list(dict.fromkeys([*lens.notes, *second.notes]))
-    columns = ("sentence", "within_bound", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
+    columns = (
+        "sentence",
+        "within_bound",
+        "loss_change_nats",
+        "loss_change_low",
+        "loss_change_high",
+        "n",
+    )
     summary = pd.DataFrame([{name: decision[name] for name in columns}])
     frames = {"changes": pd.DataFrame(changes), "summary": summary, "tensors": tensors}
-    found = Measured(frames=frames, kernel=a.panel.streamed.kernel, decision=decision, headline=decision["sentence"])
-    return write_study("diff", lens, sequences, config, found, out=out, overwrite=overwrite, started=started)
+    found = Measured(
+        frames=frames,
+        kernel=a.panel.streamed.kernel,
+        decision=decision,
+        headline=decision["sentence"],
+    )
+    return write_study(
+        "diff", lens, sequences, config, found, out=out, overwrite=overwrite, started=started
+    )
 
 
 def refuse_one_model(first: LensModel, second: LensModel) -> None:
     """Raise InputError if both are one model in memory, with the same weights, configuration and tokenizer."""
-    if _share_memory(first, second) and _have_same_weights(first, second) and not _setting_rows(first, second):
+    if (
+        _share_memory(first, second)
+        and _have_same_weights(first, second)
+        and not _setting_rows(first, second)
+    ):
         raise InputError(
             "two of the models are one model in memory: they share their weights, and nothing differs; need two. "
             "get_peft_model puts adapters into the base model's own object: load the base model again, or give "
@@ -102,7 +133,11 @@ def _have_same_weights(first: LensModel, second: LensModel) -> bool:
 
 def _share_memory(first: LensModel, second: LensModel) -> bool:
     mine, its = (
-        {(one.device, one.data_ptr()) for one in lens.plain.parameters() if one.numel() and one.device.type != "meta"}
+        {
+            (one.device, one.data_ptr())
+            for one in lens.plain.parameters()
+            if one.numel() and one.device.type != "meta"
+        }
         for lens in (first, second)
     )
     return not mine.isdisjoint(its)
@@ -126,13 +161,20 @@ def _number_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
     first, second = a.token_losses.double(), b.token_losses.double()
     known = {"seed": a.seed, "dtype": a.lens.dtype}
     rows = [_number_row("loss", "nats", first.nanmean(1), second.nanmean(1), **known)]
-    blocks = ((f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)), ("loss_later_positions", slice(_FIRST, None)))
+    blocks = (
+        (f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)),
+        ("loss_later_positions", slice(_FIRST, None)),
+    )
     for name, block in blocks:
         if first[:, block].shape[1]:
             mean = (first[:, block].nanmean(1), second[:, block].nanmean(1))
             rows.append(_number_row(name, "nats", *mean, **known))
-    rows += [_number_row(name, unit, of(a), of(b), **known) for name, (unit, of) in COMPARED.items()]
-    return [row for row in rows if row["quantity"] != "attention_to_no_key" or _is_above_rounding(row)]
+    rows += [
+        _number_row(name, unit, of(a), of(b), **known) for name, (unit, of) in COMPARED.items()
+    ]
+    return [
+        row for row in rows if row["quantity"] != "attention_to_no_key" or _is_above_rounding(row)
+    ]
 
 
 def _is_above_rounding(row: Mapping[str, Any]) -> bool:
@@ -146,7 +188,9 @@ def _number_row(
 
     A change is none where it is below the rounding of ``dtype`` at the larger of both means, or at 1.
     """
-    change = paired_difference(second.double().numpy(), first.double().numpy(), generator=np.random.default_rng(seed))
+    change = paired_difference(
+        second.double().numpy(), first.double().numpy(), generator=np.random.default_rng(seed)
+    )
     mean = (float(first.nanmean()), float(second.nanmean()))
     return {
         "quantity": name,
@@ -160,7 +204,8 @@ def _number_row(
         "second_indices": "",
         "changed": (
             (change.low > 0 or change.high < 0)
-            and abs(change.estimate) > max(ROUNDING, torch.finfo(dtype).eps) * max(1.0, *map(abs, mean))
+            and abs(change.estimate)
+            > max(ROUNDING, torch.finfo(dtype).eps) * max(1.0, *map(abs, mean))
         )
         or math.isnan(mean[0]) != math.isnan(mean[1]),
     }
@@ -171,7 +216,9 @@ def _list_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
         "sink_positions": found_sink_positions,
         "outlier_dimensions": lambda seen: seen.outlier_dimensions,
         "residual_sinks": lambda seen: sorted(seen.residual_sinks),
-        "writing_neurons": lambda seen: [f"{layer}.{neuron}" for layer, neuron in writing_neurons(seen)],
+        "writing_neurons": lambda seen: [
+            f"{layer}.{neuron}" for layer, neuron in writing_neurons(seen)
+        ],
     }
     return [
         _text_row(name, "index", *(", ".join(map(str, read(one))) for one in (a, b)))
@@ -192,14 +239,22 @@ def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
 
 def _setting_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
     mine, its = (one.config.to_dict() for one in (first, second))
-    fields = {name: (mine.get(name), its.get(name)) for name in sorted({*mine, *its} - set(_UNREAD))}
-    rows = [_text_row(name, "text", str(one), str(other)) for name, (one, other) in fields.items() if one != other]
+    fields = {
+        name: (mine.get(name), its.get(name)) for name in sorted({*mine, *its} - set(_UNREAD))
+    }
+    rows = [
+        _text_row(name, "text", str(one), str(other))
+        for name, (one, other) in fields.items()
+        if one != other
+    ]
     if first.tokenizer is None or second.tokenizer is None:
         return rows
     tokenizers = (first.tokenizer, second.tokenizer)
     counts = [count_bos_in_front(one) for one in tokenizers]
     for name in counts[0]:
-        shown = ("" if one[name] is None else str(one[name]) for one in counts)  # a chat needs a template
+        shown = (
+            "" if one[name] is None else str(one[name]) for one in counts
+        )  # a chat needs a template
         rows.append(_text_row(f"bos_in_front_of_{name}", "text", *shown))
     both = [[bos_id(one), *text_ids(_SAMPLE, one)] for one in tokenizers]
     if both[0] != both[1]:
@@ -217,8 +272,12 @@ def _changed_weight_table(first: LensModel, second: LensModel) -> pd.DataFrame:
                 continue
             norm = float(weight.float().norm())
             change = float((other.to(weight.device).float() - weight.float()).norm())
-            rows.append({"tensor": name, "change": change / norm if norm else math.inf if change else 0.0})
-    table = pd.DataFrame(rows, columns=["tensor", "change"]).astype({"tensor": "str", "change": "float64"})
+            rows.append(
+                {"tensor": name, "change": change / norm if norm else math.inf if change else 0.0}
+            )
+    table = pd.DataFrame(rows, columns=["tensor", "change"]).astype(
+        {"tensor": "str", "change": "float64"}
+    )
     table = table.loc[table["change"] > 0].sort_values("change", ascending=False, kind="stable")
     return table.head(20).reset_index(drop=True)
 
@@ -238,7 +297,8 @@ def _make_json_answer(
         "first": names[0],
         "second": names[1],
         "most_loss": config.most_loss,
-        "within_bound": not is_above and not (math.isnan(loss["second"]) and not math.isnan(loss["first"])),
+        "within_bound": not is_above
+        and not (math.isnan(loss["second"]) and not math.isnan(loss["first"])),
         "loss_change_nats": loss["change"],
         "loss_change_low": loss["change_low"],
         "loss_change_high": loss["change_high"],
@@ -249,24 +309,37 @@ def _make_json_answer(
     return {"sentence": _change_sentences(found, changes, tensors)} | found
 
 
-def _change_sentences(found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame) -> str:
+def _change_sentences(
+    found: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], tensors: pd.DataFrame
+) -> str:
     others = [_change_text(row) for row in changes[1:] if row["changed"]]
     if len(tensors):
         top = tensors.iloc[0]
-        others.insert(3, f"most of all weights {top['tensor']} (by {as_text(float(top['change']))} of its norm)")
+        others.insert(
+            3,
+            f"most of all weights {top['tensor']} (by {as_text(float(top['change']))} of its norm)",
+        )
     within = "within" if found["within_bound"] else "not within"
     return (
         f"From {found['first']} to {found['second']}: {_change_text(changes[0])}, {within} the bound of "
         f"{as_text(found['most_loss'])} nats. "
         + ("Both have the same weights. " if found["same_weights"] else "")
-        + (f"What else changed: {join_and(others, most=4)}." if others else "Nothing else changed beyond its interval.")
+        + (
+            f"What else changed: {join_and(others, most=4)}."
+            if others
+            else "Nothing else changed beyond its interval."
+        )
         + _unchanged_sink_text(changes)
     )
 
 
 def _unchanged_sink_text(changes: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence that the sink did not change, if none of its quantities did and a model has one."""
-    sink = [row for row in changes if row["quantity"] in ("sink_rate", "first_token_attention", "sink_positions")]
+    sink = [
+        row
+        for row in changes
+        if row["quantity"] in ("sink_rate", "first_token_attention", "sink_positions")
+    ]
     if not sink or any(row["changed"] for row in sink) or not sink[-1]["first_indices"]:
         return ""
     return f" The sink did not change beyond its interval: {join_and([_change_text(row) for row in sink[:2]])}."
@@ -279,5 +352,7 @@ def _change_text(row: Mapping[str, Any]) -> str:
     if row["unit"] in ("index", "text"):
         shown = label_parts if row["unit"] == "index" else safe_line
         return f"{name} {shown(row['first_indices']) or 'none'} → {shown(row['second_indices']) or 'none'}"
-    change = f"change {as_text(row['change'])} {bounds(row['change_low'], row['change_high'])}".strip()
+    change = (
+        f"change {as_text(row['change'])} {bounds(row['change_low'], row['change_high'])}".strip()
+    )
     return f"{name} {as_text(row['first'])} → {as_text(row['second'])} ({change})"

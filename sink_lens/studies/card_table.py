@@ -27,7 +27,14 @@ from .study import Study
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-DEFAULT_COLUMNS = ("model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "zeroing_cost")
+DEFAULT_COLUMNS = (
+    "model",
+    "sink_rate",
+    "sink_positions",
+    "outlier_dimensions",
+    "loss",
+    "zeroing_cost",
+)
 """Columns where none are chosen; those that no run has are left out."""
 _OF_RUN = ("family", "dtype", "n_layers", "d_model", "bos", "token_source", "sequences", "length")
 _LISTS = ("outlier_dimensions", "growth_steps", "other_sink_positions")
@@ -72,7 +79,9 @@ def cards(
     if tokens is not None and not isinstance(tokens, str):
         refuse_beside_tokens(fields)
     asked = make_config(CardConfig, config, fields)
-    rows = make_table_rows(models, asked, tokens=tokens, out=out, overwrite=overwrite, progress=progress)
+    rows = make_table_rows(
+        models, asked, tokens=tokens, out=out, overwrite=overwrite, progress=progress
+    )
     return _unrounded_table(rows, choose_columns(rows, columns or asked.columns))
 
 
@@ -93,7 +102,9 @@ def make_table_rows(
     if not models:
         raise InputError("no model was given; need models, or folders of cards or traces")
     if out is not None and all(map(is_run_folder, models)):
-        raise InputError("out was given and every row is that of a run; need a model, whose card it is the folder for")
+        raise InputError(
+            "out was given and every row is that of a run; need a model, whose card it is the folder for"
+        )
     models = [one if isinstance(one, str | Path) else as_lens(one) for one in models]
     for pair in itertools.combinations([one for one in models if isinstance(one, LensModel)], 2):
         refuse_one_model(*pair)
@@ -106,7 +117,9 @@ def make_table_rows(
         name = str(model) if isinstance(model, str | Path) else as_lens(model).name
         folder = default_run_folder(name) if write else None
         folder = folder if out is None else Path(out) / f"{place}-{PurePath(name).name}"
-        made = card(model, config=one, tokens=tokens, out=folder, overwrite=overwrite, progress=progress)
+        made = card(
+            model, config=one, tokens=tokens, out=folder, overwrite=overwrite, progress=progress
+        )
         rows.append(read_table_row(made.run))
     return rows
 
@@ -118,16 +131,23 @@ def read_table_row(run: Run) -> Row:
         RunError: the run is neither a card nor a trace, or lacks its summary.
     """
     if run.kind not in ("card", "trace"):
-        raise RunError(f"{run.folder} holds a run of {safe_line(run.kind)}; need one of card or trace")
+        raise RunError(
+            f"{run.folder} holds a run of {safe_line(run.kind)}; need one of card or trace"
+        )
     name = str(run.provenance.get("model") or run.folder.resolve().name)
-    row = {"model": safe_line(PurePath(name).name if PurePath(name).is_absolute() else name), "run": run.kind}
+    row = {
+        "model": safe_line(PurePath(name).name if PurePath(name).is_absolute() else name),
+        "run": run.kind,
+    }
     row |= {name: run.provenance.get(name) for name in _OF_RUN}
     return row | (_read_card_row(run) if run.kind == "card" else _read_trace_row(run))
 
 
 def _interval_columns(name: str, found: Mapping[str, Any]) -> Row:
     value, low, high = (found.get(end) for end in ("value", "low", "high"))
-    return {name: value} | ({f"{name}_low": low, f"{name}_high": high} if interval_text(low, high) else {})
+    return {name: value} | (
+        {f"{name}_low": low, f"{name}_high": high} if interval_text(low, high) else {}
+    )
 
 
 def _read_trace_row(run: Run) -> Row:
@@ -152,7 +172,9 @@ def _read_card_row(run: Run) -> Row:
     try:
         card = parse_json((run.folder / "card.json").read_text(encoding="utf-8"))
         sink, loss, bos = card["sink"], card["loss"], card["bos"]
-        entries = (f"{one['layer']} [{one['row']}, {one['column']}]" for one in card["super_weights"])
+        entries = (
+            f"{one['layer']} [{one['row']}, {one['column']}]" for one in card["super_weights"]
+        )
         row = {
             "sentence": card["sentence"],
             "sink_positions": ", ".join(map(str, sink["positions"])),
@@ -176,7 +198,9 @@ def _read_card_row(run: Run) -> Row:
         row |= {f"max_{one['site']}": one["value"] for one in card["largest_activations"]}
         return row | card["chain"].get("links", {})
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{run.folder}/card.json cannot be read ({error}); need the card of a finished run") from error
+        raise RunError(
+            f"{run.folder}/card.json cannot be read ({error}); need the card of a finished run"
+        ) from error
 
 
 def _float_if_number(value: Any) -> Any:
@@ -203,8 +227,12 @@ def choose_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
 
 def _unrounded_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:
     known = {*columns, *(name for row in rows for name in row)}
-    names = [one for name in columns for one in (name, f"{name}_low", f"{name}_high") if one in known]
-    return pd.DataFrame([[row.get(name) for name in names] for row in rows], columns=names, dtype=object)
+    names = [
+        one for name in columns for one in (name, f"{name}_low", f"{name}_high") if one in known
+    ]
+    return pd.DataFrame(
+        [[row.get(name) for name in names] for row in rows], columns=names, dtype=object
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +245,9 @@ class CardTable:
     columns: list[str]
 
 
-def run_card(config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool) -> Study | CardTable:
+def run_card(
+    config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool
+) -> Study | CardTable:
     """Make the card, the comparison or the table that the models in ``config`` ask for, in the folder ``out``."""
     if not config.makes_table():
         folder = default_run_folder(config.model) if out is None else out
@@ -240,7 +270,11 @@ def show_card(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFra
         changes = found.tables["changes"]
         is_text = changes["unit"].isin(["index", "text"])
         numbers = ("quantity", "first", "second", "change", "change_low", "change_high", "changed")
-        yield changes.loc[~is_text].filter(items=numbers).rename(columns={"changed": "beyond its interval"})
+        yield (
+            changes.loc[~is_text]
+            .filter(items=numbers)
+            .rename(columns={"changed": "beyond its interval"})
+        )
         yield name_neurons(changes.loc[is_text]).filter(
             items=("quantity", "first_indices", "second_indices", "changed")
         )

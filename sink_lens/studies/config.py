@@ -31,17 +31,23 @@ class CardConfig(ReadConfig):
     sink's makers. Default: the card says that they were not asked for."""
     most_loss: float = 0.25
     """End with exit code 1 if the second model's loss is above the first model's by more than this many nats."""
-    columns: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
+    columns: tuple[str, ...] = field(
+        default=(), metadata={"written": "commas", "metavar": "NAME,NAME"}
+    )
     """Columns of a table, such as model,sink_rate,loss. Default: the main ones."""
 
     def __post_init__(self) -> None:
         ReadConfig.__post_init__(self)
         if not 0 < self.threshold < 1:
-            raise InputError(f"threshold is {self.threshold}; need a number between 0 and 1, both excluded")
+            raise InputError(
+                f"threshold is {self.threshold}; need a number between 0 and 1, both excluded"
+            )
         if not self.most_loss > 0:
             raise InputError(f"most_loss is {self.most_loss}; need nats above 0")
         if self.trace is not None and self.others:
-            raise InputError("trace=... goes with the card of one model; need it without other models")
+            raise InputError(
+                "trace=... goes with the card of one model; need it without other models"
+            )
 
     @property
     def is_comparison(self) -> bool:
@@ -59,7 +65,11 @@ class CardConfig(ReadConfig):
         default = CardConfig()
         table_needs = "more than two models (sink_lens.studies.cards), or folders of runs"
         unread = {"trace": "one model"} if table else {"columns": table_needs}
-        unread |= {} if self.is_comparison and not table else {"most_loss": "two models that are compared"}
+        unread |= (
+            {}
+            if self.is_comparison and not table
+            else {"most_loss": "two models that are compared"}
+        )
         for name, needs in unread.items():
             if getattr(self, name) != getattr(default, name):
                 raise InputError(f"{name}=... was given; need {needs} for it")
@@ -87,7 +97,9 @@ class QuantiseConfig(ReadConfig):
     weights: QuantisedFormat | None = field(default=None, metadata={"metavar": "FORMAT"})
     """Format of the weights, if they are not quantised already (_token is one scale per output channel). Default:
     they are not rounded."""
-    channels: tuple[int, ...] = field(default=(1, 2, 4, 8, 16), metadata={"written": "commas", "metavar": "N,N"})
+    channels: tuple[int, ...] = field(
+        default=(1, 2, 4, 8, 16), metadata={"written": "commas", "metavar": "N,N"}
+    )
     """Numbers of channels that are kept at each site, such as 1,2,4."""
 
     def __post_init__(self) -> None:
@@ -101,4 +113,6 @@ class QuantiseConfig(ReadConfig):
         if len(set(self.sites)) < len(self.sites):
             raise InputError(f"a site is named twice: {', '.join(self.sites)}; need each once")
         if self.cache is not None and {"k", "v"} & set(self.sites):
-            raise InputError("k or v is named as a site, and a format of the cache was given; need one of them")
+            raise InputError(
+                "k or v is named as a site, and a format of the cache was given; need one of them"
+            )

@@ -44,6 +44,8 @@ sink-lens card ./base ./tuned --text mine.txt  [dim]what changed: base and fine-
 sink-lens card runs/* --columns model,sink_rate,loss  [dim]a row per card or trace[/dim]
 """,
 )
-DIFF = RunKind(name="diff", tables="sink_lens.schema:diff.toml", page="sink_lens.studies.pages.diff:DIFF")
+DIFF = RunKind(
+    name="diff", tables="sink_lens.schema:diff.toml", page="sink_lens.studies.pages.diff:DIFF"
+)
 """What ``card A B`` writes."""
 KINDS = (tokens.KIND, CARD, DIFF, QUANTISE)

@@ -79,7 +79,9 @@ class ObservedModel:
         lens, n = self.lens, self.tokens.n_positions
         positions = r.sampled_positions(n)
         sites = [name for name in SITES_READ if SITES[name].address(lens.family) is not None]
-        attended = r.attention_readings((0,), threshold=self.thresholds.threshold, sigmoid=lens.family.sigmoid)
+        attended = r.attention_readings(
+            (0,), threshold=self.thresholds.threshold, sigmoid=lens.family.sigmoid
+        )
         shared = {one.name: one for one in attended}
         readings = [
             *(shared[name] for name in _CORE),
@@ -91,15 +93,27 @@ class ObservedModel:
             Reading(name="norms", sites=("resid_post",), function=_read_norms),
             Reading(name="residual", sites=("resid_post",), function=_read_large_dimensions),
             *(
-                Reading(name=f"largest:{site}", sites=(site,), function=partial(_read_largest_entry, site=site))
+                Reading(
+                    name=f"largest:{site}",
+                    sites=(site,),
+                    function=partial(_read_largest_entry, site=site),
+                )
                 for site in sites
             ),
         ]
         self._received.clear()
         streamed = stream(
-            lens, self.tokens, readings, keys=(0,), rows=sampled_queries(n), batch_size=self.batch_size, progress=False
+            lens,
+            self.tokens,
+            readings,
+            keys=(0,),
+            rows=sampled_queries(n),
+            batch_size=self.batch_size,
+            progress=False,
         )
-        return Panel.unlocated(streamed, lens=lens, tokens=self.tokens, sink_positions=(0,), positions=positions)
+        return Panel.unlocated(
+            streamed, lens=lens, tokens=self.tokens, sink_positions=(0,), positions=positions
+        )
 
     def _read_attention(self, view: LayerView) -> Tensor:
         """Return the mean attention to each key of a layer from later sampled tokens, and add it to the sink scores.
@@ -148,7 +162,9 @@ class ObservedModel:
         """
         scores = self.token_scores[by]
         gap = score_gap(scores, least=LEAST[by])
-        return torch.zeros_like(scores, dtype=torch.bool) if gap is None else scores >= gap.threshold
+        return (
+            torch.zeros_like(scores, dtype=torch.bool) if gap is None else scores >= gap.threshold
+        )
 
     @cached_property
     def sink_panel(self) -> Panel:
@@ -158,7 +174,9 @@ class ObservedModel:
         if sinks != panel.sink_positions:
             positions = r.sampled_positions(self.tokens.n_positions, sink_positions=sinks)
             readings = r.location_readings(sinks, positions=positions)
-            again = stream(self.lens, self.tokens, readings, batch_size=self.batch_size, progress=False)
+            again = stream(
+                self.lens, self.tokens, readings, batch_size=self.batch_size, progress=False
+            )
             values = {**again.values, "rate_by_key": panel.streamed.values["rate_by_key"]}
             streamed = replace(panel.streamed, values=values)
             panel = replace(panel, streamed=streamed, sink_positions=sinks, positions=positions)
@@ -186,7 +204,13 @@ class ObservedModel:
     def loss_with_edits(self, edits: Sequence[Edit]) -> Float[Tensor, " batch"]:
         """Return the mean loss of each sequence, in nats, in a run with edits."""
         run = run_with(
-            self.lens, self.tokens, edits, layers=[0], quiet=True, batch_size=self.batch_size, progress=False
+            self.lens,
+            self.tokens,
+            edits,
+            layers=[0],
+            quiet=True,
+            batch_size=self.batch_size,
+            progress=False,
         )
         assert run.loss is not None  # it was asked for
         return run.loss
@@ -200,7 +224,11 @@ class ObservedModel:
             if layer >= 0:  # the embedding is no layer
                 at: dict[str, Any] = {"layers": [layer], "positions": [position], "units": dims}
                 value = over.mean_of(self.sink_states[layer + 1][:, None, list(dims)])
-                edits.append(freeze("resid_post", {layer: value}, **at) if to_mean else zero("resid_post", **at))
+                edits.append(
+                    freeze("resid_post", {layer: value}, **at)
+                    if to_mean
+                    else zero("resid_post", **at)
+                )
         return self.loss_with_edits(edits)
 
     @cached_property
@@ -218,12 +246,29 @@ class ObservedModel:
         for step in self.location.steps if self.outlier_dimensions else ():
             for layer in step.layers:
                 by = lens.scale(layer)
-                change = float((self.sink_states[layer + 1] - by * self.sink_states[layer])[:, step.dimension].mean())
-                row: dict[str, Any] = {"layer": layer, "dimension": step.dimension, "change": change}
+                change = float(
+                    (self.sink_states[layer + 1] - by * self.sink_states[layer])[
+                        :, step.dimension
+                    ].mean()
+                )
+                row: dict[str, Any] = {
+                    "layer": layer,
+                    "dimension": step.dimension,
+                    "change": change,
+                }
                 sites = lens.added_sites(layer)
-                neurons = lens.family_of_layer(layer).mlp_post_norm is None and "neurons" in sites_of(lens.family)
+                neurons = lens.family_of_layer(
+                    layer
+                ).mlp_post_norm is None and "neurons" in sites_of(lens.family)
                 read = [*sites, *(["neurons"] if neurons else [])]
-                kept = capture(lens, self.tokens, sites=read, layers=[layer], positions=[position], progress=False)
+                kept = capture(
+                    lens,
+                    self.tokens,
+                    sites=read,
+                    layers=[layer],
+                    positions=[position],
+                    progress=False,
+                )
                 for site in sites:
                     value = float(kept[site, layer][:, 0, step.dimension].float().mean())
                     row[site] = by * value / change if change else math.nan
@@ -231,11 +276,15 @@ class ObservedModel:
                 if neurons and change:
                     weights = mlp_weights(lens, layer=layer)
                     assert weights is not None  # the family has neurons
-                    column = weights.w_down[step.dimension].float().cpu() * lens.family.mlp_multiplier
+                    column = (
+                        weights.w_down[step.dimension].float().cpu() * lens.family.mlp_multiplier
+                    )
                     shares = (kept["neurons", layer][:, 0].float() * column).mean(0) / change
                     row["neurons"] = _largest_shares(shares)
                     if lens.d_expert is not None:
-                        row["experts"] = _largest_shares(shares.unflatten(0, (-1, lens.d_expert)).sum(1))
+                        row["experts"] = _largest_shares(
+                            shares.unflatten(0, (-1, lens.d_expert)).sum(1)
+                        )
                 found.append(row)
         return found
 
@@ -253,7 +302,9 @@ class ObservedModel:
             return []
         rows = []
         for layer in range(self.lens.n_layers):
-            inputs, written = (self.panel.at_layer(f"largest:{site}", layer) for site in ("neurons", output))
+            inputs, written = (
+                self.panel.at_layer(f"largest:{site}", layer) for site in ("neurons", output)
+            )
             value, _, dimension, over = written[int(written[:, 0].abs().argmax())].tolist()
             activation, _, neuron, _ = inputs[int(inputs[:, 0].abs().argmax())].tolist()
             weights = mlp_weights(self.lens, layer=layer)
@@ -326,7 +377,10 @@ def _read_large_dimensions(view: LayerView) -> Tensor:
     others[:, 0] = False
     h = view["resid_post"].float()
     large = residual_outliers(h, valid=others, factor=RESIDUAL_FACTOR)
-    return torch.stack([mean_where(one, where=others[..., None], dim=1) for one in (large.float(), h.abs())], dim=-1)
+    return torch.stack(
+        [mean_where(one, where=others[..., None], dim=1) for one in (large.float(), h.abs())],
+        dim=-1,
+    )
 
 
 def _read_largest_entry(view: LayerView, *, site: str) -> Tensor:

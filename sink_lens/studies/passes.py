@@ -25,7 +25,11 @@ def count_study_passes(config: StudyConfig, sizes: Sizes) -> PassCounts:
     """
     counted = passes_over_sequences(config, sizes, forwards=_count_forwards(config))
     if isinstance(config, CardConfig):
-        facts = {} if config.is_comparison else {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
+        facts = (
+            {}
+            if config.is_comparison
+            else {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
+        )
         return replace(counted, bound="about", facts=facts, others=config.others)
     return counted
 
@@ -41,7 +45,9 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
         return
     models = [name for name in (config.model, *config.others) if not is_run_folder(name)]
     if not models:
-        raise InputError("every row is that of a run, so nothing would be computed; need a model to measure")
+        raise InputError(
+            "every row is that of a run, so nothing would be computed; need a model to measure"
+        )
     for name in models:
         yield estimate_cost(replace(config, model=name, others=()), count_study_passes)
 
@@ -57,7 +63,9 @@ def passes_over_sequences(config: ReadConfig, sizes: Sizes, *, forwards: float) 
     Raises:
         InputError: sequences that the model cannot take.
     """
-    check_sequences_fit(config, n_context=sizes.header.n_context, has_tokenizer=sizes.header.has_tokenizer)
+    check_sequences_fit(
+        config, n_context=sizes.header.n_context, has_tokenizer=sizes.header.has_tokenizer
+    )
     sequences = len(config.prompts) or config.sequences
     tokens = sequences * config.length
     return PassCounts(

@@ -66,12 +66,16 @@ def largest_channels(sizes: Sizes, n: int) -> dict[str, dict[int, list[int]]]:
     """Return site -> layer -> the ``n`` channels with the largest magnitudes in ``sizes``; empty if ``n`` is 0."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items() if n else ():
-        found.setdefault(site, {})[layer] = values.sort(descending=True, stable=True).indices[:n].tolist()
+        found.setdefault(site, {})[layer] = (
+            values.sort(descending=True, stable=True).indices[:n].tolist()
+        )
     return found
 
 
 @study(QuantiseConfig, every_layer=True)
-def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, progress: bool) -> Measured:
+def quantise(
+    lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, progress: bool
+) -> Measured:
     """Find the tokens and channels that must stay in 16 bit, and measure the loss that keeping them saves.
 
     Raises:
@@ -92,7 +96,9 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
     half_size = batch.n_sequences // 2
     halves = {"choose": batch[:half_size], "judge": batch[half_size:]}
     sinks = {name: mark_sinks(lens, part, by="norm")[0].cpu() for name, part in halves.items()}
-    largest = _largest_magnitudes(lens, halves["choose"], sinks=sinks["choose"], sites=list(targets))
+    largest = _largest_magnitudes(
+        lens, halves["choose"], sinks=sinks["choose"], sites=list(targets)
+    )
     rows: list[dict[str, Any]] = []
     chosen, costly = None, True
     with tqdm(desc="quantised runs", unit="run", disable=not progress, leave=False) as bar:
@@ -107,11 +113,15 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
             ) -> Float[Tensor, "... batch"]:
                 bar.update()
                 how: dict[str, Any] = {"targets": targets, "weights": weights, "config": config}
-                return torch.stack([_losses_when_rounded(lens, part, kept, input=one, **how) for one in inputs])
+                return torch.stack(
+                    [_losses_when_rounded(lens, part, kept, input=one, **how) for one in inputs]
+                )
 
             clean = run(None, weights=False, inputs=(1.0,))
             base = run(None, inputs=(1.0,)) if config.weights else clean
-            half = _TextHalf(part=name, clean=clean, worst=run(FullPrecision()), best=base, seed=config.seed)
+            half = _TextHalf(
+                part=name, clean=clean, worst=run(FullPrecision()), best=base, seed=config.seed
+            )
             rows.append(half.condition_row("clean", clean))
             if config.weights:
                 rows.append(half.condition_row("weights", base))
@@ -137,25 +147,35 @@ def quantise(lens: LensModel, batch: TokenBatch, *, config: QuantiseConfig, prog
                 for draw in range(config.controls):
                     tokens = channels = None
                     if given["sink_tokens"]:
-                        tokens = draw_ordinary_tokens(sinks[name], valid=part.valid.cpu(), generator=generator)
+                        tokens = draw_ordinary_tokens(
+                            sinks[name], valid=part.valid.cpu(), generator=generator
+                        )
                     if given["channels"]:
                         n = given["channels"]
-                        channels = draw_other_channels(largest[False], taken=taken, n=n, generator=generator)
+                        channels = draw_other_channels(
+                            largest[False], taken=taken, n=n, generator=generator
+                        )
                     kept = FullPrecision(tokens=tokens, channels=channels or {})
-                    rows.append(half.condition_row("random", run(kept, inputs=(1.0,)), **given, draw=draw))
+                    rows.append(
+                        half.condition_row("random", run(kept, inputs=(1.0,)), **given, draw=draw)
+                    )
     if chosen is not None:
         same = ("kept", "sink_tokens", "channels")
         for row in rows:
             row["chosen"] = all(row[name] == chosen[name] for name in same)
     marked = torch.cat([sinks["choose"], sinks["judge"]])
-    decision = _make_json_answer(lens, config, rows, chosen if costly else None, largest=largest, sinks=marked)
+    decision = _make_json_answer(
+        lens, config, rows, chosen if costly else None, largest=largest, sinks=marked
+    )
     sequence, position = np.nonzero(marked.numpy())
     ids = batch.tokens.cpu().numpy()[sequence, position]
     frames = {
         "conditions": pd.DataFrame(rows).astype({"draw": "Int64", "chosen": bool}),
         "channels": _channel_rows(decision["kept_channels"]),
         "sinks": pd.DataFrame({"sequence": sequence, "position": position, "token_id": ids}),
-        "summary": pd.DataFrame([{name: value for name, value in decision.items() if name not in _NOT_IN_TABLE}]),
+        "summary": pd.DataFrame(
+            [{name: value for name, value in decision.items() if name not in _NOT_IN_TABLE}]
+        ),
     }
     return Measured(frames=frames, decision=decision, headline=decision["sentence"])
 
@@ -164,7 +184,12 @@ run = command_of(quantise)
 
 
 def _channel_rows(kept: Channels) -> pd.DataFrame:
-    rows = [(site, layer, one) for site, layers in kept.items() for layer, some in layers.items() for one in some]
+    rows = [
+        (site, layer, one)
+        for site, layers in kept.items()
+        for layer, some in layers.items()
+        for one in some
+    ]
     return pd.DataFrame(rows, columns=["site", "layer", "channel"]).astype(
         {"site": "str", "layer": "int64", "channel": "int64"}
     )
@@ -172,7 +197,9 @@ def _channel_rows(kept: Channels) -> pd.DataFrame:
 
 def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedFormat]:
     there = sites_of(lens.family)
-    if lens.family.experts is not None:  # there the site has the router's weights in it, which no format rounds
+    if (
+        lens.family.experts is not None
+    ):  # there the site has the router's weights in it, which no format rounds
         there = tuple(site for site in there if site != "neurons")
     named = config.sites or tuple(site for site in LINEAR_INPUTS if site in there)
     lacking = [site for site in named if site not in there]
@@ -204,16 +231,25 @@ def _losses_when_rounded(
     edits = [] if input == 1.0 else [scale("resid_pre", input, layers=[0])]
     if kept is not None:
         at: dict[str, Any] = {"layers": range(lens.n_layers), "tokens": kept.tokens}
-        edits += [quantisation(one, form, **at, channels=kept.channels.get(one, {})) for one, form in targets.items()]
+        edits += [
+            quantisation(one, form, **at, channels=kept.channels.get(one, {}))
+            for one, form in targets.items()
+        ]
     form = config.weights if weights else None
     with contextlib.nullcontext() if form is None else quantised_weights(lens, form):
-        found = run_with(lens, part, edits, layers=[0], quiet=True, batch_size=config.batch_size, progress=False).loss
+        found = run_with(
+            lens, part, edits, layers=[0], quiet=True, batch_size=config.batch_size, progress=False
+        ).loss
     assert found is not None  # it was asked for
     return found
 
 
 def _largest_magnitudes(
-    lens: LensModel, part: TokenBatch, *, sinks: Bool[Tensor, "batch position"], sites: Sequence[str]
+    lens: LensModel,
+    part: TokenBatch,
+    *,
+    sinks: Bool[Tensor, "batch position"],
+    sites: Sequence[str],
 ) -> dict[bool, Sizes]:
     """Return each channel's largest magnitude in ``part``, by (site, layer).
 
@@ -224,16 +260,23 @@ def _largest_magnitudes(
     for start in range(0, part.n_sequences, size):
         chosen = slice(start, start + size)
         read = partial(_channel_magnitudes, sinks=sinks[chosen])
-        readings = [Reading(name=site, sites=(site,), function=partial(read, site=site)) for site in sites]
+        readings = [
+            Reading(name=site, sites=(site,), function=partial(read, site=site)) for site in sites
+        ]
         streamed = stream(lens, part[chosen], readings, batch_size=size, progress=False)
         for site in sites:
             for layer in range(lens.n_layers):
                 found.setdefault((site, layer), []).append(streamed[site, layer])
     together = {place: torch.cat(tensors).amax(0) for place, tensors in found.items()}
-    return {without: {place: both[int(without)] for place, both in together.items()} for without in (False, True)}
+    return {
+        without: {place: both[int(without)] for place, both in together.items()}
+        for without in (False, True)
+    }
 
 
-def _channel_magnitudes(view: LayerView, *, site: str, sinks: Bool[Tensor, "batch position"]) -> Tensor:
+def _channel_magnitudes(
+    view: LayerView, *, site: str, sinks: Bool[Tensor, "batch position"]
+) -> Tensor:
     """Return each channel's largest magnitude, over all tokens and over all but ``sinks``: "batch 2 channel"."""
     x = view[site].flatten(2)
     sizes = x.masked_fill(~view.valid[..., None], 0.0).abs().float()
@@ -314,21 +357,34 @@ def _widened(found: Interval, *, by_input: np.ndarray) -> Interval:
         return found
     more = 1.96 * float(by_input.std(ddof=1))
     low, high = found.estimate - found.low, found.high - found.estimate
-    return replace(found, low=found.estimate - math.hypot(low, more), high=found.estimate + math.hypot(high, more))
+    return replace(
+        found,
+        low=found.estimate - math.hypot(low, more),
+        high=found.estimate + math.hypot(high, more),
+    )
 
 
 def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:
     """Return the row of the smallest set that clearly reaches the goal on the first half, else of the best, if any."""
-    sets = [row for row in rows if row["part"] == "choose" and row["kept"] in ("tokens", "channels", "both")]
+    sets = [
+        row
+        for row in rows
+        if row["part"] == "choose" and row["kept"] in ("tokens", "channels", "both")
+    ]
     enough = (row for row in sets if row["closed_low"] >= goal)
     return next(enough, None) or max(sets, key=lambda row: row["closed_share"], default=None)
 
 
 def draw_ordinary_tokens(
-    sinks: Bool[Tensor, "batch position"], *, valid: Bool[Tensor, "batch position"], generator: torch.Generator
+    sinks: Bool[Tensor, "batch position"],
+    *,
+    valid: Bool[Tensor, "batch position"],
+    generator: torch.Generator,
 ) -> Bool[Tensor, "batch position"]:
     """Return a mask of random ``valid`` tokens that are no sinks: in each sequence as many as it has sinks."""
-    order = torch.rand(sinks.shape, generator=generator, dtype=torch.float32).masked_fill(sinks | ~valid, 2.0)
+    order = torch.rand(sinks.shape, generator=generator, dtype=torch.float32).masked_fill(
+        sinks | ~valid, 2.0
+    )
     return (order.argsort(1).argsort(1) < sinks.sum(1, keepdim=True)) & ~sinks & valid
 
 
@@ -381,7 +437,9 @@ def _make_json_answer(
         "kept_channels": {},
         "kept_loss_nats": kept.get("loss_nats", math.nan),
         **{f"left_{end}": kept.get(f"change_{end}", math.nan) for end in ("nats", "low", "high")},
-        **{f"closed_{end}": kept.get(f"closed_{end}", math.nan) for end in ("share", "low", "high")},
+        **{
+            f"closed_{end}": kept.get(f"closed_{end}", math.nan) for end in ("share", "low", "high")
+        },
         "channels_alone": [math.nan] * 3,
         "random_most": max(random, default=math.nan),
         "controls": len(random),
@@ -431,8 +489,16 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
             f"closes on the other {closed}."
         )
     places = found["sink_positions"]
-    at = f", at position{'s' if len(places) > 1 else ''} {join_and(places)}" if 0 < len(places) <= _FEW_PLACES else ""
-    sinks = [f"the sink tokens ({as_text(found['sink_tokens'])} a sequence{at})"] if found["sink_tokens"] else []
+    at = (
+        f", at position{'s' if len(places) > 1 else ''} {join_and(places)}"
+        if 0 < len(places) <= _FEW_PLACES
+        else ""
+    )
+    sinks = (
+        [f"the sink tokens ({as_text(found['sink_tokens'])} a sequence{at})"]
+        if found["sink_tokens"]
+        else []
+    )
     many = "largest channel" if found["channels"] == 1 else f"{found['channels']} largest channels"
     channels = [f"the {many} of each linear layer's input"] if found["channels"] else []
     left = f"{as_text(found['left_nats'])} nats {bounds(found['left_low'], found['left_high'])}"
@@ -440,9 +506,8 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
     told = f"{left} are left, which closes {closed}; chosen on one half of the text, judged on the other."
     alone, low, high = found["channels_alone"]
     if alone >= found["closed_low"]:
-        told += (
-            f" The channels alone close {percent(alone)} {bounds(low, high, shown=percent)}: that the sink tokens add "
-        )
+        told += f" The channels alone close {percent(alone)} {bounds(low, high, shown=percent)}: "
+        told += "that the sink tokens add "
         told += "to this is not clear."
     if found["verdict"] == "goal missed":
         return (

@@ -8,7 +8,9 @@ from ..measures.attention import COUNTED_QUERIES
 from .observed import ObservedModel
 
 
-def sink_rate_by_sequence(seen: ObservedModel, *, threshold: float | None = None) -> Float[Tensor, " batch"]:
+def sink_rate_by_sequence(
+    seen: ObservedModel, *, threshold: float | None = None
+) -> Float[Tensor, " batch"]:
     """Return for each sequence the share of all heads whose sink score at the first token is above the threshold.
 
     The default threshold is that of the observed model (``seen``).
@@ -69,7 +71,11 @@ def found_sink_positions(seen: ObservedModel) -> list[int]:
     Late positions, with fewer than 16 queries after them in the shortest sequence, are left out.
     """
     last = int(seen.tokens.lengths.min()) - 1 - COUNTED_QUERIES
-    return [one for one in seen.location.sink_positions if one <= max(last, 0)] if seen.location.sink_found else []
+    return (
+        [one for one in seen.location.sink_positions if one <= max(last, 0)]
+        if seen.location.sink_found
+        else []
+    )
 
 
 def writing_neurons(seen: ObservedModel) -> list[tuple[int, int]]:
@@ -79,4 +85,6 @@ def writing_neurons(seen: ObservedModel) -> list[tuple[int, int]]:
     """
     if seen.lens.family.down is None or seen.lens.family.mlp_post_norm is not None:
         return []
-    return sorted((row["layer"], neuron) for row in seen.outlier_writers for neuron, _ in row["neurons"])
+    return sorted(
+        (row["layer"], neuron) for row in seen.outlier_writers for neuron, _ in row["neurons"]
+    )

@@ -14,7 +14,13 @@ from ..activations.forward import check_tokens
 from ..chain.config import ReadConfig
 from ..configuration import make_config
 from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens
-from ..models.inputs import check_sequences, config_of_given, describe_provenance, load_model, make_tokens
+from ..models.inputs import (
+    check_sequences,
+    config_of_given,
+    describe_provenance,
+    load_model,
+    make_tokens,
+)
 from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
@@ -52,12 +58,18 @@ def resolve_inputs(
     config = make_study_config(wanted, model, config=config, tokens=tokens, fields=fields)
     if isinstance(tokens, TokenBatch):
         config = config_of_given(config, tokens, asked=fields)
-    if is_named and not isinstance(tokens, TokenBatch):  # refuse what the model cannot have before its weights are read
+    if is_named and not isinstance(
+        tokens, TokenBatch
+    ):  # refuse what the model cannot have before its weights are read
         check_sequences(config)
     lens = load_model(config) if is_named else as_lens(model)
     if every_layer:
         check_plain_layers(lens)
-    batch = tokens if isinstance(tokens, TokenBatch) else make_tokens(lens, config=config, bos=config.bos)
+    batch = (
+        tokens
+        if isinstance(tokens, TokenBatch)
+        else make_tokens(lens, config=config, bos=config.bos)
+    )
     check_tokens(lens, batch)
     return config, lens, as_batch(batch)
 
@@ -160,11 +172,18 @@ def study(
         ) -> Study:
             check_folder_free(out, overwrite=overwrite)
             started = utc_now_text()
-            given = {"config": config, "tokens": tokens, "fields": fields, "every_layer": every_layer}
+            given = {
+                "config": config,
+                "tokens": tokens,
+                "fields": fields,
+                "every_layer": every_layer,
+            }
             settled, lens, batch = resolve_inputs(asked, model, **given)
             how = {"config": settled, "progress": progress}
             to = {"out": out, "overwrite": overwrite, "result": result, "started": started}
-            return write_study(kind or measure.__name__, lens, batch, settled, measure(lens, batch, **how), **to)
+            return write_study(
+                kind or measure.__name__, lens, batch, settled, measure(lens, batch, **how), **to
+            )
 
         said = inspect.cleandoc(measure.__doc__ or "")
         function.__doc__ = said.replace("\nRaises:", _ARGUMENTS.format(config=asked.__name__))
@@ -205,7 +224,8 @@ def write_study(
         create_run(
             place.folder,
             kind=kind,
-            config=dataclasses.asdict(config) | {f"{kind}_{name}": value for name, value in found.asked.items()},
+            config=dataclasses.asdict(config)
+            | {f"{kind}_{name}": value for name, value in found.asked.items()},
             provenance=describe_provenance(lens, batch, kernel=found.kernel) | {"seeds": seeds},
             expects=(*frames, *dict.fromkeys(name.partition(".")[0] for name in found.files)),
             overwrite=overwrite,
@@ -217,6 +237,16 @@ def write_study(
             is_csv = described is not None and described.file == "csv"
             (writer.write_csv if is_csv else writer.write_table)(name, frame)
         for name, content in found.files.items():
-            text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            text = (
+                content
+                if isinstance(content, str)
+                else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            )
             writer.write_text(name, text)
-    return result(folder=place.named, place=place, tables=frames, headline=found.headline, decision=found.decision)
+    return result(
+        folder=place.named,
+        place=place,
+        tables=frames,
+        headline=found.headline,
+        decision=found.decision,
+    )

@@ -62,11 +62,16 @@ def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> OwnCe
     table = table_of("sweep", "cells")
     assert table is not None  # it is in the schema
     if taken := sorted(columns.keys() & {one.name for one in table.columns if not one.optional}):
-        raise InputError(f"columns of a cell are called {', '.join(taken)}, as those of numbers are; need other names")
+        raise InputError(
+            f"columns of a cell are called {', '.join(taken)}, as those of numbers are; need other names"
+        )
     places = [
-        {part.name: getattr(one, part.name) for part in fields(one) if part.name not in _UNNAMED} for one in given
+        {part.name: getattr(one, part.name) for part in fields(one) if part.name not in _UNNAMED}
+        for one in given
     ]
-    identity = json.dumps({"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str)
+    identity = json.dumps(
+        {"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str
+    )
     return OwnCell(edits=given, columns={"name": name} | columns, identity=identity)
 
 
@@ -112,13 +117,17 @@ def grid_or_cells(given: Swept, *, seed: int) -> What:
 
 def _grid_of_edit(one: Edit) -> EditGrid:
     """Return the grid of an edit that goes over an axis: indices that it names are edited together."""
-    axes = {f"{axis}s": "each" if f"{axis}s" in one.each else one.part.indices_on(axis) for axis in AXES}
+    axes = {
+        f"{axis}s": "each" if f"{axis}s" in one.each else one.part.indices_on(axis) for axis in AXES
+    }
     axes["layers"] = axes["layers"] or ("each" if SITES[one.site].per_layer else "all")
     chosen: dict[str, Any] = {
         name: "all" if given is None else given if given in ("each", "all") else [list(given)]
         for name, given in axes.items()
     }
-    return EditGrid(kind=one.kind, site=one.site, factors=[] if one.factor is None else [one.factor], **chosen)
+    return EditGrid(
+        kind=one.kind, site=one.site, factors=[] if one.factor is None else [one.factor], **chosen
+    )
 
 
 def in_texts(what: What, tokens: TokenBatch) -> What:
@@ -134,13 +143,21 @@ def in_texts(what: What, tokens: TokenBatch) -> What:
         return positions_in_all([given], tokens, of=of)[0] if type(given) is int else given
 
     grids = [
-        replace(one, **{name: places(getattr(one, name), of=f"{name} of {one.kind}") for name in ("positions", "keys")})
+        replace(
+            one,
+            **{
+                name: places(getattr(one, name), of=f"{name} of {one.kind}")
+                for name in ("positions", "keys")
+            },
+        )
         for one in what.edits
     ]
     return replace(what, edits=tuple(grids))
 
 
-def cells_of(what: What, lens: LensModel, tokens: TokenBatch, *, controls: int = 0, seed: int = 0) -> Cells:
+def cells_of(
+    what: What, lens: LensModel, tokens: TokenBatch, *, controls: int = 0, seed: int = 0
+) -> Cells:
     """Return the numbered cells of a sweep over ``tokens``, those of a grid or your own, and their random controls.
 
     A grid says its controls itself; of your own each cell has as many as ``controls``, drawn by ``seed``.
@@ -149,17 +166,27 @@ def cells_of(what: What, lens: LensModel, tokens: TokenBatch, *, controls: int =
         InputError: a grid that cannot be used; no cells, or two cells with the same name and place.
     """
     if isinstance(what, Grid):
-        return grid_cells(what, lens, n_positions=tokens.n_positions, shortest=int(tokens.lengths.min()))
+        return grid_cells(
+            what, lens, n_positions=tokens.n_positions, shortest=int(tokens.lengths.min())
+        )
     if not what or len({cell.identity for cell in what}) < len(what):
-        raise InputError("there are no cells, or two cells have the same name and place; need different ones")
-    every, columns, of_cell = [cell_of_edits(one.edits) for one in what], [one.columns for one in what], []
+        raise InputError(
+            "there are no cells, or two cells have the same name and place; need different ones"
+        )
+    every, columns, of_cell = (
+        [cell_of_edits(one.edits) for one in what],
+        [one.columns for one in what],
+        [],
+    )
     for one in what:
         drawn = _random_edits(one.edits, lens, tokens, most=controls, seed=seed)
         of_cell.append(range(len(every), len(every) + len(drawn)))
         every += [cell_of_edits(edits) for edits in drawn]
         for number, edits in enumerate(drawn, 1):
             where = "; ".join(edit.part.words for edit in edits)
-            columns.append({**one.columns, "name": f"{one.columns['name']}, control {number}", "where": where})
+            columns.append(
+                {**one.columns, "name": f"{one.columns['name']}, control {number}", "where": where}
+            )
     drawn = range(len(what), len(every))
     return Cells(every=every, columns=columns, n=len(what), drawn=drawn, controls=of_cell)
 
@@ -178,20 +205,27 @@ def _random_edits(
         if axis is not None:
             at = site.axis_names.index(axis)
             layers = layers_from_zero(one.layers or lens.layers_with(one.site), lens.n_layers)
-            sizes = [lens.axis_sizes(site.axes, n_positions=tokens.n_positions, layer=layer)[at] for layer in layers]
+            sizes = [
+                lens.axis_sizes(site.axes, n_positions=tokens.n_positions, layer=layer)[at]
+                for layer in layers
+            ]
             shortest = int(tokens.lengths.min())
             places[number] = (axis, min(*sizes, shortest) if axis == "position" else min(sizes))
             own.setdefault(places[number], set()).update(one.part.indices_on(axis) or ())
     moves: list[list[dict[int, int]]] = []
     for (axis, size), indices in own.items():
-        drawn = draw_index_sets(f"{axis} {size}", n=len(indices), size=size, most=most + SPARE_DRAWS, seed=seed)
+        drawn = draw_index_sets(
+            f"{axis} {size}", n=len(indices), size=size, most=most + SPARE_DRAWS, seed=seed
+        )
         kept = [some for some in drawn if not indices & set(some)][:most]
         moves.append([dict(zip(sorted(indices), some, strict=True)) for some in kept])
     found = []
     for some in zip(*moves, strict=False):
         move, copies = dict(zip(own, some, strict=True)), list(edits)
         for number, (axis, size) in places.items():
-            indices = tuple(move[axis, size][index] for index in edits[number].part.indices_on(axis) or ())
+            indices = tuple(
+                move[axis, size][index] for index in edits[number].part.indices_on(axis) or ()
+            )
             copies[number] = replace(edits[number], **{f"{axis}s": indices})
         found.append(tuple(copies))
     return found
@@ -228,7 +262,11 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
 
 
 def _control_numbers(
-    spec: EditSpec, of_group: Mapping[tuple[Any, ...], list[int]], *, every: Sequence[EditSpec], most: int
+    spec: EditSpec,
+    of_group: Mapping[tuple[Any, ...], list[int]],
+    *,
+    every: Sequence[EditSpec],
+    most: int,
 ) -> list[int]:
     """Return the numbers of at most ``most`` random controls for the cell ``spec``; they edit none of its indices.
 
@@ -239,4 +277,6 @@ def _control_numbers(
         return []
     own = set(spec.part.indices_on(axis) or ())
     drawn = of_group[control_group(spec, axis=axis)]
-    return [number for number in drawn if not own & set(every[number].part.indices_on(axis) or ())][:most]
+    return [number for number in drawn if not own & set(every[number].part.indices_on(axis) or ())][
+        :most
+    ]

@@ -49,7 +49,9 @@ class Job:
     def make_engine(self, lens: LensModel, cells: Sequence[Cell] | None = None) -> Engine:
         """Make the engine that computes the sweep on a loaded model; ``cells`` are made from ``what`` if None."""
         if cells is None:
-            cells = cells_of(self.what, lens, self.tokens, controls=self.controls, seed=self.seed).every
+            cells = cells_of(
+                self.what, lens, self.tokens, controls=self.controls, seed=self.seed
+            ).every
         return Engine(
             lens,
             self.tokens,
@@ -78,15 +80,21 @@ def check_engine(engine: str, *, workers: int | None) -> None:
     """
     if engine != "ray":
         if workers is not None:
-            raise InputError(f"engine {engine!r} with workers {workers}; need engine 'ray', or leave workers out")
+            raise InputError(
+                f"engine {engine!r} with workers {workers}; need engine 'ray', or leave workers out"
+            )
         return
     try:
         import ray  # noqa: F401
     except ImportError as error:
-        raise InputError("engine 'ray' needs Ray; install it with pip install 'sink-lens[ray]'") from error
+        raise InputError(
+            "engine 'ray' needs Ray; install it with pip install 'sink-lens[ray]'"
+        ) from error
     address = os.environ.get("RAY_ADDRESS", "")
     host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if colon and port.isdecimal():  # of no address, "auto" and "local", Ray says at once what it finds
+    if (
+        colon and port.isdecimal()
+    ):  # of no address, "auto" and "local", Ray says at once what it finds
         try:
             socket.create_connection((host, int(port)), timeout=5.0).close()
         except (OSError, OverflowError) as error:
@@ -103,7 +111,12 @@ def _unreachable_error(address: str, error: Exception) -> InputError:
 
 
 def run_on_ray(
-    job: Job, blocks: Sequence[Block], *, workers: int | None, on_gpu: bool, advance: Callable[[int], object]
+    job: Job,
+    blocks: Sequence[Block],
+    *,
+    workers: int | None,
+    on_gpu: bool,
+    advance: Callable[[int], object],
 ) -> Blocks:
     """Compute blocks on a Ray cluster, with a worker per GPU (or per two CPUs), and yield each block with its table.
 
@@ -138,7 +151,9 @@ def run_on_ray(
         resources = ray.cluster_resources()
         fit = int(resources.get("GPU", 0)) if on_gpu else int(resources.get("CPU", 1)) // 2
         if on_gpu and fit == 0:
-            raise InputError("the Ray cluster has no GPU and the model is on one; add a GPU, or load it on the CPU")
+            raise InputError(
+                "the Ray cluster has no GPU and the model is on one; add a GPU, or load it on the CPU"
+            )
         count = max(1, min(workers or max(1, fit), len(blocks)))
         options: Any = {"max_restarts": _RETRIES, "max_task_retries": _RETRIES}
         options |= {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_cpus": 1}

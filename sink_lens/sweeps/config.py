@@ -69,7 +69,9 @@ class SweepConfig:
     least_effect: float = field(default=0.2, metadata={"metavar": "SDS"})
     """Smallest effect, of either sign, that counts as a change: in standard deviations of the effects of the cell's
     random controls, or of the baseline over sequences for a cell with fewer than two (0.2: Cohen's small effect)."""
-    tokens: TokenKind = field(default="text", metadata={"table": TOKENS_TABLE | {"prompts_file": "prompts_file"}})
+    tokens: TokenKind = field(
+        default="text", metadata={"table": TOKENS_TABLE | {"prompts_file": "prompts_file"}}
+    )
     """Text, uniformly random ids, or one id repeated."""
     text: str | None = field(default=None, metadata={"metavar": "FILE"})
     """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
@@ -117,7 +119,9 @@ class SweepConfig:
         if self.metrics is None:
             object.__setattr__(self, "metrics", (MetricSpec(name="sink_mass"),))
         if not self.least_effect >= 0:
-            raise InputError(f"least_effect is {self.least_effect}; need 0 or more standard deviations")
+            raise InputError(
+                f"least_effect is {self.least_effect}; need 0 or more standard deviations"
+            )
         if not self.metrics:
             raise InputError("there is no metric; need at least one")
         own = [one.name for one in self.metrics if ":" in one.name]
@@ -126,7 +130,9 @@ class SweepConfig:
                 f"the metric {unasked[0]} is code to import; need imports={unasked[0]!r}, which runs its module"
             )
         if unknown := [one for one in self.imports if one not in own]:
-            raise InputError(f"{unknown[0]} is to be imported and is no metric of the sweep; need one of its metrics")
+            raise InputError(
+                f"{unknown[0]} is to be imported and is no metric of the sweep; need one of its metrics"
+            )
         if self.controls is None:
             object.__setattr__(self, "controls", self.grid.controls)
         elif self.controls != self.grid.controls:
@@ -160,7 +166,9 @@ def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
     """
     settings = read_settings(path, what="a sweep")
     if "imports" in settings:
-        raise InputError(f"{path} has imports, which a file cannot ask for; need read_sweep(path, imports=(...,))")
+        raise InputError(
+            f"{path} has imports, which a file cannot ask for; need read_sweep(path, imports=(...,))"
+        )
     return sweep_config(settings, where=str(path), **changes)
 
 
@@ -171,11 +179,15 @@ def config_of_command(settings: Mapping[str, Any], where: str) -> SweepConfig:
         InputError: no file was given, or what ``sweep_config`` refuses.
     """
     if not where:
-        raise InputError("no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml")
+        raise InputError(
+            "no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml"
+        )
     return sweep_config(settings, where=where)
 
 
-def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **changes: Any) -> SweepConfig:
+def sweep_config(
+    given: Mapping[str, Any], *, where: str = "the sweep", **changes: Any
+) -> SweepConfig:
     """Make the configuration of a sweep from the content of a file.
 
     Args:
@@ -191,12 +203,16 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
 
     options = flatten_tables(SweepConfig, given, where=where)
     known = [*(one.name for one in fields(SweepConfig) if one.name != "grid"), "edits"]
-    refuse_unknown_names(options, known, where=where, options={"grid": "edits", "prompt": "prompts"})
+    refuse_unknown_names(
+        options, known, where=where, options={"grid": "edits", "prompt": "prompts"}
+    )
     edits = _check_tables(options.pop("edits", ()), where=f"[[edits]] of {where}")
     if not edits:
         raise InputError(f"{where} has no edits; need at least one table [[edits]]")
     for table in edits:
-        refuse_unknown_names(table, [part.name for part in fields(EditGrid)], where=f"[[edits]] of {where}")
+        refuse_unknown_names(
+            table, [part.name for part in fields(EditGrid)], where=f"[[edits]] of {where}"
+        )
         for name in ("kind", "site"):
             if not isinstance(table.get(name, ""), str):
                 raise InputError(f"{name} of [[edits]] of {where} is {table[name]!r}; need a text")
@@ -206,7 +222,10 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
         if not all(isinstance(row.get("name"), str) for row in rows):
             raise InputError(f"a metric of {where} has no name; need one of {', '.join(METRICS)}")
         options["metrics"] = tuple(
-            MetricSpec(name=row["name"], options={name: value for name, value in row.items() if name != "name"})
+            MetricSpec(
+                name=row["name"],
+                options={name: value for name, value in row.items() if name != "name"},
+            )
             for row in rows
         )
     if options.get("prompts") == []:

@@ -65,45 +65,67 @@ class EditGrid(OptionLists):
         for values in product(*axes):
             chosen = dict(zip([*AXES, *OPTIONS], values, strict=True))
             part = Part(site=self._edited_site(), **{f"{axis}s": chosen[axis] for axis in AXES})
-            yield EditSpec(kind=self.kind, part=part, options={name: chosen[name] for name in OPTIONS})
+            yield EditSpec(
+                kind=self.kind, part=part, options={name: chosen[name] for name in OPTIONS}
+            )
 
     def n_edits(self, model: Sized, *, n_positions: int) -> int:
         """Return the number of edits on ``n_positions``: the product of the numbers of values on the axes."""
-        return prod(len(values) for values in self.values_and_sizes(model, n_positions=n_positions)[0])
+        return prod(
+            len(values) for values in self.values_and_sizes(model, n_positions=n_positions)[0]
+        )
 
     def _edited_site(self) -> str:
         """Return the site to edit: the chosen one, else the one that this kind of edit always has, else neurons."""
         return self.site or (KINDS[self.kind].site if self.kind in KINDS else None) or "neurons"
 
-    def values_and_sizes(self, model: Sized, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
+    def values_and_sizes(
+        self, model: Sized, *, n_positions: int
+    ) -> tuple[list[list[Any]], dict[str, int]]:
         """Return the values on each axis and of each option, and axis -> its size, such as {"layer": 24}."""
         kind, site = (
             look_up_kind(self.kind, site=self._edited_site()),
             site_of(self._edited_site(), family=model.family),
         )
-        sizes = dict(zip(site.axis_names, axis_sizes(model, site.axes, n_positions=n_positions), strict=True))
+        sizes = dict(
+            zip(site.axis_names, axis_sizes(model, site.axes, n_positions=n_positions), strict=True)
+        )
         if site.per_layer:
             sizes["layer"] = model.n_layers
         elif self.layers not in ("each", "all"):
-            raise InputError(f"{site.name!r} is computed once, after the last layer; leave layers out")
+            raise InputError(
+                f"{site.name!r} is computed once, after the last layer; leave layers out"
+            )
         axes: list[list[Any]] = []
         words = dict(zip(site.axis_names, site.axes.split()[1:], strict=True))
         for name in AXES:
             given = getattr(self, f"{name}s")
-            if given == "each" and name in words and model.has_differing_sizes(f"batch {words[name]}"):
+            if (
+                given == "each"
+                and name in words
+                and model.has_differing_sizes(f"batch {words[name]}")
+            ):
                 raise differing_sizes_error(site.name, axis=name)
             if name not in sizes:
                 if name != "layer" and given != "all":
-                    raise InputError(f"{site.name!r} has the axes {site.axes!r}, no {name}s; leave {name}s out")
+                    raise InputError(
+                        f"{site.name!r} has the axes {site.axes!r}, no {name}s; leave {name}s out"
+                    )
                 axes.append([None])
             else:
                 first = kind.first_position if name == "position" else None
                 if first is not None and given == "all":
-                    raise InputError(f"{self.kind} needs positions, each from {first} on; found all")
+                    raise InputError(
+                        f"{self.kind} needs positions, each from {first} on; found all"
+                    )
                 label = f"{name}s of {self.kind} {site.name}"
                 if name == "layer":
                     each = given == "each"
-                    given = list(model.layers_with(site.name)) if each else _layers_from_start(given, model.n_layers)
+                    given = (
+                        list(model.layers_with(site.name))
+                        if each
+                        else _layers_from_start(given, model.n_layers)
+                    )
                 axes.append(axis_values(given, name=label, size=sizes[name], first=first or 0))
         return [*axes, *self._option_values()], sizes
 
@@ -142,10 +164,14 @@ class Grid:
         for name in ("controls", "seed"):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-                raise InputError(f"{name} is {safe_line(repr(given))}; need a whole number from 0 on")
+                raise InputError(
+                    f"{name} is {safe_line(repr(given))}; need a whole number from 0 on"
+                )
         if self.controls > _MOST_CONTROLS:
             raise InputError(f"controls is {self.controls:,}; need at most {_MOST_CONTROLS:,}")
-        if not isinstance(self.edits, tuple) or not all(isinstance(one, EditGrid) for one in self.edits):
+        if not isinstance(self.edits, tuple) or not all(
+            isinstance(one, EditGrid) for one in self.edits
+        ):
             raise InputError(
                 f"edits is {safe_line(repr(self.edits))}; need a tuple of EditGrid. Make it with Grid.of(...)"
             )
@@ -157,7 +183,10 @@ class Grid:
 
     def config(self) -> dict[str, Any]:
         """Return the grid as dicts, lists and numbers, for ``run.json``."""
-        edits = [{key: one for key, one in asdict(grid).items() if key != "vectors" or one} for grid in self.edits]
+        edits = [
+            {key: one for key, one in asdict(grid).items() if key != "vectors" or one}
+            for grid in self.edits
+        ]
         hashes = {str(path): hash_vector(str(path)) for grid in self.edits for path in grid.vectors}
         found = {"edits": edits, "controls": self.controls, "seed": self.seed}
         return found | ({"vector_hashes": hashes} if hashes else {})
@@ -190,7 +219,9 @@ class Grid:
             raise InputError("the grid has no edits; need at least one")
         n_cells = self.n_cells(model, n_positions=n_positions)
         if n_cells > _MOST_CELLS:
-            raise InputError(f"the grid has {n_cells:,} cells; need at most {_MOST_CELLS:,}: split it")
+            raise InputError(
+                f"the grid has {n_cells:,} cells; need at most {_MOST_CELLS:,}: split it"
+            )
         specs: dict[tuple[Any, ...], EditSpec] = {}
         controls: dict[Group, list[EditSpec]] = {}
         for grid in self.edits:
@@ -200,15 +231,25 @@ class Grid:
                     raise InputError(f"the grid has the cell {spec.label!r} twice; need each once")
                 specs[spec.identity] = spec
                 axis = control_axis(spec.part)
-                if self.controls and axis is not None and (group := control_group(spec, axis=axis)) not in controls:
-                    size = min(sizes[axis], shortest or n_positions) if axis in ("position", "key") else sizes[axis]
+                if (
+                    self.controls
+                    and axis is not None
+                    and (group := control_group(spec, axis=axis)) not in controls
+                ):
+                    size = (
+                        min(sizes[axis], shortest or n_positions)
+                        if axis in ("position", "key")
+                        else sizes[axis]
+                    )
                     controls[group] = self._random_controls(spec, axis=axis, size=size)
         return list(specs.values()), controls
 
     def _random_controls(self, spec: EditSpec, *, axis: str, size: int) -> list[EditSpec]:
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
         n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
-        named = json.dumps(spec.fields | {axis: n}, sort_keys=True)  # the draws of a group are those of its text
+        named = json.dumps(
+            spec.fields | {axis: n}, sort_keys=True
+        )  # the draws of a group are those of its text
         drawn = draw_index_sets(named, n=n, size=size, lowest=lowest, most=most, seed=self.seed)
         chosen: list[dict[str, Any]] = [{f"{axis}s": indices} for indices in drawn]
         return [replace(spec, part=replace(spec.part, **indices)) for indices in chosen]
@@ -223,4 +264,6 @@ def control_group(spec: EditSpec, *, axis: str) -> Group:
 
 def control_axis(part: Part) -> str | None:
     """Return the axis whose indices a control draws: the first of unit, head, position that ``part`` names, or None."""
-    return next((axis for axis in ("unit", "head", "position") if part.indices_on(axis) is not None), None)
+    return next(
+        (axis for axis in ("unit", "head", "position") if part.indices_on(axis) is not None), None
+    )

@@ -69,10 +69,15 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
         RunError: nothing was swept over numbers, or the frame has no such column.
     """
     drawn = swept_panels(frame, value=value)
-    mapped = [np.nanmax(np.abs(rows[value].to_numpy(float)), initial=0.0) for _, rows, axes in drawn if len(axes) > 1]
+    mapped = [
+        np.nanmax(np.abs(rows[value].to_numpy(float)), initial=0.0)
+        for _, rows, axes in drawn
+        if len(axes) > 1
+    ]
     limit = float(max(mapped, default=0.0)) or 1.0  # one scale for all maps
     heights = [  # a line's is fixed, a map's grows with its rows
-        2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * len(set(rows[axes[0]]))), 5.5) for _, rows, axes in drawn
+        2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * len(set(rows[axes[0]]))), 5.5)
+        for _, rows, axes in drawn
     ]
     figure = new_figure(width=8.0, height=0.4 + sum(heights))
     images = []
@@ -80,14 +85,18 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
         place = (len(drawn), 1, index + 1)
         if len(axes) > 1:
             across = max(axes[1:], key=lambda axis: rows[axis].nunique())
-            on, image = draw_map(figure, rows, (axes[0], across), place=place, value=value, limit=limit)
+            on, image = draw_map(
+                figure, rows, (axes[0], across), place=place, value=value, limit=limit
+            )
             images.append((on, image))
         else:
             on = _draw_points(figure, rows, axes[0], place=place, value=value)
         above = ": ".join(part for part in (title if index == 0 else "", name) if part)
         on.set_title(above, fontsize=FONT, color=INK, loc="left")
     if images:
-        add_colour_scale(figure, images[0][1], [on for on, _ in images], label=value.replace("_", " "))
+        add_colour_scale(
+            figure, images[0][1], [on for on, _ in images], label=value.replace("_", " ")
+        )
     return without_formulas(figure)
 
 
@@ -98,11 +107,15 @@ def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataF
         RunError: nothing was swept over numbers, or the frame has no such column.
     """
     if value not in frame.columns:
-        raise RunError(f"there is no column {value!r}; need one of {', '.join(map(str, frame.columns))}")
+        raise RunError(
+            f"there is no column {value!r}; need one of {', '.join(map(str, frame.columns))}"
+        )
     parts = [(name, rows, swept_columns(rows)) for name, rows in _rows_by_edit(frame)]
     drawn = [part for part in parts if part[2]][:_MOST_PANELS]
     if not drawn:
-        raise RunError("a figure needs an axis of numbers with two values or more; nothing of the kind was swept")
+        raise RunError(
+            "a figure needs an axis of numbers with two values or more; nothing of the kind was swept"
+        )
     return drawn
 
 
@@ -111,12 +124,15 @@ def _rows_by_edit(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if not keys:
         return [("", frame)]
     names = [
-        " ".join(site_label(part) for part in row if isinstance(part, str)) for row in frame[keys].to_numpy().tolist()
+        " ".join(site_label(part) for part in row if isinstance(part, str))
+        for row in frame[keys].to_numpy().tolist()
     ]
     return [(name, frame.loc[[one == name for one in names]]) for name in dict.fromkeys(names)]
 
 
-def _draw_points(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str) -> Axes:
+def _draw_points(
+    figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str
+) -> Axes:
     rows = frame.sort_values(axis)
     x, y = rows[axis].to_numpy(float), rows[value].to_numpy(float)
     axes = panel(figure, place=place, xlabel=axis, ylabel=value.replace("_", " "))
@@ -129,7 +145,11 @@ def _draw_points(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple
     order = np.argsort(-np.abs(y), kind="stable")  # nan, of cells that failed, comes last
     for index in order[: min(_LABELLED, int(np.isfinite(y).sum()))]:
         axes.annotate(
-            f"{x[index]:g}", (x[index], y[index]), fontsize=FONT - 2, xytext=(4, 2), textcoords="offset points"
+            f"{x[index]:g}",
+            (x[index], y[index]),
+            fontsize=FONT - 2,
+            xytext=(4, 2),
+            textcoords="offset points",
         )
     return axes
 
@@ -144,7 +164,9 @@ def _cell_rows(run: Run) -> pd.DataFrame:
 
 def _title(run: Run) -> str:
     table = run.optional("cells", columns=_CELLS)
-    return "A sweep of edits" if table is None else words.sweep_title(table, least=_least_effect(run))
+    return (
+        "A sweep of edits" if table is None else words.sweep_title(table, least=_least_effect(run))
+    )
 
 
 def _least_effect(run: Run) -> float:
@@ -164,12 +186,18 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
     told_apart = rows_beyond_chance(rows)
     named = len(rows) <= _MOST_NAMED
     shown = rows.head(_MOST_NAMED)
-    parts = [(shown, told_apart[: len(shown)], True)] + ([] if named else [(rows, told_apart, False)])
+    parts = [(shown, told_apart[: len(shown)], True)] + (
+        [] if named else [(rows, told_apart, False)]
+    )
     figure = new_figure(width=8.0, height=0.9 + 0.19 * len(shown) + (0.0 if named else 3.0))
-    grid = figure.add_gridspec(len(parts), 1, height_ratios=[0.6 + 0.19 * len(shown), 3.0][: len(parts)])
+    grid = figure.add_gridspec(
+        len(parts), 1, height_ratios=[0.6 + 0.19 * len(shown), 3.0][: len(parts)]
+    )
     for place, (part, apart, with_names) in enumerate(parts):
         axes = figure.add_subplot(grid[place])
-        style_axes(axes, xlabel=f"effect on {metric}: edited − baseline" if place == len(parts) - 1 else "")
+        style_axes(
+            axes, xlabel=f"effect on {metric}: edited − baseline" if place == len(parts) - 1 else ""
+        )
         y = np.arange(len(part))
         effect, low, high = (part[name].to_numpy(float) for name in ("effect", "ci_low", "ci_high"))
         hollow = lacks_controls(part)
@@ -180,8 +208,19 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
             (~apart & hollow, QUIET, "no controls", 1),
         ):
             if which.any():
-                axes.hlines(y[which], low[which], high[which], color=colour, linewidth=1.2, alpha=0.8, zorder=order)
-                mark, size = ("^" if order == 2 else "v" if order == 3 else "o"), 22 if with_names else 8
+                axes.hlines(
+                    y[which],
+                    low[which],
+                    high[which],
+                    color=colour,
+                    linewidth=1.2,
+                    alpha=0.8,
+                    zorder=order,
+                )
+                mark, size = (
+                    ("^" if order == 2 else "v" if order == 3 else "o"),
+                    22 if with_names else 8,
+                )
                 inside = ["white" if one else colour for one in hollow[which]]
                 axes.scatter(
                     effect[which],
@@ -198,14 +237,22 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
             there = np.isfinite(control)
             if there.any():
                 axes.scatter(
-                    control[there], y[there], marker="|", s=70, color=INK, label="mean of its controls", zorder=5
+                    control[there],
+                    y[there],
+                    marker="|",
+                    s=70,
+                    color=INK,
+                    label="mean of its controls",
+                    zorder=5,
                 )
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_ylim(len(part) - 0.5, -0.5)
         if with_names:
             names, half = [cell_name(row) for row in part.to_dict("records")], _LABEL // 2
             # a long name keeps its end, which tells cells apart
-            axes.set_yticks(y, [one if len(one) <= _LABEL else f"{one[:half]} … {one[-half:]}" for one in names])
+            axes.set_yticks(
+                y, [one if len(one) <= _LABEL else f"{one[:half]} … {one[-half:]}" for one in names]
+            )
             axes.tick_params(axis="y", labelsize=FONT - 2)
             legend(axes, columns=2)
         else:
@@ -225,7 +272,11 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
         known = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
         if not len(known):
             raise RunError("no cell of this metric has an effect. Run the sweep again to see it.")
-        several = f" The {_MOST_NAMED} strongest are named; all are drawn below." if len(known) > _MOST_NAMED else ""
+        several = (
+            f" The {_MOST_NAMED} strongest are named; all are drawn below."
+            if len(known) > _MOST_NAMED
+            else ""
+        )
         see = (
             f"Effect of every cell on {metric} with its 95% interval over sequences, the strongest first. Grey: the "
             "interval of the effect, or of the effect above the cell's random controls, contains zero. Hollow: there "
@@ -235,7 +286,9 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
 
     def mapped(run: Run) -> tuple[str, Figure]:
         rows = of(run)
-        blank = rows.assign(effect=np.where(rows_beyond_chance(rows), rows["effect"].to_numpy(float), np.nan))
+        blank = rows.assign(
+            effect=np.where(rows_beyond_chance(rows), rows["effect"].to_numpy(float), np.nan)
+        )
         see = (
             f"The same effects on {safe_line(rows['metric'].iloc[0])} by where the edit was made. Red raises it, blue "
             "lowers it; cells that cannot be told from chance and their controls are left empty."
@@ -249,11 +302,15 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
         if "cells" not in run.tables or not there(run):
             return False
         parts = [part for _, part in _rows_by_edit(of(run))]
-        return any(len(swept_columns(part)) > 1 for part in parts) and bool(rows_beyond_chance(of(run)).any())
+        return any(len(swept_columns(part)) > 1 for part in parts) and bool(
+            rows_beyond_chance(of(run)).any()
+        )
 
     number_of = ("", ", second metric", ", third metric", ", fourth metric")[which]
     return (
-        Drawn(key=f"effects-{which}", title=f"Every cell{number_of}", make=every, data=of, when=there),
+        Drawn(
+            key=f"effects-{which}", title=f"Every cell{number_of}", make=every, data=of, when=there
+        ),
         Drawn(key=f"map-{which}", title=f"Where{number_of}", make=mapped, data=of, when=has_map),
     )
 
@@ -261,15 +318,24 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
 def _masses(run: Run) -> list[str]:
     table = _cell_rows(run)
     asked = [one.get("name") for one in run.config.get("metrics") or ()]
-    return [metric for metric, name in zip(metric_names(table), asked, strict=False) if name == "sink_mass"]
+    return [
+        metric
+        for metric, name in zip(metric_names(table), asked, strict=False)
+        if name == "sink_mass"
+    ]
 
 
 def _mass_figure(run: Run) -> tuple[str, Figure]:
     table = _cell_rows(run)
     masses = _masses(run)[:_MOST_PANELS]
-    shown = [sort_by_magnitude(table.loc[table["metric"] == metric], "effect").head(_MOST_NAMED) for metric in masses]
+    shown = [
+        sort_by_magnitude(table.loc[table["metric"] == metric], "effect").head(_MOST_NAMED)
+        for metric in masses
+    ]
     figure = new_figure(width=8.0, height=sum(1.1 + 0.19 * len(rows) for rows in shown))
-    grid = figure.add_gridspec(len(shown), 1, height_ratios=[1.1 + 0.19 * len(rows) for rows in shown])
+    grid = figure.add_gridspec(
+        len(shown), 1, height_ratios=[1.1 + 0.19 * len(rows) for rows in shown]
+    )
     for place, (metric, rows) in enumerate(zip(masses, shown, strict=True)):
         axes = figure.add_subplot(grid[place])
         style_axes(axes, xlabel=metric)
@@ -278,7 +344,9 @@ def _mass_figure(run: Run) -> tuple[str, Figure]:
         axes.hlines(y, before, after, color=QUIET, linewidth=1.2)
         axes.scatter(before, y, facecolors="none", edgecolors=INK, s=22, label="before", zorder=2)
         axes.scatter(after, y, color=ORANGE, s=22, label="after", zorder=3)
-        axes.set_yticks(y, [safe_line(cell_name(row), limit=_LABEL) for row in rows.to_dict("records")])
+        axes.set_yticks(
+            y, [safe_line(cell_name(row), limit=_LABEL) for row in rows.to_dict("records")]
+        )
         axes.tick_params(axis="y", labelsize=FONT - 2)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         legend(axes, columns=2)
@@ -290,17 +358,42 @@ def _strongest_cells_table(run: Run) -> tuple[str, PageTable]:
     table = _cell_rows(run)
     metrics, rows = metric_names(table), table
     if metrics:
-        rows = sort_by_magnitude(table.loc[table["metric"].isin(metrics)], "effect").groupby("metric").head(_EACH)
-        rows = rows.sort_values("metric", key=lambda column: column.map(metrics.index), kind="stable")
+        rows = (
+            sort_by_magnitude(table.loc[table["metric"].isin(metrics)], "effect")
+            .groupby("metric")
+            .head(_EACH)
+        )
+        rows = rows.sort_values(
+            "metric", key=lambda column: column.map(metrics.index), kind="stable"
+        )
     for name, low, high in (("interval", "ci_low", "ci_high"), ("over", "over_low", "over_high")):
         if {low, high} <= set(rows.columns):
-            marks = [MARK if 0 < n < FEW else "" for n in rows["n"]] if "n" in rows.columns else [""] * len(rows)
+            marks = (
+                [MARK if 0 < n < FEW else "" for n in rows["n"]]
+                if "n" in rows.columns
+                else [""] * len(rows)
+            )
             told = zip(ci_texts(rows, low, high), marks, strict=True)
             rows = rows.assign(**{name: [text and f"{text}{mark}" for text, mark in told]})
-    heads = {"metric": "metric", "kind": "edit", "site": "site", "where": "where", "factor": "factor"}
-    heads |= {"centre": "centre", "effect": "effect", "interval": "95%", "control_effect": "controls"}
+    heads = {
+        "metric": "metric",
+        "kind": "edit",
+        "site": "site",
+        "where": "where",
+        "factor": "factor",
+    }
+    heads |= {
+        "centre": "centre",
+        "effect": "effect",
+        "interval": "95%",
+        "control_effect": "controls",
+    }
     heads |= {"over": "effect above controls, 95%"}
-    heads = {name: head for name, head in heads.items() if name in rows.columns and bool(rows[name].notna().any())}
+    heads = {
+        name: head
+        for name, head in heads.items()
+        if name in rows.columns and bool(rows[name].notna().any())
+    }
     see = f"The {_EACH} strongest cells of each metric; all {len(table)} rows are in cells.parquet."
     return f"{see} {few_sequences_note(table)}".rstrip(), page_table(rows, heads, most=_EACH * 6)
 
@@ -333,7 +426,9 @@ SWEEP = Page(
             title="Strongest cells",
             make=_strongest_cells_table,
             meanings=INTERVALS
-            | {"over": "Effect minus the mean effect of the cell's random controls, with its 95% interval."},
+            | {
+                "over": "Effect minus the mean effect of the cell's random controls, with its 95% interval."
+            },
         ),
         Listed(
             key="failed-table",

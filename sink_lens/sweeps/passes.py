@@ -30,14 +30,20 @@ def count_sweep_passes(config: SweepConfig, sizes: Sizes) -> PassCounts | None:
     specs, drawn = config.grid.specs(header, n_positions=n_positions)
     every = {spec.identity: spec for spec in (*specs, *drawn)}.values()
     begins = [  # the first layer that an edit changes; none of a site behind all layers
-        min(spec.part.layers or (0,)) if SITES[spec.part.site].per_layer else header.n_layers for spec in every
+        min(spec.part.layers or (0,)) if SITES[spec.part.site].per_layer else header.n_layers
+        for spec in every
     ]
     runs = [max(0, last + 1 - first) for first in begins]
     made = float(_BESIDE)
     for spec, run in zip(every, runs, strict=True):
         weights = run / header.n_layers * header.n_body + unembeds * header.n_vocab
         begin = min(spec.part.positions or (0,))
-        made += (run > 0 or unembeds) * weights / (header.n_body + header.n_vocab) * (1 - begin / n_positions)
+        made += (
+            (run > 0 or unembeds)
+            * weights
+            / (header.n_body + header.n_vocab)
+            * (1 - begin / n_positions)
+        )
     return PassCounts(
         parts=(PassCount(forwards=made, tokens=len(lengths) * n_positions),),
         sequences=len(lengths),

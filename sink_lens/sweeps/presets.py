@@ -55,7 +55,9 @@ class AmplifyOptions(IsolateOptions):
 
     layers: tuple[int, ...] | None = field(default=(0, 1), metadata={"written": "ranges"})
     """Layers to edit together, such as 0-11 or 3,5: those before the token would grow. Default: 0 and 1."""
-    factors: tuple[float, ...] = field(default=FACTORS, metadata={"written": "commas", "metavar": "F,F"})
+    factors: tuple[float, ...] = field(
+        default=FACTORS, metadata={"written": "commas", "metavar": "F,F"}
+    )
     """Factors, such as 1,2,5,30; those below 1 attenuate."""
     centres: tuple[Centre, ...] = field(default=CENTRES, metadata={"option": "centre"})
     """The mean from which the edit moves the aggregated values; none multiplies the values themselves, as a control
@@ -84,7 +86,11 @@ def _sweep(asked: IsolateOptions, *, kind: str, **options: Any) -> SweepConfig:
     layers = "all" if asked.layers is None else [list(asked.layers)]
     edits = EditGrid(kind=kind, positions=list(targets), layers=layers, **options)
     read = dict.fromkeys((*targets, asked.sink_position))
-    shared = {name: getattr(asked, name) for name in IsolateOptions.__dataclass_fields__ if name not in _OF_GRID}
+    shared = {
+        name: getattr(asked, name)
+        for name in IsolateOptions.__dataclass_fields__
+        if name not in _OF_GRID
+    }
     return SweepConfig(
         grid=Grid(edits=(edits,), controls=asked.controls, seed=asked.seed),
         metrics=(

@@ -59,7 +59,9 @@ class SweepResult(Result):
 
     def top(self, n: int = 10, *, metric: str | None = None) -> pd.DataFrame:
         """Return the ``n`` rows of ``frame`` with the largest absolute effects on a metric (None: the first one)."""
-        return sort_by_magnitude(self._rows_of_metric(metric), "effect").head(n).reset_index(drop=True)
+        return (
+            sort_by_magnitude(self._rows_of_metric(metric), "effect").head(n).reset_index(drop=True)
+        )
 
     def figure(self, *, metric: str | None = None, value: str = "effect") -> "Figure":
         """Draw a metric's column ``value`` over the swept axes: points over one axis, a heat map over two or more."""
@@ -81,7 +83,16 @@ class SweepResult(Result):
             drawn = [self.figure()]
         top = self.top()
         cells = top.assign(edit=[cell_name(row) for row in top.to_dict("records")])
-        columns = ("edit", "metric", "baseline", "effect", "ci_low", "ci_high", "control_effect", "error")
+        columns = (
+            "edit",
+            "metric",
+            "baseline",
+            "effect",
+            "ci_low",
+            "ci_high",
+            "control_effect",
+            "error",
+        )
         return *drawn, cells.filter(items=columns)
 
 
@@ -92,7 +103,9 @@ def values_by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
     return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)
 
 
-def mask_short_sequences(numbers: pd.DataFrame, cells: Cells, *, tokens: TokenBatch) -> pd.DataFrame:
+def mask_short_sequences(
+    numbers: pd.DataFrame, cells: Cells, *, tokens: TokenBatch
+) -> pd.DataFrame:
     """Set a cell's ``numbers`` to nan on each sequence too short to have all positions and keys that the cell edits.
 
     A metric with one number for all sequences is nan if one of them is too short.
@@ -102,7 +115,9 @@ def mask_short_sequences(numbers: pd.DataFrame, cells: Cells, *, tokens: TokenBa
     if needed.max(initial=0) <= lengths.min():
         return numbers
     sequences = numbers["sequence"].to_numpy()
-    each = numbers.groupby(["cell", "metric"])["sequence"].transform("size").to_numpy() == len(lengths)
+    each = numbers.groupby(["cell", "metric"])["sequence"].transform("size").to_numpy() == len(
+        lengths
+    )
     found = np.where(each, lengths[sequences], lengths.min())
     return numbers.assign(value=numbers["value"].mask(found < needed[numbers["cell"].to_numpy()]))
 
@@ -190,7 +205,9 @@ def show_sweep(found: SweepResult) -> "Iterator[str | PageTable]":
 def answer_of_sweep(found: SweepResult) -> dict[str, Any]:
     """Return what ``--json`` prints: the headline, how many cells ran and failed, and each metric's strongest cells."""
     counts = {"failed": len(found.failed), "cells": len(found.frame["cell"].unique())}
-    strongest = {metric: rows.to_dict("records") for metric, rows in _strongest_by_metric(found).items()}
+    strongest = {
+        metric: rows.to_dict("records") for metric, rows in _strongest_by_metric(found).items()
+    }
     return {"sentence": found.headline, **counts, "strongest": strongest}
 
 
@@ -200,4 +217,7 @@ def failed(found: SweepResult) -> bool:
 
 
 def _strongest_by_metric(found: SweepResult) -> dict[str, pd.DataFrame]:
-    return {metric: found.top(_SHOWN, metric=metric) for metric in dict.fromkeys(map(str, found.frame["metric"]))}
+    return {
+        metric: found.top(_SHOWN, metric=metric)
+        for metric in dict.fromkeys(map(str, found.frame["metric"]))
+    }

@@ -103,7 +103,9 @@ def sweep(
             another division into shards.
     """
     check_shard(shard, out=out, overwrite=overwrite)
-    asked = _collect_request(model, what, tokens=tokens, metrics=metrics, config=config, fields=fields)
+    asked = _collect_request(
+        model, what, tokens=tokens, metrics=metrics, config=config, fields=fields
+    )
     how = asked.how
     check_engine(how.engine, workers=how.workers)
     made: list[tuple[Job, Engine]] = []
@@ -127,7 +129,9 @@ def sweep(
 
     steps = {"begin": begin, "check": check, "compute": compute, "finish": finish}
     with place_of_run(out, name=asked.lens.name) as place:
-        found = compute_run(place.folder, shard=shard, overwrite=overwrite, open_run=asked.open, **steps)
+        found = compute_run(
+            place.folder, shard=shard, overwrite=overwrite, open_run=asked.open, **steps
+        )
         if found is None:
             return SweepResult.unfinished(place.folder, shard=str(shard))
     return replace(found, folder=place.named, place=place)
@@ -135,7 +139,12 @@ def sweep(
 
 def run_sweep(config: SweepConfig, *, out: Path | None, **how: Any) -> SweepResult:
     """Run the command ``sweep``."""
-    return sweep(config.model, config=config, out=default_run_folder(config.model) if out is None else out, **how)
+    return sweep(
+        config.model,
+        config=config,
+        out=default_run_folder(config.model) if out is None else out,
+        **how,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +159,12 @@ class _Request:
     """Seed, what the page counts as a change, and where the blocks are computed."""
 
     def open(
-        self, folder: Path, *, overwrite: bool = False, patience: float = 0, part: Mapping[str, Any] | None = None
+        self,
+        folder: Path,
+        *,
+        overwrite: bool = False,
+        patience: float = 0,
+        part: Mapping[str, Any] | None = None,
     ) -> RunWriter:
         """Open the folder of the sweep, or of its shard with the number in ``part``; ``overwrite`` replaces its run."""
         return create_run(
@@ -170,7 +184,10 @@ class _Request:
 
         The plan says how cells share forwards. If the folder has a plan already, it is used again.
         """
-        to_run, metrics = self.cells.every, resolve_metrics(self.metrics, self.lens, tokens=self.batch)
+        to_run, metrics = (
+            self.cells.every,
+            resolve_metrics(self.metrics, self.lens, tokens=self.batch),
+        )
         if writer.has("plan"):
             plan = read_plan(writer.folder / "plan.json")
         else:
@@ -195,7 +212,9 @@ class _Request:
         baseline = own.baseline_metrics()
         if writer.has("baseline"):
             held = writer.read("baseline", columns=("value",))
-            refuse_other_numbers(writer.folder, held["value"], baseline["value"], what="a metric of the baseline")
+            refuse_other_numbers(
+                writer.folder, held["value"], baseline["value"], what="a metric of the baseline"
+            )
         else:
             writer.write_table("baseline", baseline)
         return job, own
@@ -215,7 +234,11 @@ class _Request:
         said = words.sweep_sentences(frame, least=least, means=self.mean_sentences)
         result = SweepResult(
             folder=writer.folder,
-            tables={"cells": frame, "controls": drawn, "values": values_by_cell(numbers, n=self.cells.n)},
+            tables={
+                "cells": frame,
+                "controls": drawn,
+                "values": values_by_cell(numbers, n=self.cells.n),
+            },
             headline="\n".join([f"{words.sweep_title(frame, least=least)}.", *said]),
         )
         for name, table in result.tables.items():
@@ -235,14 +258,20 @@ class _Request:
             own: dict[str, Any] = {"grid": self.what.config()}
         else:
             code = function_hash([edit.change for one in self.what for edit in one.edits])
-            own = {"grid": [one.identity for one in self.what], "code": code, "controls": self.how.grid.controls}
+            own = {
+                "grid": [one.identity for one in self.what],
+                "code": code,
+                "controls": self.how.grid.controls,
+            }
         metrics = [metric_config(one) for one in self.metrics]
         return own | {"metrics": metrics, "interval_seed": self.how.seed}
 
     @cached_property
     def cells(self) -> Cells:
         """The cells of the sweep with their controls."""
-        return cells_of(self.what, self.lens, self.batch, controls=self.how.grid.controls, seed=self.how.seed)
+        return cells_of(
+            self.what, self.lens, self.batch, controls=self.how.grid.controls, seed=self.how.seed
+        )
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
@@ -256,18 +285,36 @@ class _Request:
     def mean_sentences(self) -> list[str]:
         """For each kind of mean ablation in the grid, a sentence on the tokens that its mean is taken over."""
         kinds = {one.kind for one in self.what.edits} if isinstance(self.what, Grid) else set()
-        return [tokens_to_average(self.lens, self.batch, mean).words for mean in MEANS if mean in kinds]
+        return [
+            tokens_to_average(self.lens, self.batch, mean).words for mean in MEANS if mean in kinds
+        ]
 
 
 def _run_blocks(
-    writer: RunWriter, job: Job, own: Engine, blocks: Sequence[Block], *, how: SweepConfig, progress: bool
+    writer: RunWriter,
+    job: Job,
+    own: Engine,
+    blocks: Sequence[Block],
+    *,
+    how: SweepConfig,
+    progress: bool,
 ) -> None:
     """Compute the ``blocks`` that the folder lacks, here by ``own`` or on a cluster by ``job``; write each table."""
-    todo = [block for block in blocks if not _is_block_done(writer, block, retry_failed=how.retry_failed)]
+    todo = [
+        block
+        for block in blocks
+        if not _is_block_done(writer, block, retry_failed=how.retry_failed)
+    ]
     total = sum(len(block.cells) for block in blocks)
     done = total - sum(len(block.cells) for block in todo)
     with tqdm(
-        total=total, initial=done, desc="sweep", unit="cell", disable=not progress, leave=False, mininterval=0.5
+        total=total,
+        initial=done,
+        desc="sweep",
+        unit="cell",
+        disable=not progress,
+        leave=False,
+        mininterval=0.5,
     ) as bar:
         if how.engine == "ray":
             on_gpu = own.lens.device.type == "cuda"
@@ -289,25 +336,35 @@ def _collect_request(
     fields: Mapping[str, Any],
 ) -> _Request:
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
-    texts = [tokens] if isinstance(tokens, str) else tokens if isinstance(tokens, Sequence) else None
+    texts = (
+        [tokens] if isinstance(tokens, str) else tokens if isinstance(tokens, Sequence) else None
+    )
     batch = None if tokens is None or texts is not None else as_batch(tokens)
     if what is None and config is None:
         raise InputError("a sweep needs a grid, or cells, or a configuration with a grid")
     if what is not None and config is not None:
-        raise InputError("a configuration and a grid were given; the configuration has its own: leave one out")
+        raise InputError(
+            "a configuration and a grid were given; the configuration has its own: leave one out"
+        )
     if tokens is not None:
         known = _OF_CALL if texts is None else (*_OF_CALL, "bos")
         refuse_unknown_names(fields, known, where="a sweep of given tokens")
     what = None if what is None else grid_or_cells(what, seed=fields.get("seed", 0))
     if config is not None:
-        of = replace(config.grid, seed=fields["seed"]) if "seed" in fields else config.grid  # it draws the controls
+        of = (
+            replace(config.grid, seed=fields["seed"]) if "seed" in fields else config.grid
+        )  # it draws the controls
     else:
-        of = what if isinstance(what, Grid) else Grid.of(EditGrid(site="z"))  # cells of one's own say themselves
+        of = (
+            what if isinstance(what, Grid) else Grid.of(EditGrid(site="z"))
+        )  # cells of one's own say themselves
     named = isinstance(model, str | Path)
     name = {"model": str(model)} if named else {}
     how = make_config(SweepConfig, config, {**fields, "grid": of, **name}, where="sweep")
     what = how.grid if what is None or isinstance(what, Grid) else what
-    header = None if not named else check_sequences(how) if tokens is None else find_header(how.model)
+    header = (
+        None if not named else check_sequences(how) if tokens is None else find_header(how.model)
+    )
     if header is not None and isinstance(what, Grid):  # before the weights are read
         longest = max_n_tokens(some) if (some := texts or how.prompts) else how.length
         what.n_cells(header, n_positions=longest if batch is None else batch.n_positions)
@@ -360,7 +417,9 @@ def _check_blocks(folder: Path, own: Engine, parts: Collection[str], *, most: in
         def again(block: Block = block, cell: int = cell, **how: bool) -> pd.DataFrame:
             return own.run_cell(block, cell, **how).sort_values(["metric", "sequence"])
 
-        here = compute_until_equal(there, partial(again, alone=True), again, numbers=lambda frame: frame["value"])
+        here = compute_until_equal(
+            there, partial(again, alone=True), again, numbers=lambda frame: frame["value"]
+        )
         if errors := here["error"].dropna().tolist():
             raise RunError(f"cell {cell} of {folder}, which is finished, fails now: {errors[0]}")
         refuse_other_numbers(folder, there, here["value"], what=f"a metric of cell {cell}")

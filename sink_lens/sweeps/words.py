@@ -9,7 +9,15 @@ import pandas as pd
 from ..edits.effect_table import are_shown, lacks_controls, rows_beyond_chance
 from ..schema import FEW
 from ..stats import SURE
-from ..text import as_text, by_chance_text, edit_strength, interval_text, plural, safe_line, site_label
+from ..text import (
+    as_text,
+    by_chance_text,
+    edit_strength,
+    interval_text,
+    plural,
+    safe_line,
+    site_label,
+)
 
 MARK = "†"
 """Behind an interval of few sequences."""
@@ -22,13 +30,19 @@ def sweep_title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
         return f"A sweep of {plural(len(set(frame['cell'])), 'edit')}"
     rows, found = _rows_of_metric(frame, metrics[0]), changed_rows(frame, metrics[0], least=least)
     if not len(found):
-        beyond = f" beyond what chance makes the largest of {len(rows)}" if rows_beyond_chance(rows).any() else ""
+        beyond = (
+            f" beyond what chance makes the largest of {len(rows)}"
+            if rows_beyond_chance(rows).any()
+            else ""
+        )
         return f"None of {plural(len(rows), 'edit')} is shown to change {safe_line(metrics[0])}{beyond}"
     largest = _change_text(found.iloc[0].to_dict())
     return f"{_changed_count_text(found, rows)} {safe_line(metrics[0])}. The largest change is {largest}"
 
 
-def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object] = ()) -> list[str]:
+def sweep_sentences(
+    frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object] = ()
+) -> list[str]:
     """Return the sentences below the title, on the baseline, the second largest change, further metrics and failures.
 
     Args:
@@ -48,14 +62,31 @@ def sweep_sentences(frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[
             )
         if at == 0:
             rows = _rows_of_metric(frame, metric)
-            unsure = rows["corrected_p"].gt(SURE).to_numpy(bool) if "corrected_p" in rows.columns else False
-            if more := int((rows_beyond_chance(rows) & unsure).sum()):
-                said.append(f"{plural(more, 'more interval')} {'excludes' if more == 1 else 'exclude'} 0.")
-            said += [_change_criterion_sentence(frame, least=least), *_without_controls_sentences(rows)]
-            said += (
-                [chance] if (chance := by_chance_text(int(np.isfinite(rows["ci_low"].to_numpy(float)).sum()))) else []
+            unsure = (
+                rows["corrected_p"].gt(SURE).to_numpy(bool)
+                if "corrected_p" in rows.columns
+                else False
             )
-    idle = frame["error"].isna() & ~frame["changed"].astype(bool) if "changed" in frame.columns else frame["cell"].lt(0)
+            if more := int((rows_beyond_chance(rows) & unsure).sum()):
+                said.append(
+                    f"{plural(more, 'more interval')} {'excludes' if more == 1 else 'exclude'} 0."
+                )
+            said += [
+                _change_criterion_sentence(frame, least=least),
+                *_without_controls_sentences(rows),
+            ]
+            said += (
+                [chance]
+                if (
+                    chance := by_chance_text(int(np.isfinite(rows["ci_low"].to_numpy(float)).sum()))
+                )
+                else []
+            )
+    idle = (
+        frame["error"].isna() & ~frame["changed"].astype(bool)
+        if "changed" in frame.columns
+        else frame["cell"].lt(0)
+    )
     if still := len(set(frame.loc[idle, "cell"])):
         said.append(f"{plural(still, 'edit')} changed nothing that the metrics read.")
     said += [few] if (few := few_sequences_note(frame)) else []
@@ -77,7 +108,11 @@ def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFram
         return [*said, *_largest_difference_sentences(best, metric)]
     if np.isfinite(control := float(found.iloc[0].get("control_effect", np.nan))):
         said.append(f"Random edits of the same size change it by {as_text(control)} on average.")
-    return [*said, f"The next largest change is {_change_text(found.iloc[1].to_dict())}."] if len(found) > 1 else said
+    return (
+        [*said, f"The next largest change is {_change_text(found.iloc[1].to_dict())}."]
+        if len(found) > 1
+        else said
+    )
 
 
 def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
@@ -96,7 +131,9 @@ def _largest_difference_sentences(best: Mapping[Any, Any], metric: str) -> list[
     """Return a sentence on the largest effect ``best`` of a metric that no edit is shown to change; none if nan."""
     if not np.isfinite(float(best["effect"])):
         return []
-    return [f"The largest difference in {safe_line(metric)} is {_change_text(best)}{_control_text(best)}."]
+    return [
+        f"The largest difference in {safe_line(metric)} is {_change_text(best)}{_control_text(best)}."
+    ]
 
 
 def _control_text(row: Mapping[Any, Any]) -> str:
@@ -105,7 +142,9 @@ def _control_text(row: Mapping[Any, Any]) -> str:
 
 
 def _changed_count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
-    return f"{len(found)} of {plural(len(rows), 'edit')} {'changes' if len(found) == 1 else 'change'}"
+    return (
+        f"{len(found)} of {plural(len(rows), 'edit')} {'changes' if len(found) == 1 else 'change'}"
+    )
 
 
 def _change_text(row: Mapping[Any, Any]) -> str:
@@ -115,12 +154,18 @@ def _change_text(row: Mapping[Any, Any]) -> str:
 def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
     controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
     over = ", and if that of the change above random edits does too" if controls else ""
-    if controls and "n_controls" in frame.columns and bool((frame["n_controls"].fillna(0) > 1).any()):
+    if (
+        controls
+        and "n_controls" in frame.columns
+        and bool((frame["n_controls"].fillna(0) > 1).any())
+    ):
         over += " and is at least one of their standard deviations"
     size = f", and the change is {_sds_text(frame, least)} or more" if least else ""
     n = int(frame["n"].fillna(0).to_numpy(int).max(initial=0)) if "n" in frame.columns else 0
     of = f" over {plural(n, 'sequence')}" if n else ""
-    sure = f", and if chance makes the largest of all edits as large in at most {SURE:.0%} of sweeps"
+    sure = (
+        f", and if chance makes the largest of all edits as large in at most {SURE:.0%} of sweeps"
+    )
     return f"A change counts if its 95% interval{of} excludes 0{over}{size}{sure * ('corrected_p' in frame.columns)}."
 
 
@@ -140,9 +185,15 @@ def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
 
 def _sds_text(frame: pd.DataFrame, least: float) -> str:
     """Return the least effect in words, with what its standard deviation is of in ``frame``."""
-    counts = frame["n_controls"].fillna(0).to_numpy(float) if "n_controls" in frame.columns else np.zeros(1)
+    counts = (
+        frame["n_controls"].fillna(0).to_numpy(float)
+        if "n_controls" in frame.columns
+        else np.zeros(1)
+    )
     of = ["the effects of random edits"] * bool((counts > 1).any())
-    of += ["the baseline over sequences" + " for edits without these" * len(of)] * (not (counts > 1).all())
+    of += ["the baseline over sequences" + " for edits without these" * len(of)] * (
+        not (counts > 1).all()
+    )
     return f"{least:g} standard deviations of {', or of '.join(of)}"
 
 
@@ -150,12 +201,18 @@ def few_sequences_note(frame: pd.DataFrame) -> str:
     """Return a sentence that warns of intervals over too few sequences; "" if the table ``frame`` has none."""
     counts = frame["n"].dropna().to_numpy(float) if "n" in frame.columns else np.zeros(0)
     counts = counts[(counts > 0) & (counts < FEW)]
-    return f"Intervals marked {MARK} are of fewer than {FEW} sequences ({counts.min():.0f})." if len(counts) else ""
+    return (
+        f"Intervals marked {MARK} are of fewer than {FEW} sequences ({counts.min():.0f})."
+        if len(counts)
+        else ""
+    )
 
 
 def metric_names(frame: pd.DataFrame) -> list[str]:
     """Return the names of the metrics in a sweep's table, in their order of first appearance."""
-    return list(dict.fromkeys(one for one in frame["metric"].tolist() if isinstance(one, str) and one))
+    return list(
+        dict.fromkeys(one for one in frame["metric"].tolist() if isinstance(one, str) and one)
+    )
 
 
 def n_failed_cells(frame: pd.DataFrame) -> int:
@@ -186,9 +243,16 @@ def cell_name(row: Mapping[Any, Any]) -> str:
         return named[0]
     edit = _name_texts(row, {"kind": safe_line, "site": site_label})
     return ", ".join(
-        [*([" ".join(edit) + edit_strength(row)] if edit else []), *_name_texts(row, {"where": safe_line})]
+        [
+            *([" ".join(edit) + edit_strength(row)] if edit else []),
+            *_name_texts(row, {"where": safe_line}),
+        ]
     )
 
 
 def _name_texts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
-    return [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]
+    return [
+        show(row[name])
+        for name, show in shown.items()
+        if isinstance(row.get(name), str) and row[name]
+    ]

@@ -71,7 +71,13 @@ def train(
     tied: bool = True,
     init_std: float = 0.02,
     attention: Literal[
-        "softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit", "off_by_one", "key_bias"
+        "softmax",
+        "sigmoid",
+        "gate_elementwise",
+        "gate_headwise",
+        "sink_logit",
+        "off_by_one",
+        "key_bias",
     ] = "softmax",
     norm: Literal["rms", "single_scale"] = "rms",
     value_norm: Literal["none", "shared", "per_head", "position"] = "none",

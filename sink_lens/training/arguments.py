@@ -77,10 +77,16 @@ def choose_device(config: TrainConfig) -> str:
     Raises:
         InputError: the device does not exist, or cannot do sharding or bfloat16 as the configuration asks.
     """
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    there = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
     device = config.device or next(name for name in ("cuda", "mps", "cpu") if there[name])
     if not there[device]:
-        raise InputError(f"device is {device} and there is none; need one of {', '.join(n for n in there if there[n])}")
+        raise InputError(
+            f"device is {device} and there is none; need one of {', '.join(n for n in there if there[n])}"
+        )
     if config.fsdp and device != "cuda":
         raise InputError(
             f"fsdp is asked for on {device}, where it would be skipped in silence; need GPUs. Leave fsdp out: "

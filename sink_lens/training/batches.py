@@ -89,7 +89,9 @@ def check_given_rows(
         for number in range(len(rows)):
             ids = rows[number]["input_ids"]
             if len(ids) != config.length:
-                raise InputError(f"a sequence of the {name} data has {len(ids)} tokens; need length = {config.length}")
+                raise InputError(
+                    f"a sequence of the {name} data has {len(ids)} tokens; need length = {config.length}"
+                )
             if int(ids.max()) >= config.vocab_size:
                 raise InputError(
                     f"the {name} data has the id {int(ids.max())} and the model {config.vocab_size:,} ids; need "
@@ -121,7 +123,11 @@ def _load_tokenizer(config: TrainConfig, *, source: str) -> PreTrainedTokenizerB
                     trained.save_pretrained(part)
                     write_manifest(part, {"text_sha256": source, "vocab_size": config.vocab_size})
         return PreTrainedTokenizerFast.from_pretrained(folder)
-    name = str(converted_folder(bundled_gguf())) if config.tokenizer == DEFAULT_MODEL else config.tokenizer
+    name = (
+        str(converted_folder(bundled_gguf()))
+        if config.tokenizer == DEFAULT_MODEL
+        else config.tokenizer
+    )
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # tokenizers raises a bare Exception
@@ -146,7 +152,9 @@ def training_order(*, n_sequences: int, drawn: int, seed: int) -> np.ndarray:
     The order does not depend on how a step is cut into forwards and processes.
     """
     generator = torch.Generator().manual_seed(seed)
-    passes = [torch.randperm(n_sequences, generator=generator) for _ in range(-(-drawn // n_sequences))]
+    passes = [
+        torch.randperm(n_sequences, generator=generator) for _ in range(-(-drawn // n_sequences))
+    ]
     return torch.cat(passes)[:drawn].numpy()
 
 

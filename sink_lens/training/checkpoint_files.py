@@ -25,9 +25,28 @@ KEPT, LATEST, PART = "checkpoint-", "latest-", ".part"
 """Beginnings of the names of checkpoints, and the folder beside them in which the Trainer writes one."""
 _MANIFEST = "checkpoint.json"
 _STATE = ("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model_fsdp*")
-_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json")
-_TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*")
-_WRITTEN = (*_STATE, *_WEIGHTS, *_TOKENIZER, "trainer_state.json", "training_args.bin", f"*{_MANIFEST}*")
+_WEIGHTS = (
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+)
+_TOKENIZER = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+)
+_WRITTEN = (
+    *_STATE,
+    *_WEIGHTS,
+    *_TOKENIZER,
+    "trainer_state.json",
+    "training_args.bin",
+    f"*{_MANIFEST}*",
+)
 """Names of what is in a checkpoint before its ``checkpoint.json`` is."""
 
 
@@ -37,7 +56,10 @@ def seal_checkpoint(folder: Path, target: Path) -> None:
     for path in sorted(_files(folder)):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        listed[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        listed[path.relative_to(folder).as_posix()] = {
+            "bytes": path.stat().st_size,
+            "sha256": _sha256(path),
+        }
     write_atomically(folder / _MANIFEST, json.dumps({"files": listed}, indent=1).encode())
     remove_checkpoint(target)
     names = (*listed, _MANIFEST)
@@ -78,9 +100,16 @@ def refuse_foreign_folders(folder: Path) -> None:
     Raises:
         RunError: ``folder``, in which the checkpoints are, or a folder in it is such a folder.
     """
-    for path in (folder, *(path for prefix in (KEPT, LATEST, PART) for path in folder.glob(f"{prefix}*"))):
+    for path in (
+        folder,
+        *(path for prefix in (KEPT, LATEST, PART) for path in folder.glob(f"{prefix}*")),
+    ):
         number = path.name.removeprefix(KEPT).removeprefix(LATEST)
-        foreign = number.isdecimal() and (path / "config.json").is_file() and not (path / _MANIFEST).is_file()
+        foreign = (
+            number.isdecimal()
+            and (path / "config.json").is_file()
+            and not (path / _MANIFEST).is_file()
+        )
         if path.is_symlink() or foreign:
             raise RunError(
                 f"{path} is {f'no checkpoint of a training, which has a {_MANIFEST}' if foreign else 'a link'}, where "
@@ -107,7 +136,9 @@ def newest_checkpoint(folder: Path) -> Path | None:
             if has_whole_state(path, content=True) and newest is None:
                 newest = path
         except RunError as error:
-            warnings.warn(f"{error}" + "; the one before it is taken" * (newest is None), stacklevel=3)
+            warnings.warn(
+                f"{error}" + "; the one before it is taken" * (newest is None), stacklevel=3
+            )
     return newest
 
 
@@ -121,9 +152,13 @@ def has_whole_state(folder: Path, *, content: bool = False) -> bool:
     try:
         listed = _read_manifest(folder)
         state = {name for name in listed if any(fnmatch(name.split("/")[0], one) for one in _STATE)}
-        sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*")}
+        sizes = {
+            path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*")
+        }
         for name, entry in listed.items():
-            if (found := sizes.get(name)) != entry["bytes"] and not (found is None and name in state):
+            if (found := sizes.get(name)) != entry["bytes"] and not (
+                found is None and name in state
+            ):
                 raise ValueError(f"{name} has {found or 0:,} bytes, not {entry['bytes']:,}")
             if content and found is not None and _sha256(folder / name) != entry["sha256"]:
                 raise ValueError(f"{name} is not the file that was written")
@@ -160,7 +195,11 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
 def _files(folder: Path, patterns: Iterable[str] = ("*",)) -> list[Path]:
     """Return the files in a folder and its subfolders whose first names match, no links and nothing behind one."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return [path for path in files if any(fnmatch(path.relative_to(folder).parts[0], one) for one in patterns)]
+    return [
+        path
+        for path in files
+        if any(fnmatch(path.relative_to(folder).parts[0], one) for one in patterns)
+    ]
 
 
 def _remove(folder: Path, files: Iterable[Path]) -> None:

@@ -31,13 +31,25 @@ def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedMo
         return dict(sorted(source.items()))
     folder = Path(source)
     by_step: dict[int, Path] = {}
-    for path in (path for one in (folder, folder / "checkpoints") if one.is_dir() for path in one.iterdir()):
+    for path in (
+        path for one in (folder, folder / "checkpoints") if one.is_dir() for path in one.iterdir()
+    ):
         number = re.search(r"(\d+)$", path.name.removesuffix(".gguf"))
-        weights = [path] if path.suffix == ".gguf" else [one for name in _WEIGHTS for one in path.glob(name)]
-        if number is None or not weights or not (path.is_file() or (path / "config.json").is_file()):
+        weights = (
+            [path]
+            if path.suffix == ".gguf"
+            else [one for name in _WEIGHTS for one in path.glob(name)]
+        )
+        if (
+            number is None
+            or not weights
+            or not (path.is_file() or (path / "config.json").is_file())
+        ):
             continue
         if (step := int(number[1])) in by_step:
-            raise InputError(f"{by_step[step]} and {path} are both of step {step}; need each step once")
+            raise InputError(
+                f"{by_step[step]} and {path} are both of step {step}; need each step once"
+            )
         by_step[step] = path
     if not by_step:
         raise RunError(
@@ -55,7 +67,9 @@ def count_tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None)
     if step_tokens is not None:
         return step * step_tokens
     try:
-        state = parse_json((Path(str(checkpoint)) / "trainer_state.json").read_text(encoding="utf-8"))
+        state = parse_json(
+            (Path(str(checkpoint)) / "trainer_state.json").read_text(encoding="utf-8")
+        )
     except (OSError, ValueError):
         return None
     seen = state.get("num_input_tokens_seen") if isinstance(state, dict) else None

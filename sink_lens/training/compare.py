@@ -17,11 +17,26 @@ import pandas as pd
 
 from ..configuration import make_config
 from ..errors import InputError, RunError
-from ..records import Result, check_folder_free, create_run, default_run_folder, package_versions, place_of_run
+from ..records import (
+    Result,
+    check_folder_free,
+    create_run,
+    default_run_folder,
+    package_versions,
+    place_of_run,
+)
 from ..schema import MIN_SINK_RATE
 from ..signatures import takes
 from ..stats import ROUNDING, Difference, summarise_differences, t_intervals
-from ..text import as_text, interval_text, join_and, name_in_words, plural, short_count, signed_change
+from ..text import (
+    as_text,
+    interval_text,
+    join_and,
+    name_in_words,
+    plural,
+    short_count,
+    signed_change,
+)
 from .config import CompareConfig
 from .logged import LogComparison, are_logged, compare_logged
 from .loss_curves import curve_table, final_table, mean_curve_table, seed_means
@@ -50,7 +65,9 @@ class Comparison(Result):
 
     def notebook_parts(self) -> tuple[object, ...]:
         """Return what a notebook shows below the headline: the figure and the table ``differences``."""
-        return self.figure(), self.frame.filter(items=("variant", "curve", "mean", "low", "high", "n"))
+        return self.figure(), self.frame.filter(
+            items=("variant", "curve", "mean", "low", "high", "n")
+        )
 
     def figure(self) -> "Figure":
         """Draw loss curves, differences to the baseline and the course of the sink, with one colour per variant."""
@@ -96,12 +113,18 @@ def compare(
     curves, finals = curve_table(variants), final_table(variants)
     notes, differences = list(variants.notes), []
     sentences, of_training = [_opening_sentence(variants, finals)], []
-    for variant, curve in itertools.product(variants.others, dict.fromkeys(finals["curve"].tolist())):
-        one = summarise_differences(_rows_of_curve(finals, variant, curve)["difference"], generator=generator)
+    for variant, curve in itertools.product(
+        variants.others, dict.fromkeys(finals["curve"].tolist())
+    ):
+        one = summarise_differences(
+            _rows_of_curve(finals, variant, curve)["difference"], generator=generator
+        )
         differences.append({"variant": variant, "curve": curve} | asdict(one))
         told = one.excludes_zero and one.n >= FEWEST_SEEDS
         said = of_training if curve == "training" else sentences
-        said.append(_final_loss_sentences(variant, curve, one, finals=finals, baseline=variants.baseline))
+        said.append(
+            _final_loss_sentences(variant, curve, one, finals=finals, baseline=variants.baseline)
+        )
         speed_up = _speed_up_sentence if told else _undecided_speed_up_sentence
         said.append(speed_up(variant, curve, finals))
     tables = {"curves": curves, "bands": mean_curve_table(curves), "finals": finals}
@@ -125,13 +148,19 @@ def compare(
         tables["course"] = _course_table(variants, side)
         born: dict[str, list[Birth]] = {}
         for frame in watched:
-            born.setdefault(frame["variant"].iloc[0], []).append(find_birth(frame, threshold=config.threshold))
+            born.setdefault(frame["variant"].iloc[0], []).append(
+                find_birth(frame, threshold=config.threshold)
+            )
         sentences += [_sink_sentences(variant, one) for variant, one in born.items()]
         sentences += _dominance_and_rank_sentences(variants, tables["measures"])
-    told_all = "\n".join([*sentences, *of_training])  # the training loss says the same as the evaluation, less well
+    told_all = "\n".join(
+        [*sentences, *of_training]
+    )  # the training loss says the same as the evaluation, less well
     of = {"config": config, "variants": variants, "tables": tables}
     with place_of_run(out, name="compare") as place:
-        found = Comparison(folder=place.named, place=place, headline=told_all, notes=tuple(notes), **of)
+        found = Comparison(
+            folder=place.named, place=place, headline=told_all, notes=tuple(notes), **of
+        )
         write_comparison(found, place.folder, overwrite=overwrite)
     return found
 
@@ -143,7 +172,9 @@ def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFra
 def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
     tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = join_and(map(_quote, variants.others))
-    differing = ["learning rate" if name == "lr" else name_in_words(name) for name in variants.group_by]
+    differing = [
+        "learning rate" if name == "lr" else name_in_words(name) for name in variants.group_by
+    ]
     same = "" if "data_seed" in variants.group_by else ", on the same data in the same order"
     return (
         f"The runs differ in {join_and(differing)}: {others} against "
@@ -156,18 +187,25 @@ def _quote(variant: str) -> str:
     return f"“{variant}”"  # the variant “none” would read as the word
 
 
-def _final_loss_sentences(variant: str, curve: str, gap: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
+def _final_loss_sentences(
+    variant: str, curve: str, gap: Difference, *, finals: pd.DataFrame, baseline: str
+) -> str:
     """Return sentences that compare a variant's final ``curve`` loss with the baseline's; both are in ``finals``.
 
     ``gap`` is variant minus baseline, paired by seed, with its interval and p values.
     """
-    own, base = (float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
+    own, base = (
+        float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean())
+        for name in (variant, baseline)
+    )
     ends = f"The {curve} loss ends at {own:.4f} nats for {_quote(variant)} and at {base:.4f} for {_quote(baseline)}"
     change = signed_change(gap.mean, 4)
     if gap.n < 2:
         return f"{ends}. The difference, {change}, is of one seed, so it has no interval."
     bounds = interval_text(gap.low, gap.high)
-    sure = f"{gap.n} seeds; " + (f"paired t test: p = {as_text(gap.t_p)}; " if gap.t_p == gap.t_p else "")
+    sure = f"{gap.n} seeds; " + (
+        f"paired t test: p = {as_text(gap.t_p)}; " if gap.t_p == gap.t_p else ""
+    )
     sure += f"sign flips: p = {as_text(gap.flip_p)}, at least {as_text(gap.flip_smallest)} with so many seeds"
     if gap.n < FEWEST_SEEDS:
         told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
@@ -187,7 +225,9 @@ def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     if not there.any():
         return f"{target.format('does not reach')} in any of {plural(n, 'seed')}."
     each = join_and((f"{one:.2f}" for one in ratio[there]), most=8)
-    own, base = (short_count(float(one[there].mean())) for one in (at, rows["baseline_reached"].to_numpy()))
+    own, base = (
+        short_count(float(one[there].mean())) for one in (at, rows["baseline_reached"].to_numpy())
+    )
     when = f"after {own} tokens, the baseline after {base}"
     if not there.all():
         return (
@@ -204,7 +244,11 @@ def _undecided_speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame)
     ratio = _rows_of_curve(finals, variant, curve)["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
-        none = f"No seed of {_quote(variant)} reaches" if len(ratio) > 1 else f"{_quote(variant)} does not reach"
+        none = (
+            f"No seed of {_quote(variant)} reaches"
+            if len(ratio) > 1
+            else f"{_quote(variant)} does not reach"
+        )
         return f"{none} {target}."
     each = join_and(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
     return f"It cannot be told either if {_quote(variant)} reaches {target} sooner (seed by seed: {each})."
@@ -226,19 +270,34 @@ def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
 
 def _dominance_and_rank_sentences(variants: Variants, measures: pd.DataFrame) -> list[str]:
     sentences = []
-    for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
-        means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]
-        parts = [f"{as_text(float(means[variant]))} for {_quote(variant)}" for variant in variants.runs]
+    for measure, word in (
+        ("dominance_ratio", "dominance ratio"),
+        ("effective_rank", "effective rank"),
+    ):
+        means = (
+            measures.loc[measures["measure"] == measure]
+            .drop_duplicates("variant")
+            .set_index("variant")["mean"]
+        )
+        parts = [
+            f"{as_text(float(means[variant]))} for {_quote(variant)}" for variant in variants.runs
+        ]
         sentences.append(f"The {word}, averaged over layers, is {join_and(parts)}.")
     return sentences
 
 
-def write_comparison(comparison: Comparison, folder: str | Path, *, overwrite: bool = False) -> Path:
+def write_comparison(
+    comparison: Comparison, folder: str | Path, *, overwrite: bool = False
+) -> Path:
     """Write a comparison into the run folder ``folder`` and return it; ``overwrite`` replaces the run that it holds."""
     variants = comparison.variants
-    config = asdict(comparison.config) | {"group_by": list(variants.group_by), "baseline": variants.baseline}
+    config = asdict(comparison.config) | {
+        "group_by": list(variants.group_by),
+        "baseline": variants.baseline,
+    }
     config["runs"] = {
-        variant: {str(one): str(run.folder) for one, run in runs.items()} for variant, runs in variants.runs.items()
+        variant: {str(one): str(run.folder) for one, run in runs.items()}
+        for variant, runs in variants.runs.items()
     }
     of_first = variants.runs[variants.baseline][variants.seeds[0]].provenance
     provenance = {name: of_first.get(name) for name in DATA} | {"versions": package_versions()}
@@ -289,7 +348,10 @@ def _read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
                 return [], f"{todo}{run.folder} was not watched. Run sink-lens watch on every run."
             frames.append(frame.assign(variant=variant, seed=seed))
     if len(set(pd.concat(frames)["tokens_sha256"])) > 1:
-        return [], f"{todo}the runs were watched on different sequences. Watch all with the same options."
+        return (
+            [],
+            f"{todo}the runs were watched on different sequences. Watch all with the same options.",
+        )
     return frames, ""
 
 
@@ -299,7 +361,9 @@ def _rows_to_compare(frame: pd.DataFrame) -> pd.DataFrame:
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")
     every = pd.concat([*rows, top], ignore_index=True)
-    return every.reindex(columns=["variant", "seed", "step", "tokens", "measure", "threshold", "value", "unit"])
+    return every.reindex(
+        columns=["variant", "seed", "step", "tokens", "measure", "threshold", "value", "unit"]
+    )
 
 
 def _final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
@@ -308,30 +372,48 @@ def _final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFram
     ``table`` has the rows to compare of all runs' ``watch``. Columns of the result: variant, measure, threshold, unit,
     step, n, and mean and difference (to the baseline, paired by seed), each with the ends of its interval over seeds.
     """
-    shared = set.intersection(*(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"])))
+    shared = set.intersection(
+        *(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"]))
+    )
     if not shared:
-        raise RunError("no checkpoint was measured in every run; need one at least. Run sink-lens watch on each again.")
+        raise RunError(
+            "no checkpoint was measured in every run; need one at least. Run sink-lens watch on each again."
+        )
     step = max(shared)
     if step != table["step"].max():
-        warnings.warn(f"sinks are compared at step {step}: not every run was measured at a later one", stacklevel=2)
+        warnings.warn(
+            f"sinks are compared at step {step}: not every run was measured at a later one",
+            stacklevel=2,
+        )
     final = table.loc[table["step"] == step]
     units = dict(zip(final["measure"].tolist(), final["unit"].tolist(), strict=True))
     by_variant = {
-        variant: rows.pivot(index=KEYS, columns="seed", values="value") for variant, rows in final.groupby("variant")
+        variant: rows.pivot(index=KEYS, columns="seed", values="value")
+        for variant, rows in final.groupby("variant")
     }
     frames = []
     for variant in variants.runs:
         pivot = by_variant[variant]
-        values, base = pivot.to_numpy(dtype=float), by_variant[variants.baseline].reindex(pivot.index)
+        values, base = (
+            pivot.to_numpy(dtype=float),
+            by_variant[variants.baseline].reindex(pivot.index),
+        )
         one = pivot.index.to_frame(index=False).assign(variant=variant, step=step)
-        intervals = {"": t_intervals(values), "difference": t_intervals(values - base.to_numpy(dtype=float))}
+        intervals = {
+            "": t_intervals(values),
+            "difference": t_intervals(values - base.to_numpy(dtype=float)),
+        }
         for name, found in intervals.items():
             one[name or "mean"] = [each.estimate for each in found]
             one[f"{name}_low".strip("_")] = [each.low for each in found]
             one[f"{name}_high".strip("_")] = [each.high for each in found]
-        frames.append(one.assign(unit=one["measure"].map(units), n=[each.n for each in intervals[""]]))
+        frames.append(
+            one.assign(unit=one["measure"].map(units), n=[each.n for each in intervals[""]])
+        )
     every = pd.concat(frames, ignore_index=True)
-    every = every.assign(order=every["measure"].map(SIDES.index)).sort_values(["order", "threshold"], ignore_index=True)
+    every = every.assign(order=every["measure"].map(SIDES.index)).sort_values(
+        ["order", "threshold"], ignore_index=True
+    )
     return every.drop(columns="order")
 
 
@@ -345,7 +427,11 @@ def _course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     for key, rows in table.groupby(KEYS, dropna=False):
         measure, threshold = key if isinstance(key, tuple) else (key, np.nan)
         for variant in variants.runs:
-            pivot = rows.loc[rows["variant"] == variant].pivot(index="tokens", columns="seed", values="value").dropna()
+            pivot = (
+                rows.loc[rows["variant"] == variant]
+                .pivot(index="tokens", columns="seed", values="value")
+                .dropna()
+            )
             if len(pivot):
                 known = {"variant": variant, "measure": measure, "threshold": threshold}
                 frames.append(seed_means(pivot, known))
@@ -386,5 +472,9 @@ def answer_of_comparison(found: Comparison | LogComparison) -> dict[str, Any]:
 
     For logs of the user's own Trainer, the table is ``logged``.
     """
-    tables = {name: found.tables[name] for name in ("finals", "measures", "logged") if name in found.tables}
+    tables = {
+        name: found.tables[name]
+        for name in ("finals", "measures", "logged")
+        if name in found.tables
+    }
     return {"sentences": found.sentences, "notes": found.notes, **tables}

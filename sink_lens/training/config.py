@@ -45,7 +45,8 @@ _BY_SIZE: dict[str, tuple[Any, ...]] = {
 """Field -> its value in toy (3.4M parameters), small (10M), medium (40M) and paper (152M): arXiv 2605.06611, Tables 3
 and 4; batch and accumulation are those of the authors' README."""
 SIZES: dict[Size, dict[str, Any]] = {
-    size: {name: values[place] for name, values in _BY_SIZE.items()} for place, size in enumerate(get_args(Size))
+    size: {name: values[place] for name, values in _BY_SIZE.items()}
+    for place, size in enumerate(get_args(Size))
 }
 """Name -> the fields of ``TrainConfig`` that go with a size."""
 
@@ -124,7 +125,9 @@ class TrainConfig:
     """Weight decay of matrices; gains, biases and sink logits are not decayed."""
     decay_unshared_gain: bool = False
     """Decay the gain of value_norm per_head like a matrix, as the released code of arXiv 2605.06611 does."""
-    betas: tuple[float, ...] = field(default=(0.9, 0.95), metadata={"written": "commas", "metavar": "F,F"})
+    betas: tuple[float, ...] = field(
+        default=(0.9, 0.95), metadata={"written": "commas", "metavar": "F,F"}
+    )
     """The two betas of AdamW."""
     clip: float = 1.0
     """Clip the gradient to this norm; 0 for no clipping."""
@@ -155,10 +158,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Fill in the fields that the size sets, and refuse values that cannot be trained."""
-        of_size = SIZES.get(self.size, {}) if isinstance(self.size, str) else {}  # another type is refused below
+        of_size = (
+            SIZES.get(self.size, {}) if isinstance(self.size, str) else {}
+        )  # another type is refused below
         for one in fields(self):
             value = getattr(self, one.name)
-            if value is None and one.name == "warmup" and "warmup" in of_size and of_size["warmup"] >= self.steps:
+            if (
+                value is None
+                and one.name == "warmup"
+                and "warmup" in of_size
+                and of_size["warmup"] >= self.steps
+            ):
                 value = self.steps // 10  # a training that is shorter than its size's warm-up
             value = of_size.get(one.name) if value is None else value
             if value is not None or self.size in tuple(SIZES):
@@ -182,7 +192,11 @@ class TrainConfig:
     def kept_steps(self) -> tuple[int, ...]:
         """Steps whose checkpoints are kept for good, ascending: 0, powers of two, the last, and ``checkpoints``."""
         powers = {2**power for power in range(self.steps.bit_length())}
-        return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
+        return tuple(
+            sorted(
+                step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps
+            )
+        )
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate at the update ``step`` of the weights; the first update is step 0.
@@ -202,9 +216,13 @@ class TrainConfig:
         for most, names in _MOST.items():
             check_at_most(self, most, *names)
         if self.fsdp and self.optimizer == "muon":
-            raise InputError("fsdp is asked for with the optimizer muon, which needs whole matrices; need adamw")
+            raise InputError(
+                "fsdp is asked for with the optimizer muon, which needs whole matrices; need adamw"
+            )
         if self.fsdp and self.device in ("cpu", "mps"):
-            raise InputError(f"fsdp is asked for on {self.device}; need GPUs: device = 'cuda', or leave fsdp out")
+            raise InputError(
+                f"fsdp is asked for on {self.device}; need GPUs: device = 'cuda', or leave fsdp out"
+            )
         for name in ("data", "tokenizer"):
             if not getattr(self, name).strip():
                 raise InputError(f"{name} is empty; need a name or a path")
@@ -218,17 +236,27 @@ class TrainConfig:
         for name, divisor in (("n_heads", "n_kv_heads"), ("batch", "accumulation")):
             whole, part = getattr(self, name), getattr(self, divisor)
             if whole % part:
-                raise InputError(f"{name} is {whole} and {divisor} {part}; need a multiple of {divisor}")
+                raise InputError(
+                    f"{name} is {whole} and {divisor} {part}; need a multiple of {divisor}"
+                )
         if self.decay_unshared_gain and self.value_norm != "per_head":
-            raise InputError(f"decay_unshared_gain is true and value_norm {self.value_norm!r}; need per_head, or false")
+            raise InputError(
+                f"decay_unshared_gain is true and value_norm {self.value_norm!r}; need per_head, or false"
+            )
         if self.min_lr > self.lr:
-            raise InputError(f"min_lr is {self.min_lr} and lr {self.lr}; need a min_lr of at most lr")
+            raise InputError(
+                f"min_lr is {self.min_lr} and lr {self.lr}; need a min_lr of at most lr"
+            )
         if self.warmup >= self.steps:
-            raise InputError(f"warmup is {self.warmup} and steps {self.steps}; need fewer steps of warm-up")
+            raise InputError(
+                f"warmup is {self.warmup} and steps {self.steps}; need fewer steps of warm-up"
+            )
         if not 0 < self.eval_frac <= 0.5:
             raise InputError(f"eval_frac is {self.eval_frac}; need a number above 0, up to 0.5")
         if self.watch and self.length < 10:
-            raise InputError(f"watch is asked for with sequences of {self.length} tokens; need a length of 10 at least")
+            raise InputError(
+                f"watch is asked for with sequences of {self.length} tokens; need a length of 10 at least"
+            )
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"betas is {self.betas}; need two numbers from 0 to below 1")
         if outside := [step for step in self.checkpoints if not 0 <= step <= self.steps]:
@@ -260,7 +288,9 @@ class WatchConfig:
     def __post_init__(self) -> None:
         check_field_types(self)
         if not self.run:
-            raise InputError("no run was given; need the folder of a training: sink-lens watch runs/NAME")
+            raise InputError(
+                "no run was given; need the folder of a training: sink-lens watch runs/NAME"
+            )
         if self.step_tokens is not None:
             check_at_least(self, 1, "step_tokens")
         check_at_least(self, 1, "sequences")
@@ -274,7 +304,9 @@ class CompareConfig:
     runs: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "RUN"})
     """Folders of finished runs of sink-lens train; or of your own Trainer's, with its trainer_state.json or a monitor's
     run."""
-    group_by: tuple[str, ...] | None = field(default=None, metadata={"written": "commas", "metavar": "FIELD[,FIELD]"})
+    group_by: tuple[str, ...] | None = field(
+        default=None, metadata={"written": "commas", "metavar": "FIELD[,FIELD]"}
+    )
     """The field of the configuration that is compared. Default: the one that differs."""
     baseline: str | None = field(default=None, metadata={"metavar": "VALUE"})
     """The variant that the others are compared with. Default: softmax attention without a value norm."""
@@ -289,7 +321,17 @@ class CompareConfig:
 
 _LEAST = {
     0: ("warmup", "eval_every", "save_every", "min_lr", "weight_decay", "clip"),
-    1: ("n_layers", "n_heads", "n_kv_heads", "d_mlp", "batch", "accumulation", "steps", "log_every", "eval_sequences"),
+    1: (
+        "n_layers",
+        "n_heads",
+        "n_kv_heads",
+        "d_mlp",
+        "batch",
+        "accumulation",
+        "steps",
+        "log_every",
+        "eval_sequences",
+    ),
     2: ("d_model", "vocab_size", "length"),
 }
 """Smallest value -> its fields."""
@@ -345,14 +387,20 @@ def read_train_config(config: TrainConfig | str | Path | None, **changes: Any) -
     """
     if isinstance(config, TrainConfig):
         if "size" in changes:
-            raise InputError("a configuration and a size were given; the configuration has its own: leave one out")
+            raise InputError(
+                "a configuration and a size were given; the configuration has its own: leave one out"
+            )
         return make_config(TrainConfig, config, changes, where="train")
     if config is None:
         return build_train_config({}, **changes)
-    return build_train_config(read_settings(config, what="a training"), where=str(config), **changes)
+    return build_train_config(
+        read_settings(config, what="a training"), where=str(config), **changes
+    )
 
 
-def build_train_config(given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any) -> TrainConfig:
+def build_train_config(
+    given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any
+) -> TrainConfig:
     """Build a training's configuration from the mapping ``given``, called ``where`` in errors; ``changes`` win over it.
 
     Raises:

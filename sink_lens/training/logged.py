@@ -53,11 +53,16 @@ class LogComparison(Result):
     def write(self, folder: Path, *, overwrite: bool) -> None:
         """Write the comparison into a run folder; ``overwrite`` replaces the run that it holds."""
         provenance = {"versions": package_versions()}
-        how: dict[str, Any] = {"kind": "compare", "config": asdict(self.config), "provenance": provenance}
+        how: dict[str, Any] = {
+            "kind": "compare",
+            "config": asdict(self.config),
+            "provenance": provenance,
+        }
         with create_run(folder, expects=("logged",), overwrite=overwrite, **how) as writer:
             writer.write_table("logged", self.tables["logged"])
             writer.write_text(
-                "findings.txt", "\n".join([*self.sentences, *(f"note: {one}" for one in self.notes)]) + "\n"
+                "findings.txt",
+                "\n".join([*self.sentences, *(f"note: {one}" for one in self.notes)]) + "\n",
             )
 
 
@@ -67,7 +72,11 @@ def are_logged(runs: Sequence[str | os.PathLike[str]]) -> bool:
     Raises:
         InputError: some are, and some are not.
     """
-    own = [one for one in map(Path, runs) if _kind_of(one) == "monitor" or (_kind_of(one) is None and _states(one))]
+    own = [
+        one
+        for one in map(Path, runs)
+        if _kind_of(one) == "monitor" or (_kind_of(one) is None and _states(one))
+    ]
     if own and len(own) < len(runs):
         others = [str(one) for one in runs if Path(one) not in own]
         raise InputError(
@@ -85,7 +94,9 @@ def compare_logged(config: CompareConfig) -> LogComparison:
         RunError: a log cannot be read, or has neither losses nor sinks.
     """
     if len(config.runs) < 2:
-        raise InputError(f"{len(config.runs)} runs were given; need two at least. Give more folders.")
+        raise InputError(
+            f"{len(config.runs)} runs were given; need two at least. Give more folders."
+        )
     if config.group_by is not None or config.baseline is not None:
         raise InputError(
             "group_by and baseline are of runs of sink-lens train; these are of your own Trainer. Leave them out"
@@ -98,7 +109,9 @@ def compare_logged(config: CompareConfig) -> LogComparison:
         frame, note = _read_logged(path)
         frames.append(frame.assign(run=name))
         notes += [note] if note else []
-    table = pd.concat(frames, ignore_index=True).reindex(columns=["run", "step", "quantity", "value", "unit"])
+    table = pd.concat(frames, ignore_index=True).reindex(
+        columns=["run", "step", "quantity", "value", "unit"]
+    )
     table = table.astype({"quantity": "str", "unit": "str"})
     told = [
         f"{join_and(names)}: what was logged, of one run each. One seed has no interval: "
@@ -110,7 +123,11 @@ def compare_logged(config: CompareConfig) -> LogComparison:
             values.setdefault(str(row["run"]), {})[int(row["step"])] = float(row["value"])
         told += [_sentence(quantity, values)] if values else []
     return LogComparison(
-        folder=None, config=config, tables={"logged": table}, headline="\n".join(told), notes=tuple(notes)
+        folder=None,
+        config=config,
+        tables={"logged": table},
+        headline="\n".join(told),
+        notes=tuple(notes),
     )
 
 
@@ -150,7 +167,9 @@ def _read_logged(path: Path) -> tuple[pd.DataFrame, str]:
                 if name in entry
             ]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{states[-1]} is no state of a Trainer ({error}); need the file as it was saved") from error
+            raise RunError(
+                f"{states[-1]} is no state of a Trainer ({error}); need the file as it was saved"
+            ) from error
     else:
         rows = []
     frame, note = pd.DataFrame(rows, columns=["step", "quantity", "value", "unit"]), ""
@@ -159,12 +178,20 @@ def _read_logged(path: Path) -> tuple[pd.DataFrame, str]:
         monitors = [one for one in inside if _kind_of(one) == "monitor"]
         if len(monitors) == 1:
             table = read_run(monitors[0]).need("monitor", columns=["step", "key", "layer", "value"])
-            rate = table.loc[(table["key"] == "rate_first") & table["layer"].isna(), ["step", "value"]]
-            frame = pd.concat([frame, rate.assign(quantity="sink rate", unit="1")], ignore_index=True)
+            rate = table.loc[
+                (table["key"] == "rate_first") & table["layer"].isna(), ["step", "value"]
+            ]
+            frame = pd.concat(
+                [frame, rate.assign(quantity="sink rate", unit="1")], ignore_index=True
+            )
         elif monitors:
-            note = f"{path} has several runs of the monitor: its sinks are left out. Give one of them"
+            note = (
+                f"{path} has several runs of the monitor: its sinks are left out. Give one of them"
+            )
     if frame.empty:
-        raise RunError(f"{path} has no loss and no reading of a monitor; need a log. Train with logging_steps.")
+        raise RunError(
+            f"{path} has no loss and no reading of a monitor; need a log. Train with logging_steps."
+        )
     return frame.astype({"step": "int64", "value": "float64"}), note
 
 

@@ -21,7 +21,13 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Subset
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..errors import RunError, first_line_of_error
@@ -43,7 +49,12 @@ class Loop(Trainer):
     """A Trainer with our order of the sequences, optimizers and schedule."""
 
     def __init__(
-        self, config: TrainConfig, *, model: PreTrainedModel, data: TrainingRows, args: TrainingArguments
+        self,
+        config: TrainConfig,
+        *,
+        model: PreTrainedModel,
+        data: TrainingRows,
+        args: TrainingArguments,
     ) -> None:
         self.config = config
         self.undecayed = frozenset(undecayed(model, unshared_gain=not config.decay_unshared_gain))
@@ -67,14 +78,20 @@ class Loop(Trainer):
         """Return the optimizer, AdamW or Muon with AdamW; the first call makes it for ``model`` (None: our model)."""
         if self.config.optimizer == "muon" and self.optimizer is None:
             own, config = cast("nn.Module", self.model if model is None else model), self.config
-            how: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "betas": config.betas}
+            how: dict[str, Any] = {
+                "lr": config.lr,
+                "weight_decay": config.weight_decay,
+                "betas": config.betas,
+            }
             self.optimizer = MuonWithAdamW(own, undecayed=self.undecayed, **how)
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return the learning-rate schedule of ``optimizer``, a warm-up and a cosine over the configuration's steps."""
         own = self.optimizer if optimizer is None else optimizer
-        self.lr_scheduler = LambdaLR(own, lambda step: self.config.learning_rate(step) / self.config.lr)
+        self.lr_scheduler = LambdaLR(
+            own, lambda step: self.config.learning_rate(step) / self.config.lr
+        )
         return self.lr_scheduler
 
     def log_frame(self) -> pd.DataFrame:
@@ -90,13 +107,22 @@ class Loop(Trainer):
 class Steps(TrainerCallback):
     """What is due after each step of a training: a row of the log, an evaluation, a checkpoint."""
 
-    def __init__(self, loop: Loop, *, writer: RunWriter | None = None, progress: bool = False) -> None:
-        self.loop, self.config, self.writer, self.model = loop, loop.config, writer, cast("PreTrainedModel", loop.model)
+    def __init__(
+        self, loop: Loop, *, writer: RunWriter | None = None, progress: bool = False
+    ) -> None:
+        self.loop, self.config, self.writer, self.model = (
+            loop,
+            loop.config,
+            writer,
+            cast("PreTrainedModel", loop.model),
+        )
         self.part = Path(str(loop.args.output_dir))
         """Folder in which the Trainer writes a checkpoint; the checkpoints are in the one around it."""
         self.folder, self.stopping = self.part.parent, False
         self._begun = self._written = time.perf_counter()
-        self._bar = tqdm(desc="train", total=self.config.steps, unit="step", leave=False, disable=not progress)
+        self._bar = tqdm(
+            desc="train", total=self.config.steps, unit="step", leave=False, disable=not progress
+        )
 
     def run(self, checkpoint: Path | None) -> None:
         """Train to the end, from a checkpoint or, if it is None, from the initial weights.
@@ -107,7 +133,9 @@ class Steps(TrainerCallback):
         """
         self.loop.add_callback(self)
         before, alone = signal.getsignal(signal.SIGINT), self.loop.args.world_size == 1
-        handled = alone and callable(before) and threading.current_thread() is threading.main_thread()
+        handled = (
+            alone and callable(before) and threading.current_thread() is threading.main_thread()
+        )
         try:
             if handled:
                 signal.signal(signal.SIGINT, self._stop)
@@ -115,7 +143,9 @@ class Steps(TrainerCallback):
                 safetensors.torch.load_model(self.model, weights)  # the Trainer is not strict
             self.loop.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except Exception as error:
-            if isinstance(error, OSError | RuntimeError | SafetensorError) and any(self.part.glob("*")):
+            if isinstance(error, OSError | RuntimeError | SafetensorError) and any(
+                self.part.glob("*")
+            ):
                 raise RunError(
                     f"the checkpoint of step {self.loop.state.global_step} cannot be written to {self.folder} "
                     f"({first_line_of_error(error)}; {shutil.disk_usage(self.folder).free:,} bytes are free). "
@@ -140,7 +170,9 @@ class Steps(TrainerCallback):
             raise KeyboardInterrupt
         self.stopping = True
 
-    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **named: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: Any, control: Any, **named: Any
+    ) -> None:
         """Start the clock and the progress bar; in a new run, also evaluate and save step 0."""
         step = state.global_step
         self._begun = time.perf_counter() - (state.log_history[-1]["seconds"] if step else 0.0)
@@ -158,19 +190,31 @@ class Steps(TrainerCallback):
         """Tell the Trainer what is due."""
         step, config = state.global_step, self.config
         control.should_training_stop |= self.stopping
-        control.should_evaluate = config.eval_every > 0 and (step % config.eval_every == 0 or step == config.steps)
-        control.should_save = step in config.kept_steps or self.stopping or step % (config.save_every or math.inf) == 0
-        control.should_log = control.should_evaluate or control.should_save or step % config.log_every == 0
+        control.should_evaluate = config.eval_every > 0 and (
+            step % config.eval_every == 0 or step == config.steps
+        )
+        control.should_save = (
+            step in config.kept_steps
+            or self.stopping
+            or step % (config.save_every or math.inf) == 0
+        )
+        control.should_log = (
+            control.should_evaluate or control.should_save or step % config.log_every == 0
+        )
         self._bar.update(1)
 
-    def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: Any = None, **named: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: Any, control: Any, logs: Any = None, **named: Any
+    ) -> None:
         """Complete the Trainer's entry, and refuse a loss, gradient or weights that are not finite."""
         step, told = state.global_step, cast("dict[str, float]", logs)
         if "train_loss" in told:
             return  # the Trainer's summary at the end
         broken = [name for name in ("loss", "grad_norm") if not math.isfinite(told.get(name, 0.0))]
         if control.should_save and "loss" in told and not self.loop.is_fsdp_enabled:
-            broken += ["weights"] * any(not bool(torch.isfinite(one).all()) for one in self.model.parameters())
+            broken += ["weights"] * any(
+                not bool(torch.isfinite(one).all()) for one in self.model.parameters()
+            )
         if broken:
             raise RunError(
                 f"{' and '.join(broken)} not finite by step {step}; need numbers. {self._last_checkpoint_text()} "
@@ -198,22 +242,39 @@ class Steps(TrainerCallback):
         if args.should_save:
             self.write_log()
             written = self.part / f"{checkpoint_files.KEPT}{step}"
-            (written / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nothing reads it
+            (written / "training_args.bin").unlink(
+                missing_ok=True
+            )  # a pickle, and nothing reads it
             saved = copy.copy(self.model.config)
-            saved.use_cache = True  # the Trainer puts it out for training; a saved model generates with it
+            saved.use_cache = (
+                True  # the Trainer puts it out for training; a saved model generates with it
+            )
             saved.save_pretrained(written)
             prefix = checkpoint_files.KEPT if kept else checkpoint_files.LATEST
             checkpoint_files.seal_checkpoint(written, self.folder / f"{prefix}{step}")
-            checkpoint_files.remove_superseded_checkpoints(self.folder, finished=step == self.config.steps)
+            checkpoint_files.remove_superseded_checkpoints(
+                self.folder, finished=step == self.config.steps
+            )
         if kept and self.config.watch and self.writer is not None:
             from .watch import watch  # with the chain, which nothing else here needs
 
             begun = time.perf_counter()
             with keep_random_state():
-                watch(self.writer.folder, writer=self.writer, device=self.config.device, progress=False)
-            self._begun += time.perf_counter() - begun  # the seconds of the log are those of training
+                watch(
+                    self.writer.folder,
+                    writer=self.writer,
+                    device=self.config.device,
+                    progress=False,
+                )
+            self._begun += (
+                time.perf_counter() - begun
+            )  # the seconds of the log are those of training
         wait()
 
     def _last_checkpoint_text(self) -> str:
         there = checkpoint_files.list_checkpoints(self.folder)
-        return f"The last good checkpoint is {there[max(there)]}." if there else "There is no checkpoint yet."
+        return (
+            f"The last good checkpoint is {there[max(there)]}."
+            if there
+            else "There is no checkpoint yet."
+        )

@@ -52,7 +52,9 @@ def _read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
     log = log.dropna(subset=CURVES[curve]).sort_values("tokens", kind="stable")
     tokens, loss = (log[name].to_numpy(dtype=float) for name in ("tokens", CURVES[curve]))
     if not np.isfinite(loss).all():
-        raise RunError(f"{run.folder}/log.parquet has a loss that is not finite; need a run that did not diverge.")
+        raise RunError(
+            f"{run.folder}/log.parquet has a loss that is not finite; need a run that did not diverge."
+        )
     if curve == "training":
         loss = running_mean(loss, window=round(0.02 * len(loss)))  # over 2% of the steps
     return tokens, loss
@@ -74,7 +76,9 @@ def curve_table(variants: Variants) -> pd.DataFrame:
         if any(len(tokens) == 0 for tokens, _ in every):
             continue
         grid = every[0][0]
-        inside = (grid >= max(tokens[0] for tokens, _ in every)) & (grid <= min(tokens[-1] for tokens, _ in every))
+        inside = (grid >= max(tokens[0] for tokens, _ in every)) & (
+            grid <= min(tokens[-1] for tokens, _ in every)
+        )
         grid = grid[inside]
         if len(grid) > _MOST_POINTS:
             grid = grid[np.unique(np.linspace(0, len(grid) - 1, _MOST_POINTS).round().astype(int))]
@@ -82,10 +86,18 @@ def curve_table(variants: Variants) -> pd.DataFrame:
             for seed, (tokens, loss) in runs.items():
                 base = np.interp(grid, *found[variants.baseline][seed])
                 here = np.interp(grid, tokens, loss)
-                rows = {"variant": variant, "seed": seed, "curve": curve, "tokens": grid, "loss": here}
+                rows = {
+                    "variant": variant,
+                    "seed": seed,
+                    "curve": curve,
+                    "tokens": grid,
+                    "loss": here,
+                }
                 frames.append(pd.DataFrame(rows | {"difference": here - base}))
     if not frames:
-        raise RunError("no loss is logged in every run; need the training or the evaluation loss in log.parquet")
+        raise RunError(
+            "no loss is logged in every run; need the training or the evaluation loss in log.parquet"
+        )
     return pd.concat(frames, ignore_index=True)
 
 
@@ -100,7 +112,9 @@ def mean_curve_table(curves: pd.DataFrame) -> pd.DataFrame:
     for (variant, curve), rows in by_curve:
         for quantity in ("loss", "difference"):
             table = rows.pivot(index="tokens", columns="seed", values=quantity)
-            frames.append(seed_means(table, {"variant": variant, "curve": curve, "quantity": quantity}))
+            frames.append(
+                seed_means(table, {"variant": variant, "curve": curve, "quantity": quantity})
+            )
     return pd.concat(frames, ignore_index=True)
 
 

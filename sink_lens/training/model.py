@@ -11,7 +11,9 @@ from ..models.wrapping import keep_random_state
 from .config import TrainConfig
 
 
-def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None = None) -> HeadNormForCausalLM:
+def model_of(
+    config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None = None
+) -> HeadNormForCausalLM:
     """Build the model that a configuration describes, with weights drawn from its seed, on the CPU in float32.
 
     Variants with the same seed start from the same weights, but for the parameters that plain softmax attention lacks.
@@ -22,10 +24,14 @@ def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None =
     """
     if tokenizer is not None:
         check_vocabulary(tokenizer, vocab_size=config.vocab_size)
-    model = _build_variant(config, tokenizer, attention=config.attention, value_norm=config.value_norm)
+    model = _build_variant(
+        config, tokenizer, attention=config.attention, value_norm=config.value_norm
+    )
     if (config.attention, config.value_norm) == ("softmax", "none"):
         return model
-    alike = dict(_build_variant(config, tokenizer, attention="softmax", value_norm="none").named_parameters())
+    alike = dict(
+        _build_variant(config, tokenizer, attention="softmax", value_norm="none").named_parameters()
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in alike:
@@ -47,7 +53,11 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> 
 
 
 def _build_variant(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, *, attention: str, value_norm: str
+    config: TrainConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    attention: str,
+    value_norm: str,
 ) -> HeadNormForCausalLM:
     asked: Any = {
         "vocab_size": config.vocab_size,
@@ -71,7 +81,9 @@ def _build_variant(
         "pad_token_id": None,
     }
     with keep_random_state(), torch.device("cpu"):
-        torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would reseed the GPUs of the caller too
+        torch.default_generator.manual_seed(
+            config.seed
+        )  # torch.manual_seed would reseed the GPUs of the caller too
         model = HeadNormForCausalLM(HeadNormConfig(**asked))
     model.set_attn_implementation("sdpa")
     return model

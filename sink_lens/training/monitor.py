@@ -43,7 +43,13 @@ from ..models.family import Family
 from ..models.private_apis import COMPILED, UNCOMPILED, WRAPPED, kernel_of, store_of_processes
 from ..models.running import switch_to_eval_mode
 from .monitor_alarms import Alarm, Alarms
-from .monitor_attention import Seen, keeps_documents_apart, read_queries_and_keys, take_sequences, uncached_autocast
+from .monitor_attention import (
+    Seen,
+    keeps_documents_apart,
+    read_queries_and_keys,
+    take_sequences,
+    uncached_autocast,
+)
 from .monitor_documents import Documents, find_documents, mask_without_window
 from .monitor_keys import COUNTED_SEQUENCES, PREFIX, KeySums, Reading
 from .monitor_readings import ReadingLog, Readings
@@ -129,13 +135,19 @@ class SinkMonitor:
         self.compiled = False
         """The model is compiled, though what was given does not show it; saves a graph that is compiled with hooks."""
         # Fixed tokens do not differ from one reading to the next: as many as there are suffice.
-        self._rules = Alarms(threshold=threshold, fewest_sequences=1 if tokens is not None else COUNTED_SEQUENCES)
+        self._rules = Alarms(
+            threshold=threshold, fewest_sequences=1 if tokens is not None else COUNTED_SEQUENCES
+        )
         self._outer, self._model = model, _unwrap_model(model)
         self._family = _find_family(self._model)
-        layers = self._model.get_submodule(self._family.layers)._modules.values()  # one that is shared comes twice
+        layers = self._model.get_submodule(
+            self._family.layers
+        )._modules.values()  # one that is shared comes twice
         self._layers = [_unwrap_module(one) for one in layers if one is not None]
         top = self._family.attention.partition(".")[0]
-        self._attending = [at for at, one in enumerate(self._layers) if getattr(one, top, None) is not None]
+        self._attending = [
+            at for at, one in enumerate(self._layers) if getattr(one, top, None) is not None
+        ]
         self._every, self._tokens, self._sequences = every, tokens, sequences
         self._threshold = threshold
         self._folder, self._step = None if folder is None else Path(folder), first_step
@@ -147,7 +159,9 @@ class SinkMonitor:
         self._last_inputs: dict[str, Any] | None = None if tokens is None else {"input_ids": tokens}
         self._labels: tuple[Tensor | None, Any] = None, None
         self._due = self._unread = False
-        self._gathered: deque[tuple[int, dict[tuple[str, int], Tensor]]] = deque(maxlen=COUNTED_SEQUENCES)
+        self._gathered: deque[tuple[int, dict[tuple[str, int], Tensor]]] = deque(
+            maxlen=COUNTED_SEQUENCES
+        )
         """(Step, its sums by key) of the latest steps that were looked at."""
         self._n_gathered = 1
         """Steps whose sequences make a reading's strongest position, the reading's own among them."""
@@ -164,7 +178,10 @@ class SinkMonitor:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is None and self._unread and self._last_inputs is not None and _n_processes() == 1:
             self.detach_hooks()
@@ -235,10 +252,17 @@ class SinkMonitor:
                 self._read_again({"input_ids": self._tokens})
                 return
             before = self._guard_hook(self._keep_inputs)
-            self._handles.append(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
-            self._end = self._model.register_forward_hook(_UNCOMPILED(self._end_forward), always_call=True)
+            self._handles.append(
+                self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True)
+            )
+            self._end = self._model.register_forward_hook(
+                _UNCOMPILED(self._end_forward), always_call=True
+            )
             parts = self._outer.modules()
-            if not (self.compiled or any(UNCOMPILED in one._modules or getattr(one, COMPILED) for one in parts)):
+            if not (
+                self.compiled
+                or any(UNCOMPILED in one._modules or getattr(one, COMPILED) for one in parts)
+            ):
                 self._hook_layers()
 
     def step(self) -> dict[str, float] | None:
@@ -282,17 +306,25 @@ class SinkMonitor:
         self._sums = None
         if not self.stopped:
             with self._stop_on_error():
-                if sums is not None and sums.is_complete(len(self._layers), attention=self._attending):
+                if sums is not None and sums.is_complete(
+                    len(self._layers), attention=self._attending
+                ):
                     sums.sum_values()
                     own = sums.sums_by_key()
-                    earlier = [one for step, one in self._gathered if step > self._step - self._n_gathered]
+                    earlier = [
+                        one for step, one in self._gathered if step > self._step - self._n_gathered
+                    ]
                     if self._tokens is None and not sums.without_first:
                         for one in earlier:
                             sums.gather(one)
                         self._gathered.append((self._step, own))
                     state = _READY
                 else:
-                    found = "the monitor was not listening" if sums is None else "the model was not called in it"
+                    found = (
+                        "the monitor was not listening"
+                        if sums is None
+                        else "the model was not called in it"
+                    )
                     self._warn(
                         "a reading is left out",
                         f"step {self._step} should have been read, but {found}; need a forward of the given model "
@@ -302,7 +334,9 @@ class SinkMonitor:
         device = torch.device("cpu")
         if _n_processes() > 1 and not self._met and not self._meet_other_processes():
             return None
-        if _n_processes() > 1:  # all act on the lowest of their states, so that none waits for another's numbers
+        if (
+            _n_processes() > 1
+        ):  # all act on the lowest of their states, so that none waits for another's numbers
             if torch.distributed.get_backend() == "nccl":
                 device = next(self._model.parameters()).device
             shared = torch.tensor([state], device=device)
@@ -319,7 +353,9 @@ class SinkMonitor:
         self.alarms.extend(raised)
         if sequences := reading.get(("strongest_sequences", None)):
             steps = sum(step > self._step - self._n_gathered for step, _ in self._gathered)
-            self._n_gathered = min(COUNTED_SEQUENCES, math.ceil(COUNTED_SEQUENCES * steps / sequences))
+            self._n_gathered = min(
+                COUNTED_SEQUENCES, math.ceil(COUNTED_SEQUENCES * steps / sequences)
+            )
         for alarm in raised if _process_number() == 0 else ():
             try:
                 warnings.warn(alarm.sentence, stacklevel=4)
@@ -341,14 +377,20 @@ class SinkMonitor:
         own = f"{about}{_process_number()}"
         try:
             store.set(own, "here")
-            store.wait([f"{about}{number}" for number in range(_n_processes())], timedelta(seconds=_PATIENCE))
+            store.wait(
+                [f"{about}{number}" for number in range(_n_processes())],
+                timedelta(seconds=_PATIENCE),
+            )
             self._met = True
         except RuntimeError:
             with contextlib.suppress(RuntimeError):
                 store.delete_key(own)
             self.stopped = self._all_stopped = True
             why = f"after {_PATIENCE:g} seconds not every process had one at step {self._step}"
-            self._warn("it stops and the training goes on", f"{why}; need a monitor in each, with the same every")
+            self._warn(
+                "it stops and the training goes on",
+                f"{why}; need a monitor in each, with the same every",
+            )
         return self._met
 
     @contextlib.contextmanager
@@ -358,7 +400,10 @@ class SinkMonitor:
             yield
         except Exception as error:  # whatever it is
             self.stopped = True
-            self._warn("it stops and the training goes on", f"step {self._step}, {type(error).__name__}: {error}")
+            self._warn(
+                "it stops and the training goes on",
+                f"step {self._step}, {type(error).__name__}: {error}",
+            )
             _LOGGER.debug("where the monitor stopped", exc_info=True)
 
     @contextlib.contextmanager
@@ -400,30 +445,48 @@ class SinkMonitor:
     def _hook_layers(self) -> None:
         once = iter([-1])
 
-        def add_first_stream(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def add_first_stream(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> None:
             if not torch.compiler.is_compiling() and (layer := next(once, None)) is not None:
                 self._add_stream(args[0] if args else kwargs["hidden_states"], layer=layer)
 
         first_hook = self._guard_hook(add_first_stream)
-        self._handles.append(self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True))
+        self._handles.append(
+            self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True)
+        )
         for layer, numbers in _layers_by_module(self._layers, layers=range(len(self._layers))):
 
-            def add_layer_stream(module: nn.Module, args: Any, output: Any, numbers: Iterator[int] = numbers) -> None:
+            def add_layer_stream(
+                module: nn.Module, args: Any, output: Any, numbers: Iterator[int] = numbers
+            ) -> None:
                 if not torch.compiler.is_compiling():
-                    self._add_stream(output[0] if isinstance(output, tuple) else output, layer=next(numbers))
+                    self._add_stream(
+                        output[0] if isinstance(output, tuple) else output, layer=next(numbers)
+                    )
 
             self._handles.append(layer.register_forward_hook(self._guard_hook(add_layer_stream)))
-        modules = [_unwrap_module(self._layers[at].get_submodule(self._family.attention)) for at in self._attending]
+        modules = [
+            _unwrap_module(self._layers[at].get_submodule(self._family.attention))
+            for at in self._attending
+        ]
         for module, numbers in _layers_by_module(modules, layers=self._attending):
             after = self._guard_hook(self._make_attention_hook(numbers))
             self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
-    def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        named = dict(zip(inspect.signature(self._model.forward).parameters, args, strict=False)) | kwargs
+    def _keep_inputs(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        named = (
+            dict(zip(inspect.signature(self._model.forward).parameters, args, strict=False))
+            | kwargs
+        )
         tokens = named.get("input_ids")
         tokens = named.get("inputs_embeds") if tokens is None else tokens
         if tokens is None:
-            raise InputError("the forward was given no input_ids and no inputs_embeds; need one of them by name")
+            raise InputError(
+                "the forward was given no input_ids and no inputs_embeds; need one of them by name"
+            )
         batch = tokens.shape[0]
         found = {name: named[name] for name in _INPUTS if named.get(name) is not None}
         self._set_documents(found, batch=batch, length=tokens.shape[1])
@@ -455,7 +518,11 @@ class SinkMonitor:
         inputs, kept = self._inputs, None
         if self._sums is not None and isinstance(loss := getattr(output, "loss", None), Tensor):
             self._sums.add_loss(loss, *self._labels)
-        if output is None and self._end is not None and next(reversed(self._model._forward_hooks)) != self._end.id:
+        if (
+            output is None
+            and self._end is not None
+            and next(reversed(self._model._forward_hooks)) != self._end.id
+        ):
             # After an error torch goes on over these hooks, and one before the last must not be removed.
             kept, self._end = self._end, None
         self.detach_hooks()
@@ -467,24 +534,32 @@ class SinkMonitor:
                     self._rerun_forward(inputs, call=self._model.forward)
 
     def _make_attention_hook(self, numbers: Iterator[int]) -> Callable[..., None]:
-        def read_attention(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def read_attention(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> None:
             if not torch.compiler.is_compiling() and self._valid is not None:
                 batch = (args[0] if args else kwargs["hidden_states"]).shape[0]
                 config = self._model.config
                 if self._documents is not None and self._apart is None:
                     kernel = kernel_of(config)
-                    self._apart = keeps_documents_apart(self._documents, args, kwargs, kernel=kernel, batch=batch)
+                    self._apart = keeps_documents_apart(
+                        self._documents, args, kwargs, kernel=kernel, batch=batch
+                    )
                     if not self._apart:
                         self._leave_out_first_tokens("attention crosses them")
                 documents = self._documents if self._apart else None
                 n, valid = len(self._valid), self._valid if documents is None else documents.valid
-                seen = read_queries_and_keys(module, args, kwargs, n=n, batch=batch, config=config, documents=documents)
+                seen = read_queries_and_keys(
+                    module, args, kwargs, n=n, batch=batch, config=config, documents=documents
+                )
                 self._add_attention(seen, layer=next(numbers), valid=valid)
 
         return read_attention
 
     def _add_stream(self, h: Tensor, *, layer: int) -> None:
-        if self._sums is None or self._valid is None:  # a part of the model was called, and not the model
+        if (
+            self._sums is None or self._valid is None
+        ):  # a part of the model was called, and not the model
             return
         with _without_gradients_or_autocast(h.device):
             h, valid = h.detach()[: len(self._valid)], self._valid
@@ -493,7 +568,9 @@ class SinkMonitor:
                 h, valid = documents.split_states(h), documents.valid
             self._sums.add_state(h, layer=layer, valid=valid.to(h.device, non_blocking=True))
 
-    def _add_attention(self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]) -> None:
+    def _add_attention(
+        self, seen: Seen, *, layer: int, valid: Bool[Tensor, "batch position"]
+    ) -> None:
         sums = self._sums
         assert sums is not None  # the hooks are on while there is a reading
         score, sink, sigmoid, pattern = seen
@@ -508,12 +585,18 @@ class SinkMonitor:
                 column, logs = pattern[..., 0].float(), pattern[:, :, rows].float().log()
             elif sigmoid:  # the share of what the row sums to
                 blocks = torch.arange(length, device=device).split(_ROWS_A_BLOCK)
-                total = torch.cat([score.query_rows(some).float().sigmoid().sum(-1) for some in blocks], dim=2)
+                total = torch.cat(
+                    [score.query_rows(some).float().sigmoid().sum(-1) for some in blocks], dim=2
+                )
                 column, logs = column.sigmoid() / total, row_shares(scores.sigmoid()).log()
             else:
                 try:
-                    lse = log_sum_exp(score, kernel=choose_kernel(self._family, device=device), sink=sink)
-                except KernelError:  # the fused kernel does not take this type: the other one is exact too
+                    lse = log_sum_exp(
+                        score, kernel=choose_kernel(self._family, device=device), sink=sink
+                    )
+                except (
+                    KernelError
+                ):  # the fused kernel does not take this type: the other one is exact too
                     lse = log_sum_exp(score, kernel="eager", sink=sink)
                 column, logs = (column - lse).exp_(), scores - lse[:, :, rows, None]
             sums.add_attention(
@@ -532,7 +615,9 @@ class SinkMonitor:
         while name := next((one for one in (UNCOMPILED, "module") if one in inner._modules), None):
             inner = inner.get_submodule(name)
         device = next(self._model.parameters()).device
-        given = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in inputs.items()}
+        given = {
+            name: one.to(device) if isinstance(one, Tensor) else one for name, one in inputs.items()
+        }
         self._rerun_forward(given, call=inner)
 
     def _rerun_forward(self, inputs: Mapping[str, Any], *, call: Callable[..., Any]) -> None:
@@ -574,7 +659,9 @@ def check_monitor_options(**options: Any) -> None:
     """Refuse monitor options that do not exist, have the wrong type or are out of range."""
     known = list(inspect.signature(SinkMonitor).parameters)[1:]
     if others := sorted(set(options) - set(known)):
-        raise InputError(f"SinkMonitor has no option {', '.join(others)}; need some of {', '.join(known)}")
+        raise InputError(
+            f"SinkMonitor has no option {', '.join(others)}; need some of {', '.join(known)}"
+        )
     check_arguments(SinkMonitor.__init__, options)
     for name in ("every", "sequences"):
         if options.get(name, 1) < 1:
@@ -589,7 +676,12 @@ def _layers_by_module(
     """Yield each distinct module with an endless cycle of its layers; ``layers`` is parallel to ``modules``."""
     for index, module in enumerate(modules):
         if not any(module is one for one in modules[:index]):
-            yield module, itertools.cycle([layer for layer, one in zip(layers, modules, strict=True) if one is module])
+            yield (
+                module,
+                itertools.cycle(
+                    [layer for layer, one in zip(layers, modules, strict=True) if one is module]
+                ),
+            )
 
 
 def _unwrap_module(module: nn.Module) -> nn.Module:
@@ -630,7 +722,11 @@ def _find_family(model: PreTrainedModel) -> Family:
 
 def _n_processes() -> int:
     distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    return (
+        distributed.get_world_size()
+        if distributed.is_available() and distributed.is_initialized()
+        else 1
+    )
 
 
 def _process_number() -> int:

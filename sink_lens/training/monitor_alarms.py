@@ -119,12 +119,23 @@ class Alarms:
     def add_reading(self, reading: Reading, *, step: int) -> list[Alarm]:
         """Add a step's reading to the sums of all rules, and return the alarms that it raises."""
         found = []
-        position = None if math.isnan(at := reading.get(("strongest_position", None), math.nan)) else int(at)
+        position = (
+            None
+            if math.isnan(at := reading.get(("strongest_position", None), math.nan))
+            else int(at)
+        )
         enough = reading.get(("strongest_sequences", None), 0) >= self.fewest_sequences
         for rule in self.rules:
-            values = {layer: value for (key, layer), value in reading.items() if key == rule.key and layer != -1}
+            values = {
+                layer: value
+                for (key, layer), value in reading.items()
+                if key == rule.key and layer != -1
+            }
             before = {layer: self._earlier.setdefault((rule.name, layer), []) for layer in values}
-            excess = {layer: _excess_over_median(value, before[layer], rule=rule) for layer, value in values.items()}
+            excess = {
+                layer: _excess_over_median(value, before[layer], rule=rule)
+                for layer, value in values.items()
+            }
             if (whole := excess.get(None)) is not None:
                 again = True
                 if rule.of_position:
@@ -137,14 +148,34 @@ class Alarms:
                     self._on.discard(rule.name)
                 elif total > rule.limit and again and rule.name not in self._on:
                     self._on.add(rule.name)
-                    layers = tuple(layer for layer, over in excess.items() if layer is not None and (over or 0) > 0)
-                    where = (
-                        f"layer{'s' * (len(layers) > 1)} {join_and(map(str, layers))}" if layers else "no layer alone"
+                    layers = tuple(
+                        layer
+                        for layer, over in excess.items()
+                        if layer is not None and (over or 0) > 0
                     )
-                    told = {"value": values[None], "before": rule.median(before[None]), "threshold": self.threshold}
-                    sentence = rule.sentence.format(step=step, layers=where, position=position, **told)
+                    where = (
+                        f"layer{'s' * (len(layers) > 1)} {join_and(map(str, layers))}"
+                        if layers
+                        else "no layer alone"
+                    )
+                    told = {
+                        "value": values[None],
+                        "before": rule.median(before[None]),
+                        "threshold": self.threshold,
+                    }
+                    sentence = rule.sentence.format(
+                        step=step, layers=where, position=position, **told
+                    )
                     own = position if rule.of_position else None
-                    found.append(Alarm(rule=rule.name, step=step, layers=layers, position=own, sentence=sentence))
+                    found.append(
+                        Alarm(
+                            rule=rule.name,
+                            step=step,
+                            layers=layers,
+                            position=own,
+                            sentence=sentence,
+                        )
+                    )
             for layer, value in values.items():
                 before[layer].append(value)
         return found

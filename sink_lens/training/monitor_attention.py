@@ -71,7 +71,10 @@ def read_queries_and_keys(
     ours = copy.copy(config if own is None else own)
     vars(ours)[INNER_KERNEL] = _NAME
     device = next(module.parameters()).device
-    given = {name: None if isinstance(one, Cache) else take_sequences(one, n, batch) for name, one in kwargs.items()}
+    given = {
+        name: None if isinstance(one, Cache) else take_sequences(one, n, batch)
+        for name, one in kwargs.items()
+    }
     given |= {"use_cache": False} if "use_cache" in given else {}
     few = (None if isinstance(one, Cache) else take_sequences(one, n, batch) for one in args)
     kind = type(module)
@@ -107,7 +110,9 @@ def read_queries_and_keys(
 def uncached_autocast(device: torch.device) -> Iterator[None]:
     """Within the block, switch off the cache of autocast, so that training never reuses weights without gradients."""
     on = torch.is_autocast_enabled(device.type)
-    with torch.autocast(device.type, dtype=torch.get_autocast_dtype(device.type), enabled=on, cache_enabled=False):
+    with torch.autocast(
+        device.type, dtype=torch.get_autocast_dtype(device.type), enabled=on, cache_enabled=False
+    ):
         yield
 
 
@@ -123,7 +128,12 @@ def take_sequences(value: Any, n: int, batch: int) -> Any:
 
 
 def keeps_documents_apart(
-    documents: Documents, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, kernel: str, batch: int
+    documents: Documents,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    kernel: str,
+    batch: int,
 ) -> bool:
     """Check whether tokens attend within their own document alone, in a call of attention with ``args`` and ``kwargs``.
 
@@ -135,7 +145,9 @@ def keeps_documents_apart(
     if visible is not None:
         visible = take_sequences(visible, documents.n_rows, batch)
         length = documents.segment.shape[1]
-        return visible.shape[-2:] == (length, length) and documents.to(visible.device).are_kept_apart(visible)
+        return visible.shape[-2:] == (length, length) and documents.to(
+            visible.device
+        ).are_kept_apart(visible)
     if "flash" not in kernel or kwargs.get("attention_mask") is not None:
         return False
     lengths = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -167,7 +179,9 @@ def _build_scores(
     if isinstance(mask, Tensor) and mask.dim() == 4:
         mask = mask[..., : query.shape[2]]
         if mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+            mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(
+                ~mask, -math.inf
+            )
     else:
         mask = None
     scale = query.shape[-1] ** -0.5 if given.get("scaling") is None else given["scaling"]
@@ -185,5 +199,7 @@ def _build_scores(
         mask = query.new_zeros(1, 1, length, length).masked_fill_(hidden, -math.inf)
     if alibi is not None:
         query, key = append_alibi_dimension(query, key, slopes=alibi / scale)
-    score = AttentionScores(query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap"))
+    score = AttentionScores(
+        query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap")
+    )
     return score, sink, given.get("weighting") == "sigmoid"

@@ -51,9 +51,13 @@ class SinkMonitorCallback(TrainerCallback):
             self.monitor.close(finished=False)
         self.monitor = None
         try:
-            self.monitor = SinkMonitor(given["model"], every=self._every, first_step=state.global_step, **self._options)
+            self.monitor = SinkMonitor(
+                given["model"], every=self._every, first_step=state.global_step, **self._options
+            )
         except Exception as error:  # noqa: BLE001  # the training goes on
-            _LOGGER.warning("the sink monitor watches nothing (%s: %s)", type(error).__name__, error)
+            _LOGGER.warning(
+                "the sink monitor watches nothing (%s: %s)", type(error).__name__, error
+            )
             return
         self.monitor.compiled = args.torch_compile
         self.monitor.open()
@@ -71,7 +75,9 @@ class SinkMonitorCallback(TrainerCallback):
         if self.monitor is not None:
             self.monitor.attach_hooks(last=state.global_step + 1 == state.max_steps)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
         """Log the reading of this step, if there is one, in ``state.log_history`` and the given trainer's trackers."""
         if self.monitor is None:
             return
@@ -90,10 +96,14 @@ class SinkMonitorCallback(TrainerCallback):
             except Exception as error:  # noqa: BLE001  # the training goes on, and other trackers have the reading
                 if not self._refused:
                     name = type(error).__name__
-                    _LOGGER.warning("the sink monitor: a tracker takes no readings (%s: %s)", name, error)
+                    _LOGGER.warning(
+                        "the sink monitor: a tracker takes no readings (%s: %s)", name, error
+                    )
                 self._refused = True
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
         """Take the hooks off, and write the tables if a folder was given."""
         if self.monitor is not None:
             self.monitor.close()

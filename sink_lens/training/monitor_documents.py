@@ -35,9 +35,13 @@ class Documents:
 
     def to(self, device: torch.device) -> "Documents":
         """Return the same documents with their tensors on ``device``."""
-        return Documents(**{name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__})
+        return Documents(
+            **{name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__}
+        )
 
-    def split_states(self, h: Float[Tensor, "batch packed ..."]) -> Float[Tensor, "document position ..."]:
+    def split_states(
+        self, h: Float[Tensor, "batch packed ..."]
+    ) -> Float[Tensor, "document position ..."]:
         """Rearrange the stream ``h`` of packed rows so that each document has a row of its own."""
         return h[self.row[:, None], self.position]
 
@@ -50,18 +54,24 @@ class Documents:
     def split_mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:
         """Rearrange an additive mask of packed rows to "document head position position"; padding sees only itself."""
         by_key = additive.expand(len(self.segment), -1, -1, -1).movedim(1, -1)
-        found = by_key[self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]].movedim(-1, 1)
+        found = by_key[
+            self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]
+        ].movedim(-1, 1)
         own = torch.eye(self.position.shape[1], dtype=torch.bool, device=found.device)
         return found.masked_fill(~(self.valid[:, None, None, :] | own), -torch.inf)
 
     def are_kept_apart(self, visible: Bool[Tensor, "#batch #head packed packed"]) -> bool:
         """Check that ``visible`` (True where a query sees a key) lets no token see outside its own document."""
         known = self.segment >= 0
-        other = known[:, None, :, None] & (self.segment[:, None, :, None] != self.segment[:, None, None, :])
+        other = known[:, None, :, None] & (
+            self.segment[:, None, :, None] != self.segment[:, None, None, :]
+        )
         return not bool((visible & other).any())
 
 
-def find_documents(inputs: Mapping[str, Any], *, batch: int, length: int, most: int) -> Documents | None:
+def find_documents(
+    inputs: Mapping[str, Any], *, batch: int, length: int, most: int
+) -> Documents | None:
     """Find the first ``most`` documents of a batch of ``batch`` rows and ``length`` tokens; None if it is not packed.
 
     The model's inputs (``inputs``, by name) tell where documents begin: a block mask or, without one,
@@ -88,7 +98,9 @@ def find_documents(inputs: Mapping[str, Any], *, batch: int, length: int, most: 
     )
 
 
-def _document_starts(inputs: Mapping[str, Any], *, batch: int, length: int) -> tuple[Tensor | None, Tensor | None]:
+def _document_starts(
+    inputs: Mapping[str, Any], *, batch: int, length: int
+) -> tuple[Tensor | None, Tensor | None]:
     """Return two masks, "batch position": the first tokens of documents, and the tokens that are not padding.
 
     They are read off the model's ``inputs``; both are None if these do not say that documents are packed into rows.
@@ -107,7 +119,9 @@ def _document_starts(inputs: Mapping[str, Any], *, batch: int, length: int) -> t
         starts[ends[(ends >= 0) & (ends < batch * length)].long()] = True
         starts = starts.view(batch, length)
     elif isinstance(ids, Tensor) and ids.dim() in (2, 3):
-        ids = ids[0] if ids.dim() == 3 else ids  # by axis of an image and a text: text counts alike on all
+        ids = (
+            ids[0] if ids.dim() == 3 else ids
+        )  # by axis of an image and a text: text counts alike on all
         if ids.shape[-1] != length:
             return None, None
         starts = (ids.diff(dim=-1, prepend=ids[:, :1] - 1) != 1).expand(batch, -1).clone()
@@ -115,7 +129,9 @@ def _document_starts(inputs: Mapping[str, Any], *, batch: int, length: int) -> t
         return None, None
     real = torch.ones_like(starts) if real is None else real.to(starts.device)
     starts &= real
-    if not bool((starts & real[:, :1])[:, 1:].any()):  # a row that begins with padding is left out elsewhere
+    if not bool(
+        (starts & real[:, :1])[:, 1:].any()
+    ):  # a row that begins with padding is left out elsewhere
         return None, None
     starts[:, 0] |= real[:, 0]
     return starts, real & real[:, :1]
@@ -125,7 +141,9 @@ def keys_of_mask(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
     """Return a mask of the keys that each query sees, from a block mask or a mask with four axes; None for others."""
     if isinstance(mask, BlockMask):
         rows, heads, queries, keys = mask.shape
-        return create_mask(mask.mask_mod, rows, heads, queries, keys, device=str(mask.kv_num_blocks.device))
+        return create_mask(
+            mask.mask_mod, rows, heads, queries, keys, device=str(mask.kv_num_blocks.device)
+        )
     if not isinstance(mask, Tensor) or mask.dim() != 4:
         return None
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2

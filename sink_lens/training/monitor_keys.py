@@ -51,7 +51,9 @@ KEYS: Mapping[str, Key] = MappingProxyType(
             "mean",
             "share of (sequence, head) whose sink score at position 0 passes the threshold that was set",
         ),
-        "mass_first": Key("attention", "mean", "mean attention of later queries that see position 0"),
+        "mass_first": Key(
+            "attention", "mean", "mean attention of later queries that see position 0"
+        ),
         "rate_strongest": Key(
             "share",
             "mean",
@@ -66,26 +68,44 @@ KEYS: Mapping[str, Key] = MappingProxyType(
             "with at least 16 queries and a quarter of all after them",
         ),
         "strongest_sequences": Key(
-            "sequences", "alone", "how many the strongest position's numbers are of, gathered over steps up to this one"
+            "sequences",
+            "alone",
+            "how many the strongest position's numbers are of, gathered over steps up to this one",
         ),
-        "norm_ratio": Key("1", "max", "norm of the stream at position 0 relative to the median of ordinary tokens"),
+        "norm_ratio": Key(
+            "1", "max", "norm of the stream at position 0 relative to the median of ordinary tokens"
+        ),
         "dominance": Key(
-            "1", "mean", "largest magnitude of the stream's dimensions at position 0, relative to their mean"
+            "1",
+            "mean",
+            "largest magnitude of the stream's dimensions at position 0, relative to their mean",
         ),
         "dimension": Key(
-            "dimension", "alone", "the dimension with most energy at position 0, where dominance is largest"
+            "dimension",
+            "alone",
+            "the dimension with most energy at position 0, where dominance is largest",
         ),
         "max_activation": Key("of the stream", "max", "largest magnitude in the stream, any token"),
-        "kurtosis": Key("1", "mean", "excess kurtosis of a token's dimensions, mean over tokens; 0 = Gaussian"),
+        "kurtosis": Key(
+            "1", "mean", "excess kurtosis of a token's dimensions, mean over tokens; 0 = Gaussian"
+        ),
         "coverage": Key(
             "share",
             "max",
             "share of ordinary tokens on which one dimension exceeds 20 times the token's median magnitude",
         ),
-        "coverage_dimension": Key("dimension", "alone", "that dimension, where coverage is largest"),
-        "entropy": Key("nats", "mean", "entropy of a row of the pattern, mean over sampled queries"),
+        "coverage_dimension": Key(
+            "dimension", "alone", "that dimension, where coverage is largest"
+        ),
+        "entropy": Key(
+            "nats", "mean", "entropy of a row of the pattern, mean over sampled queries"
+        ),
         "max_logit": Key("logits", "max", "largest attention score of the sampled queries"),
-        "loss": Key("nats", "alone", "mean loss of a token that the model's own forward returned for the batch"),
+        "loss": Key(
+            "nats",
+            "alone",
+            "mean loss of a token that the model's own forward returned for the batch",
+        ),
     }
 )
 """Name without the prefix -> what it is."""
@@ -108,22 +128,32 @@ class KeySums:
     """Reach -> what ``_count_queries_by_key`` gives, which is the same in all such layers of a reading."""
 
     def add_state(
-        self, h: Float[Tensor, "batch position d_model"], *, layer: int, valid: Bool[Tensor, "batch position"]
+        self,
+        h: Float[Tensor, "batch position d_model"],
+        *,
+        layer: int,
+        valid: Bool[Tensor, "batch position"],
     ) -> None:
         """Add the stream ``h`` after a layer (-1: before layer 0) to the totals, at the tokens marked ``valid``."""
         h = h.float()
         ordinary = valid & (torch.arange(h.shape[1], device=h.device) >= OTHERS_FROM)
         norms = h.norm(dim=-1)
-        self._values["norm_ratio", layer] = (norms[:, 0] / median_where(norms, where=ordinary))[valid[:, 0]].float()
+        self._values["norm_ratio", layer] = (norms[:, 0] / median_where(norms, where=ordinary))[
+            valid[:, 0]
+        ].float()
         first = h[:, 0][valid[:, 0]]
         self._values["dominance", layer] = dominance_ratio(first).float()
         self.added["energy", layer] = first.square().sum(0)
         if layer < 0:
             return
         real = h[valid]
-        self.largest["max_activation", layer] = real.abs().amax() if len(real) else real.new_full((), -math.inf)
+        self.largest["max_activation", layer] = (
+            real.abs().amax() if len(real) else real.new_full((), -math.inf)
+        )
         self._values["kurtosis", layer] = column_kurtosis(real.T, chunk=max(1, len(real))).float()
-        some = torch.linspace(OTHERS_FROM, h.shape[1] - 1, SAMPLED, device=h.device, dtype=torch.float32)
+        some = torch.linspace(
+            OTHERS_FROM, h.shape[1] - 1, SAMPLED, device=h.device, dtype=torch.float32
+        )
         some = some.round().long().unique()
         some = some[(some >= OTHERS_FROM) & (some < h.shape[1])]
         magnitude = h[:, some][ordinary[:, some]].abs()
@@ -156,23 +186,34 @@ class KeySums:
         score = attention.sink_score(column, valid=valid, key=0, reach=reach)
         if not attention.can_tell_sinks(reach, threshold=self.threshold):
             score = torch.full_like(score, math.nan)
-        self._values["rate_first", layer] = (score > self.threshold).float().masked_fill(score.isnan(), math.nan)
-        self._values["mass_first", layer] = attention.sink_mass(column, valid=valid, key=0, reach=reach).float()
+        self._values["rate_first", layer] = (
+            (score > self.threshold).float().masked_fill(score.isnan(), math.nan)
+        )
+        self._values["mass_first", layer] = attention.sink_mass(
+            column, valid=valid, key=0, reach=reach
+        ).float()
         real = valid[:, row_positions]
         rows = logs.exp()
         entropy = -logs.clamp(min=-1e4).mul_(rows).sum(-1)  # 0 log 0 is 0; e^-1e4 is 0 too
         self._values["entropy", layer] = attention.mean_over_rows(entropy, row_valid=real).float()
-        self.largest["max_logit", layer] = highest.masked_fill(~real[:, None], -math.inf).amax().float()
+        self.largest["max_logit", layer] = (
+            highest.masked_fill(~real[:, None], -math.inf).amax().float()
+        )
         if reach not in self._seen or self._seen[reach][0].device != rows.device:
             self._seen[reach] = _count_queries_by_key(
                 row_positions, real=real, valid=valid, reach=reach, threshold=self.threshold
             )
         seen, seen_later, uniform, counted = (one[:, None] for one in self._seen[reach])
         total = (real[:, None, None].to(rows.dtype) @ rows)[:, :, 0]
-        own = rows.gather(-1, row_positions[:, None].expand(*rows.shape[:3], 1))[..., 0] * real[:, None]
+        own = (
+            rows.gather(-1, row_positions[:, None].expand(*rows.shape[:3], 1))[..., 0]
+            * real[:, None]
+        )
         later = total.index_add(-1, row_positions, own, alpha=-1)
         by_key, mass = total / seen, later / seen_later
-        by_key[..., 0] = attention.sink_score(column, valid=valid, key=0, min_queries=1, reach=reach)
+        by_key[..., 0] = attention.sink_score(
+            column, valid=valid, key=0, min_queries=1, reach=reach
+        )
         mass[..., 0] = self._values["mass_first", layer]
         is_sink = by_key > (UNIFORM_FACTOR * uniform).clamp(min=self.threshold)
         self._store_by_key("score_by_key", by_key - uniform, where=counted, layer=layer)
@@ -215,24 +256,34 @@ class KeySums:
         for key, one in earlier.items():
             own, other = self.added[key], one.to(self.added[key].device)
             length = max(own.shape[-1], other.shape[-1])
-            own, other = (torch.nn.functional.pad(each, (0, length - each.shape[-1])) for each in (own, other))
+            own, other = (
+                torch.nn.functional.pad(each, (0, length - each.shape[-1])) for each in (own, other)
+            )
             self.added[key] = own + other
 
     def sum_over_processes(self, *, device: torch.device) -> "KeySums":
         """Return the totals over all processes, exchanged on ``device``; each must call this, after ``sum_values``."""
         distributed = torch.distributed
-        length = torch.tensor([max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)])
+        length = torch.tensor(
+            [max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)]
+        )
         length = length.to(device)
         distributed.all_reduce(length, op=distributed.ReduceOp.MAX)
         padded = {
-            key: torch.nn.functional.pad(one, (0, int(length) - one.shape[-1])) if "by_key" in key[0] else one
+            key: torch.nn.functional.pad(one, (0, int(length) - one.shape[-1]))
+            if "by_key" in key[0]
+            else one
             for key, one in self.added.items()
         }
-        padded["without_first", 0] = next(iter(padded.values())).new_tensor([float(self.without_first)])
+        padded["without_first", 0] = next(iter(padded.values())).new_tensor(
+            [float(self.without_first)]
+        )
         added = _reduce_over_processes(padded, op=distributed.ReduceOp.SUM, device=device)
         without_first = bool(added.pop(("without_first", 0)))
         largest = _reduce_over_processes(self.largest, op=distributed.ReduceOp.MAX, device=device)
-        return KeySums(threshold=self.threshold, without_first=without_first, added=added, largest=largest)
+        return KeySums(
+            threshold=self.threshold, without_first=without_first, added=added, largest=largest
+        )
 
     def compute_reading(self, *, n_layers: int) -> Reading:
         """Compute the reading, (key, layer) -> number; layer None is the whole model. Undefined numbers are absent."""
@@ -241,25 +292,43 @@ class KeySums:
         attention = [layer for layer in layers if ("score_by_key", layer) in added]
         by_layer: dict[str, list[float]] = {}
         for name in ("rate_first", "mass_first", "entropy", "kurtosis"):
-            by_layer[name] = [float(torch.div(*added.get((name, layer), _NOTHING))) for layer in layers]
+            by_layer[name] = [
+                float(torch.div(*added.get((name, layer), _NOTHING))) for layer in layers
+            ]
         for name in ("norm_ratio", "dominance"):
-            by_layer[name] = [float(torch.div(*added[name, layer])) for layer in range(-1, n_layers)]
+            by_layer[name] = [
+                float(torch.div(*added[name, layer])) for layer in range(-1, n_layers)
+            ]
         for name in ("max_activation", "max_logit"):
             by_layer[name] = [float(self.largest.get((name, layer), math.nan)) for layer in layers]
         whole = {"loss": float(torch.div(*added["loss", 0]))}
         if self.without_first:
-            anywhere = ("max_activation", "kurtosis", "entropy", "max_logit")  # they do not ask where a sequence begins
-            return _finite_reading({name: by_layer[name] for name in anywhere}, whole, n_layers=n_layers)
+            anywhere = (
+                "max_activation",
+                "kurtosis",
+                "entropy",
+                "max_logit",
+            )  # they do not ask where a sequence begins
+            return _finite_reading(
+                {name: by_layer[name] for name in anywhere}, whole, n_layers=n_layers
+            )
         scores = torch.stack([added["score_by_key", layer] for layer in attention]).sum(0)
         mean = scores[0] / scores[1]
-        sequences = torch.stack([added["sequences_by_key", layer][0] for layer in attention]).amax(0)
+        sequences = torch.stack([added["sequences_by_key", layer][0] for layer in attention]).amax(
+            0
+        )
         if not mean.isnan().all():
             enough = sequences >= min(COUNTED_SEQUENCES, float(sequences.max()))
             strongest = int(mean.masked_fill(~enough, -math.inf).nan_to_num(-math.inf).argmax())
-            whole |= {"strongest_position": strongest, "strongest_sequences": float(sequences[strongest])}
+            whole |= {
+                "strongest_position": strongest,
+                "strongest_sequences": float(sequences[strongest]),
+            }
             for name in ("rate", "mass"):
                 pairs = {layer: added[f"{name}_by_key", layer][:, strongest] for layer in attention}
-                by_layer[f"{name}_strongest"] = [float(torch.div(*pairs.get(layer, _NOTHING))) for layer in layers]
+                by_layer[f"{name}_strongest"] = [
+                    float(torch.div(*pairs.get(layer, _NOTHING))) for layer in layers
+                ]
         shares = [added["coverage", layer] for layer in layers]
         by_layer["coverage"] = [float(share[:-1].max() / share[-1]) for share in shares]
         widest = _argmax_without_nan(by_layer["coverage"])
@@ -274,7 +343,9 @@ class KeySums:
         """Store as ``name`` the sum and count of each key's ``values``, over the sequences and heads in ``where``."""
         where = where & ~values.isnan()
         total = torch.where(where, values, 0.0).sum(dim=(0, 1))
-        self.added[name, layer] = torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]).float()
+        self.added[name, layer] = torch.stack(
+            [total, where.sum(dim=(0, 1)).to(total.dtype)]
+        ).float()
 
 
 def _count_queries_by_key(
@@ -305,9 +376,16 @@ def _count_queries_by_key(
         whole.expand(len(valid), 1, n_keys), valid=valid, key=0, min_queries=1, reach=reach
     )[:, 0]
     queries = torch.where(keys == 0, valid.sum(1, keepdim=True), real.sum(1, keepdim=True))
-    fewest = (queries / 4).clamp(min=attention.COUNTED_QUERIES, max=None if reach is None else reach - 1)
+    fewest = (queries / 4).clamp(
+        min=attention.COUNTED_QUERIES, max=None if reach is None else reach - 1
+    )
     after = torch.where(keys == 0, valid.sum(1, keepdim=True) - 1.0, later)
-    return seen, later, uniform, (after >= fewest) & attention.can_tell_sinks(reach, threshold=threshold)
+    return (
+        seen,
+        later,
+        uniform,
+        (after >= fewest) & attention.can_tell_sinks(reach, threshold=threshold),
+    )
 
 
 def _reduce_over_processes(
@@ -343,7 +421,9 @@ def _finite_reading(
         if known and key.whole == "max":
             known = [value for value in values if math.isfinite(value)]
         if known:
-            reading[name, None] = max(known) if key.whole == "max" else math.fsum(known) / len(known)
+            reading[name, None] = (
+                max(known) if key.whole == "max" else math.fsum(known) / len(known)
+            )
         for index, value in enumerate(values):
             if math.isfinite(value):
                 reading[name, index - (len(values) - n_layers)] = value

@@ -10,7 +10,15 @@ from typing import Any
 import pandas as pd
 
 from ..errors import RunError
-from ..records import LOG_FILE, RunLog, RunWriter, create_run, package_versions, read_log, read_log_lines
+from ..records import (
+    LOG_FILE,
+    RunLog,
+    RunWriter,
+    create_run,
+    package_versions,
+    read_log,
+    read_log_lines,
+)
 from ..records.log import TakenError, refuse_used_log
 from .monitor_alarms import Alarm
 from .monitor_keys import KEYS, Reading
@@ -29,13 +37,17 @@ class Readings:
     """Store of a monitor's readings in memory, for a monitor without a run folder."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[tuple[str, int | None], ...], tuple[tuple[str, int | None], ...]] = {}
+        self._names: dict[
+            tuple[tuple[str, int | None], ...], tuple[tuple[str, int | None], ...]
+        ] = {}
         self._held: list[tuple[int, tuple[tuple[str, int | None], ...], array[float]]] = []
 
     def add(self, step: int, reading: Reading, alarms: Sequence[Alarm]) -> None:
         """Store the reading of a step in memory; alarms are not stored here."""
         names = tuple(reading)
-        self._held.append((step, self._names.setdefault(names, names), array("d", reading.values())))
+        self._held.append(
+            (step, self._names.setdefault(names, names), array("d", reading.values()))
+        )
 
     def frame(self) -> pd.DataFrame:
         """Return all readings as a table, as ``SinkMonitor.frame`` does."""
@@ -55,13 +67,21 @@ class ReadingLog:
     """Store of a monitor's readings in the log of a run folder; none is kept in memory."""
 
     def __init__(
-        self, log: RunLog, making: "functools.partial[RunWriter]", beside: "functools.partial[ReadingLog]"
+        self,
+        log: RunLog,
+        making: "functools.partial[RunWriter]",
+        beside: "functools.partial[ReadingLog]",
     ) -> None:
         self._log, self._making, self._beside, self._open = log, making, beside, True
 
     @classmethod
     def open(
-        cls, folder: Path, *, first_step: int, config: Mapping[str, Any], provenance: Mapping[str, Any]
+        cls,
+        folder: Path,
+        *,
+        first_step: int,
+        config: Mapping[str, Any],
+        provenance: Mapping[str, Any],
     ) -> "ReadingLog":
         """Open a log in the folder, or in a folder beside it if the folder holds another training or other files.
 
@@ -70,7 +90,10 @@ class ReadingLog:
         ``provenance`` are written into its run.json.
         """
         refused: RunError | None = None
-        beside = [folder, *(folder.with_name(f"{folder.name}.beside-{n}") for n in range(2, _MOST_BESIDE))]
+        beside = [
+            folder,
+            *(folder.with_name(f"{folder.name}.beside-{n}") for n in range(2, _MOST_BESIDE)),
+        ]
         latest = max((number for number, one in enumerate(beside) if one.exists()), default=0)
         for place in beside[latest:]:  # the latest that exists, then free ones
             making = functools.partial(
@@ -93,10 +116,16 @@ class ReadingLog:
                 refused = refused or error
                 continue
             if refused is not None:
-                _LOGGER.warning("the sink monitor: the readings go into %s, since %s", place, refused)
-            other = functools.partial(cls.open, folder, first_step=0, config=config, provenance=provenance)
+                _LOGGER.warning(
+                    "the sink monitor: the readings go into %s, since %s", place, refused
+                )
+            other = functools.partial(
+                cls.open, folder, first_step=0, config=config, provenance=provenance
+            )
             return cls(log, making, other)
-        raise refused or RunError(f"{folder} and {_MOST_BESIDE} folders beside it are taken. Choose another one.")
+        raise refused or RunError(
+            f"{folder} and {_MOST_BESIDE} folders beside it are taken. Choose another one."
+        )
 
     def read_before(self, step: int) -> Iterator[tuple[int, Reading]]:
         """Yield (step, reading) for all readings in the log of steps before ``step``."""

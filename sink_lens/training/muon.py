@@ -16,7 +16,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, model: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float], undecayed: Iterable[str]
+        self,
+        model: nn.Module,
+        *,
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float],
+        undecayed: Iterable[str],
     ) -> None:
         kept, (matrices, decayed, plain) = frozenset(undecayed), ([], [], [])
         for name, parameter in model.named_parameters():
@@ -24,14 +30,21 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 continue
             if name in kept:
                 plain.append(parameter)
-            elif parameter.ndim == 2 and ".layers." in name and name.endswith(".weight"):  # a gain a head is none
+            elif (
+                parameter.ndim == 2 and ".layers." in name and name.endswith(".weight")
+            ):  # a gain a head is none
                 matrices.append(parameter)
             else:
                 decayed.append(parameter)
         super().__init__([*matrices, *decayed, *plain], {})
-        groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        groups = [
+            {"params": decayed, "weight_decay": weight_decay},
+            {"params": plain, "weight_decay": 0.0},
+        ]
         self._parts: Sequence[torch.optim.Optimizer] = (
-            torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.Muon(
+                matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
+            ),
             torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=betas),
         )
         self._join_groups()

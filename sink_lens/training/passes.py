@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from ..estimate import BACKWARD, LIBRARIES, OF_A_MATRIX, Cost, PassCount, PassCounts, seconds_per_token, time_call
+from ..estimate import (
+    BACKWARD,
+    LIBRARIES,
+    OF_A_MATRIX,
+    Cost,
+    PassCount,
+    PassCounts,
+    seconds_per_token,
+    time_call,
+)
 from ..models.memory import peak_bytes
 from ..text import size_text
 from .config import TrainConfig
@@ -44,14 +53,20 @@ def estimate_training_cost(config: TrainConfig) -> Cost:
         InputError: ``train`` would refuse the configuration (the data are not looked at).
     """
     asked, n_parameters = _count_training_passes(config), count_parameters(config)[0]
-    shared: dict[str, Any] = {"model": config.size, "passes": asked, "bytes_weights": 4 * n_parameters}
+    shared: dict[str, Any] = {
+        "model": config.size,
+        "passes": asked,
+        "bytes_weights": 4 * n_parameters,
+    }
     on_cpu = config.device == "cpu"
     if config.device is None:
         import torch
 
         on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
     if on_cpu:
-        multiplied = n_parameters + config.n_layers * config.d_model * config.length  # and the causal half of attention
+        multiplied = (
+            n_parameters + config.n_layers * config.d_model * config.length
+        )  # and the causal half of attention
         return Cost(
             device="cpu",
             seconds_per_token=seconds_per_token(multiplied, slowness=_OVERHEAD),
@@ -61,7 +76,9 @@ def estimate_training_cost(config: TrainConfig) -> Cost:
         )
     seconds, peak, device = time_training_step(config)
     a_token = seconds / (BACKWARD * config.batch * config.length)
-    return Cost(device=device, seconds_per_token=a_token, bytes_peak=peak, source="one timed step", **shared)
+    return Cost(
+        device=device, seconds_per_token=a_token, bytes_peak=peak, source="one timed step", **shared
+    )
 
 
 def time_training_step(config: TrainConfig) -> tuple[float, int, str]:
@@ -84,12 +101,16 @@ def time_training_step(config: TrainConfig) -> tuple[float, int, str]:
         model: Any = model_of(config)
         model.to(device).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
-        ids = torch.randint(config.vocab_size, (config.batch // config.accumulation, config.length), device=device)
+        ids = torch.randint(
+            config.vocab_size, (config.batch // config.accumulation, config.length), device=device
+        )
         run = torch.compile(model) if config.compile else model
 
         def update() -> None:
             for _ in range(config.accumulation):
-                with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bfloat16"):
+                with torch.autocast(
+                    device, dtype=torch.bfloat16, enabled=config.dtype == "bfloat16"
+                ):
                     loss = run(input_ids=ids, labels=ids, use_cache=False).loss
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or float("inf"))
@@ -104,7 +125,9 @@ def count_parameters(config: TrainConfig) -> tuple[int, int]:
     heads, kv_heads = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
     norm = config.d_model if config.norm == "rms" else 1
     gates = {"gate_elementwise": heads, "gate_headwise": config.n_heads}.get(config.attention, 0)
-    own = {"sink_logit": config.n_heads, "off_by_one": config.n_heads, "key_bias": heads}.get(config.attention, 0)
+    own = {"sink_logit": config.n_heads, "off_by_one": config.n_heads, "key_bias": heads}.get(
+        config.attention, 0
+    )
     gains = {"shared": config.d_head, "per_head": heads}.get(config.value_norm, 0)
     matrices = config.d_model * (2 * heads + 2 * kv_heads + gates + 3 * config.d_mlp)
     embeddings = config.vocab_size * config.d_model * (1 if config.tied else 2)

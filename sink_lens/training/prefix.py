@@ -78,13 +78,17 @@ class PrefixConfig:
         check_field_types(self)
         check_at_least(self, 1, "rank")
         if self.phi == "constant" and self.rank is not None:
-            raise InputError(f"phi is constant and rank {self.rank}: M has one row then; need rank None")
+            raise InputError(
+                f"phi is constant and rank {self.rank}: M has one row then; need rank None"
+            )
         if self.layers is not None and len(set(self.layers)) < len(self.layers):
             raise InputError(f"layers {self.layers} names a layer twice; need each once")
 
 
 def prefix_output(
-    query: Float[Tensor, "batch position head d_head"], *matrices: Float[Tensor, "kv_head row value"], phi: Phi = "elu"
+    query: Float[Tensor, "batch position head d_head"],
+    *matrices: Float[Tensor, "kv_head row value"],
+    phi: Phi = "elu",
 ) -> Float[Tensor, "batch position head value"]:
     """Compute ``phi(q) M``, which Prefix-Tuning+ adds to the heads' outputs.
 
@@ -96,20 +100,31 @@ def prefix_output(
         phi: the feature map; see ``PrefixConfig.phi``.
     """
     features = rearrange(
-        _PHI[phi](query), "batch position (kv group) d -> batch position kv group d", kv=len(matrices[0])
+        _PHI[phi](query),
+        "batch position (kv group) d -> batch position kv group d",
+        kv=len(matrices[0]),
     )
     if len(matrices) == 2:
         keys, values = matrices
-        weights = einsum(features, keys, "batch position kv group d, kv key d -> batch position kv group key")
-        added = einsum(weights, values, "batch position kv group key, kv key d -> batch position kv group d")
+        weights = einsum(
+            features, keys, "batch position kv group d, kv key d -> batch position kv group key"
+        )
+        added = einsum(
+            weights, values, "batch position kv group key, kv key d -> batch position kv group d"
+        )
     else:
         (memory,) = matrices
-        added = einsum(features, memory, "batch position kv group f, kv f d -> batch position kv group d")
+        added = einsum(
+            features, memory, "batch position kv group f, kv f d -> batch position kv group d"
+        )
     return added.flatten(2, 3)
 
 
 def bridge_hooks(
-    layer: int, *matrices: Float[Tensor, "kv_head row value"], phi: Phi = "elu", family: Family | None = None
+    layer: int,
+    *matrices: Float[Tensor, "kv_head row value"],
+    phi: Phi = "elu",
+    family: Family | None = None,
 ) -> list[tuple[str, Callable[..., Tensor | None]]]:
     """Return hooks that add ``phi(q) M`` to the heads of one layer of a TransformerLens bridge.
 
@@ -125,14 +140,18 @@ def bridge_hooks(
         return z + prefix_output(held.pop().to(matrices[0].dtype), *matrices, phi=phi).to(z.dtype)
 
     q, z = (SITES[name] for name in ("q", "z"))
-    queries = q.hook_name(layer) if family is None else bridge_hook_name(q, family=family, layer=layer)
+    queries = (
+        q.hook_name(layer) if family is None else bridge_hook_name(q, family=family, layer=layer)
+    )
     return [(queries, keep_query), (z.hook_name(layer), add_output)]
 
 
 class PrefixMemory(nn.Module):
     """M of one layer, trained in float32 (float64 in a model of that type), with the two hooks that put it in place."""
 
-    def __init__(self, family: Family, *, config: PrefixConfig, sizes: Mapping[str, int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, family: Family, *, config: PrefixConfig, sizes: Mapping[str, int], dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self._family, self._sizes = family, dict(sizes)
         self.phi: Phi = config.phi
@@ -160,13 +179,18 @@ class PrefixMemory(nn.Module):
     def attach(self, attention: nn.Module) -> list[Any]:
         """Put hooks on the attention module that read its queries and change the input of W_O; return their handles."""
         q, o = (attention.get_submodule(name) for name in (self._family.q, self._family.o))
-        return [q.register_forward_hook(self._keep_queries), o.register_forward_pre_hook(self._add_output)]
+        return [
+            q.register_forward_hook(self._keep_queries),
+            o.register_forward_pre_hook(self._add_output),
+        ]
 
     def _keep_queries(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         """Forward hook of the query projection: keep the queries in its ``output`` until ``_add_output`` takes them."""
         address = SITES["q"].address(self._family)
         assert address is not None  # every family has queries
-        self._query = read_site(output, address=address, family=self._family, batch=len(output), **self._sizes)
+        self._query = read_site(
+            output, address=address, family=self._family, batch=len(output), **self._sizes
+        )
 
     def _add_output(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Forward pre-hook of W_O: return its input ``args`` with ``phi(q) M`` added."""
@@ -190,7 +214,9 @@ class PrefixModel(nn.Module):
     def __init__(self, model: PreTrainedModel, config: PrefixConfig) -> None:
         super().__init__()
         if not isinstance(model, PreTrainedModel):
-            raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel, such as lens.plain")
+            raise ModelError(
+                f"found {type(model).__name__}; need a transformers PreTrainedModel, such as lens.plain"
+            )
         family = checks.checked_family(model)
         if family.kv_latent is not None or family.own_sizes:
             why = "makes its queries inside its attention (latent attention), where no module gives them to this one"
@@ -198,17 +224,26 @@ class PrefixModel(nn.Module):
             raise ModelError(f"{family.architecture} {why}; need another model")
         give_attention_interface(model)
         if any(name.endswith(f".{_NAME}") for name, _ in model.named_modules()):
-            raise ModelError("this model has a module outside its heads already; need one without. Call unload first")
+            raise ModelError(
+                "this model has a module outside its heads already; need one without. Call unload first"
+            )
         layers: Any = model.get_submodule(family.layers)
         top = family.attention.partition(".")[0]
-        have = [index for index, layer in enumerate(layers) if getattr(layer, top, None) is not None]
+        have = [
+            index for index, layer in enumerate(layers) if getattr(layer, top, None) is not None
+        ]
         wanted = have if config.layers is None else list(config.layers)
         if missing := sorted(set(wanted) - set(have)):
-            raise InputError(f"layers {missing} have no attention or are not there; need some of {have}")
+            raise InputError(
+                f"layers {missing} have no attention or are not there; need some of {have}"
+            )
         self.base_model, self.prefix_config = model, config
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         model.requires_grad_(requires_grad=False)
-        sizes, generator = head_sizes(model.config, family=family, layer=0), torch.Generator().manual_seed(config.seed)
+        sizes, generator = (
+            head_sizes(model.config, family=family, layer=0),
+            torch.Generator().manual_seed(config.seed),
+        )
         self.memories: dict[int, PrefixMemory] = {}
         """Layer -> its module, which is a part of the attention module ``prefix_memory``."""
         self._hooks: list[Any] = []
@@ -234,7 +269,11 @@ class PrefixModel(nn.Module):
     ) -> Any:
         """Call the model with its prefix; the named arguments are the columns that a Trainer keeps."""
         return self.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels, **kwargs
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            labels=labels,
+            **kwargs,
         )
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -262,7 +301,9 @@ class PrefixModel(nn.Module):
         """Print the numbers of trainable and of all parameters, and the percentage, in PEFT's words."""
         trained, every = self.get_nb_trainable_parameters()
         line = f"trainable params: {trained:,d} || all params: {every:,d} || trainable%: {100 * trained / every:.4f}\n"
-        sys.stdout.write(line)  # a library that prints nothing else: PEFT's method of this name prints
+        sys.stdout.write(
+            line
+        )  # a library that prints nothing else: PEFT's method of this name prints
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the trained matrices by name, without the model's weights."""
@@ -271,7 +312,9 @@ class PrefixModel(nn.Module):
             del every[name]
         return every
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Load the trained matrices that ``state_dict`` returned. All must be there, whatever ``strict`` says.
 
         Raises:
@@ -297,7 +340,9 @@ class PrefixModel(nn.Module):
         """Write ``adapter_model.safetensors`` and ``adapter_config.json`` into a folder."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        tensors = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
+        }
         save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         config = self.base_model.config
         about = {
@@ -332,13 +377,21 @@ class PrefixModel(nn.Module):
         folder = Path(model_id)
         if config is None:
             config = _read_saved_config(folder, architecture=type(model).__name__)
-        files = [folder / name for name in (WEIGHTS_FILE, "model.safetensors") if (folder / name).is_file()]
+        files = [
+            folder / name
+            for name in (WEIGHTS_FILE, "model.safetensors")
+            if (folder / name).is_file()
+        ]
         if not files:
-            raise ModelError(f"{folder} has no {WEIGHTS_FILE}; need the folder that save_pretrained wrote")
+            raise ModelError(
+                f"{folder} has no {WEIGHTS_FILE}; need the folder that save_pretrained wrote"
+            )
         try:
             tensors = load_file(files[0])
         except SafetensorError as error:
-            raise ModelError(f"{files[0]} cannot be read ({error}); need it whole. Save it again") from error
+            raise ModelError(
+                f"{files[0]} cannot be read ({error}); need it whole. Save it again"
+            ) from error
         made = cls(model, config)
         try:
             made.load_state_dict(tensors)
@@ -365,12 +418,21 @@ class PrefixModel(nn.Module):
 
         The bridge is that of the model without the module; make it before ``get_prefix_model``, or after ``unload``.
         """
-        options: Any = {"phi": self.prefix_config.phi, "family": checks.checked_family(self.get_base_model())}
-        return [one for layer, each in self.memories.items() for one in bridge_hooks(layer, *each.matrices, **options)]
+        options: Any = {
+            "phi": self.prefix_config.phi,
+            "family": checks.checked_family(self.get_base_model()),
+        }
+        return [
+            one
+            for layer, each in self.memories.items()
+            for one in bridge_hooks(layer, *each.matrices, **options)
+        ]
 
 
 @takes(PrefixConfig, loads=True)
-def get_prefix_model(model: PreTrainedModel, config: PrefixConfig | None = None, **fields: Any) -> PrefixModel:
+def get_prefix_model(
+    model: PreTrainedModel, config: PrefixConfig | None = None, **fields: Any
+) -> PrefixModel:
     """Put a trained module outside the attention heads of a model, and freeze the rest.
 
     The model is changed in place, as PEFT does it: ``unload`` undoes it.
@@ -397,9 +459,13 @@ def _read_saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
         ) from error
     if not isinstance(saved, dict) or saved.get("peft_type") != _TYPE:
         kind = saved.get("peft_type") if isinstance(saved, dict) else None
-        raise ModelError(f"{folder} is an adapter of the type {kind}; need {_TYPE}. Open others with PEFT")
+        raise ModelError(
+            f"{folder} is an adapter of the type {kind}; need {_TYPE}. Open others with PEFT"
+        )
     if saved.get("base_model_class") != architecture:
-        raise ModelError(f"the adapter is of a {saved.get('base_model_class')}; need that and not {architecture}")
+        raise ModelError(
+            f"the adapter is of a {saved.get('base_model_class')}; need that and not {architecture}"
+        )
     about = ("peft_type", "task_type", "base_model_name_or_path", "base_model_class")
     fields = {name: value for name, value in saved.items() if name not in about}
     refuse_unknown_names(fields, PrefixConfig.__dataclass_fields__, where=str(folder / CONFIG_FILE))

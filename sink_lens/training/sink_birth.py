@@ -48,9 +48,14 @@ class Birth:
             between = f"{short_count(self.before)} and {short_count(self.tokens)} {self.unit}"
             born = f"the sink was born between {between} (step {self.step})"
         at_others = join_and(f"{rate:.1%} at {threshold:g}" for threshold, rate in self.others)
-        rates = f"{self.rate:.1%} of layers and heads above {self.threshold:g}" + f" ({at_others})" * bool(at_others)
+        rates = (
+            f"{self.rate:.1%} of layers and heads above {self.threshold:g}"
+            + f" ({at_others})" * bool(at_others)
+        )
         mass = f"layer {self.layer} has most: mean mass {as_text(self.mass)}, uniform attention {as_text(self.uniform)}"
-        return f"{born}; at the last checkpoint ({short_count(self.last)} {self.unit}) {rates}; {mass}"
+        return (
+            f"{born}; at the last checkpoint ({short_count(self.last)} {self.unit}) {rates}; {mass}"
+        )
 
 
 def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Birth:
@@ -68,14 +73,18 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
     rates = whole_model_rows(frame, "sink_rate")
     known = sorted(set(rates["threshold"].tolist()))
     if not known:
-        raise InputError("no checkpoint was measured, so no birth can be told; need one at least. Run sink-lens watch.")
+        raise InputError(
+            "no checkpoint was measured, so no birth can be told; need one at least. Run sink-lens watch."
+        )
     if not any(np.isclose(one, threshold) for one in known):
         raise InputError(
             f"the sink rate was not measured at threshold {threshold:g}; need one of "
             f"{', '.join(f'{one:g}' for one in known)}, or measure again with it"
         )
     here = rates.loc[np.isclose(rates["threshold"], threshold)].sort_values("step")
-    step, tokens, rate = (here[name].to_numpy(dtype=float, na_value=np.nan) for name in ("step", "tokens", "value"))
+    step, tokens, rate = (
+        here[name].to_numpy(dtype=float, na_value=np.nan) for name in ("step", "tokens", "value")
+    )
     without = np.flatnonzero(~(rate >= MIN_SINK_RATE))
     first = int(without[-1]) + 1 if len(without) else 0
     born = first < len(rate)
@@ -100,10 +109,14 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
         uniform=float((of_layer if len(of_layer) else uniform)["value"].iloc[0]),
         last=int(tokens[-1]),
         unit="tokens" if is_counted else "steps",
-        others=tuple((one, value) for one, value in sorted(pairs) if not np.isclose(one, threshold)),
+        others=tuple(
+            (one, value) for one, value in sorted(pairs) if not np.isclose(one, threshold)
+        ),
     )
 
 
 def whole_model_rows(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
     """Return the rows of ``frame`` that have a measure of the whole model, not of a single layer or position."""
-    return frame.loc[(frame["measure"] == measure) & frame["layer"].isna() & frame["position"].isna()]
+    return frame.loc[
+        (frame["measure"] == measure) & frame["layer"].isna() & frame["position"].isna()
+    ]

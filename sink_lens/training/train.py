@@ -76,7 +76,11 @@ def train(
         RunError: the folder is in use or holds another run; the loss is not finite; a checkpoint cannot be written.
         KeyboardInterrupt: it was stopped; everything up to that step is saved.
     """
-    fields |= {k: str(v) for k, v in {"data": data, "tokenizer": tokenizer}.items() if isinstance(v, str | Path)}
+    fields |= {
+        k: str(v)
+        for k, v in {"data": data, "tokenizer": tokenizer}.items()
+        if isinstance(v, str | Path)
+    }
     rows = None if isinstance(data, str | Path) else data
     own_tokenizer = None if isinstance(tokenizer, str | Path) else tokenizer
     if own_tokenizer is not None and rows is None:
@@ -95,7 +99,10 @@ def train(
                 corpus = check_given_rows(config, rows, tokenizer=own_tokenizer)
         model = model_of(config, tokenizer=corpus.tokenizer)
         gains = tuple(model.mean_gains())  # before a checkpoint is read
-        with _open_run_folder(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):
+        with _open_run_folder(config, corpus, args, folder=folder, overwrite=overwrite) as (
+            writer,
+            checkpoint,
+        ):
             loop = Loop(config, model=model, data=corpus, args=args)
             Steps(loop, writer=writer, progress=progress and args.should_save).run(checkpoint)
         log = loop.log_frame()
@@ -103,7 +110,9 @@ def train(
             folder=folder,
             config=config,
             tables={"log": log},
-            headline=_headline(config, log, gains) if len(log) else "",  # another process may have none
+            headline=_headline(config, log, gains)
+            if len(log)
+            else "",  # another process may have none
             checkpoints=checkpoint_folders(read_run(folder)),
             first=args.should_save,
         )
@@ -114,7 +123,11 @@ def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) 
     norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
     if gains:
         least, most = f"{min(gains):.3g}", f"{max(gains):.3g}"
-        norm += f" (first gain, {config.value_norm_init}: {least}" + f" to {most} over layers" * (least != most) + ")"
+        norm += (
+            f" (first gain, {config.value_norm_init}: {least}"
+            + f" to {most} over layers" * (least != most)
+            + ")"
+        )
     tail = f", held out {held_out.iloc[-1]:.4f}" if len(held_out) else ""
     return (
         f"{config.size}, {config.attention}{norm}, seed {config.seed}: {int(last['step']):,} steps, "
@@ -124,7 +137,12 @@ def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) 
 
 @contextlib.contextmanager
 def _open_run_folder(
-    config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
+    config: TrainConfig,
+    corpus: TrainingRows,
+    args: TrainingArguments,
+    *,
+    folder: Path,
+    overwrite: bool,
 ) -> Iterator[tuple[RunWriter | None, Path | None]]:
     """Yield (the run folder's writer, the checkpoint to resume from or None); only the first process has a writer."""
     provenance = {
@@ -142,12 +160,18 @@ def _open_run_folder(
         "seeds": {"weights": config.seed, "order": config.data_seed},
     }
     expects = ("config", "log", *["watch"] * config.watch)
-    record: dict[str, Any] = {"config": asdict(config), "provenance": provenance, "expects": expects}
+    record: dict[str, Any] = {
+        "config": asdict(config),
+        "provenance": provenance,
+        "expects": expects,
+    }
     writer, outcome = None, [None, None]
     with contextlib.ExitStack() as stack:
         if args.should_save:
             try:
-                opened = create_run(folder, kind="train", overwrite=overwrite, reopen=True, **record)
+                opened = create_run(
+                    folder, kind="train", overwrite=overwrite, reopen=True, **record
+                )
                 writer = stack.enter_context(opened)
                 outcome = [None, _prepare_run(record["config"], writer, overwrite=overwrite)]
             except SinkLensError as error:

@@ -72,7 +72,9 @@ def group_runs(
         RunError: a folder has no finished training; a run differs in something else; variants differ in their seeds.
     """
     if len(folders) < 2:
-        raise InputError(f"{len(folders)} runs were given; need two at least, of two variants. Give more folders.")
+        raise InputError(
+            f"{len(folders)} runs were given; need two at least, of two variants. Give more folders."
+        )
     runs = [_check_finished_training(read_run(folder)) for folder in folders]
     configs = [run.config for run in runs]
     names = _find_compared_fields(runs, configs, group_by=group_by)
@@ -92,7 +94,9 @@ def group_runs(
     if first not in variants:
         raise InputError(f"no variant is {first!r}; need one of {', '.join(variants)}")
     if len(variants) < 2:
-        raise RunError(f"all runs are {first}; need two variants at least. Give runs that differ in {join_and(names)}.")
+        raise RunError(
+            f"all runs are {first}; need two variants at least. Give runs that differ in {join_and(names)}."
+        )
     _check_same_seeds_and_data(variants, runs)
     notes = _warn_of_differences(runs, configs)
     n = len(variants[first])
@@ -101,13 +105,17 @@ def group_runs(
         notes += (few if n == 1 else f"an interval of {('no', 'one', 'two')[n]} seeds says little",)
     ordered = [first, *(variant for variant in variants if variant != first)]
     return Variants(
-        group_by=names, runs={variant: dict(sorted(variants[variant].items())) for variant in ordered}, notes=notes
+        group_by=names,
+        runs={variant: dict(sorted(variants[variant].items())) for variant in ordered},
+        notes=notes,
     )
 
 
 def _check_finished_training(run: Run) -> Run:
     if run.kind != "train":
-        raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train. Leave it out.")
+        raise RunError(
+            f"{run.folder} holds a {run.kind} run; need runs of sink-lens train. Leave it out."
+        )
     if run.status != "finished":
         raise RunError(
             f"{run.folder} is {run.status}, not finished; need whole runs, or their ends would be compared with "
@@ -125,7 +133,9 @@ def _find_compared_fields(
     if group_by is not None:
         named = tuple(group_by.split(",")) if isinstance(group_by, str) else tuple(group_by)
         if unknown := [name for name in named if name not in fields]:
-            raise InputError(f"no run has {join_and(unknown)}; need a field of the configuration: {', '.join(fields)}")
+            raise InputError(
+                f"no run has {join_and(unknown)}; need a field of the configuration: {', '.join(fields)}"
+            )
         if others := [name for name in differing if name not in named]:
             raise RunError(_differences_text(runs, configs, others))
         return named
@@ -156,13 +166,17 @@ def _field_differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
     return len({json.dumps(config.get(name), sort_keys=True) for config in configs}) > 1
 
 
-def _differences_text(runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+def _differences_text(
+    runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str]
+) -> str:
     parts = []
     for name in names:
         seen: dict[str, Run] = {}
         for run, config in zip(runs, configs, strict=True):
             seen.setdefault(_value_text(config.get(name)), run)
-        parts.append(f"{name}: " + ", ".join(f"{value} ({run.folder})" for value, run in seen.items()))
+        parts.append(
+            f"{name}: " + ", ".join(f"{value} ({run.folder})" for value, run in seen.items())
+        )
     return (
         f"the runs also differ in {'; '.join(parts)}; need variants that differ in what is compared and the seed only. "
         "Leave runs out, or name all that is compared: group_by=..."
@@ -172,7 +186,9 @@ def _differences_text(runs: Sequence[Run], configs: Sequence[dict[str, Any]], na
 def _check_same_seeds_and_data(variants: dict[str, dict[int, Run]], runs: Sequence[Run]) -> None:
     seeds = {variant: sorted(runs) for variant, runs in variants.items()}
     if len({tuple(one) for one in seeds.values()}) > 1:
-        listed_seeds = "; ".join(f"{variant}: {', '.join(map(str, one))}" for variant, one in seeds.items())
+        listed_seeds = "; ".join(
+            f"{variant}: {', '.join(map(str, one))}" for variant, one in seeds.items()
+        )
         raise RunError(
             f"the variants have other seeds ({listed_seeds}); need the same in each, since runs are paired by seed. "
             "Train the missing ones, or leave the others out."
@@ -181,12 +197,17 @@ def _check_same_seeds_and_data(variants: dict[str, dict[int, Run]], runs: Sequen
         seen = {json.dumps(run.provenance.get(name), sort_keys=True): run for run in runs}
         if len(seen) > 1:
             told = ", ".join(f"{value} ({run.folder})" for value, run in seen.items())
-            raise RunError(f"the runs have another {name}: {told}; need the same data in all. Train on the same.")
+            raise RunError(
+                f"the runs have another {name}: {told}; need the same data in all. Train on the same."
+            )
 
 
 def _warn_of_differences(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     sentences: dict[str, None] = {}
-    for given, names in (([run.provenance for run in runs], (*CIRCUMSTANCE, "processes")), (configs, WARNED)):
+    for given, names in (
+        ([run.provenance for run in runs], (*CIRCUMSTANCE, "processes")),
+        (configs, WARNED),
+    ):
         for name in names:
             if _field_differs(given, name):
                 values = dict.fromkeys(_value_text(one.get(name)) for one in given)

@@ -82,9 +82,13 @@ def measure_checkpoint(
     with keep_random_state():
         if isinstance(model, PreTrainedModel):
             with switch_to_eval_mode(model):
-                frame = chain_measures(load(model, tokenizer=tokenizer), tokens, threshold=threshold)
+                frame = chain_measures(
+                    load(model, tokenizer=tokenizer), tokens, threshold=threshold
+                )
         else:
-            frame = chain_measures(load(str(model), tokenizer=tokenizer, device=device), tokens, threshold=threshold)
+            frame = chain_measures(
+                load(str(model), tokenizer=tokenizer, device=device), tokens, threshold=threshold
+            )
     return _with_step_columns(frame, step=step, seen=seen, tokens=tokens)
 
 
@@ -130,7 +134,9 @@ def watch(
     checkpoints = checkpoint_folders(run)
     tokenizer = load_run_tokenizer(run)
     if tokens is None:
-        tokens = load_evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)
+        tokens = load_evaluation_tokens(
+            run, tokenizer, sequences=config.sequences, length=config.length
+        )
     step_tokens = run.config["length"] * run.config["batch"]
     with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
         return _measure_missing_checkpoints(
@@ -146,14 +152,20 @@ def watch(
 
 def _is_run_folder(source: Checkpoints) -> TypeGuard[str | Path]:
     """Check whether ``source`` is a run's folder (it has a run.json), or a path at which nothing is yet."""
-    return isinstance(source, str | Path) and ((Path(source) / RUN_FILE).exists() or not Path(source).exists())
+    return isinstance(source, str | Path) and (
+        (Path(source) / RUN_FILE).exists() or not Path(source).exists()
+    )
 
 
 def watch_output_folder(config: WatchConfig) -> Path:
     """Return the folder that the measurements are written to: the run's, else ``out`` or ``runs/watch-NAME``."""
     if config.out is None and _is_run_folder(config.run):
         return Path(config.run)
-    return Path("runs") / f"watch-{Path(config.run).resolve().name}" if config.out is None else Path(config.out)
+    return (
+        Path("runs") / f"watch-{Path(config.run).resolve().name}"
+        if config.out is None
+        else Path(config.out)
+    )
 
 
 def _watch_other_checkpoints(
@@ -173,15 +185,27 @@ def _watch_other_checkpoints(
         else:
             lens = load(last, device=config.device)
         if lens.tokenizer is None:
-            raise InputError(f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=...")
+            raise InputError(
+                f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=..."
+            )
         length = min(config.length, lens.n_context or config.length)
-        tokens = from_text(bundled_text(), lens.tokenizer, sequences=config.sequences, length=length, name="moby_dick")
+        tokens = from_text(
+            bundled_text(),
+            lens.tokenizer,
+            sequences=config.sequences,
+            length=length,
+            name="moby_dick",
+        )
     named = str(source) if isinstance(source, str | Path) else [str(step) for step in checkpoints]
     with create_run(
         watch_output_folder(config),
         kind="watch",
         config={"checkpoints": named},
-        provenance={"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": package_versions()},
+        provenance={
+            "tokens_sha256": tokens.hash,
+            "token_source": tokens.source,
+            "versions": package_versions(),
+        },
         expects=("watch",),
         reopen=True,
         overwrite=not config.resume,
@@ -191,7 +215,9 @@ def _watch_other_checkpoints(
             tokens,
             writer=kept,
             tokenizer=None,
-            seen=lambda step: count_tokens_seen(checkpoints[step], step=step, step_tokens=config.step_tokens),
+            seen=lambda step: count_tokens_seen(
+                checkpoints[step], step=step, step_tokens=config.step_tokens
+            ),
             config=config,
             progress=progress,
         )
@@ -218,7 +244,9 @@ def _measure_missing_checkpoints(
         frame, identities = _rows_of_same_checkpoints(frame, writer.folder, checkpoints)
     have = set(frame["step"].tolist())
     missing = {step: path for step, path in checkpoints.items() if step not in have}
-    for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
+    for step, path in tqdm(
+        missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False
+    ):
         identities[step] = [_identify(path), _identify(path, content=True)]  # before it is measured
         try:
             if isinstance(path, Path) and (path / "checkpoint.json").exists():
@@ -236,7 +264,9 @@ def _measure_missing_checkpoints(
             warnings.warn(f"checkpoint {step} is left out: {error}", stacklevel=2)
             failed = pd.DataFrame([{"measure": "error", "unit": "", "error": str(error)}])
             rows = _with_step_columns(failed, step=step, seen=seen(step), tokens=tokens)
-        frame = pd.concat([frame, rows], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
+        frame = pd.concat([frame, rows], ignore_index=True).sort_values(
+            "step", kind="stable", ignore_index=True
+        )
         writer.write_table("watch", frame)
         writer.write_text(_IDENTITIES, json.dumps(identities))
     return frame
@@ -266,7 +296,10 @@ def _rows_of_same_checkpoints(
         known = {}
     steps, same = set(frame["step"].tolist()), dict[int, list[str]]()
     for step in sorted(steps & set(checkpoints)):
-        quick, before = _identify(checkpoints[step]), known.get(str(step)) if isinstance(known, dict) else None
+        quick, before = (
+            _identify(checkpoints[step]),
+            known.get(str(step)) if isinstance(known, dict) else None,
+        )
         if isinstance(before, list) and before and before[0] != quick:  # moved, or another
             content = _identify(checkpoints[step], content=True)
             before = [quick, content] if before[-1] == content else None
@@ -283,25 +316,37 @@ def _rows_of_same_checkpoints(
     return frame.loc[~frame["step"].isin(sorted(changed | gone))].reset_index(drop=True), same
 
 
-def _with_step_columns(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
-    whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
+def _with_step_columns(
+    frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch
+) -> pd.DataFrame:
+    whole = frame.assign(
+        step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash
+    )
     return _with_column_types(whole.reindex(columns=list(COLUMNS)))
 
 
 def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
+    return frame.astype(
+        COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {})
+    )
 
 
-def _reusable_rows(frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
+def _reusable_rows(
+    frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, threshold: float
+) -> pd.DataFrame:
     """Return an earlier table's rows but those of failed checkpoints; refuse other tokens or another ``threshold``."""
     whole = frame.loc[frame["error"].isna()]
     what = f"{folder}/watch.parquet was measured"
     todo = "Give the same, or measure all again (again=True)."
     if others := sorted(set(whole["tokens_sha256"].tolist()) - {batch.hash}):
-        raise RunError(f"{what} on other tokens ({others[0][:12]}; these are {batch.hash[:12]}); need the same. {todo}")
+        raise RunError(
+            f"{what} on other tokens ({others[0][:12]}; these are {batch.hash[:12]}); need the same. {todo}"
+        )
     levels = sorted(set(whole["threshold"].dropna().tolist()))
     if len(whole) and threshold not in levels:
-        raise RunError(f"{what} at the thresholds {', '.join(f'{one:g}' for one in levels)}, not {threshold:g}. {todo}")
+        raise RunError(
+            f"{what} at the thresholds {', '.join(f'{one:g}' for one in levels)}, not {threshold:g}. {todo}"
+        )
     return _with_column_types(whole).reset_index(drop=True)
 
 
@@ -317,7 +362,9 @@ def load_run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # tokenizers raises a bare Exception
-        raise RunError(f"{folder} cannot be read ({error}); need the tokenizer's files as they were saved") from error
+        raise RunError(
+            f"{folder} cannot be read ({error}); need the tokenizer's files as they were saved"
+        ) from error
 
 
 def load_evaluation_tokens(
@@ -336,19 +383,33 @@ def load_evaluation_tokens(
     why = "it was given as rows" if run.provenance.get("data_source") == "given" else ""
     if not why:
         try:
-            corpus = load_training_rows(build_train_config(run.config, where=str(run.folder)), progress=False)
+            corpus = load_training_rows(
+                build_train_config(run.config, where=str(run.folder)), progress=False
+            )
         except SinkLensError as error:
             why = str(error)
         else:
             if corpus.sha256 == run.provenance.get("data_sha256"):
                 rows: Any = corpus.evaluation
-                ids = torch.stack([rows[index]["input_ids"][:length] for index in range(min(sequences, len(rows)))])
-                return replace(from_tensor(ids, tokenizer=tokenizer), source=f"evaluation:{corpus.source}")
+                ids = torch.stack(
+                    [
+                        rows[index]["input_ids"][:length]
+                        for index in range(min(sequences, len(rows)))
+                    ]
+                )
+                return replace(
+                    from_tensor(ids, tokenizer=tokenizer), source=f"evaluation:{corpus.source}"
+                )
             why = f"{corpus.source} has changed since"
     if tokenizer is None:
         raise RunError(
             f"the data of {run.folder} cannot be read ({why}), and it has no tokenizer for other text; need one of "
             "them. Pass tokens=..."
         )
-    warnings.warn(f"{run.folder} is measured on the bundled prose: its own data cannot be read ({why})", stacklevel=3)
-    return from_text(bundled_text(), tokenizer, sequences=sequences, length=length, name="moby_dick")
+    warnings.warn(
+        f"{run.folder} is measured on the bundled prose: its own data cannot be read ({why})",
+        stacklevel=3,
+    )
+    return from_text(
+        bundled_text(), tokenizer, sequences=sequences, length=length, name="moby_dick"
+    )

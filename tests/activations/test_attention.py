@@ -16,12 +16,22 @@ from sink_lens.errors import KernelError
 from sink_lens.models.families import family_of
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
-from tests.tiny_families import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
+from tests.tiny_families import (
+    BY_LAYER_FAMILIES,
+    LATENT_FAMILIES,
+    MORE_FAMILIES,
+    TINY_FAMILIES,
+    tiny,
+)
 
 LENGTH = 27  # over three windows of 8, and no multiple of anything
 KEYS = tuple(range(LENGTH))
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES)
-FUSED = tuple(family for family in ALL_FAMILIES if family not in ("gemma2", "vaultgemma", "headnorm_sigmoid", "bloom"))
+FUSED = tuple(
+    family
+    for family in ALL_FAMILIES
+    if family not in ("gemma2", "vaultgemma", "headnorm_sigmoid", "bloom")
+)
 OWN_EAGER = ("gemma2", "vaultgemma", "gpt_oss", "gptj", "gpt_neo", "bloom")
 
 
@@ -33,21 +43,32 @@ def tokens(batch=2, length=LENGTH):
 @torch.no_grad()
 def eager_patterns(family, length=LENGTH):
     """The attentions that Hugging Face returns: [batch, head, query, key] a layer."""
-    return tiny(family, attn_implementation="eager")(tokens(length=length), output_attentions=True).attentions
+    return tiny(family, attn_implementation="eager")(
+        tokens(length=length), output_attentions=True
+    ).attentions
 
 
 def eager_masses(family, length=LENGTH):
     """Attention to each key under eager attention; for sigmoid attention as a share of the row's sum."""
     patterns = eager_patterns(family, length)
-    return [pattern / pattern.sum(-1, keepdim=True) for pattern in patterns] if "sigmoid" in family else patterns
+    return (
+        [pattern / pattern.sum(-1, keepdim=True) for pattern in patterns]
+        if "sigmoid" in family
+        else patterns
+    )
 
 
 def keep(*names):
-    return [Reading(name=name, sites=(name,), function=lambda view, name=name: view[name]) for name in names]
+    return [
+        Reading(name=name, sites=(name,), function=lambda view, name=name: view[name])
+        for name in names
+    ]
 
 
 def read(family, *names, kernel="auto", ids=None, **options):
-    return stream(lens(family), tokens() if ids is None else ids, keep(*names), kernel=kernel, **options)
+    return stream(
+        lens(family), tokens() if ids is None else ids, keep(*names), kernel=kernel, **options
+    )
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
@@ -66,7 +87,9 @@ def test_the_mass_is_right_past_one_block_of_rows(family):
     for kernel in ("auto", "eager"):
         found = read(family, "mass", kernel=kernel, ids=tokens(length=200), keys=(0, 150))
         for layer, pattern in enumerate(eager_masses(family, 200)):
-            torch.testing.assert_close(found["mass", layer], pattern[..., [0, 150]], atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                found["mass", layer], pattern[..., [0, 150]], atol=1e-5, rtol=0
+            )
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
@@ -92,7 +115,9 @@ def test_scores_are_those_of_the_bridge_and_key_scores_their_columns(family):
         assert_rows_close(scores.flatten(2), wanted.flatten(2))  # a row is a head
         columns = found["key_scores", layer]
         assert torch.equal(columns <= lowest / 2, blocked[..., keys])
-        assert_rows_close(columns.masked_fill(blocked[..., keys], 0).flatten(2), wanted[..., keys].flatten(2))
+        assert_rows_close(
+            columns.masked_fill(blocked[..., keys], 0).flatten(2), wanted[..., keys].flatten(2)
+        )
 
 
 @pytest.mark.parametrize("family", FUSED)
@@ -121,14 +146,20 @@ def test_right_padding_changes_nothing_at_real_positions(family):
     ids = tokens(3)
     padded = ids.masked_fill(torch.arange(LENGTH) >= lengths[:, None], 0)
     rows = torch.tensor([1, 12, LENGTH - 1])
-    together = read(family, "mass", "rows", ids=from_tensor(padded, lengths=lengths), rows=rows, keys=(0, 1))
+    together = read(
+        family, "mass", "rows", ids=from_tensor(padded, lengths=lengths), rows=rows, keys=(0, 1)
+    )
     for index, length in enumerate(lengths.tolist()):
         real = rows[rows < length]
-        alone = read(family, "mass", "rows", ids=ids[index : index + 1, :length], rows=real, keys=(0, 1))
+        alone = read(
+            family, "mass", "rows", ids=ids[index : index + 1, :length], rows=real, keys=(0, 1)
+        )
         for layer in range(3):
             mass, row = together["mass", layer][index], together["rows", layer][index]
             torch.testing.assert_close(mass[:, :length], alone["mass", layer][0], atol=1e-5, rtol=0)
-            torch.testing.assert_close(row[:, : len(real), :length], alone["rows", layer][0], atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                row[:, : len(real), :length], alone["rows", layer][0], atol=1e-5, rtol=0
+            )
             assert (row[:, : len(real), length:] == 0).all()
 
 
@@ -136,14 +167,23 @@ def test_half_precision_is_close_to_the_pattern_of_the_same_tensors():
     model = wrap(tiny("llama").to(torch.bfloat16))
     found = stream(model, tokens(), keep("mass", "rotated_q", "rotated_k"), keys=KEYS)
     assert found.kernel == "fused"
-    query, key = found["rotated_q", 0].float(), found["rotated_k", 0].float().repeat_interleave(2, dim=1)
-    pattern = (query @ key.mT).masked_fill(~torch.ones(LENGTH, LENGTH).bool().tril(), -math.inf).softmax(-1)
+    query, key = (
+        found["rotated_q", 0].float(),
+        found["rotated_k", 0].float().repeat_interleave(2, dim=1),
+    )
+    pattern = (
+        (query @ key.mT)
+        .masked_fill(~torch.ones(LENGTH, LENGTH).bool().tril(), -math.inf)
+        .softmax(-1)
+    )
     assert found["mass", 0].dtype == torch.float32
     torch.testing.assert_close(found["mass", 0], pattern, atol=2e-2, rtol=0)
 
 
 def test_a_fused_kernel_is_refused_where_scores_are_capped_or_the_device_gives_no_log_sum_exp():
-    with pytest.raises(KernelError, match=r"Gemma2ForCausalLM caps its attention scores.*kernel='eager'"):
+    with pytest.raises(
+        KernelError, match=r"Gemma2ForCausalLM caps its attention scores.*kernel='eager'"
+    ):
         read("gemma2", "mass", kernel="fused")
     family, device = family_of("LlamaForCausalLM"), torch.device("mps")
     with pytest.raises(KernelError, match=r"'mps' gives no log-sum-exp.*kernel='eager'"):
@@ -162,9 +202,13 @@ def test_a_fused_kernel_is_refused_where_scores_are_capped_or_the_device_gives_n
 )
 def test_a_fused_kernel_that_lies_is_found(monkeypatch, lie, text):
     honest = attention._fused_attention
-    monkeypatch.setattr(attention, "_fused_attention", lambda *args, **options: lie(*honest(*args, **options)))
+    monkeypatch.setattr(
+        attention, "_fused_attention", lambda *args, **options: lie(*honest(*args, **options))
+    )
     attention._check_fused_kernel.cache_clear()
-    with pytest.raises(KernelError, match=rf"the fused kernel on cpu in torch.float32 .*{text}.*kernel='eager'"):
+    with pytest.raises(
+        KernelError, match=rf"the fused kernel on cpu in torch.float32 .*{text}.*kernel='eager'"
+    ):
         read("llama", "mass")
     attention._check_fused_kernel.cache_clear()
     assert lens("llama").plain.config._attn_implementation == "sdpa"
@@ -176,7 +220,10 @@ def test_a_fused_kernel_that_does_not_take_the_heads_is_found(monkeypatch):
 
     monkeypatch.setattr(attention, "_fused_attention", fused)
     attention._check_fused_kernel.cache_clear()
-    with pytest.raises(KernelError, match=r"does not take torch.float32 with heads of 12 \(head_dim should be a .*8\)"):
+    with pytest.raises(
+        KernelError,
+        match=r"does not take torch.float32 with heads of 12 \(head_dim should be a .*8\)",
+    ):
         read("llama", "mass")
     attention._check_fused_kernel.cache_clear()
 

@@ -9,12 +9,20 @@ from sink_lens.activations.precision import HALF, in_float32, measure_rounding
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE
-from tests.tiny_families import BY_LAYER_FAMILIES, LATENT_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
+from tests.tiny_families import (
+    BY_LAYER_FAMILIES,
+    LATENT_FAMILIES,
+    MORE_FAMILIES,
+    TINY_FAMILIES,
+    tiny,
+)
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (3, 12), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES + MORE_FAMILIES + BY_LAYER_FAMILIES + LATENT_FAMILIES)
+@pytest.mark.parametrize(
+    "family", TINY_FAMILIES + MORE_FAMILIES + BY_LAYER_FAMILIES + LATENT_FAMILIES
+)
 def test_widened_weights_compute_what_a_model_in_float32_does(family):
     model = tiny(family).bfloat16().eval()
     before = {name: own.clone() for name, own in model.state_dict().items()}
@@ -23,7 +31,9 @@ def test_widened_weights_compute_what_a_model_in_float32_does(family):
         found = model(TOKENS).logits
     assert_rows_close(found, wide(TOKENS).logits.detach())
     after = model.state_dict()
-    assert {name: own.dtype for name, own in after.items()} == {name: own.dtype for name, own in before.items()}
+    assert {name: own.dtype for name, own in after.items()} == {
+        name: own.dtype for name, own in before.items()
+    }
     assert all(torch.equal(own, after[name]) for name, own in before.items())
 
 
@@ -57,9 +67,16 @@ def test_what_is_left_of_a_large_value_is_rounding(dtype):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         found = measure_rounding(wrap(model), batch, position=2)
-    assert found.spoils_logits or dtype == torch.float16  # which of the two float16 is hangs on the order of sums
-    assert found.spoils_logits == any("load the model in float32" in str(one.message) for one in warned)
-    assert (found.dimension, found.spacing) == (7, {torch.bfloat16: 16.0, torch.float16: 2.0}[dtype])
+    assert (
+        found.spoils_logits or dtype == torch.float16
+    )  # which of the two float16 is hangs on the order of sums
+    assert found.spoils_logits == any(
+        "load the model in float32" in str(one.message) for one in warned
+    )
+    assert (found.dimension, found.spacing) == (
+        7,
+        {torch.bfloat16: 16.0, torch.float16: 2.0}[dtype],
+    )
     assert found.value == pytest.approx(4012, rel=0.002)
     with torch.no_grad():
         exact, own = wide(TOKENS).logits, model(TOKENS).logits.float()
@@ -74,7 +91,9 @@ def test_a_value_past_the_largest_of_the_type_is_said_not_to_be_finite():
     with torch.no_grad():
         model.transformer.wpe.weight[9, 7] = 60_000
         model.transformer.h[1].mlp.c_proj.bias[7] = 30_000
-    with pytest.warns(UserWarning, match="are not finite: in float32 the stream's dimension 7 is 90,0.. there"):
+    with pytest.warns(
+        UserWarning, match="are not finite: in float32 the stream's dimension 7 is 90,0.. there"
+    ):
         found = measure_rounding(wrap(model.half().eval()), from_tensor(TOKENS), position=9)
     assert found.spoils_logits
     assert "float16's numbers end before; load the model in float32" in found.sentence()
@@ -88,5 +107,8 @@ def test_sequences_without_the_position_count_for_nothing():
         alone = measure_rounding(wrap(model), from_tensor(TOKENS[::2]), position=5)
         found = measure_rounding(wrap(model), from_tensor(TOKENS, lengths=lengths), position=5)
     assert found.at_position == pytest.approx(alone.at_position, rel=0.05)
-    assert measure_rounding(wrap(model), from_tensor(TOKENS[1:2], lengths=lengths[1:2]), position=5) is None
+    assert (
+        measure_rounding(wrap(model), from_tensor(TOKENS[1:2], lengths=lengths[1:2]), position=5)
+        is None
+    )
     assert measure_rounding(wrap(tiny("gpt2")), from_tensor(TOKENS), position=5) is None  # float32

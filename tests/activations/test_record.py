@@ -33,7 +33,9 @@ RAW = {  # layers, then within a layer: attention and MLP as they add to the str
     "gpt_oss": ("model.layers", "self_attn", "mlp", "self_attn.o_proj", None),
 }  # fmt: skip
 RAW |= dict.fromkeys(("mistral", "qwen2", "qwen3", "phi3"), RAW["llama"])
-RAW |= dict.fromkeys(("headnorm", "headnorm_sigmoid", "headnorm_gate", "headnorm_sink"), RAW["llama"])
+RAW |= dict.fromkeys(
+    ("headnorm", "headnorm_sigmoid", "headnorm_gate", "headnorm_sink"), RAW["llama"]
+)
 RAW |= dict.fromkeys(("gemma3", "olmo2"), RAW["gemma2"])
 
 
@@ -74,7 +76,9 @@ def raw(family):
             found["resid_post", layer - 1] = out.hidden_states[layer]
     found["final", 0] = out.hidden_states[3]
     # OPT flattens batch and position around its MLP
-    return {key: x if len(x) == len(ids) else x.unflatten(0, (len(ids), -1)) for key, x in found.items()}
+    return {
+        key: x if len(x) == len(ids) else x.unflatten(0, (len(ids), -1)) for key, x in found.items()
+    }
 
 
 def reading(name, *sites, of=lambda view: None):
@@ -83,7 +87,10 @@ def reading(name, *sites, of=lambda view: None):
 
 def keep(*names, layers=None):
     return [
-        Reading(name=name, sites=(name,), function=lambda view, name=name: view[name], layers=layers) for name in names
+        Reading(
+            name=name, sites=(name,), function=lambda view, name=name: view[name], layers=layers
+        )
+        for name in names
     ]
 
 
@@ -101,7 +108,9 @@ def streamed_sites(family):
 def test_capture_equals_hugging_face_alone(family, path):
     found = captured(family, path)
     assert found.path == path
-    assert len(raw(family)) == 3 * (6 if family == "gpt_oss" else 7)  # no resid_post at the last layer, but final
+    assert len(raw(family)) == 3 * (
+        6 if family == "gpt_oss" else 7
+    )  # no resid_post at the last layer, but final
     for key, expected in raw(family).items():
         assert close(found[key], expected), key
 
@@ -114,14 +123,19 @@ def test_stream_equals_capture_in_batches_of_one_as_all_at_once(family):
     kept = capture(lens(family), tokens(5), sites=names, path="plain")
     for name, layer in kept:
         for found in (together, one_by_one):
-            assert close(found[name, 3 if name == "final" else layer], kept[name, layer]), (name, layer)
+            assert close(found[name, 3 if name == "final" else layer], kept[name, layer]), (
+                name,
+                layer,
+            )
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_a_prompt_in_a_padded_batch_is_as_alone(family):
     lengths = torch.tensor([LENGTH, 11, 5])
     ids = tokens(3)
-    padded = from_tensor(ids.masked_fill(torch.arange(LENGTH) >= lengths[:, None], 0), lengths=lengths)
+    padded = from_tensor(
+        ids.masked_fill(torch.arange(LENGTH) >= lengths[:, None], 0), lengths=lengths
+    )
     names = streamed_sites(family)
     together = stream(lens(family), padded, keep(*names))
     for path in ("plain", "bridge"):
@@ -130,15 +144,24 @@ def test_a_prompt_in_a_padded_batch_is_as_alone(family):
             alone = capture(lens(family), ids[index : index + 1, :length], sites=names, path=path)
             for name, layer in alone:
                 at = 3 if name == "final" else layer
-                assert close(kept[name, layer][index, :length], alone[name, layer][0]), (name, layer, path)
-                assert close(together[name, at][index, :length], alone[name, layer][0]), (name, layer)
+                assert close(kept[name, layer][index, :length], alone[name, layer][0]), (
+                    name,
+                    layer,
+                    path,
+                )
+                assert close(together[name, at][index, :length], alone[name, layer][0]), (
+                    name,
+                    layer,
+                )
 
 
 def test_a_bridge_with_a_tokenizer_leaves_token_tensors_as_they_are():
     """TransformerLens puts BOS before strings and masks padding of lists; of tensors it must do neither."""
     with_tokenizer = wrap(tiny("llama"), tokenizer=tiny_tokenizer())
     ids = tokens().index_fill(1, torch.tensor([0, 1, LENGTH - 1]), 0)  # pad tokens at both ends
-    with pytest.warns(UserWarning, match="2 of 2 sequences begin with the padding id 0, which is read as a token"):
+    with pytest.warns(
+        UserWarning, match="2 of 2 sequences begin with the padding id 0, which is read as a token"
+    ):
         found = capture(with_tokenizer, ids, sites=["resid_post"], path="bridge")
     plain = capture(lens("llama"), ids, sites=["resid_post"], path="plain")
     assert close(found["resid_post", 2], plain["resid_post", 2])
@@ -154,7 +177,9 @@ def test_a_reading_sees_its_layer_and_which_tokens_are_real():
     ids, lengths, rows = tokens(), torch.tensor([LENGTH, 9]), torch.tensor([2, 4])
     batch = from_tensor(ids, lengths=lengths)
     sums = reading("sums", "resid_post", of=lambda view: total.append(view["resid_post"].sum()))
-    found = stream(lens("llama"), batch, [reading("look", "z", "attn_out", of=look), sums], rows=rows)
+    found = stream(
+        lens("llama"), batch, [reading("look", "z", "attn_out", of=look), sums], rows=rows
+    )
     assert (found.values["sums"], len(total)) == ({}, 3)
     assert [view.layer for view in views] == [0, 1, 2]
     assert all(torch.equal(view.tokens, ids) and torch.equal(view.rows, rows) for view in views)
@@ -165,21 +190,32 @@ def test_a_reading_sees_its_layer_and_which_tokens_are_real():
 
 def test_a_reading_that_changes_the_run_and_a_tensor_that_was_not_captured_are_refused():
     changes = reading("changes", "attn_out", of=lambda view: view["attn_out"].mul_(0).sum((1, 2)))
-    with pytest.raises(InputError, match="the reading 'changes', layer 0 changed a tensor of the run in place"):
+    with pytest.raises(
+        InputError, match="the reading 'changes', layer 0 changed a tensor of the run in place"
+    ):
         stream(lens("llama"), tokens(), [changes])
-    with pytest.raises(InputError, match=r"\('z', -1\) was not captured; need one of 'z', 2. Layers are counted"):
+    with pytest.raises(
+        InputError, match=r"\('z', -1\) was not captured; need one of 'z', 2. Layers are counted"
+    ):
         capture(lens("llama"), tokens(), sites=["z"], layers=[-1])["z", -1]
 
 
 def test_a_frame_has_one_row_a_number():
-    norm = reading("norm", "z", of=lambda view: view["z"].norm(dim=-1)[:, :4])  # [batch, 4 positions, 4 heads]
+    norm = reading(
+        "norm", "z", of=lambda view: view["z"].norm(dim=-1)[:, :4]
+    )  # [batch, 4 positions, 4 heads]
     found = stream(lens("llama"), tokens(), [norm])
     frame = found.frame("norm", axes=("position", "head"))
     assert list(frame.columns) == ["layer", "sequence", "position", "head", "value"]
     assert len(frame) == 3 * 2 * 4 * 4
-    row = frame[(frame.layer == 1) & (frame.sequence == 1) & (frame.position == 3) & (frame["head"] == 2)]
+    row = frame[
+        (frame.layer == 1) & (frame.sequence == 1) & (frame.position == 3) & (frame["head"] == 2)
+    ]
     assert row["value"].item() == found["norm", 1][1, 3, 2].item()
-    with pytest.raises(InputError, match=r"'norm' has 2 axes after the sequence and 1 names were given: \['position'"):
+    with pytest.raises(
+        InputError,
+        match=r"'norm' has 2 axes after the sequence and 1 names were given: \['position'",
+    ):
         found.frame("norm", axes=("position",))
 
 
@@ -208,7 +244,9 @@ def test_nothing_of_a_pass_is_kept(request):
     def first_token(view):
         seen.extend(weakref.ref(tensor) for tensor in view.tensors.values())
         alive = [reference() for reference in seen[: -2 * len(view.tensors)]]
-        assert all(tensor is None for tensor in alive)  # of the layer before the one before: gone already
+        assert all(
+            tensor is None for tensor in alive
+        )  # of the layer before the one before: gone already
         return view["resid_post"][:, 0]
 
     first = reading("first", "attn_in", "z", "resid_post", of=first_token)
@@ -216,7 +254,9 @@ def test_nothing_of_a_pass_is_kept(request):
     assert len(seen) == 3 * 3 * 3
     assert all(reference() is None for reference in seen)
     # What is kept of a view is the view's numbers, not the storage that it looks into.
-    assert all(tensor.untyped_storage().nbytes() == 6 * 48 * 4 for tensor in found.values["first"].values())
+    assert all(
+        tensor.untyped_storage().nbytes() == 6 * 48 * 4 for tensor in found.values["first"].values()
+    )
 
 
 def test_captured_tensors_share_no_storage():
@@ -232,7 +272,10 @@ def test_captured_tensors_share_no_storage():
 @pytest.mark.parametrize("path", ["plain", "bridge"])
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [*((one, torch.float32) for one in TINY_FAMILIES), *((one, torch.bfloat16) for one in ("olmo2", "gpt2"))],
+    [
+        *((one, torch.float32) for one in TINY_FAMILIES),
+        *((one, torch.bfloat16) for one in ("olmo2", "gpt2")),
+    ],
 )
 def test_the_estimate_is_the_bytes_that_are_kept(family, dtype, path):
     model = lens(family) if dtype == torch.float32 else wrap(tiny(family).to(dtype))
@@ -253,7 +296,9 @@ def test_more_bytes_than_allowed_are_refused_before_anything_runs(monkeypatch):
     monkeypatch.setattr("psutil.virtual_memory", lambda: free)
     assert len(capture(lens("llama"), batch, sites=sites)) == 6
     free.available = (needed - 1) / 0.8
-    with pytest.raises(InputError, match=rf"would keep {needed:,} bytes and {needed - 1:,} are allowed.*use stream"):
+    with pytest.raises(
+        InputError, match=rf"would keep {needed:,} bytes and {needed - 1:,} are allowed.*use stream"
+    ):
         capture(lens("llama"), batch, sites=sites)
 
 
@@ -261,12 +306,16 @@ def test_more_bytes_than_allowed_are_refused_before_anything_runs(monkeypatch):
 def test_layers_and_positions_are_those_that_were_asked_for(path):
     everything = captured("llama", path)
     sites = ["k", "neurons", "scores", "resid_post", "final", "k"]
-    found = capture(lens("llama"), tokens(), sites=sites, layers=[2, 0, 2], positions=[7, 0], path=path)
+    found = capture(
+        lens("llama"), tokens(), sites=sites, layers=[2, 0, 2], positions=[7, 0], path=path
+    )
     assert set(found) == {(site, layer) for site in sites[:4] for layer in (0, 2)} | {("final", 0)}
     assert found.positions == (7, 0)
     for key in found:
         whole = everything[key]
-        assert torch.equal(found[key], whole[:, :, [7, 0]] if key[0] == "scores" else whole[:, [7, 0]])
+        assert torch.equal(
+            found[key], whole[:, :, [7, 0]] if key[0] == "scores" else whole[:, [7, 0]]
+        )
     assert torch.equal(found["final"], found["final", 0])
 
 
@@ -274,7 +323,10 @@ def test_a_hook_of_the_users_before_a_module_is_behind_the_site_on_both_paths():
     model = tiny("llama")
     attention = model.model.layers[1].self_attn
     attention.o_proj.register_forward_pre_hook(lambda module, args: (args[0] * 1.1,))
-    found = [capture(wrap(model), tokens(), sites=["z", "attn_out"], path=path) for path in ("plain", "bridge")]
+    found = [
+        capture(wrap(model), tokens(), sites=["z", "attn_out"], path=path)
+        for path in ("plain", "bridge")
+    ]
     for site in ("z", "attn_out"):
         torch.testing.assert_close(found[0][site, 1], found[1][site, 1])
 
@@ -282,7 +334,9 @@ def test_a_hook_of_the_users_before_a_module_is_behind_the_site_on_both_paths():
 def test_hooks_that_stand_on_the_bridge_act_or_are_refused():
     model, ids = lens("llama"), tokens()
     edited = run_with(model, ids, zero("attn_out", layers=[1]), sites=("resid_post",)).tensors
-    with model.bridge.hooks(fwd_hooks=[("blocks.1.hook_attn_out", lambda x, hook: torch.zeros_like(x))]):
+    with model.bridge.hooks(
+        fwd_hooks=[("blocks.1.hook_attn_out", lambda x, hook: torch.zeros_like(x))]
+    ):
         found = stream(model, ids, keep("resid_post", "mass"))
         kept = capture(model, ids, sites=["resid_post"])
     for layer in range(3):
@@ -290,7 +344,10 @@ def test_hooks_that_stand_on_the_bridge_act_or_are_refused():
         assert close(kept["resid_post", layer], edited["resid_post", layer])
     with (
         model.bridge.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", lambda x, hook: x)]),
-        pytest.raises(KernelError, match=r"a hook stands at blocks.1.attn.hook_pattern, and this pass makes no scores"),
+        pytest.raises(
+            KernelError,
+            match=r"a hook stands at blocks.1.attn.hook_pattern, and this pass makes no scores",
+        ),
     ):
         stream(model, ids, keep("resid_post"))
 
@@ -315,7 +372,11 @@ def state(model):
         for path in (model.plain, model.bridge)
         for module in path.modules()
     )
-    return model.plain.config._attn_implementation, hooks, [module.training for module in model.plain.modules()]
+    return (
+        model.plain.config._attn_implementation,
+        hooks,
+        [module.training for module in model.plain.modules()],
+    )
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -348,8 +409,18 @@ def test_the_model_is_left_as_it_was_also_after_an_error(family):
         (keep("z", "z"), {}, InputError, r"readings have the same name: \['z', 'z'\]"),
         (keep("zz"), {}, SiteError, r"no site 'zz'; need one of resid_pre"),
         (keep("rows"), {}, InputError, r"needs 'rows' and no query positions were given"),
-        (keep("rows"), {"rows": torch.tensor([24])}, InputError, r"position 24 is outside the sequences; need 0 to 23"),
-        (keep("mass"), {"keys": (0, -1)}, InputError, r"position -1 is outside the sequences; need 0 to 23"),
+        (
+            keep("rows"),
+            {"rows": torch.tensor([24])},
+            InputError,
+            r"position 24 is outside the sequences; need 0 to 23",
+        ),
+        (
+            keep("mass"),
+            {"keys": (0, -1)},
+            InputError,
+            r"position -1 is outside the sequences; need 0 to 23",
+        ),
         (keep("mass"), {"keys": ()}, InputError, r"needs the columns of keys and no key was given"),
         (keep("z", layers=frozenset({3})), {}, InputError, r"layer 3 does not exist; need 0 to 2"),
         (keep("z"), {"batch_size": 0}, InputError, r"batch size is 0"),
@@ -361,7 +432,12 @@ def test_the_model_is_left_as_it_was_also_after_an_error(family):
             InputError,
             r"shape \(\) for 2 sequences; need",
         ),
-        ([reading("turned", "z", of=lambda view: view["z"].mT[0])], {}, InputError, r"\(24, 12, 4\) for 2 sequences"),
+        (
+            [reading("turned", "z", of=lambda view: view["z"].mT[0])],
+            {},
+            InputError,
+            r"\(24, 12, 4\) for 2 sequences",
+        ),
     ],
 )
 def test_stream_refuses(readings, options, error, text):
@@ -376,7 +452,9 @@ def test_capture_and_tokens_that_the_model_does_not_take_are_refused():
         capture(lens("llama"), tokens(), sites=["z"], layers=[0, 3])
     with pytest.raises(InputError, match=r"position 24 is outside the sequences; need 0 to 23"):
         capture(lens("llama"), tokens(), sites=["z"], positions=[0, 24])
-    with pytest.raises(InputError, match=r"the sequences have 257 tokens; LlamaForCausalLM takes at most 256"):
+    with pytest.raises(
+        InputError, match=r"the sequences have 257 tokens; LlamaForCausalLM takes at most 256"
+    ):
         capture(lens("llama"), tokens(1, 257), sites=["z"])
     with pytest.raises(InputError, match=r"token id 300 is outside the vocabulary of 300"):
         stream(lens("llama"), torch.tensor([[1, 300]]), keep("z"))

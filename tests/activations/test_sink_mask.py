@@ -22,11 +22,23 @@ from tests.zoo import ZOO, build
 
 WITH_SINK = [
     (name, family)
-    for name in ("embedding", "bos_neuron", "variance", "slow_growth", "key_bias", "delimiter", "direction")
+    for name in (
+        "embedding",
+        "bos_neuron",
+        "variance",
+        "slow_growth",
+        "key_bias",
+        "delimiter",
+        "direction",
+    )
     for family in ZOO[name].families
 ]
 WITHOUT = [
-    *((name, family) for name in ("spike", "sigmoid", "sink_logit") for family in ZOO[name].families),
+    *(
+        (name, family)
+        for name in ("spike", "sigmoid", "sink_logit")
+        for family in ZOO[name].families
+    ),
     *(("untrained", family) for family in TINY_FAMILIES),
     ("broken_key_sink", "llama"),
 ]
@@ -96,7 +108,9 @@ def test_the_gap_is_stated_and_so_is_its_absence(caplog):
     with_gap, without = [one for one in said if one.startswith("marked as sinks by attention: ")]
     assert with_gap.startswith("marked as sinks by attention: 8 of 512 tokens are at 1")
     assert "threshold" in with_gap
-    assert without.startswith("marked as sinks by attention: no sink, so no token is marked; the largest of 512 is 1.")
+    assert without.startswith(
+        "marked as sinks by attention: no sink, so no token is marked; the largest of 512 is 1."
+    )
 
 
 def test_a_threshold_and_double_precision_are_taken_as_they_are():
@@ -143,7 +157,9 @@ def test_the_scores_are_those_of_the_bridges_pattern(family):
         shares += fair_shares(rows, row_positions=positions, reach=reach)
         layers += earlier_keys(positions, n_keys=40, reach=reach)
     every = torch.ones(3, 39, dtype=torch.bool)
-    expected = share_score(shares / layers.clamp(min=1), seen=layers > 0, row_positions=positions, row_valid=every)
+    expected = share_score(
+        shares / layers.clamp(min=1), seen=layers > 0, row_positions=positions, row_valid=every
+    )
     torch.testing.assert_close(sink_scores(lens, tokens), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -151,7 +167,9 @@ def test_what_cannot_be_marked_is_refused():
     lens = wrap(tiny("llama"))
     with pytest.raises(InputError, match="a sequence has a single token; need at least 2"):
         sink_mask(lens, torch.ones(2, 1, dtype=torch.int64))
-    with pytest.raises(InputError, match="a threshold was given for either; need by='attention' or by='norm'"):
+    with pytest.raises(
+        InputError, match="a threshold was given for either; need by='attention' or by='norm'"
+    ):
         sink_mask(lens, torch.ones(2, 8, dtype=torch.int64), by="either", threshold=2.0)
     with pytest.raises(InputError, match="the batch size is 0"):
         sink_mask(lens, torch.ones(2, 8, dtype=torch.int64), batch_size=0)
@@ -162,7 +180,9 @@ def test_what_cannot_be_marked_is_refused():
 def test_the_first_tokens_of_the_default_model_are_marked_and_no_others():
     lens = load()
     for bos in ("with", "without"):
-        tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=16, length=64, bos=bos)
+        tokens = TokenBatch.from_text(
+            bundled_text(), lens.tokenizer, sequences=16, length=64, bos=bos
+        )
         for by in ("attention", "norm"):
             found = sink_mask(lens, tokens, by=by)
             assert found[:, 0].all(), (bos, by)
@@ -192,4 +212,6 @@ def test_a_trace_a_card_and_the_finder_see_one_sink():
     assert ObservedModel(lens, tokens).location.sink_positions == (5,)
     assert marked.nonzero()[:, 1].unique().tolist() == [5]
     assert torch.equal(marked, sink_mask(lens, tokens))
-    torch.testing.assert_close(sink_scores(lens, tokens, by="rate"), rates.nanmean(0), equal_nan=True)
+    torch.testing.assert_close(
+        sink_scores(lens, tokens, by="rate"), rates.nanmean(0), equal_nan=True
+    )

@@ -21,7 +21,9 @@ from sink_lens.schema import ERROR_RATES, FINGERPRINT_ERRORS
 from sink_lens.signatures import field_docs
 
 ROOT = Path(__file__).parents[2] / "analyses"
-FOLDERS = sorted((path.parent for path in ROOT.glob("*/*/claim.md")), key=lambda folder: folder.name)
+FOLDERS = sorted(
+    (path.parent for path in ROOT.glob("*/*/claim.md")), key=lambda folder: folder.name
+)
 OF_EACH_HELPER = (
     "chain_by_paths",  # a finished trace
     "variance_by_layer",  # readings
@@ -42,7 +44,9 @@ def name(folder):
     return folder.name
 
 
-@pytest.mark.parametrize("folder", first(FOLDERS, stay=lambda folder: folder.name in OF_EACH_HELPER), ids=name)
+@pytest.mark.parametrize(
+    "folder", first(FOLDERS, stay=lambda folder: folder.name in OF_EACH_HELPER), ids=name
+)
 def test_tiny_mode_gives_the_expected_numbers(folder, runs):
     found = run_claim(folder, out=runs / folder.name, tiny=True, progress=False).set_index("number")
     expected = pd.read_csv(folder / "expected.csv").set_index("number")
@@ -59,21 +63,31 @@ def test_an_analysis_imports_no_private_name_and_no_other_analysis(folder):
     own = f"analyses.{folder.parent.name}.{folder.name}."
     for path in folder.glob("*.py"):
         text = path.read_text(encoding="utf-8")
-        for module, names in re.findall(r"^ *from (\S+) import (\([^)]*|[^#\n]+)", text, flags=re.M):
+        for module, names in re.findall(
+            r"^ *from (\S+) import (\([^)]*|[^#\n]+)", text, flags=re.M
+        ):
             assert not re.search(r"[\s.(]_[a-z]", f"{module} {names}"), (module, names)
-            assert not re.match(r"analyses\.(?:[a-d]_|our_own\b)", module) or f"{module}.".startswith(own), module
+            assert not re.match(
+                r"analyses\.(?:[a-d]_|our_own\b)", module
+            ) or f"{module}.".startswith(own), module
 
 
-@pytest.mark.parametrize("folder", first(FOLDERS, stay=lambda folder: folder.name in OF_EACH_HELPER), ids=name)
+@pytest.mark.parametrize(
+    "folder", first(FOLDERS, stay=lambda folder: folder.name in OF_EACH_HELPER), ids=name
+)
 def test_tiny_mode_does_not_expect_the_committed_result(folder):
     """Where it does, it reads the committed tables back and computes nothing."""
-    result, expected = (pd.read_csv(folder / f"{table}.csv").set_index("number") for table in ("result", "expected"))
+    result, expected = (
+        pd.read_csv(folder / f"{table}.csv").set_index("number") for table in ("result", "expected")
+    )
     values = expected["value"].reindex(result.index)
     assert not np.isclose(result["value"], values, rtol=1e-4, atol=0, equal_nan=True).all()
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name)
-def test_a_claim_says_what_was_predicted_and_would_refute_it_and_its_result_is_that_of_the_file(folder):
+def test_a_claim_says_what_was_predicted_and_would_refute_it_and_its_result_is_that_of_the_file(
+    folder,
+):
     result = read_result(read_claim(folder))
     assert not result.empty, "not run yet: python -m analyses --keep " + folder.name
     text = (folder / "claim.md").read_text(encoding="utf-8")
@@ -83,14 +97,18 @@ def test_a_claim_says_what_was_predicted_and_would_refute_it_and_its_result_is_t
     assert "<!-- result -->\n" in after
     assert with_table(text, result) == text
     written = pd.read_csv(folder / "result.csv", dtype={"number": str})
-    pd.testing.assert_frame_equal(written, result, check_dtype=False)  # no cell is that of an older rule
+    pd.testing.assert_frame_equal(
+        written, result, check_dtype=False
+    )  # no cell is that of an older rule
     assert (folder / "figure.png").is_file()
 
 
 def test_an_analysis_is_named_without_the_folder_of_its_paper():
     assert [claim.place for claim in claims(["mediation"])] == ["a_structural_origin/mediation"]
     assert {claim.name for claim in claims()} == {folder.name for folder in FOLDERS}
-    with pytest.raises(InputError, match=r"no analysis is called nowhere; need some of .*mediation"):
+    with pytest.raises(
+        InputError, match=r"no analysis is called nowhere; need some of .*mediation"
+    ):
         claims(["nowhere"])
 
 
@@ -108,7 +126,11 @@ def test_every_figure_and_table_has_a_folder_or_a_reason():
     for row in rows:
         assert known[row.folder].is_file() if row.folder else len(row.reason) > 20, row.where
         assert not row.folder or row.theirs, row.where
-    of_papers = {claim.name for claim in found if claim.paper.startswith(("A, figure", "A, table", "C,", "D,"))}
+    of_papers = {
+        claim.name
+        for claim in found
+        if claim.paper.startswith(("A, figure", "A, table", "C,", "D,"))
+    }
     assert of_papers <= {row.folder for row in rows}
 
 
@@ -134,10 +156,12 @@ def circuit_truth():
 
 def test_the_table_of_circuits_and_the_numbers_in_the_readme_are_those_of_its_rows(circuit_truth):
     functions, rows, circuits = circuit_truth
-    assert (ROOT / "our_own" / "circuit_truth" / "table.md").read_text(encoding="utf-8") == functions["markdown"](
-        rows, circuits
+    assert (ROOT / "our_own" / "circuit_truth" / "table.md").read_text(
+        encoding="utf-8"
+    ) == functions["markdown"](rows, circuits)
+    assert set(zip(rows["mechanism"], rows["family"], strict=True)) == set(
+        functions["combinations"]()
     )
-    assert set(zip(rows["mechanism"], rows["family"], strict=True)) == set(functions["combinations"]())
     assert set(circuits.loc[circuits["ablation"] == "core", "seeds"]) == {10}
     told = " ".join((ROOT.parent / "README.md").read_text(encoding="utf-8").split())
     sentence = functions["sentence_of"](circuits)
@@ -156,7 +180,10 @@ def test_a_circuits_sentences_on_its_nodes_follow_the_rates_that_were_measured()
     )
     quiet = {kind: zero[kind] - zero[f"{kind}_warned"] for kind in ("wrong", "between", "right")}
     row = {"ablation": "zero", "method": "eap-ig", "patched_nodes": 9, "unseen_nodes": "m0"}
-    assert f"of {zero['right']} right ones in the zoo, {zero['right_warned']} have" in _node_sentences(row)
+    assert (
+        f"of {zero['right']} right ones in the zoo, {zero['right_warned']} have"
+        in _node_sentences(row)
+    )
     assert f"of {sum(quiet.values())} without such nodes, {quiet['right']} were" in _node_sentences(
         row | {"unseen_nodes": ""}
     )
@@ -168,7 +195,11 @@ def test_a_circuits_sentences_on_its_nodes_follow_the_rates_that_were_measured()
 def test_help_names_every_method_that_real_patches_outdo(circuit_truth):
     _, rows, _ = circuit_truth
     worse = set(rows.loc[rows["over_exact"] < -0.02, "method"]) & set(METHODS)
-    named = field_docs(CircuitConfig)["method"].partition("(exact; small models).")[2].partition("miss edges")[0]
+    named = (
+        field_docs(CircuitConfig)["method"]
+        .partition("(exact; small models).")[2]
+        .partition("miss edges")[0]
+    )
     assert worse == {method for method in METHODS if re.search(rf"\b{method}(?![\w-])", named)}
 
 
@@ -180,7 +211,12 @@ def test_the_error_rates_on_every_page_are_those_of_the_table(calibration):
         of = table[(table["question"] == question) & (table["truth"] == truth)]
         return f"{of.loc[of['answer'] == 'wrong', 'n'].sum():,} of {of['n'].sum():,}"
 
-    numbers = [told("verdict", "intact"), told("verdict", "broken"), told("position", "no"), told("phrases", "true")]
+    numbers = [
+        told("verdict", "intact"),
+        told("verdict", "broken"),
+        told("position", "no"),
+        told("phrases", "true"),
+    ]
     assert re.findall(r"\d+ of [\d,]+\d", ERROR_RATES) == numbers
     assert f"{rows.loc[rows['question'] == 'position', 'n'].sum():,} traces" in ERROR_RATES
 

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from analyses.fingerprint_baselines import cka, intrinsic_correlation, invariant_cosine, parameter_cosine
+from analyses.fingerprint_baselines import (
+    cka,
+    intrinsic_correlation,
+    invariant_cosine,
+    parameter_cosine,
+)
 from sink_lens import wrap
 from tests.tiny_families import tiny
 
@@ -27,7 +32,9 @@ def changed(lens, change):
 def renumbered(module):
     """The neurons of every MLP in another order: the same function."""
     for layer in module.model.layers:
-        order = torch.randperm(layer.mlp.up_proj.out_features, generator=torch.Generator().manual_seed(0))
+        order = torch.randperm(
+            layer.mlp.up_proj.out_features, generator=torch.Generator().manual_seed(0)
+        )
         for one in (layer.mlp.up_proj, layer.mlp.gate_proj):
             one.weight.copy_(one.weight[order])
         layer.mlp.down_proj.weight.copy_(layer.mlp.down_proj.weight[:, order])
@@ -44,15 +51,23 @@ def test_cka_is_the_alignment_of_centred_gram_matrices():
 
 def test_the_cosine_of_the_parameters_leaves_embeddings_out():
     first, second = (model(seed=seed, tie_word_embeddings=False) for seed in (0, 1))
-    other = changed(first, lambda one: (one.model.embed_tokens.weight.normal_(), one.lm_head.weight.normal_()))
+    other = changed(
+        first, lambda one: (one.model.embed_tokens.weight.normal_(), one.lm_head.weight.normal_())
+    )
     assert parameter_cosine(first, other) == pytest.approx(1, abs=1e-12)
     flat = [
         torch.cat(
-            [v.flatten().double() for k, v in one.plain.state_dict().items() if "embed" not in k and "head" not in k]
+            [
+                v.flatten().double()
+                for k, v in one.plain.state_dict().items()
+                if "embed" not in k and "head" not in k
+            ]
         )
         for one in (first, second)
     ]
-    assert parameter_cosine(first, second) == pytest.approx(torch.cosine_similarity(*flat, dim=0).item(), rel=1e-9)
+    assert parameter_cosine(first, second) == pytest.approx(
+        torch.cosine_similarity(*flat, dim=0).item(), rel=1e-9
+    )
 
 
 def test_only_the_invariant_products_survive_renumbered_neurons():
@@ -78,14 +93,23 @@ def whole(lens, layer):
         embedded, block = plain.model.embed_tokens.weight[list(IDS)], plain.model.layers[layer]
         q, k, v, o, up, down = (
             block.get_submodule(name).weight.T.double()
-            for name in (*(f"self_attn.{letter}_proj" for letter in "qkvo"), "mlp.up_proj", "mlp.down_proj")
+            for name in (
+                *(f"self_attn.{letter}_proj" for letter in "qkvo"),
+                "mlp.up_proj",
+                "mlp.down_proj",
+            )
         )
         times = q.shape[1] // k.shape[1]
-        k, v = (one.reshape(len(one), -1, lens.d_head).repeat_interleave(times, dim=1).flatten(1) for one in (k, v))
+        k, v = (
+            one.reshape(len(one), -1, lens.d_head).repeat_interleave(times, dim=1).flatten(1)
+            for one in (k, v)
+        )
     else:
         embedded, block = plain.transformer.wte.weight[list(IDS)], plain.transformer.h[layer]
         q, k, v = block.attn.c_attn.weight.double().chunk(3, dim=1)
-        o, up, down = (one.weight.double() for one in (block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj))
+        o, up, down = (
+            one.weight.double() for one in (block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj)
+        )
     e = embedded.double()
     return torch.stack([e @ q @ k.T @ e.T, e @ v @ o @ e.T, e @ up @ down @ e.T]).detach()
 

@@ -53,9 +53,9 @@ def test_the_first_token_is_compared_with_positions_from_8_on():
 def of_gate(ratios):
     """A table of the gate, from length -> S2 of the first token without BOS; with BOS it is 9."""
     rows = [
-        one.label([dict.fromkeys(run.READ, 0.0) | {"step": one.steps, "tokens": 100, "prose": 1.0}]).assign(
-            s2_ratio=9.0 if one.bos else ratios[one.length]
-        )
+        one.label(
+            [dict.fromkeys(run.READ, 0.0) | {"step": one.steps, "tokens": 100, "prose": 1.0}]
+        ).assign(s2_ratio=9.0 if one.bos else ratios[one.length])
         for one in run.gate_of(run.REAL)
         if one.bos or one.length in ratios
     ]
@@ -83,7 +83,9 @@ def test_the_longest_length_that_passes_without_bos_is_compared(ratios, longest)
         assert {(one.length, one.arm) for one in missing if one.seed == run.TRIAL_SEED} == {
             (64, "softmax"), (64, "matched"), (longest, "softmax"), (longest, "matched"), (longest, "authors' draw")
         }  # fmt: skip
-        others = [one for one in missing if one.seed != run.TRIAL_SEED]  # before its trials an arm has no rate
+        others = [
+            one for one in missing if one.seed != run.TRIAL_SEED
+        ]  # before its trials an arm has no rate
         assert {one.key for one in others} == {
             one.key for one in run.gate_of(run.REAL) if one.length not in ratios and not one.bos
         }
@@ -100,7 +102,13 @@ def table_of(leads):
                 table.append(one.label([{"step": 85, "prose": 5 + abs(rate - 4e-3)}]))
             for seed, lead in enumerate(of_seeds):
                 one = run.Training(**asked, rate=4e-3, seed=seed)
-                ends = {"prose": 4 + seed + lead, "s2_ratio": 1, "rate_first": 0, "kurtosis": 0, "max_activation": 1}
+                ends = {
+                    "prose": 4 + seed + lead,
+                    "s2_ratio": 1,
+                    "rate_first": 0,
+                    "kurtosis": 0,
+                    "max_activation": 1,
+                }
                 first = {"step": 0, "tokens": 0, "prose": 8.0}
                 table.append(one.label([first, {"step": 256, "tokens": 100} | ends]))
     return pd.concat(table, ignore_index=True)
@@ -132,7 +140,9 @@ def test_seeds_come_one_after_another_over_all_arms():
 
 def test_what_a_process_makes_is_added_once(tmp_path):
     def missing():
-        done = pd.read_csv(tmp_path / "a.csv")["key"].tolist() if (tmp_path / "a.csv").exists() else []
+        done = (
+            pd.read_csv(tmp_path / "a.csv")["key"].tolist() if (tmp_path / "a.csv").exists() else []
+        )
         return [SimpleNamespace(key=key, name=f"k{key}") for key in (1, 2, 3) if key not in done]
 
     def make(one):
@@ -145,7 +155,10 @@ def test_what_a_process_makes_is_added_once(tmp_path):
             )
 
     work_off(missing, make, locks=tmp_path, until=math.inf)
-    assert pd.read_csv(tmp_path / "a.csv").to_dict("list") == {"key": [1, 2, 3], "value": [10, 20, 30]}
+    assert pd.read_csv(tmp_path / "a.csv").to_dict("list") == {
+        "key": [1, 2, 3],
+        "value": [10, 20, 30],
+    }
 
 
 def test_the_larger_training_goes_on_with_the_steps_of_its_table(tmp_path, monkeypatch, capsys):

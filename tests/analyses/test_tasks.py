@@ -5,7 +5,15 @@ import pytest
 import torch
 from prompt_pairs import as_llama_2
 
-from analyses.tasks import Example, agreement, answer_examples, batches, genres, pad_prompts, questions
+from analyses.tasks import (
+    Example,
+    agreement,
+    answer_examples,
+    batches,
+    genres,
+    pad_prompts,
+    questions,
+)
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import tiny_tokenizer
 from tests.tiny_families import tiny
@@ -30,16 +38,21 @@ def made(name, *, seed=0, **sizes):
         ("genres", "Genre news religion science fiction"),
     ],
 )
-def test_held_out_prompts_share_no_word_with_training_and_answers_are_as_likely_as_another(name, shared):
+def test_held_out_prompts_share_no_word_with_training_and_answers_are_as_likely_as_another(
+    name, shared
+):
     task = made(name)
     train, held_out = (
-        {word.strip(".?:,") for one in part for word in (one.prompt + one.answer).split()} - {*shared.split()}
+        {word.strip(".?:,") for one in part for word in (one.prompt + one.answer).split()}
+        - {*shared.split()}
         for part in (task.train, task.held_out)
     )
     assert train.isdisjoint(held_out)
     assert len(held_out) >= 10
     places = [one.choices.index(one.answer) for one in (*task.train, *task.held_out)]
-    counts = torch.bincount(torch.tensor(places), minlength=len(task.train[0].choices)) / len(places)
+    counts = torch.bincount(torch.tensor(places), minlength=len(task.train[0].choices)) / len(
+        places
+    )
     assert (counts - 1 / len(counts)).abs().max() < 0.1
     assert made(name).held_out == task.held_out
     assert made(name, seed=1).held_out != task.held_out
@@ -48,7 +61,11 @@ def test_held_out_prompts_share_no_word_with_training_and_answers_are_as_likely_
 def test_the_right_answers_are_right():
     for one in made("agreement").held_out:
         assert one.answer == (" are" if one.prompt.split()[1].endswith("s") else " is")
-    misleading = [one for one in made("agreement").held_out if one.prompt.endswith("s") != (one.answer == " are")]
+    misleading = [
+        one
+        for one in made("agreement").held_out
+        if one.prompt.endswith("s") != (one.answer == " are")
+    ]
     assert 30 < len(misleading) < 70  # of 100: the noun between has the other number in half
     for one in made("questions").held_out:
         told, asked = one.prompt.split(" Who has the ")
@@ -66,7 +83,11 @@ def test_only_answers_have_labels_and_padding_is_masked():
     for row, (prompt, answer) in enumerate(pairs):
         n = int(batch["attention_mask"][row].sum())
         whole = batch["input_ids"][row, :n].tolist()
-        assert whole == tokenizer(prompt)["input_ids"] + tokenizer(answer, add_special_tokens=False)["input_ids"]
+        assert (
+            whole
+            == tokenizer(prompt)["input_ids"]
+            + tokenizer(answer, add_special_tokens=False)["input_ids"]
+        )
         label = batch["labels"][row][batch["labels"][row] != -100]
         assert tokenizer.decode(label) == answer
         assert (batch["labels"][row, n:] == -100).all()
@@ -77,14 +98,18 @@ def test_loss_and_right_are_those_of_one_sequence_at_a_time(letters):
     tokenizer, model = tiny_tokenizer(), tiny("llama")
     examples = made("questions", held_out=7).held_out
     if letters:  # choices of one token each, which are read from one sequence
-        examples = [Example(prompt=f"x{letter}", answer="b", choices=("a", "b", "c")) for letter in "defgh"]
+        examples = [
+            Example(prompt=f"x{letter}", answer="b", choices=("a", "b", "c")) for letter in "defgh"
+        ]
     found = answer_examples(model, tokenizer, examples, size=5)
     for one, row in zip(examples, found.itertuples(), strict=True):
         slow = {}
         for choice in one.choices:
             before, after = (tokenizer(text)["input_ids"] for text in (one.prompt, choice))
             logits = model(torch.tensor([before + after])).logits[0].log_softmax(-1)
-            slow[choice] = -sum(logits[len(before) + i - 1, token].item() for i, token in enumerate(after))
+            slow[choice] = -sum(
+                logits[len(before) + i - 1, token].item() for i, token in enumerate(after)
+            )
         assert row.loss == pytest.approx(slow[one.answer], abs=1e-4)
         assert row.right == (min(slow, key=slow.get) == one.answer)
     (batch,) = batches(examples, tokenizer, size=7)
@@ -105,7 +130,12 @@ def test_no_examples_are_refused():
     with pytest.raises(InputError, match="need at least 1 of each"):
         made("agreement", held_out=0)
     with pytest.raises(InputError, match="b has 1 documents"):
-        genres(texts={"a": ["x " * 20] * 2, "b": ["x " * 20, "y"]}, train=1, held_out=1, generator=torch.Generator())
+        genres(
+            texts={"a": ["x " * 20] * 2, "b": ["x " * 20, "y"]},
+            train=1,
+            held_out=1,
+            generator=torch.Generator(),
+        )
 
 
 def test_answers_of_tasks_are_tokens_behind_their_prompts():

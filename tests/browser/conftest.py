@@ -12,7 +12,9 @@ def chromium():
     path = installed.path()
     if path is None:
         pytest.skip(installed.ABSENT)
-    from playwright.sync_api import sync_playwright  # here: what collects every test needs no browser
+    from playwright.sync_api import (
+        sync_playwright,
+    )  # here: what collects every test needs no browser
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, chromium_sandbox=False)
@@ -41,7 +43,9 @@ def opened(chromium):
     contexts = []
 
     def open_file(path, **options):
-        context = chromium.new_context(offline=True, **({"viewport": {"width": 1200, "height": 900}} | options))
+        context = chromium.new_context(
+            offline=True, **({"viewport": {"width": 1200, "height": 900}} | options)
+        )
         contexts.append(context)
         context.set_default_timeout(0)  # the test's own limit holds
         context.grant_permissions(["clipboard-read", "clipboard-write"])

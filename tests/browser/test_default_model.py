@@ -24,7 +24,9 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
     found = opened(report)
     page = found.page
     title = page.locator("h1").inner_text()
-    assert title.startswith("Position 0 is the attention sink (83% of heads). So is position 2, not studied here.")
+    assert title.startswith(
+        "Position 0 is the attention sink (83% of heads). So is position 2, not studied here."
+    )
     assert "It does not matter which token comes first." in title
     assert "Its key carries it" in title
     assert page.locator("#verdicts tbody tr:not(.criterion)").count() == 6
@@ -33,7 +35,9 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
     assert drawn == [f"{key}-figure" for key in FIGURES]
     for key in FIGURES:
         assert page.locator(f"#{key}-figure svg").first.bounding_box()["height"] > 100, key
-    assert "super neurons" in " ".join(page.locator("#circuit-figure svg").first.text_content().split())
+    assert "super neurons" in " ".join(
+        page.locator("#circuit-figure svg").first.text_content().split()
+    )
     assert "weights_sha256" in page.locator("#provenance").text_content()  # folded
 
     assert found.quiet, vars(found)
@@ -46,5 +50,7 @@ def test_its_report_fits_a_phone(opened, report):
     page.locator("html:not(.starting)").wait_for()
     page.locator("[data-map]").tap()
     assert page.locator(".viewer canvas").bounding_box()["width"] > 200
-    assert page.locator("#circuit-figure .hint").is_visible()  # it slides: no smaller than it can be read
+    assert page.locator(
+        "#circuit-figure .hint"
+    ).is_visible()  # it slides: no smaller than it can be read
     assert found.quiet

@@ -17,7 +17,12 @@ from sink_lens.text import node_label
 
 from .edges import EDGES, GROUP, LAYERS, a_run, every_edge
 
-HOSTILE = ("<img src=x onerror=window.hit=1>", "</script><script>window.hit=2</script>", "\u202eevil", "__proto__")
+HOSTILE = (
+    "<img src=x onerror=window.hit=1>",
+    "</script><script>window.hit=2</script>",
+    "\u202eevil",
+    "__proto__",
+)
 ENDS = ["writer", "reader"]
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
@@ -57,7 +62,10 @@ def on_path(edges):
     for _ in range(3 * LAYERS):
         reached |= {other for one, other in pairs if one in reached}
         leads |= {one for one, other in pairs if other in leads}
-    fits = [one in reached and not leads.isdisjoint(owners(reader)) for one, reader in edges[ENDS].to_numpy()]
+    fits = [
+        one in reached and not leads.isdisjoint(owners(reader))
+        for one, reader in edges[ENDS].to_numpy()
+    ]
     return edges.loc[fits]
 
 
@@ -77,7 +85,9 @@ def sentence_of(page):
 
 def listed(page, table="table"):
     """The rows of a table of the explorer, with the ids of the two nodes that each begins with."""
-    page.locator(f"[data-{table}]").evaluate("one => { one.open = true; one.dispatchEvent(new Event('toggle')) }")
+    page.locator(f"[data-{table}]").evaluate(
+        "one => { one.open = true; one.dispatchEvent(new Event('toggle')) }"
+    )
     rows = page.locator(f"[data-{table}] tbody tr").all()
     found = [row.locator("td").all_inner_texts() for row in rows]
     return [[*(ids().get(cell, cell) for cell in cells[:2]), *cells[2:]] for cells in found]
@@ -94,7 +104,9 @@ def saved_state(page):
 
 
 def violations(page):
-    from axe_playwright_python.sync_playwright import Axe  # here: what collects every test needs no browser
+    from axe_playwright_python.sync_playwright import (
+        Axe,
+    )  # here: what collects every test needs no browser
 
     broken = Axe().run(page).response["violations"]
     return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in broken]
@@ -108,13 +120,19 @@ def find(page, what):
 def test_the_table_holds_the_largest_edges_on_a_path(explored):
     found, truth = explored(), on_path(largest(every_edge(), EDGES))
     rows = listed(found.page)
-    assert f"the first 100 of {len(truth)} edges" in found.page.locator("[data-table] p").inner_text()
+    assert (
+        f"the first 100 of {len(truth)} edges" in found.page.locator("[data-table] p").inner_text()
+    )
     names = {"q": "query", "k": "key", "v": "value", "": ""}
     for cells, edge in zip(rows, truth.head(100).to_dict("records"), strict=True):
         node, _, via = edge["reader"].partition("<")
         assert cells[:3] == [edge["writer"], node, names[via.rstrip(">")]]
         assert float(cells[3].replace("−", "-")) == pytest.approx(edge["score"], rel=5e-3)
-    assert found.page.locator("[data-stage]").get_attribute("aria-label").startswith("The circuit of ioi")
+    assert (
+        found.page.locator("[data-stage]")
+        .get_attribute("aria-label")
+        .startswith("The circuit of ioi")
+    )
     assert found.quiet, vars(found)
 
 
@@ -130,14 +148,22 @@ def test_the_slider_says_what_the_stored_curve_says(explored, run):
     page.keyboard.press("ArrowLeft")
     assert int(page.input_value("[data-number]")) < int(before)
     text = page.locator("[data-faithfulness]").inner_text()
-    assert "1% of the edges: 0.25 [0.2, 0.3]; 10% of the edges: 0.75" in text  # between two sizes: both, and no guess
+    assert (
+        "1% of the edges: 0.25 [0.2, 0.3]; 10% of the edges: 0.75" in text
+    )  # between two sizes: both, and no guess
     assert "Random circuits of 1%: 0.01" in text
     graph = circuit_of(run).graph
     graph["metadata"]["sink_lens"]["curve"][1] |= {"faithfulness": None, "low": None, "high": None}
     partly = explored(Explorer(graphs=[graph]).save(run.parent / "partly.html")).page
-    assert "10% of the edges: undefined [undefined" in partly.locator("[data-faithfulness]").inner_text()
+    assert (
+        "10% of the edges: undefined [undefined"
+        in partly.locator("[data-faithfulness]").inner_text()
+    )
     page.select_option("[data-which]", "core")
-    assert "measured for the largest edges, not for this selection" in page.locator("[data-faithfulness]").inner_text()
+    assert (
+        "measured for the largest edges, not for this selection"
+        in page.locator("[data-faithfulness]").inner_text()
+    )
     page.uncheck("[data-connected]")
     assert {cells[6] for cells in listed(page)} == {"yes"}
     page.select_option("[data-which]", "contingent")
@@ -182,7 +208,9 @@ def test_a_node_is_hovered_and_pinned_with_mouse_and_keys(explored):
     page.get_by_role("button", name="Unpin all").click()
     x, y, width, height = page.locator("canvas").bounding_box().values()
     heard = set()
-    for share in np.linspace(0, 1, 60):  # up the middle of the picture: nodes, and edges between them
+    for share in np.linspace(
+        0, 1, 60
+    ):  # up the middle of the picture: nodes, and edges between them
         page.mouse.move(x + width / 2, y + share * height)
         heard |= {page.locator("[data-panel] h3").inner_text(), sentence_of(page)}
     assert any(re.fullmatch(r"L\d\.(H|KV)\d|MLP \d", one) for one in heard)
@@ -197,17 +225,30 @@ def test_a_head_is_found_by_its_number_and_shows_what_feeds_it_where_it_looks_an
     edges = every_edge()
     panel = page.locator("[data-panel]")
     assert panel.locator("h3").inner_text() == "L5.H1"
-    for reader, said in (("a5.kv0<k>", "Into its key, which heads 0, 1 share"), ("a5.h1<q>", "Into its query")):
+    for reader, said in (
+        ("a5.kv0<k>", "Into its key, which heads 0, 1 share"),
+        ("a5.h1<q>", "Into its query"),
+    ):
         writer = largest(edges.loc[edges["reader"].eq(reader)], 1)["writer"].item()
         first_of = panel.locator("h4", has_text=said).locator("+ ul li button").first
         assert first_of.inner_text() == node_label(writer)
-    assert panel.locator(".cell").inner_text() == "Query 3 “·sat” gives key 1 “·cat” 69.8% of its attention."
+    assert (
+        panel.locator(".cell").inner_text()
+        == "Query 3 “·sat” gives key 1 “·cat” 69.8% of its attention."
+    )
     assert "whose score is 2.5 above the mean of the other keys" in panel.inner_text()
-    rows = panel.locator("p", has_text="what its key reads, by writer").locator("+ ul li").all_inner_texts()
+    rows = (
+        panel.locator("p", has_text="what its key reads, by writer")
+        .locator("+ ul li")
+        .all_inner_texts()
+    )
     assert [row.split() for row in rows] == [["MLP", "0", "2"], ["all", "else", "0.5"]]
     panel.locator("canvas").press("ArrowUp")
     panel.locator("canvas").press("ArrowRight")
-    assert panel.locator(".cell").inner_text() == "Query 2 “·<b>” gives key 2 “·<b>” 60% of its attention."
+    assert (
+        panel.locator(".cell").inner_text()
+        == "Query 2 “·<b>” gives key 2 “·<b>” 60% of its attention."
+    )
     find(page, "nowhere")
     assert sentence_of(page) == "0 found."
     assert found.quiet, vars(found)
@@ -246,15 +287,42 @@ def test_labels_and_groups_are_written_taken_back_saved_and_opened(explored, run
 
 def test_neuronpedia_s_graph_goes_in_and_out_without_loss(explored, tmp_path):
     """A graph as circuit-tracer writes it: further fields everywhere."""
-    node = {"feature": 7, "ctx_idx": 2, "feature_type": "cross layer transcoder", "clerp": "", "influence": None}
+    node = {
+        "feature": 7,
+        "ctx_idx": 2,
+        "feature_type": "cross layer transcoder",
+        "clerp": "",
+        "influence": None,
+    }
     nodes = [
-        {"node_id": name, "layer": name.partition("_")[0], "jsNodeId": f"{name}-2", "clerp_extra": 1} | node
+        {
+            "node_id": name,
+            "layer": name.partition("_")[0],
+            "jsNodeId": f"{name}-2",
+            "clerp_extra": 1,
+        }
+        | node
         for name in ("E_2_0", "0_253_1", "5_9_2", "26_7_2")
     ]
     nodes[-1] |= {"feature_type": "logit", "clerp": 'Output " Austin"', "is_target_logit": True}
-    ends = [("E_2_0", "0_253_1", 12.5), ("0_253_1", "5_9_2", -3.25), ("5_9_2", "26_7_2", 1.0), ("E_2_0", "26_7_2", 0.1)]
-    metadata = {"slug": "austin", "scan": "gemma-2-2b", "prompt_tokens": ["a"], "prompt": "a", "node_threshold": 0.8}
-    shown = {"pinnedIds": ["5_9_2"], "supernodes": [["state", "0_253_1", "5_9_2"]], "linkType": "both"}
+    ends = [
+        ("E_2_0", "0_253_1", 12.5),
+        ("0_253_1", "5_9_2", -3.25),
+        ("5_9_2", "26_7_2", 1.0),
+        ("E_2_0", "26_7_2", 0.1),
+    ]
+    metadata = {
+        "slug": "austin",
+        "scan": "gemma-2-2b",
+        "prompt_tokens": ["a"],
+        "prompt": "a",
+        "node_threshold": 0.8,
+    }
+    shown = {
+        "pinnedIds": ["5_9_2"],
+        "supernodes": [["state", "0_253_1", "5_9_2"]],
+        "linkType": "both",
+    }
     graph = {
         "metadata": metadata, "qParams": shown | {"clickedId": "5_9_2", "sg_pos": ""}, "nodes": nodes,
         "links": [{"source": one, "target": other, "weight": weight, "kept": True} for one, other, weight in ends],
@@ -272,7 +340,12 @@ def test_neuronpedia_s_graph_goes_in_and_out_without_loss(explored, tmp_path):
     assert len(listed(page)) == 4
     page.select_option("[data-group]", "hand")
     assert "state (2)" in {cell for cells in listed(page) for cell in cells}
-    for text in ("{}", "[]", "no json", '{"nodes": [], "links": [{"source": "a", "target": "b", "weight": 1}]}'):
+    for text in (
+        "{}",
+        "[]",
+        "no json",
+        '{"nodes": [], "links": [{"source": "a", "target": "b", "weight": 1}]}',
+    ):
         file.write_text(text)
         page.set_input_files("[data-file]", [])
         page.set_input_files("[data-file]", file)
@@ -289,8 +362,12 @@ def test_groups_by_layer_and_role_sum_their_edges(explored):
     edges = every_edge()
     layer = edges["writer"].str.extract(r"[am](\d+)")[0]
     into = edges["reader"].eq("logits") & layer.eq("5")
-    row = next(cells for cells in listed(page) if cells[0].startswith("layer 5 ") and cells[1] == "logits")
-    assert float(row[3].replace("−", "-")) == pytest.approx(edges.loc[into, "score"].sum(), rel=5e-3)
+    row = next(
+        cells for cells in listed(page) if cells[0].startswith("layer 5 ") and cells[1] == "logits"
+    )
+    assert float(row[3].replace("−", "-")) == pytest.approx(
+        edges.loc[into, "score"].sum(), rel=5e-3
+    )
     page.select_option("[data-group]", "role")
     assert any(cells[0].startswith("feeds ") for cells in listed(page))
 
@@ -326,8 +403,12 @@ def test_what_is_shown_is_saved_as_svg_and_png_and_printed(explored):
     found = explored()
     page = found.page
     svg = saved(page, "SVG").read_text()
-    dotted = re.findall(r'<g[^>]*stroke-dasharray="1 3"[^>]*>.*?</g>', svg, flags=re.S)  # a KV head and its heads
-    assert svg.count("<path") == len(on_path(largest(every_edge(), EDGES))) + "".join(dotted).count("<path")
+    dotted = re.findall(
+        r'<g[^>]*stroke-dasharray="1 3"[^>]*>.*?</g>', svg, flags=re.S
+    )  # a KV head and its heads
+    assert svg.count("<path") == len(on_path(largest(every_edge(), EDGES))) + "".join(dotted).count(
+        "<path"
+    )
     assert ">logits</text>" in svg
     assert "#0072b2" in svg
     assert "#c04f00" in svg
@@ -342,7 +423,9 @@ def test_what_is_shown_is_saved_as_svg_and_png_and_printed(explored):
     assert found.quiet, vars(found)
 
 
-@pytest.mark.parametrize("options", first([{}, {"color_scheme": "dark"}, PHONE]), ids=["light", "dark", "phone"])
+@pytest.mark.parametrize(
+    "options", first([{}, {"color_scheme": "dark"}, PHONE]), ids=["light", "dark", "phone"]
+)
 def test_nothing_that_axe_knows_is_violated(explored, options):
     found = explored(**options)
     page = found.page
@@ -365,7 +448,11 @@ def test_hostile_names_are_text(explored, tmp_path):
     edges = every_edge()
     edges.loc[edges["writer"].eq("m0"), "writer"] = HOSTILE[0]
     edges["in_circuit"] = True
-    found = explored(circuit_of(a_run(tmp_path / "run", edges=edges, model=HOSTILE[1])).save(tmp_path / "hostile.html"))
+    found = explored(
+        circuit_of(a_run(tmp_path / "run", edges=edges, model=HOSTILE[1])).save(
+            tmp_path / "hostile.html"
+        )
+    )
     page = found.page
     find(page, "<img")
     assert HOSTILE[0] in page.locator("[data-panel]").inner_text()

@@ -26,7 +26,10 @@ def report(tmp_path_factory):
 
 def test_the_first_screen_has_the_chain_the_heads_and_a_pattern(opened, report):
     page = opened(report, viewport={"width": 1280, "height": 900}).page
-    heads, pattern = page.locator("[data-map] svg").bounding_box(), page.locator(".viewer canvas").bounding_box()
+    heads, pattern = (
+        page.locator("[data-map] svg").bounding_box(),
+        page.locator(".viewer canvas").bounding_box(),
+    )
     assert pattern["x"] > heads["x"] + heads["width"]
     picture = page.locator("#circuit-figure svg").bounding_box()
     assert picture["y"] + picture["height"] < min(900, heads["y"], pattern["y"])
@@ -45,8 +48,13 @@ def test_a_click_on_a_head_shows_its_pattern(opened, report):
     assert chosen.startswith("L2.H3: sink score 0.")
     assert chosen != strongest
     page.locator(".viewer canvas").hover(position={"x": 2, "y": 2})
-    assert page.locator(".cell").inner_text() == "Query 0 “Call” gives key 0 “Call” 100% of its attention."
-    drawn = page.evaluate("[...document.querySelector('canvas').getContext('2d').getImageData(0, 1, 1, 1).data]")
+    assert (
+        page.locator(".cell").inner_text()
+        == "Query 0 “Call” gives key 0 “Call” 100% of its attention."
+    )
+    drawn = page.evaluate(
+        "[...document.querySelector('canvas').getContext('2d').getImageData(0, 1, 1, 1).data]"
+    )
     share = patterns(**SIZE)[2, 3, 1, 0]
     light, dark = np.array([253, 231, 37]), np.array([68, 1, 84])  # the ends of viridis
     nearer_light = np.abs(drawn[:3] - light).sum() < np.abs(drawn[:3] - dark).sum()
@@ -102,7 +110,9 @@ def test_hostile_text_runs_nothing_and_is_shown(opened, tmp_path):
 
 
 def a_diff(folder):
-    lenses = [wrap(planted(seed=seed).model, tokenizer=tiny_tokenizer(adds_bos=True)) for seed in (0, 1)]
+    lenses = [
+        wrap(planted(seed=seed).model, tokenizer=tiny_tokenizer(adds_bos=True)) for seed in (0, 1)
+    ]
     card(*lenses, tokens="random", sequences=4, length=16, out=folder, progress=False)
     return folder
 
@@ -116,7 +126,9 @@ def test_no_page_scrolls_sideways_on_a_phone(opened, tmp_path, kind):
     path = render(ALSO[kind](tmp_path / kind) if kind in ALSO else a_run(tmp_path / kind, kind))
     page = opened(path, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True).page
     page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-    widths = page.evaluate("[document.scrollingElement.scrollWidth, document.scrollingElement.clientWidth]")
+    widths = page.evaluate(
+        "[document.scrollingElement.scrollWidth, document.scrollingElement.clientWidth]"
+    )
     assert widths == [390, 390]
 
 
@@ -130,7 +142,12 @@ def test_print_leaves_out_what_cannot_be_pressed(opened, report):
     page = opened(report, color_scheme="dark").page
     page.emulate_media(media="print")
     assert not any(button.is_visible() for button in page.locator("button").all())
-    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--paper').trim()") == "#fff"
+    assert (
+        page.evaluate(
+            "getComputedStyle(document.documentElement).getPropertyValue('--paper').trim()"
+        )
+        == "#fff"
+    )
 
 
 def test_without_its_script_the_page_can_be_read(opened, report):

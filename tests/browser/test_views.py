@@ -32,9 +32,13 @@ def test_every_view_draws_and_hostile_tokens_are_text(name, opened, tmp_path):
             assert text in text_of(page, "#view")
     else:
         page.wait_for_selector("#view canvas")
-        text = HOSTILE[0][:12].replace(" ", "·") if name == "patterns" else "head·0"  # there tokens are on the canvas
+        text = (
+            HOSTILE[0][:12].replace(" ", "·") if name == "patterns" else "head·0"
+        )  # there tokens are on the canvas
         assert text in text_of(page, "#view")
-    hovered = "#view span" if name == "tokens" else "#view canvas >> nth=1"  # and what appears under the mouse
+    hovered = (
+        "#view span" if name == "tokens" else "#view canvas >> nth=1"
+    )  # and what appears under the mouse
     page.locator(hovered).first.hover(force=True)
     assert page.locator("img, iframe, svg[onload]").count() == 0
     assert found.quiet, vars(found)
@@ -42,7 +46,9 @@ def test_every_view_draws_and_hostile_tokens_are_text(name, opened, tmp_path):
 
 def test_a_notebook_frame_draws_and_reaches_nothing(opened, tmp_path):
     path = tmp_path / "notebook.html"
-    path.write_text(f"<!doctype html><body>{SHOWN['tokens']._repr_html_()}</body>", encoding="utf-8")
+    path.write_text(
+        f"<!doctype html><body>{SHOWN['tokens']._repr_html_()}</body>", encoding="utf-8"
+    )
     found = opened(path)
     page = found.page
     inside = page.frame_locator("iframe")

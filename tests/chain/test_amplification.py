@@ -4,7 +4,11 @@ import pandas as pd
 import pytest
 from rounding import CLOSE
 
-from sink_lens.chain.amplification import amplification_curve, best_factor, strongest_amplification_edit
+from sink_lens.chain.amplification import (
+    amplification_curve,
+    best_factor,
+    strongest_amplification_edit,
+)
 from sink_lens.edits.amplification import amplify, centring_means
 from sink_lens.engine.forward import run_with
 from sink_lens.schema import column_names
@@ -19,7 +23,13 @@ def made(planted_at):
 
 
 def test_the_best_factor_is_that_of_most_mass_of_its_centre():
-    rows = [("values", 1.0, 0.1), ("values", 2.0, 0.4), ("values", 5.0, 0.3), ("none", 1.0, 0.2), ("none", 9.0, 0.9)]
+    rows = [
+        ("values", 1.0, 0.1),
+        ("values", 2.0, 0.4),
+        ("values", 5.0, 0.3),
+        ("none", 1.0, 0.2),
+        ("none", 9.0, 0.9),
+    ]
     curve = pd.DataFrame(rows, columns=["centre", "factor", "mass"])
     assert best_factor(curve, centre="values") == 2.0
     assert best_factor(curve, centre="none") == 9.0
@@ -54,7 +64,12 @@ def test_a_point_of_the_curve_is_the_whole_run_under_that_edit(planted_at, made)
         row = curve[(curve["centre"] == centre) & (curve["factor"] == 5)].iloc[0]
         wanted = float(whole.mass_at(6, layers=place.setting.layers_after_growth).mean())
         assert row["mass"] == pytest.approx(wanted, rel=CLOSE)
-        assert (row["layers"], row["read_layers"], row["target_position"], row["n"]) == ("0-2", "3-4", 6, 3)
+        assert (row["layers"], row["read_layers"], row["target_position"], row["n"]) == (
+            "0-2",
+            "3-4",
+            6,
+            3,
+        )
 
 
 @pytest.mark.parametrize("centre", ["values", "aggregated", "none", ""])

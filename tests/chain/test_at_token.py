@@ -16,7 +16,9 @@ from sink_lens.models.load import wrap
 from sink_lens.records import read_run
 from tests.zoo import build
 
-CONFIG = TraceConfig(model="zoo", random_init=False, sequences=16, controls=3, intervention_sequences=6)
+CONFIG = TraceConfig(
+    model="zoo", random_init=False, sequences=16, controls=3, intervention_sequences=6
+)
 
 
 @functools.cache
@@ -45,7 +47,9 @@ def test_a_row_has_one_occurrence_and_it_stands_at_one_position():
     assert (rows[:, 8] == token).all()
     assert ((rows == token).sum(1) == 1).all()
     whole = [row.unfold(0, rows.shape[1], 1) for row in drawn().tokens]
-    assert all(any(bool((part == row).all(1).any()) for part in whole) for row in rows)  # cut, not made
+    assert all(
+        any(bool((part == row).all(1).any()) for part in whole) for row in rows
+    )  # cut, not made
 
 
 def test_bos_stays_in_front():
@@ -74,11 +78,15 @@ def test_the_delimiter_of_the_zoo_is_traced(name, tmp_path):
     zoo, lens = delimited()
     at = "auto" if name == "auto" else str(zoo.delimiters[1])
     config = asked(at=at, interventions=name == "id")
-    found = trace(lens, config=config, tokens=drawn(), out=tmp_path / "run", progress=False, report=False)
+    found = trace(
+        lens, config=config, tokens=drawn(), out=tmp_path / "run", progress=False, report=False
+    )
     assert found.location.sink_found
     assert found.location.sink_positions == (8,)
     (written, *_) = zoo.truth.outliers.values()
-    assert {one for dimensions in found.location.outliers.values() for one in dimensions} == set(written)
+    assert {one for dimensions in found.location.outliers.values() for one in dimensions} == set(
+        written
+    )
     run = read_run(tmp_path / "run")
     assert run.provenance["at"]["ids"][0] in zoo.delimiters
     summary = run.tables.cached_copy()["summary"].set_index("quantity")
@@ -98,7 +106,9 @@ def test_an_ordinary_token_has_no_sink_to_trace(tmp_path):
     counts[list(zoo.delimiters)] = 0
     batch = from_tensor(drawn().tokens.masked_fill(torch.arange(40) == 20, int(counts.argmax())))
     config = asked(at=str(int(counts.argmax())), interventions=False)
-    found = trace(lens, config=config, tokens=batch, out=tmp_path / "run", progress=False, report=False)
+    found = trace(
+        lens, config=config, tokens=batch, out=tmp_path / "run", progress=False, report=False
+    )
     assert not found.location.sink_found
     assert found.location.sink_position == 8
 

@@ -19,7 +19,10 @@ from sink_lens.errors import InputError
         ({"batch_size": 0}, "batch_size is 0; need at least 1"),
         ({"max_outliers": 0}, "max_outliers is 0; need at least 1"),
         ({"intervention_sequences": 0}, "intervention_sequences is 0; need at least 1"),
-        ({"intervention_length": 15}, "intervention_length is 15; need at least 16, so that there are other positions"),
+        (
+            {"intervention_length": 15},
+            "intervention_length is 15; need at least 16, so that there are other positions",
+        ),
         ({"target_position": 0}, "target_position is 0; need an interior position, from 1 on"),
         ({"seed": -1}, "seed is -1; need a whole number from 0 on"),
         ({"threshold": 0.0}, "threshold is 0.0; need a number between 0 and 1"),

@@ -21,7 +21,9 @@ SHARED, TRIGGER = 5, 17
 def planted_expert(sink: bool = True):
     """As `planted`, with 64 experts: the router sends BOS, and nothing else, to one whose neuron writes the outlier."""
     sizes = {"num_hidden_layers": 5, "num_local_experts": N_EXPERTS, "intermediate_size": 24}
-    model = build_random_model(config_of("mixtral", initializer_range=0.1, **sizes), seed=0, noise=0.02)
+    model = build_random_model(
+        config_of("mixtral", initializer_range=0.1, **sizes), seed=0, noise=0.02
+    )
     slowest = model.model.layers[0].self_attn.head_dim // 2 - 1
     with torch.no_grad():
         embedding = model.model.embed_tokens.weight
@@ -68,12 +70,16 @@ def test_the_super_expert_is_found_among_64(traced):
     experts = traced.tables["experts"]
     assert len(experts[experts["layer"] == LAYER]) == N_EXPERTS
     supers = experts[experts["is_super"]]
-    assert supers[["layer", "expert", "outlier_dimension"]].to_numpy().tolist() == [[LAYER, EXPERT, OUTLIER]]
+    assert supers[["layer", "expert", "outlier_dimension"]].to_numpy().tolist() == [
+        [LAYER, EXPERT, OUTLIER]
+    ]
     assert supers["routed_share"].tolist() == [1.0]
     assert supers["contribution_share"].item() == pytest.approx(1.0, abs=0.05)
     found = traced.tables["neurons"].query("is_super")
     size = planted_expert().d_expert
-    assert found[["layer", "neuron", "expert"]].to_numpy().tolist() == [[LAYER, EXPERT * size + NEURON, EXPERT]]
+    assert found[["layer", "neuron", "expert"]].to_numpy().tolist() == [
+        [LAYER, EXPERT * size + NEURON, EXPERT]
+    ]
 
 
 def test_its_ablation_removes_the_sink_and_that_of_random_experts_does_not():
@@ -82,7 +88,11 @@ def test_its_ablation_removes_the_sink_and_that_of_random_experts_does_not():
     tokens[:, 0] = BOS_ID
 
     def late_mass(*experts):
-        units = [unit for expert in experts for unit in range(expert * lens.d_expert, (expert + 1) * lens.d_expert)]
+        units = [
+            unit
+            for expert in experts
+            for unit in range(expert * lens.d_expert, (expert + 1) * lens.d_expert)
+        ]
         edits = [zero("neurons", layers=[LAYER], units=units)] if experts else []
         run = run_with(lens, tokens, edits, layers=[3, 4], loss=False, quiet=True)
         return float(run.mass.mean())

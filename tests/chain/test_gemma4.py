@@ -20,7 +20,13 @@ from sink_lens.records import read_run
 from tests.zoo.with_sink import fire, mark
 from tests.zoo.writing import D_HEAD, D_MLP, HUGE, SLOWEST, draft, lock
 
-KINDS = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+KINDS = [
+    "full_attention",
+    "sliding_attention",
+    "full_attention",
+    "sliding_attention",
+    "full_attention",
+]
 SCALES = (0.8, 0.6, 0.9, 0.7, 0.5)
 CONFIG = TraceConfig(model="tiny", quick=True, random_init=False)
 SHOWN = {"norm", "outlier_value", "value", "change", "contribution", "s1", "s2"}
@@ -55,7 +61,14 @@ def write_model(*, by_input=False, read=(1, 2, 3, 4)):
         maker = ("layer input", 0, 0)
     else:
         maker = ("neuron", 0, made.pick(D_MLP))
-        fire(made, layer=0, index=maker[2], reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+        fire(
+            made,
+            layer=0,
+            index=maker[2],
+            reads=made.trigger,
+            writes={made.outlier: made.sign * HUGE},
+            token=BOS_ID,
+        )
     lock(made, layers=(1, 2), reads={made.outlier: made.sign})
     for layer in range(1, 5):
         attention = inner.layers[layer].self_attn
@@ -71,7 +84,11 @@ def folded(model):
     """The same model, whose layers multiply by 1: what they add is divided by what was multiplied before."""
     model, before = copy.deepcopy(model), 1.0
     for block in model.model.layers:
-        after = ("post_attention_layernorm", "post_feedforward_layernorm", "post_per_layer_input_norm")
+        after = (
+            "post_attention_layernorm",
+            "post_feedforward_layernorm",
+            "post_per_layer_input_norm",
+        )
         for name in after:
             getattr(block, name).weight.div_(before)
         block.per_layer_input_gate.weight.mul_(before)
@@ -91,30 +108,52 @@ def named(model):
 
 
 def traced(model, folder, *, report=False):
-    return trace(named(model), config=CONFIG, tokens=drawn(), out=folder, progress=False, report=report)
+    return trace(
+        named(model), config=CONFIG, tokens=drawn(), out=folder, progress=False, report=report
+    )
 
 
 def test_a_tiny_model_is_traced(tmp_path):
-    settings = {"tokens": "random", "sequences": 2, "length": 16, "interventions": False, "random_init": False}
+    settings = {
+        "tokens": "random",
+        "sequences": 2,
+        "length": 16,
+        "interventions": False,
+        "random_init": False,
+    }
     config = TraceConfig(model="tiny", threshold=0.01, **settings)
-    found = trace(speaking("gemma4"), config=config, out=tmp_path / "run", progress=False, report=False)
+    found = trace(
+        speaking("gemma4"), config=config, out=tmp_path / "run", progress=False, report=False
+    )
     assert read_run(tmp_path / "run").status == "finished"
     heads = found.tables["heads"]
-    assert heads["value_norm_ratio"].isna().groupby(heads["layer"]).all().tolist() == [False, False, True, True]
+    assert heads["value_norm_ratio"].isna().groupby(heads["layer"]).all().tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert heads["sink_mass"].notna().all()
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("by_input", [False, True])
-def test_what_is_said_of_a_model_is_said_of_the_same_one_whose_layers_multiply_by_1(by_input, tmp_path):
+def test_what_is_said_of_a_model_is_said_of_the_same_one_whose_layers_multiply_by_1(
+    by_input, tmp_path
+):
     model, maker = write_model(by_input=by_input)
     own = traced(model, tmp_path / "own", report=True)
     makers = own.tables["makers"].query("is_maker")
     assert [*makers[["kind", "layer", "unit"]].itertuples(index=False, name=None)] == [maker]
     verdicts = own.links.drop_duplicates("link").set_index("link")["verdict"]
     assert verdicts[["dimension_key", "key_sink"]].tolist() == ["holds", "holds"]
-    paths = own.tables["paths"].query("target == 'key' and through == ''").set_index("source")["share"]
-    assert (paths["layer inputs" if by_input else "super neurons"] > 0.5, paths["everything"] > 0.5) == (True, True)
+    paths = (
+        own.tables["paths"].query("target == 'key' and through == ''").set_index("source")["share"]
+    )
+    assert (
+        paths["layer inputs" if by_input else "super neurons"] > 0.5,
+        paths["everything"] > 0.5,
+    ) == (True, True)
     same = traced(folded(model), tmp_path / "folded")
     assert own.headline == same.headline
     for name, table in own.tables.items():
@@ -122,9 +161,12 @@ def test_what_is_said_of_a_model_is_said_of_the_same_one_whose_layers_multiply_b
         assert table.shape == other.shape, name
         for column in table.select_dtypes("number").columns.difference([*SHOWN]):
             found, expected = (
-                torch.tensor(one[column].to_numpy("float64", na_value=float("nan"))) for one in (table, other)
+                torch.tensor(one[column].to_numpy("float64", na_value=float("nan")))
+                for one in (table, other)
             )
-            torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3, equal_nan=True, msg=f"{name} {column}")
+            torch.testing.assert_close(
+                found, expected, rtol=2e-3, atol=2e-3, equal_nan=True, msg=f"{name} {column}"
+            )
 
 
 @pytest.mark.exhaustive
@@ -143,7 +185,9 @@ def test_a_part_that_keys_handed_on_to_later_layers_alone_show_is_found():
     def mass(x):
         with prepare_passes(lens), torch.no_grad():
             layout = run._layout((0,), alone=True)
-            return float(run._run_layer(1, layout=layout, visits={}, stream=x[None], target="sink")[0][0])
+            return float(
+                run._run_layer(1, layout=layout, visits={}, stream=x[None], target="sink")[0][0]
+            )
 
     whole = float(setting.baseline.mass_at(0, layers=[3]).sum())
     assert mass(baseline[:, 0]) == pytest.approx(whole, rel=1e-5)

@@ -25,7 +25,10 @@ def summary(**values):
 
 def links(answers, *, of_the_key=()):
     names = ("present", "necessary_or_sufficient", "carries")
-    rows = [dict(zip(names, given, strict=True)) | {"link": link} for link, given in (ALL | answers).items()]
+    rows = [
+        dict(zip(names, given, strict=True)) | {"link": link}
+        for link, given in (ALL | answers).items()
+    ]
     rows = [row | {"statistic": f"of_{row['link']}", "ci_low": 0.0, "ci_high": 9.0} for row in rows]
     key = next(row for row in rows if row["link"] == "dimension_key")
     for name, low, high in of_the_key:
@@ -34,9 +37,18 @@ def links(answers, *, of_the_key=()):
 
 
 def effects(*more):
-    row = {"link": "dimension_key", "edit": "x", "share": 0.5, "ci_low": 0.4, "ci_high": 0.6, "control_largest": 0.0}
+    row = {
+        "link": "dimension_key",
+        "edit": "x",
+        "share": 0.5,
+        "ci_low": 0.4,
+        "ci_high": 0.6,
+        "control_largest": 0.0,
+    }
     row |= {"is_primary": True, "read_layers": "3-4", "position": 0}
-    return pd.DataFrame([row, *(row | {"link": "neurons_dimension", "is_primary": False} | one for one in more)])
+    return pd.DataFrame(
+        [row, *(row | {"link": "neurons_dimension", "is_primary": False} | one for one in more)]
+    )
 
 
 def dimensions():
@@ -44,7 +56,14 @@ def dimensions():
 
 
 def sets(**values):
-    row = {"set": "half", "control_of": "", "target": "sink", "size": 2, "removed": 0.59, "ci_low": 0.5}
+    row = {
+        "set": "half",
+        "control_of": "",
+        "target": "sink",
+        "size": 2,
+        "removed": 0.59,
+        "ci_low": 0.5,
+    }
     return pd.DataFrame([row | {"control_largest": 0.1} | values])
 
 
@@ -75,11 +94,21 @@ def along(control):
 
 def cancelled(high):
     given = {"dimension_key": YES, "neurons_dimension": YES}
-    return intervened({}, links=links(given, of_the_key=[("bias_cancelled", 0.8, 0.9), ("key_norm_ratio", 0.1, high)]))
+    return intervened(
+        {},
+        links=links(
+            given, of_the_key=[("bias_cancelled", 0.8, 0.9), ("key_norm_ratio", 0.1, high)]
+        ),
+    )
 
 
 MARKED = {
-    "summary": summary(marked_tokens="'.'", marked_sequences=13, marked_attention=0.994, attention_behind_marked=0.003)
+    "summary": summary(
+        marked_tokens="'.'",
+        marked_sequences=13,
+        marked_attention=0.994,
+        attention_behind_marked=0.003,
+    )
 }
 CASES = {
     "no sink": ({}, True),
@@ -88,9 +117,15 @@ CASES = {
     "state": ({"summary": summary(mixer_layers="0")}, {"summary": summary(loss=1)}),
     "sink logit": ({"maker_sets": sets(target="sink logit")}, {"maker_sets": sets()}),
     "sink": ({}, False),
-    "others": ({"summary": summary(other_sink_positions="1", other_sink_rate=0.3)}, {"summary": summary(loss=1)}),
+    "others": (
+        {"summary": summary(other_sink_positions="1", other_sink_rate=0.3)},
+        {"summary": summary(loss=1)},
+    ),
     "elsewhere": ({"summary": summary(sequences_elsewhere=3)}, {"summary": summary(loss=1)}),
-    "some": ({"summary": summary(sequences_with_sink=21, sequences_asked=32)}, {"summary": summary(loss=1)}),
+    "some": (
+        {"summary": summary(sequences_with_sink=21, sequences_asked=32)},
+        {"summary": summary(loss=1)},
+    ),
     "bound: positional": bound("positional", "position or token"),
     "bound: positional, not BOS": bound("positional, not BOS", "positional"),
     "bound: token": bound("token", "position or token"),
@@ -114,22 +149,37 @@ CASES = {
     "nothing shown": (intervened({}), intervened({"key_sink": YES})),
     "cancels bias": (cancelled(0.3), cancelled(0.7)),
     "direction": (along(0.1), along(0.7)),
-    "makers": (intervened({}, maker_sets=sets()), intervened({}, maker_sets=sets(control_largest=0.55))),
+    "makers": (
+        intervened({}, maker_sets=sets()),
+        intervened({}, maker_sets=sets(control_largest=0.55)),
+    ),
     "makers, costly": (costly(masked=6.0), costly(masked=7.3)),
     "no variance": (
-        intervened({"aggregation_variance": ("yes", "no", "no"), "variance_preserved": ("yes", "no", "no")}),
-        intervened({"aggregation_variance": ("yes", "no", "no"), "variance_preserved": ("yes", "yes", "yes")}),
+        intervened(
+            {"aggregation_variance": ("yes", "no", "no"), "variance_preserved": ("yes", "no", "no")}
+        ),
+        intervened(
+            {
+                "aggregation_variance": ("yes", "no", "no"),
+                "variance_preserved": ("yes", "yes", "yes"),
+            }
+        ),
     ),
 }
 WITHOUT = ("no sink", "strongest", "state", "sink logit")
 
 
 def said(tables, *, is_sink):
-    return {one.key: one.text for one in headline_phrases(tables, is_sink=is_sink, rate=0.61, position=0)}
+    return {
+        one.key: one.text
+        for one in headline_phrases(tables, is_sink=is_sink, rate=0.61, position=0)
+    }
 
 
 def test_the_table_has_every_sentence_that_can_be_said():
-    asked = {f"bound: {kind}" for kind in BOUND} | {f"by {link}" for link, words in WORDS.items() if words.asks}
+    asked = {f"bound: {kind}" for kind in BOUND} | {
+        f"by {link}" for link, words in WORDS.items() if words.asks
+    }
     assert keys("trace") == {*CASES, "sink: own", "some: few", "by all", "by direction"}
     assert asked <= keys("trace")
 
@@ -139,7 +189,9 @@ def test_a_sentence_is_said_if_what_it_stands_on_holds_and_else_not(key):
     true, false = CASES[key]
     is_sink = key not in WITHOUT
     assert said(true, is_sink=is_sink)[key]
-    assert key not in (said(true, is_sink=false) if isinstance(false, bool) else said(false, is_sink=is_sink))
+    assert key not in (
+        said(true, is_sink=false) if isinstance(false, bool) else said(false, is_sink=is_sink)
+    )
 
 
 def test_tokens_that_are_sinks_beside_the_position_are_counted_and_so_are_heads_with_a_sink_logit():
@@ -147,7 +199,9 @@ def test_tokens_that_are_sinks_beside_the_position_are_counted_and_so_are_heads_
     assert "13 sequences" in found
     assert "99% of attention" in found
     assert "0% to position 0" in found
-    assert "marked" not in said({"summary": pd.concat([MARKED["summary"], summary(aligned_position=8)])}, is_sink=True)
+    assert "marked" not in said(
+        {"summary": pd.concat([MARKED["summary"], summary(aligned_position=8)])}, is_sink=True
+    )
     found = said({"summary": summary(sink_logit_rate=0.5)}, is_sink=True)
     assert "50% of heads" in found["sink logit"]
 
@@ -160,7 +214,10 @@ def test_a_sink_that_only_some_sequences_have_is_counted_and_not_that_of_any_fir
     assert "too few" in found["some"]
     found = said({"summary": summary(sequences_with_sink=4, sequences_asked=32)}, is_sink=True)
     assert "too few" not in found["some"]
-    placed = [{"position": 0, "token": name, "isolated": False, "is_sink": True} for name in ("ordinary", "bos")]
+    placed = [
+        {"position": 0, "token": name, "isolated": False, "is_sink": True}
+        for name in ("ordinary", "bos")
+    ]
     placed.append(placed[1] | {"position": 9, "is_sink": False})
     for some, kind in ((False, "positional"), (True, "some tokens")):
         assert sink_binding(pd.DataFrame(placed), some=some) == kind
@@ -184,9 +241,17 @@ def by(size, direction):
 
 @pytest.mark.parametrize(
     ("size", "direction", "named"),
-    [(-0.04, 0.5, False), (0.5, 0.0, True), (0.5, 0.6, True), (0.0, 0.02, False), (0.3, 0.35, True)],
+    [
+        (-0.04, 0.5, False),
+        (0.5, 0.0, True),
+        (0.5, 0.6, True),
+        (0.0, 0.02, False),
+        (0.3, 0.35, True),
+    ],
 )
-def test_averaging_is_named_where_the_size_of_the_value_average_removes_the_sink(size, direction, named):
+def test_averaging_is_named_where_the_size_of_the_value_average_removes_the_sink(
+    size, direction, named
+):
     text = said(by(size, direction), is_sink=True)["by aggregation_variance"]
     assert ("veraging" in text) == named
     assert ("direction" in text) == (direction > 0.1 and size < 0.1)
@@ -195,8 +260,18 @@ def test_averaging_is_named_where_the_size_of_the_value_average_removes_the_sink
 
 
 def test_words_of_a_headline_have_a_meaning_and_a_line_in_the_glossary():
-    glossary = "\n".join(re.findall(r"^\| (.+?) \|", (DOCS / "glossary.md").read_text("utf-8"), flags=re.M))
-    for word in ("averaging", "direction", "dimension", "part", "switching off", "carry", "super neuron"):
+    glossary = "\n".join(
+        re.findall(r"^\| (.+?) \|", (DOCS / "glossary.md").read_text("utf-8"), flags=re.M)
+    )
+    for word in (
+        "averaging",
+        "direction",
+        "dimension",
+        "part",
+        "switching off",
+        "carry",
+        "super neuron",
+    ):
         assert re.search(rf"\b{word}\b", glossary), word
     said = "Super neurons and dimension 7 carry it. Switching off 2 parts removes 59% of it"
     meant = [word for word, _ in word_meanings(said)]
@@ -205,23 +280,31 @@ def test_words_of_a_headline_have_a_meaning_and_a_line_in_the_glossary():
 
 def test_the_sentences_are_whole_and_say_what_carries_it_in_one():
     every = dict.fromkeys(WORDS, YES)
-    found = headline_phrases(intervened(every, maker_sets=sets()), is_sink=True, rate=0.61, position=0)
+    found = headline_phrases(
+        intervened(every, maker_sets=sets()), is_sink=True, rate=0.61, position=0
+    )
     first, chain, makers = join_phrases(found).split(". ")
     assert "61%" in first
     assert "dimension 7" in chain
     assert "59%" in makers
-    *_, two = said(intervened({"variance_neurons": YES, "variance_preserved": YES}), is_sink=True).values()
+    *_, two = said(
+        intervened({"variance_neurons": YES, "variance_preserved": YES}), is_sink=True
+    ).values()
     for link in ("variance_neurons", "variance_preserved"):
         assert WORDS[link].carries_as({}).lower() in two.lower()
 
 
 def test_the_parts_that_make_the_sink_are_named():
     parts = "1.7, head 0.2, 2.5, embedding 3, 4.1"
-    text = said(intervened({}, maker_sets=sets().assign(parts=parts, size=5)), is_sink=True)["makers"]
+    text = said(intervened({}, maker_sets=sets().assign(parts=parts, size=5)), is_sink=True)[
+        "makers"
+    ]
     assert "5 parts (L1.N7, L0.H2, L2.N5, embedding of token 3 and 1 more)" in text
 
 
-@pytest.mark.parametrize(("verdict", "claimed"), [("holds", True), ("in part", True), ("fails", False)])
+@pytest.mark.parametrize(
+    ("verdict", "claimed"), [("holds", True), ("in part", True), ("fails", False)]
+)
 def test_the_terminal_asserts_no_link_that_fails(verdict, claimed):
     chain = pd.DataFrame([{"link": "variance_preserved", "sentence": "W_O passes it on"}])
     table = pd.DataFrame([{"link": "variance_preserved", "verdict": verdict, "is_primary": True}])

@@ -32,7 +32,9 @@ def traced(zoo, folder, *, report=True, **fields):
     tokens = from_tensor(zoo.draw(8, length=32, generator=torch.Generator().manual_seed(zoo.seed)))
     lens = replace(wrap(zoo.model, tokenizer=tiny_tokenizer()), name=zoo.name)
     config = TraceConfig(model=zoo.name, quick=True, **{"random_init": False} | fields)
-    return trace(lens, config=config, tokens=tokens, out=folder / "run", progress=False, report=report)
+    return trace(
+        lens, config=config, tokens=tokens, out=folder / "run", progress=False, report=report
+    )
 
 
 @pytest.mark.parametrize(("name", "family", "seed"), KINDS)
@@ -87,7 +89,9 @@ def test_an_untrained_hybrid_is_traced_to_its_end(family, tmp_path):
     assert len(found.tables["effects"])
     assert (found.folder / "report.html").exists()
     shown = found.tables["effects"].query("edit == 'isolation'")["layers"].tolist()
-    assert shown == [] or shown == [",".join(map(str, lens.attention_layers)) if family != "falcon_h1" else "0-2"]
+    assert shown == [] or shown == [
+        ",".join(map(str, lens.attention_layers)) if family != "falcon_h1" else "0-2"
+    ]
 
 
 def test_what_feeds_the_growth_and_what_reads_it_are_layers_with_attention():
@@ -97,7 +101,9 @@ def test_what_feeds_the_growth_and_what_reads_it_are_layers_with_attention():
     step = GrowthStep(first_layer=0, last_layer=0, ratio_before=1.0, ratio_after=9.0, dimension=0)
     last = replace(step, first_layer=5, last_layer=5)
     at = Location(sink_positions=(0,), sink_found=True, steps=(step, last), outliers={})
-    (found,) = find_segments(at, n_layers=6, attention=(1, 3, 5))  # nothing reads what layer 5 makes
+    (found,) = find_segments(
+        at, n_layers=6, attention=(1, 3, 5)
+    )  # nothing reads what layer 5 makes
     assert (found.layers, found.every) == ((1, 3), (1, 2, 3, 4))
     (found,) = find_segments(replace(at, steps=()), n_layers=8, attention=(0, 1))
     assert found.layers == (1,)

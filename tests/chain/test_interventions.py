@@ -23,7 +23,13 @@ from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
 from sink_lens.schema import column_names
 
-REMOVING = ["variance_preserved", "variance_neurons", "neurons_dimension", "dimension_key", "key_sink"]
+REMOVING = [
+    "variance_preserved",
+    "variance_neurons",
+    "neurons_dimension",
+    "dimension_key",
+    "key_sink",
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +83,9 @@ def test_controls_of_fewer_sequences_are_near_those_of_all(planted_at, changed, 
     assert (whole.loc[made, "control_n"] == 3).all()
     assert (found.loc[~made, "control_n"] == 0).all()
     for name in ("control_mean", "control_share", "control_loss_nats"):
-        assert found.loc[made, name].tolist() == pytest.approx(whole.loc[made, name].tolist(), abs=0.05), name
+        assert found.loc[made, name].tolist() == pytest.approx(
+            whole.loc[made, name].tolist(), abs=0.05
+        ), name
     same = [name for name in found.columns if not name.startswith(("control_", "ci_", "beyond_"))]
     pd.testing.assert_frame_equal(found[same], whole[same])
 
@@ -95,7 +103,9 @@ def test_controls_of_fewer_positions_are_near_those_of_all_which_are_run_where_o
     assert (whole.loc[made, "control_length"] == 20).all()
     assert (found.loc[~made, "control_length"] == 0).all()
     for name in ("control_mean", "control_share", "control_largest", "control_loss_nats"):
-        assert found.loc[made, name].tolist() == pytest.approx(whole.loc[made, name].tolist(), abs=0.05), name
+        assert found.loc[made, name].tolist() == pytest.approx(
+            whole.loc[made, name].tolist(), abs=0.05
+        ), name
     monkeypatch.setattr("sink_lens.chain.setting.CONTROL_MARGIN", 2.0)
     near = intervention_table(dataclasses.replace(place.setting), means=means, curve=curve)
     assert (near.loc[made & (near["ci_high"] > 0.05), "control_length"] == 20).all()
@@ -117,7 +127,9 @@ def test_what_the_planted_model_has_no_part_in_fails_under_its_intervention(chan
 def test_the_entries_of_the_planted_neuron_are_set_one_by_one(planted_at, changed):
     place, (_, effects) = planted_at(), changed("planted")
     truth, late = place.truth, place.setting.layers_after_growth
-    one = scalar(place.lens, layer=truth.layer, neurons=[truth.neuron], dimensions=[truth.outlier_dimension])
+    one = scalar(
+        place.lens, layer=truth.layer, neurons=[truth.neuron], dimensions=[truth.outlier_dimension]
+    )
     whole = run_with(place.lens, place.setting.tokens, one, positions=(6, 0))
     row = effects[effects["edit"].str.startswith("entries of down_proj")].iloc[0]
     assert row["sink_mass"] == pytest.approx(float(whole.mass_at(0, layers=late).mean()))
@@ -136,18 +148,26 @@ def test_an_amplification_is_a_row_where_some_factor_over_1_makes_more(changed):
         controls = amplified[amplified["control_of"] != ""]
         assert len(amplified) == 2 * len(controls) == 2 * sum(factor > 1 for factor in factors)
         assert (amplified["n_controls"] == 0).all()
-        assert controls["edit"].tolist() == [f"norm x {factor:g}" for factor in factors if factor > 1]
+        assert controls["edit"].tolist() == [
+            f"norm x {factor:g}" for factor in factors if factor > 1
+        ]
         for row in controls.to_dict("records"):
             amplification = effects.set_index("edit").loc[row["control_of"]]
             assert not amplification["is_primary"]
-            assert f"x {row['edit'].removeprefix('norm x ')} " in row["control_of"]  # at the same factor
+            assert (
+                f"x {row['edit'].removeprefix('norm x ')} " in row["control_of"]
+            )  # at the same factor
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_oss", "planted without"])
-def test_links_without_neurons_or_dimensions_are_not_changed_and_without_a_sink_none_holds(changed, name):
+def test_links_without_neurons_or_dimensions_are_not_changed_and_without_a_sink_none_holds(
+    changed, name
+):
     _, effects = changed(name)
     primary = effects[effects["is_primary"]]
-    assert name != "planted without" or "holds" not in {intervention_verdict(row) for row in primary.to_dict("records")}
+    assert name != "planted without" or "holds" not in {
+        intervention_verdict(row) for row in primary.to_dict("records")
+    }
     assert primary["link"].tolist() == ["aggregation_variance", "variance_preserved", "key_sink"]
     assert primary[["share", "sink_mass", "loss_nats", "control_mean"]].notna().all(axis=None)
 
@@ -157,7 +177,9 @@ def test_one_sequence_has_shares_without_intervals(planted_at, config):
     one = dataclasses.replace(config, intervention_sequences=1)
     alone = make_setting(place.lens, place.tokens, location=place.location, config=one)
     means = centring_means(place.lens, n_tokens=64)
-    curve = pd.DataFrame({"centre": ["values", "aggregated", "none"], "factor": [1.0] * 3, "mass": [0.1] * 3})
+    curve = pd.DataFrame(
+        {"centre": ["values", "aggregated", "none"], "factor": [1.0] * 3, "mass": [0.1] * 3}
+    )
     effects = intervention_table(alone, means=means, curve=curve)
     assert effects["share"].notna().all()
     assert effects["ci_low"].isna().all()
@@ -185,7 +207,9 @@ class Keeper:
 
 def made(place, config):
     keeper = Keeper()
-    studied = Studied(lens=place.lens, batch=place.tokens, location=place.location, supers=place.supers)
+    studied = Studied(
+        lens=place.lens, batch=place.tokens, location=place.location, supers=place.supers
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(interventions, "FACTORS", (1.0, 10.0))
         patched.setattr(interventions, "CENTRING_TOKENS", 64)
@@ -196,30 +220,45 @@ def made(place, config):
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "gpt_oss", "gpt_neox", "opt"])
 def test_every_kind_of_family_is_changed(tiny_at, config, family):
     # learned positions and no gate; norms behind and soft caps; no neurons; fused projections; ReLU
-    found = made(tiny_at(family), dataclasses.replace(config, intervention_sequences=2, intervention_length=16))
+    found = made(
+        tiny_at(family),
+        dataclasses.replace(config, intervention_sequences=2, intervention_length=16),
+    )
     assert list(found.frames) == list(TABLES)
     for name in TABLES:
         assert found.frames[name].columns.tolist() == column_names("trace", name)
-        assert len(found.frames[name]) or name == "maker_sets"  # no set removes half of what is no sink
-    assert found.frames["effects"][["share", "target_mass", "sink_mass", "loss_nats"]].notna().all(axis=None)
+        assert (
+            len(found.frames[name]) or name == "maker_sets"
+        )  # no set removes half of what is no sink
+    assert (
+        found.frames["effects"][["share", "target_mass", "sink_mass", "loss_nats"]]
+        .notna()
+        .all(axis=None)
+    )
     assert len(found.centring) == 1
 
 
 def test_a_model_of_one_layer_is_changed(tiny_at, config):
     found = made(tiny_at("llama", n_layers=1), config)
     assert list(found.frames) == list(TABLES)
-    assert (found.frames["amplification"]["times"] == 1).all()  # nothing is read after the only layer
+    assert (
+        found.frames["amplification"]["times"] == 1
+    ).all()  # nothing is read after the only layer
 
 
 def test_half_precision_is_changed(planted_at, config):
     place = planted_at()
     half = wrap(copy.deepcopy(place.truth.model).to(torch.bfloat16), tokenizer=place.lens.tokenizer)
-    found = made(dataclasses.replace(place, lens=half), dataclasses.replace(config, intervention_sequences=2))
+    found = made(
+        dataclasses.replace(place, lens=half), dataclasses.replace(config, intervention_sequences=2)
+    )
     shares = found.frames["effects"].query("is_primary").set_index("link")["share"]
     assert shares["variance_neurons"] > 0.8
     z = found.frames["mediation"].query("frozen == 'z' and intervention == 'isolation'").iloc[0]
     unfrozen = abs(z["mass_without_freeze"] - z["baseline_mass"])
-    assert abs(z["mass"] - z["baseline_mass"]) < unfrozen / 5  # in bfloat16; frozen, nothing is left of the change
+    assert (
+        abs(z["mass"] - z["baseline_mass"]) < unfrozen / 5
+    )  # in bfloat16; frozen, nothing is left of the change
 
 
 def test_a_model_without_bos_was_not_tried_with_it(planted_at, config):
@@ -238,5 +277,7 @@ def test_without_a_sink_every_table_is_made(planted_at, config):
 
 def test_a_delegated_attention_has_empty_tables(tiny_at, config):
     place = tiny_at("llama")
-    stock = dataclasses.replace(place, lens=dataclasses.replace(place.lens, uneditable=frozenset({"scores"})))
+    stock = dataclasses.replace(
+        place, lens=dataclasses.replace(place.lens, uneditable=frozenset({"scores"}))
+    )
     assert all(table.empty for table in made(stock, config).frames.values())

@@ -34,7 +34,10 @@ NAMES = (
 def statistic(low, high, *, estimate=None, nulls=None, **options):
     middle = (low + high) / 2 if estimate is None else estimate
     return Statistic(
-        name="x", interval=Interval(estimate=middle, low=low, high=high, n=8), nulls=nulls or {}, **options
+        name="x",
+        interval=Interval(estimate=middle, low=low, high=high, n=8),
+        nulls=nulls or {},
+        **options,
     )
 
 
@@ -75,10 +78,16 @@ def test_the_links_are_those_of_the_chain_in_order_and_its_table_says_what_they_
 def test_the_criterion_stands_beside_the_verdict():
     table = link_table(planted_evidence(), random_init=None, length=24).set_index("link")
     key = table.loc["dimension_key", "criterion"].iloc[0]
-    assert key == "present if the interval of key_cosine is above 0.5 and above random_dimensions, other_positions"
+    assert (
+        key
+        == "present if the interval of key_cosine is above 0.5 and above random_dimensions, other_positions"
+    )
     none = link_table(planted_evidence(sink=False), random_init=None, length=24).set_index("link")
     text = none.loc["variance_neurons", "criterion"]
-    assert text == "present if the interval of spike_ratio is above 10 (here: no growth step was found)"
+    assert (
+        text
+        == "present if the interval of spike_ratio is above 10 (here: no growth step was found)"
+    )
 
 
 def test_the_twin_is_a_row_of_every_statistic_and_decides_nothing():
@@ -89,7 +98,10 @@ def test_the_twin_is_a_row_of_every_statistic_and_decides_nothing():
     assert set(twin.index) == set(zip(table["link"], table["statistic"], strict=True))
     assert twin["dimension_key", "key_cosine"] == pytest.approx(1001, abs=0.1)
     alone = link_table(planted_evidence(), random_init=None, length=24)
-    assert table.groupby("link")["verdict"].first().to_dict() == alone.groupby("link")["verdict"].first().to_dict()
+    assert (
+        table.groupby("link")["verdict"].first().to_dict()
+        == alone.groupby("link")["verdict"].first().to_dict()
+    )
 
 
 def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, uniform=0.0, primary=True):
@@ -107,11 +119,17 @@ def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, uniform=0.0, prima
         (effect("x"), "holds"),
         (effect("x", low=INTERVENTION_FLOOR), "undecided"),  # over means strictly over
         (effect("x", low=0.1, high=0.2), "in part"),
-        (effect("x", low=0.221, high=0.245, control=0.018), "in part"),  # the default model's fifth link
+        (
+            effect("x", low=0.221, high=0.245, control=0.018),
+            "in part",
+        ),  # the default model's fifth link
         (effect("x", low=0.1, high=0.2, control=0.15), "undecided"),  # a control lies in it
         (effect("x", low=0.1, high=0.2, control=0.21), "fails"),
         (effect("x", low=0.1, high=0.4), "undecided"),
-        (effect("x", low=-0.1, high=0.1), "undecided"),  # with more sequences it may be nothing, or some
+        (
+            effect("x", low=-0.1, high=0.1),
+            "undecided",
+        ),  # with more sequences it may be nothing, or some
         (effect("x", low=-0.1, high=0.04), "fails"),
         (effect("x", control=0.7), "undecided"),  # within the interval
         (effect("x", control=0.95), "fails"),  # random places do more
@@ -132,7 +150,10 @@ def test_intervention_verdict(row, decided):
     ("row", "decided"),
     [
         (effect("x", low=0.6, high=0.8), "holds"),
-        (effect("x", low=0.2, high=0.3), "in part"),  # about the lower floor, and below the higher one
+        (
+            effect("x", low=0.2, high=0.3),
+            "in part",
+        ),  # about the lower floor, and below the higher one
         (effect("x", low=0.3, high=0.4), "in part"),
         (effect("x", low=0.4, high=0.6), "undecided"),
         (effect("x", low=0.04, high=0.06), "undecided"),
@@ -146,7 +167,9 @@ def test_one_interval_that_answers_both_questions_lies_between_bars(row, decided
         "ci_low": 0.7 * row["ci_low"] + 0.3 * row["ci_high"],
         "ci_high": 0.3 * row["ci_low"] + 0.7 * row["ci_high"],
     }
-    more = derive_verdict(link_answers(statistic(1.1, 2.0), floor=1.0, effects=(narrower, narrower), has_sink=True))
+    more = derive_verdict(
+        link_answers(statistic(1.1, 2.0), floor=1.0, effects=(narrower, narrower), has_sink=True)
+    )
     assert decided in (more, "undecided")
 
 
@@ -158,28 +181,58 @@ def test_more_sequences_turn_no_verdict_over():
             *[(*settled, "undecided") if one == "undecided" else (one,) for one in answers[1:]],
         )
         before = derive_verdict(Answers(*answers))
-        assert before == "undecided" or {derive_verdict(Answers(*one)) for one in later} == {before}, answers
+        assert before == "undecided" or {derive_verdict(Answers(*one)) for one in later} == {
+            before
+        }, answers
 
 
 def test_a_costly_intervention_is_undecided_and_cost_alone_never_says_no():
-    costly = effect("x") | {"baseline_loss_nats": 3.0, "uniform_loss_nats": 10.8, "beyond_masking_nats": 2.0}
+    costly = effect("x") | {
+        "baseline_loss_nats": 3.0,
+        "uniform_loss_nats": 10.8,
+        "beyond_masking_nats": 2.0,
+    }
     assert is_off_distribution(costly)
     assert intervention_verdict(costly) == "undecided"
-    assert intervention_verdict(costly | {"beyond_masking_nats": COSTLY}) == "holds"  # over means strictly over
-    near_uniform = costly | {"baseline_loss_nats": 10.0}  # over 0.9 of 10.8: the model predicts hardly anything
+    assert (
+        intervention_verdict(costly | {"beyond_masking_nats": COSTLY}) == "holds"
+    )  # over means strictly over
+    near_uniform = costly | {
+        "baseline_loss_nats": 10.0
+    }  # over 0.9 of 10.8: the model predicts hardly anything
     assert not is_off_distribution(near_uniform)
     assert intervention_verdict(near_uniform) == "holds"
     assert intervention_verdict(costly | {"beyond_masking_nats": NAN}) == "holds"
 
 
-COSTS = {"baseline_loss_nats": 3.0, "loss_nats": 8.5, "uniform_loss_nats": 10.8, "beyond_masking_nats": 2.0}
-LESS, MORE, NEAR = {"low": 0.2}, {"control": 0.7}, "what was measured is too close to its floor to tell"
+COSTS = {
+    "baseline_loss_nats": 3.0,
+    "loss_nats": 8.5,
+    "uniform_loss_nats": 10.8,
+    "beyond_masking_nats": 2.0,
+}
+LESS, MORE, NEAR = (
+    {"low": 0.2},
+    {"control": 0.7},
+    "what was measured is too close to its floor to tell",
+)
 
 
-def undecided_link(row, *, of="variance_neurons", costs=(), present="yes", necessary="undecided", floors="calibrated"):
+def undecided_link(
+    row,
+    *,
+    of="variance_neurons",
+    costs=(),
+    present="yes",
+    necessary="undecided",
+    floors="calibrated",
+):
     answers = {"present": present, "necessary_or_sufficient": necessary, "carries": "undecided"}
     link = {"link": "variance_neurons", "verdict": "undecided", "floors": floors} | answers
-    return {"links": pd.DataFrame([link]), "effects": pd.DataFrame([effect(of, **row) | dict(costs)])}
+    return {
+        "links": pd.DataFrame([link]),
+        "effects": pd.DataFrame([effect(of, **row) | dict(costs)]),
+    }
 
 
 @pytest.mark.parametrize(
@@ -197,7 +250,10 @@ def undecided_link(row, *, of="variance_neurons", costs=(), present="yes", neces
             "breaking it may remove less than the floor that was asked for, or than a random control does",
         ),
         (undecided_link({}, costs=COSTS), "this edit damages the model itself (loss +5.5 nats)"),
-        (undecided_link({"had": 0.1, "uniform": 0.06}), "the sink has hardly more attention than chance"),
+        (
+            undecided_link({"had": 0.1, "uniform": 0.06}),
+            "the sink has hardly more attention than chance",
+        ),
         (undecided_link({"low": NAN, "high": NAN}), "one sequence gives no interval"),
         (
             undecided_link({}, costs=COSTS, present="undecided"),
@@ -243,7 +299,9 @@ def test_the_verdict_follows_from_the_answers(answers, decided):
 
 def test_every_three_answers_have_a_verdict():
     verdicts = {"holds", "in part", "fails", "undecided", "not applicable", "not asked"}
-    assert {derive_verdict(Answers(*answers)) for answers in itertools.product(schema.ANSWERS, repeat=3)} <= verdicts
+    assert {
+        derive_verdict(Answers(*answers)) for answers in itertools.product(schema.ANSWERS, repeat=3)
+    } <= verdicts
 
 
 def test_the_documentation_prints_the_table_of_verdicts():
@@ -259,7 +317,11 @@ ABSENT, THERE = statistic(NAN, NAN, estimate=NAN, absent=True), statistic(2.0, 3
     ("given", "options", "decided"),
     [
         # a link is not failed by the absence of what it starts from
-        (replace(ABSENT, no_source=True), {"effects": (effect("x", low=0.0, high=0.1), None)}, ("not applicable",) * 3),
+        (
+            replace(ABSENT, no_source=True),
+            {"effects": (effect("x", low=0.0, high=0.1), None)},
+            ("not applicable",) * 3,
+        ),
         # what is not there makes no sink, and carries may still be yes
         (ABSENT, {"effects": (None, effect("x", low=0.8))}, ("no", "no", "yes")),
         (ABSENT, {"effects": None}, ("no", "not tested", "not tested")),
@@ -281,11 +343,21 @@ def test_the_verdict_is_that_of_both():
     rows = [effect(name) for name in NAMES if name not in ("neurons_dimension", "dimension_key")]
     table = with_effects(*rows, effect("neurons_dimension", low=0.0, high=0.04))
     found = table.groupby("link")[["measured", "intervened", "verdict"]].first()
-    assert (table.groupby("link")[["measured", "intervened", "verdict"]].nunique() == 1).all(axis=None)
+    assert (table.groupby("link")[["measured", "intervened", "verdict"]].nunique() == 1).all(
+        axis=None
+    )
     assert found.loc["variance_neurons"].tolist() == ["present", "holds", "holds"]
     assert found.loc["neurons_dimension"].tolist() == ["present", "fails", "fails"]
-    assert found.loc["dimension_key"].tolist() == ["present", "no intervention", "undecided"]  # the others are cut
-    alone = link_table(planted_evidence(), random_init=None, length=24).groupby("link")["measured"].first()
+    assert found.loc["dimension_key"].tolist() == [
+        "present",
+        "no intervention",
+        "undecided",
+    ]  # the others are cut
+    alone = (
+        link_table(planted_evidence(), random_init=None, length=24)
+        .groupby("link")["measured"]
+        .first()
+    )
     assert found["measured"].to_dict() == alone.to_dict()
 
 
@@ -294,9 +366,17 @@ def test_the_share_of_the_cut_is_a_row_of_its_own():
     shares = table[table["statistic"] == "intervention_share"]
     assert tuple(shares["link"]) == NAMES
     row = shares.iloc[0]
-    assert row[["value", "ci_low", "ci_high", "null_value", "n"]].tolist() == [0.75, 0.6, 0.9, 0.01, 8]
+    assert row[["value", "ci_low", "ci_high", "null_value", "n"]].tolist() == [
+        0.75,
+        0.6,
+        0.9,
+        0.01,
+        8,
+    ]
     assert (row["null_name"], bool(row["is_primary"])) == ("largest_control", False)
-    assert row["criterion"].endswith(", and that of the intervention's share above 25% and above its largest control")
+    assert row["criterion"].endswith(
+        ", and that of the intervention's share above 25% and above its largest control"
+    )
 
 
 def test_only_the_primary_cut_of_a_link_decides():
@@ -308,7 +388,10 @@ def test_only_the_primary_cut_of_a_link_decides():
 def test_without_interventions_no_link_holds_and_none_fails():
     alone = link_table(planted_evidence(), random_init=None, length=24)
     empty = link_table(
-        planted_evidence(), random_init=None, effects=pd.DataFrame(columns=["link", "is_primary"]), length=24
+        planted_evidence(),
+        random_init=None,
+        effects=pd.DataFrame(columns=["link", "is_primary"]),
+        length=24,
     )
     pd.testing.assert_frame_equal(alone, empty)
     assert set(alone["intervened"]) == {"no intervention"}
@@ -321,7 +404,9 @@ def test_without_interventions_no_link_holds_and_none_fails():
 
 @pytest.mark.parametrize("length", [2, 8])
 def test_sequences_without_other_tokens_are_undecided(length):
-    found = link_table(evidence_of("llama", length=length), random_init=None, length=length).set_index("link")
+    found = link_table(
+        evidence_of("llama", length=length), random_init=None, length=length
+    ).set_index("link")
     for name in ("aggregation_variance", "variance_neurons", "neurons_dimension"):
         assert found.loc[[name], "verdict"].iloc[0] == "undecided"
         assert "no other token at or after position 8" in found.loc[[name], "criterion"].iloc[0]

@@ -34,7 +34,11 @@ RATIO = [1.0, 1.0, 3.0, 6.0, 9.0, 18.0]
         (RATIO, 3.0, [(1, 1)]),
         (RATIO, 1.5, [(1, 4)]),
         ([1.0, 2.0], 2.0, [(0, 0)]),  # reached by equality
-        ([0.2, 0.5, 0.9], 2.0, []),  # doubles once but ends under the others: the recovery of a small norm
+        (
+            [0.2, 0.5, 0.9],
+            2.0,
+            [],
+        ),  # doubles once but ends under the others: the recovery of a small norm
         ([0.2, 0.5, 1.1], 2.0, [(0, 1)]),
         ([NAN, NAN, NAN, NAN], 2.0, []),
     ],
@@ -61,7 +65,12 @@ def options(**changes):
 
 @pytest.mark.parametrize(
     ("changes", "found"),
-    [({}, (1, 4)), ({"energy_frac": 0.5}, (1,)), ({"dominance_threshold": 3.7}, ()), ({"max_outliers": 1}, ())],
+    [
+        ({}, (1, 4)),
+        ({"energy_frac": 0.5}, (1,)),
+        ({"dominance_threshold": 3.7}, ()),
+        ({"max_outliers": 1}, ()),
+    ],
     ids=str,
 )
 def test_outlier_dimensions_hold_the_share_of_the_energy_and_are_few(changes, found):
@@ -82,7 +91,10 @@ def test_a_dimension_that_is_as_large_at_other_tokens_is_no_outlier_of_this_one(
     assert find_outlier_dimensions(STATE, typical=typical, **options()) == (4,)
     assert find_outlier_dimensions(STATE, typical=typical, **options(dominance_threshold=4.4)) == ()
     assert (
-        find_outlier_dimensions(STATE, typical=STATE.abs().amax(0), **options(energy_frac=0.99, max_outliers=9)) == ()
+        find_outlier_dimensions(
+            STATE, typical=STATE.abs().amax(0), **options(energy_frac=0.99, max_outliers=9)
+        )
+        == ()
     )
 
 
@@ -92,21 +104,28 @@ def test_outlier_dimensions_of_the_zoo_are_the_sinks_own(name, family):
     zoo = build(name, seed=1, family=family)
     tokens = from_tensor(zoo.draw(4, length=28, generator=torch.Generator().manual_seed(1)))
     lens, config = wrap(zoo.model), TraceConfig(model=name, random_init=False)
-    for location in (scout_and_measure(lens, tokens, config=config).location, ObservedModel(lens, tokens).location):
+    for location in (
+        scout_and_measure(lens, tokens, config=config).location,
+        ObservedModel(lens, tokens).location,
+    ):
         assert location.outliers == zoo.truth.outliers
         assert location.growth_layers == zoo.truth.grows
 
 
 def test_a_card_locates_a_sink_at_a_position_that_is_not_sampled_as_a_trace_does():
     lens = wrap(planted().model)
-    tokens = from_tensor(torch.randint(3, 300, (2, 160), generator=torch.Generator().manual_seed(2)))
+    tokens = from_tensor(
+        torch.randint(3, 300, (2, 160), generator=torch.Generator().manual_seed(2))
+    )
     at = next(one for one in range(20, 100) if one not in sampled_positions(160).tolist())
     tokens.tokens[:, 0], tokens.tokens[:, at] = 7, BOS_ID
     traced = scout_and_measure(lens, tokens, config=TraceConfig(random_init=False)).location
     location = ObservedModel(lens, tokens).location
     assert location.sink_positions == traced.sink_positions == (at,)
     assert location.outliers == traced.outliers
-    assert [step.ratio_after for step in location.steps] == pytest.approx([step.ratio_after for step in traced.steps])
+    assert [step.ratio_after for step in location.steps] == pytest.approx(
+        [step.ratio_after for step in traced.steps]
+    )
     assert location.steps
 
 
@@ -116,7 +135,9 @@ def found(ratio, states, forced=None):
         sink_found=True,
         ratio=torch.tensor(ratio),
         states=states,
-        thresholds=Thresholds(growth_factor=2.0, dominance_threshold=3.0, energy_frac=0.8, max_outliers=2),
+        thresholds=Thresholds(
+            growth_factor=2.0, dominance_threshold=3.0, energy_frac=0.8, max_outliers=2
+        ),
         forced=forced,
     )
 
@@ -132,7 +153,9 @@ def planted_states():
 def test_find_names_the_step_and_the_dimension_after_it():
     location = found([1.0, 1.2, 30.0], planted_states())
     assert [(s.first_layer, s.last_layer, s.dimension) for s in location.steps] == [(1, 1, 3)]
-    assert (location.steps[0].ratio_before, location.steps[0].ratio_after) == pytest.approx((1.2, 30.0))
+    assert (location.steps[0].ratio_before, location.steps[0].ratio_after) == pytest.approx(
+        (1.2, 30.0)
+    )
     assert location.outliers == {1: (3,)}
     location = found([1.0, 1.0, 1.0], planted_states(), forced=((0, 0),))
     assert [(s.first_layer, s.dimension) for s in location.steps] == [(0, 2)]
@@ -141,7 +164,9 @@ def test_find_names_the_step_and_the_dimension_after_it():
 
 def test_what_feeds_the_growth_is_read_up_to_its_first_layer_or_in_the_first_quarter():
     steps = tuple(
-        GrowthStep(first_layer=first, last_layer=last, ratio_before=1.0, ratio_after=9.0, dimension=0)
+        GrowthStep(
+            first_layer=first, last_layer=last, ratio_before=1.0, ratio_after=9.0, dimension=0
+        )
         for first, last in ((1, 2), (5, 5))
     )
     location = Location(sink_positions=(0,), sink_found=True, steps=steps, outliers={})
@@ -157,7 +182,11 @@ def test_what_feeds_the_growth_is_read_up_to_its_first_layer_or_in_the_first_qua
         (64, [0.88], 1),  # the largest is 20 times the mean
         (64, [0.333] * 3, 3),
         (96, [0.75, 0.1], 0),  # the second is hardly larger than the largest of a random token
-        (64, [0.1] * 8, 0),  # eight random dimensions of 64 hold half: they leave more than a quarter of the rest
+        (
+            64,
+            [0.1] * 8,
+            0,
+        ),  # eight random dimensions of 64 hold half: they leave more than a quarter of the rest
         (576, [0.11] * 8, 8),
         (32, [0.85 / 8] * 8, 0),
     ],

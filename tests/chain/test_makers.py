@@ -33,8 +33,14 @@ KNOWN = [
     ("spike", "llama"),
     ("first_window", "mistral"),
     ("broken_dimension_key", "qwen3"),
-    ("embedding_or_neuron", "llama"),  # the embedding alone removes more than half: the neuron reads it too
-    ("either_embedding", "llama"),  # no set of neurons and heads removes anything while the embedding is there
+    (
+        "embedding_or_neuron",
+        "llama",
+    ),  # the embedding alone removes more than half: the neuron reads it too
+    (
+        "either_embedding",
+        "llama",
+    ),  # no set of neurons and heads removes anything while the embedding is there
     ("variance", "olmo2"),
     ("key_bias", "llama"),
     ("redundant", "qwen3"),
@@ -46,7 +52,9 @@ def places(name, *, family, seed=0, sequences=14):
     """The model, and the settings in which its makers are chosen and tested."""
     zoo = build(name, seed=seed, family=family)
     lens = replace(wrap(zoo.model), name=name)
-    tokens = from_tensor(zoo.draw(sequences, length=40, generator=torch.Generator().manual_seed(seed)))
+    tokens = from_tensor(
+        zoo.draw(sequences, length=40, generator=torch.Generator().manual_seed(seed))
+    )
     panel = scout_and_measure(lens, tokens, config=CONFIG)
     rate, position = panel["rate_by_key"], panel.location.sink_position
     moved = align_sinks(tokens, rate, position=position, min_sink_rate=CONFIG.min_sink_rate)
@@ -54,7 +62,11 @@ def places(name, *, family, seed=0, sequences=14):
         tokens, panel = moved, scout_and_measure(lens, moved, config=CONFIG)
     settings = [
         make_setting(
-            lens, tokens, location=panel.location, config=CONFIG, chosen=some(tokens.n_sequences, config=CONFIG)
+            lens,
+            tokens,
+            location=panel.location,
+            config=CONFIG,
+            chosen=some(tokens.n_sequences, config=CONFIG),
         )
         for some in (places_of.sequences_to_choose_by, places_of.sequences_to_test)
     ]
@@ -67,7 +79,10 @@ def test_the_makers_are_those_that_were_written(name, family):
     target = makers.choose_makers_target(choosing, lacks_sink=panel.lacks_sink)
     assert target is not None
     found = set(makers.find_makers(choosing, target=target).sets[makers.ALL])
-    true = {Maker(kind=m.kind, layer=-1 if m.layer is None else m.layer, unit=m.index) for m in zoo.truth.makers}
+    true = {
+        Maker(kind=m.kind, layer=-1 if m.layer is None else m.layer, unit=m.index)
+        for m in zoo.truth.makers
+    }
     f1 = 2 * len(found & true) / (len(found) + len(true))
     assert f1 >= 0.95, (sorted(map(str, found - true)), sorted(map(str, true - found)))
 
@@ -87,7 +102,9 @@ def test_makers_are_searched_among_the_parts_and_for_the_layers_that_were_named(
 
 def test_sets_are_tested_on_other_sequences_beside_random_sets_of_their_size_with_their_loss():
     zoo, _, (choosing, testing) = places("redundant", family="llama")
-    assert not set(map(tuple, choosing.tokens.tokens.tolist())) & set(map(tuple, testing.tokens.tokens.tolist()))
+    assert not set(map(tuple, choosing.tokens.tokens.tolist())) & set(
+        map(tuple, testing.tokens.tokens.tolist())
+    )
     tables = makers.maker_tables(makers.find_makers(choosing, target="sink"), testing)
     sets = tables["maker_sets"]
     own = sets[sets["control_of"] == ""].set_index("set")
@@ -107,10 +124,16 @@ def test_sets_are_tested_on_other_sequences_beside_random_sets_of_their_size_wit
 
 
 def test_what_sink_logits_take_is_summed_in_float32_in_a_model_of_half_precision():
-    pattern = torch.tensor([0.25, 0.25, 2**-10], dtype=torch.bfloat16).expand(2, 1, 3, 3)  # their sum rounds to 0.5
+    pattern = torch.tensor([0.25, 0.25, 2**-10], dtype=torch.bfloat16).expand(
+        2, 1, 3, 3
+    )  # their sum rounds to 0.5
     config = SimpleNamespace(threshold=0.3)
-    setting = SimpleNamespace(null_mass=torch.eye(5)[4][:, None], config=config)  # layer 4 alone has a sink logit
-    found = makers._target_size(setting, SimpleNamespace(tensors={("pattern", 4): pattern}), "sink logit")
+    setting = SimpleNamespace(
+        null_mass=torch.eye(5)[4][:, None], config=config
+    )  # layer 4 alone has a sink logit
+    found = makers._target_size(
+        setting, SimpleNamespace(tensors={("pattern", 4): pattern}), "sink logit"
+    )
     assert found.numpy().tolist() == [0.5 - 2**-10] * 2
 
 
@@ -120,7 +143,10 @@ def test_a_dimension_is_written_wherever_its_own_value_grows_whatever_its_rate()
     grows = mark_writing_layers(values)
     assert grows.tolist() == [[True, False], [True, False], [True, False], [False, False]]
     small = torch.tensor([[0.0], [0.001], [1.0]])
-    assert mark_writing_layers(small)[:, 0].tolist() == [False, True]  # a thousandth of its largest value
+    assert mark_writing_layers(small)[:, 0].tolist() == [
+        False,
+        True,
+    ]  # a thousandth of its largest value
 
 
 def test_sequences_whose_sinks_stand_elsewhere_are_cut_so_that_they_stand_at_one_position():

@@ -62,7 +62,9 @@ def test_a_given_position_and_steps_are_taken():
 
 def test_only_positions_that_every_sequence_has_can_be_sinks():
     assert scout(planted_lens(), tokens_with_bos(at=5), config=CONFIG).sink_found
-    short = tokens_with_bos(at=5, lengths=[24] * 9 + [4])  # the last sequence ends before position 5
+    short = tokens_with_bos(
+        at=5, lengths=[24] * 9 + [4]
+    )  # the last sequence ends before position 5
     aim = scout(planted_lens(), short, config=CONFIG)
     assert (aim.sink_positions, aim.sink_found) == ((0,), False)
     panel = measure(planted_lens(), short, plan=aim.measuring_plan(range(5)), config=CONFIG)
@@ -72,7 +74,9 @@ def test_only_positions_that_every_sequence_has_can_be_sinks():
 def test_tokens_too_few_for_a_score_have_no_sink():
     aim = scout(planted_lens(), tokens_with_bos(length=7), config=CONFIG)
     assert not aim.sink_found
-    (step,) = aim.steps  # it is seen in the token itself, for there is no position 8 to compare with
+    (step,) = (
+        aim.steps
+    )  # it is seen in the token itself, for there is no position 8 to compare with
     assert steps_of(aim) == [(truth().layer, truth().layer, truth().outlier_dimension)]
     assert math.isnan(step.ratio_before)
     assert math.isnan(step.ratio_after)
@@ -83,7 +87,11 @@ def test_the_norm_ratio_is_before_layer_0_and_after_each_layer():
     aim = scout(planted_lens(), tokens, config=CONFIG)
     panel = measure(planted_lens(), tokens, plan=aim.measuring_plan(range(5)), config=CONFIG)
     with torch.no_grad():
-        hidden = planted_lens().plain(tokens.tokens, output_hidden_states=True, use_cache=False).hidden_states
+        hidden = (
+            planted_lens()
+            .plain(tokens.tokens, output_hidden_states=True, use_cache=False)
+            .hidden_states
+        )
     for index in range(5):  # Hugging Face norms the last one
         norms = hidden[index].norm(dim=-1)
         by_hand = norms[:, 0] / norms[:, 8:].quantile(0.5, dim=-1)
@@ -103,11 +111,15 @@ def aim_first_at(location, monkeypatch):
 def test_a_scout_that_looked_elsewhere_is_put_right(monkeypatch):
     tokens = tokens_with_bos(at=5)
     right = scout_and_measure(planted_lens(), tokens, config=CONFIG, own=OWN)
-    aim_first_at(Location(sink_positions=(0,), sink_found=False, steps=(), outliers={}), monkeypatch)
+    aim_first_at(
+        Location(sink_positions=(0,), sink_found=False, steps=(), outliers={}), monkeypatch
+    )
     found = scout_and_measure(planted_lens(), tokens, config=CONFIG, own=OWN)
     assert found.location == right.location
     assert found.location.sink_positions == (5,)
-    assert found.sink_rate(0.3).mean() == pytest.approx((4 - truth().layer) / 5, abs=0.05)  # all heads after the layer
+    assert found.sink_rate(0.3).mean() == pytest.approx(
+        (4 - truth().layer) / 5, abs=0.05
+    )  # all heads after the layer
     assert found.streamed.values.keys() == right.streamed.values.keys()
     torch.testing.assert_close(found["key_cosine"], right["key_cosine"], equal_nan=True)
 
@@ -126,8 +138,15 @@ def test_a_second_sink_that_the_scout_missed_is_read_too(monkeypatch):
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_long_sequences_are_read_at_sampled_positions(family):
     lens = lens_of(family)
-    tokens = from_tensor(torch.randint(3, 300, (2, 100), generator=torch.Generator().manual_seed(0)))
-    panel = measure(lens, tokens, plan=scout(lens, tokens, config=CONFIG).measuring_plan(range(3)), config=CONFIG)
+    tokens = from_tensor(
+        torch.randint(3, 300, (2, 100), generator=torch.Generator().manual_seed(0))
+    )
+    panel = measure(
+        lens,
+        tokens,
+        plan=scout(lens, tokens, config=CONFIG).measuring_plan(range(3)),
+        config=CONFIG,
+    )
     assert len(panel.positions) <= 66
     assert panel["std:z"].shape == (3, 2, len(panel.positions))
     assert panel["rate_by_key"].shape == (3, 2, 100)

@@ -25,14 +25,19 @@ def table_of(planted_at, tiny_at, triggered):
 
 
 def row(table, intervention, name):
-    (found,) = table[(table["intervention"] == intervention) & (table["frozen"] == name)].to_dict("records")
+    (found,) = table[(table["intervention"] == intervention) & (table["frozen"] == name)].to_dict(
+        "records"
+    )
     return found
 
 
 def test_one_row_per_intervention_frozen_link_and_step(table_of):
     table = table_of("planted")
     assert table.columns.tolist() == column_names("trace", "mediation")
-    assert table["intervention"].tolist() == ["isolation"] * 4 + ["amplification"] * 4 + ["natural"] * 4
+    assert (
+        table["intervention"].tolist()
+        == ["isolation"] * 4 + ["amplification"] * 4 + ["natural"] * 4
+    )
     assert table["frozen"].tolist() == ["z", "neurons", "dimensions", "key"] * 3
     assert (table["step"] == 0).all()
     assert table["position"].tolist() == [6] * 8 + [0] * 4
@@ -61,11 +66,15 @@ def test_each_planted_link_carries_the_sink_and_random_ones_do_not(table_of, int
 def test_shares_are_of_what_the_intervention_added(table_of):
     for found in table_of("planted").to_dict("records"):
         added = found["mass_without_freeze"] - found["baseline_mass"]
-        if found["intervention"] == "isolation":  # the planted sink is a token: isolating an ordinary one makes none
+        if (
+            found["intervention"] == "isolation"
+        ):  # the planted sink is a token: isolating an ordinary one makes none
             assert abs(added) < 0.02
             assert found["surviving_share"] != found["surviving_share"]
             continue
-        assert found["surviving_share"] == pytest.approx((found["mass"] - found["baseline_mass"]) / added)
+        assert found["surviving_share"] == pytest.approx(
+            (found["mass"] - found["baseline_mass"]) / added
+        )
         control = (found["control_mean"] - found["baseline_mass"]) / added
         assert found["control_surviving_share"] == pytest.approx(control)
 
@@ -79,11 +88,18 @@ def test_a_cell_is_the_whole_run_under_both(planted_at, triggered, table_of):
     place = planted_at()
     truth, setting = place.truth, place.setting
     clean = run_with(place.lens, setting.tokens, sites=("neurons",)).tensors["neurons", truth.layer]
-    frozen = freeze("neurons", {truth.layer: clean[:, [6]][..., [truth.neuron]]}, positions=[6], units=[truth.neuron])
+    frozen = freeze(
+        "neurons",
+        {truth.layer: clean[:, [6]][..., [truth.neuron]]},
+        positions=[6],
+        units=[truth.neuron],
+    )
     whole = run_with(place.lens, setting.tokens, [triggered, frozen], positions=(6,)).mass_at(
         6, layers=setting.layers_after_growth
     )
-    assert row(table_of("planted"), "amplification", "neurons")["mass"] == close(float(whole.mean()))
+    assert row(table_of("planted"), "amplification", "neurons")["mass"] == close(
+        float(whole.mean())
+    )
 
 
 def test_the_natural_sink_is_measured_over_an_ordinary_position(planted_at, table_of):
@@ -92,7 +108,8 @@ def test_the_natural_sink_is_measured_over_an_ordinary_position(planted_at, tabl
     natural = table_of("planted").query("intervention == 'natural'")
     assert (natural["baseline_mass"] == ordinary).all()
     assert (
-        natural["mass_without_freeze"] == float(setting.baseline.mass_at(0, layers=setting.layers_after_growth).mean())
+        natural["mass_without_freeze"]
+        == float(setting.baseline.mass_at(0, layers=setting.layers_after_growth).mean())
     ).all()
 
 
@@ -102,7 +119,10 @@ def test_without_a_growth_step_z_and_the_key_are_held(table_of):
     assert (table["step"] == -1).all()
     found = row(table, "isolation", "z")
     assert found["mass"] == close(found["baseline_mass"])
-    assert (table["layers_from"].unique().tolist(), table["layers_to"].unique().tolist()) == ([1], [4])
+    assert (table["layers_from"].unique().tolist(), table["layers_to"].unique().tolist()) == (
+        [1],
+        [4],
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "gpt_oss"])

@@ -38,7 +38,11 @@ def panel_of(family, positions=(0,)):
     aim = Location(sink_positions=positions, sink_found=True, steps=(step,), outliers={})
     tokens = from_tensor(torch.randint(3, 300, (6, 16), generator=torch.Generator().manual_seed(0)))
     panel = measure(
-        lens, tokens, plan=aim.measuring_plan(lens.attention_layers), config=TraceConfig(model=family), forced=spans
+        lens,
+        tokens,
+        plan=aim.measuring_plan(lens.attention_layers),
+        config=TraceConfig(model=family),
+        forced=spans,
     )
     return replace(panel, location=replace(panel.location, sink_positions=positions))
 
@@ -59,7 +63,9 @@ def test_contributions_and_bias_sum_to_the_mlp_output(family, dimension):
         index = panel.sink_positions.index(split.position)
         weights = mlp_weights(lens, layer=split.layer)
         activations = panel.at_layer("neurons_at_sinks", split.layer)[:, index]
-        terms, bias = mlp_contributions(lens, weights, layer=split.layer, activations=activations, dimension=dimension)
+        terms, bias = mlp_contributions(
+            lens, weights, layer=split.layer, activations=activations, dimension=dimension
+        )
         output = panel.at_layer("mlp_out_at_sinks", split.layer)[:, index, dimension]
         assert (terms.sum(1) + bias - output).abs().max() < 1e-4
         torch.testing.assert_close(split.terms, terms)
@@ -93,7 +99,9 @@ def test_a_super_neuron_is_one_at_any_position():
 def test_only_the_planted_neuron_is_super():
     truth, evidence = planted(), planted_evidence()
     lens, panel, splits = evidence.lens, evidence.panel, evidence.splits
-    assert super_neurons_of_layer(splits, layer=truth.layer).nonzero().flatten().tolist() == [truth.neuron]
+    assert super_neurons_of_layer(splits, layer=truth.layer).nonzero().flatten().tolist() == [
+        truth.neuron
+    ]
     table = neuron_table(lens, panel, splits).set_index("neuron")
     assert table["spike_ratio"].idxmax() == truth.neuron
     assert table["column_kurtosis"].idxmax() == truth.neuron
@@ -123,19 +131,30 @@ def test_random_neurons_are_of_other_experts_and_a_silent_place_counts_as_little
     assert neurons_of_same_experts(lens_of("llama"), [1], layer=1) == []
     drawn = draw_other_indices([0], n=4, generator=torch.Generator().manual_seed(0), without=[1, 2])
     assert drawn == [3]
-    rows = np.array([[[8.0, 0.004], [0.0, 0.0]]])  # a strong neuron and a weak one of its expert: both silent elsewhere
+    rows = np.array(
+        [[[8.0, 0.004], [0.0, 0.0]]]
+    )  # a strong neuron and a weak one of its expert: both silent elsewhere
     assert _spike_ratio(rows[..., :1], least=8e-6) == pytest.approx(1e6)
     assert _spike_ratio(rows[..., 1:], least=8e-6) == pytest.approx(500)
 
 
-@pytest.mark.parametrize(("written", "asked"), [((10.0, 0.1), [0]), ((0.1, 10.0), [1]), ((0.1, 0.2), [0, 1])])
+@pytest.mark.parametrize(
+    ("written", "asked"), [((10.0, 0.1), [0]), ((0.1, 10.0), [1]), ((0.1, 0.2), [0, 1])]
+)
 def test_a_step_that_attention_makes_is_not_asked_for_neurons(written, asked):
     steps = [
-        GrowthStep(first_layer=layer, last_layer=layer, ratio_before=1.0, ratio_after=9.0, dimension=0)
+        GrowthStep(
+            first_layer=layer, last_layer=layer, ratio_before=1.0, ratio_after=9.0, dimension=0
+        )
         for layer in (1, 3)
     ]
     splits = [
-        SimpleNamespace(layer=step.first_layer, position=0, terms=torch.tensor([[one]]), change=torch.tensor([10.0]))
+        SimpleNamespace(
+            layer=step.first_layer,
+            position=0,
+            terms=torch.tensor([[one]]),
+            change=torch.tensor([10.0]),
+        )
         for step, one in zip(steps, written, strict=True)
     ]
     location = SimpleNamespace(steps=steps, sink_position=0)

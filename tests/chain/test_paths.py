@@ -36,12 +36,18 @@ def setting_at(family):
     location = Location(sink_positions=(0,), sink_found=True, steps=(step,), outliers={1: (4,)})
     mask = torch.zeros(lens.d_mlp, dtype=torch.bool)
     mask[UNITS] = True
-    return make_setting(lens, from_tensor(tokens), location=location, config=CONFIG, super_neurons={1: mask})
+    return make_setting(
+        lens, from_tensor(tokens), location=location, config=CONFIG, super_neurons={1: mask}
+    )
 
 
 def ends_of(setting):
     (neurons,) = neuron_groups(setting) or [End(name=paths.SUPER)]
-    return neurons, End(name=paths.KEY, step=0, layers=(2,)), End(name=paths.MLPS, step=0, layers=(1, 2))
+    return (
+        neurons,
+        End(name=paths.KEY, step=0, layers=(2,)),
+        End(name=paths.MLPS, step=0, layers=(1, 2)),
+    )
 
 
 @pytest.mark.parametrize("family", [*TINY_FAMILIES, *MORE_FAMILIES])
@@ -50,7 +56,10 @@ def test_sources_add_up_to_the_stream_and_a_source_that_adds_nothing_changes_not
     neurons, *targets = ends_of(setting)
     assert bool(neurons.units) == (family not in (*EXPERTS, *BESIDE))
     writings = Writings(setting=setting, units=neurons.units)
-    sources = [*(End(name=name) for name in (paths.EMBEDDING, paths.ATTENTION, paths.MLPS)), neurons]
+    sources = [
+        *(End(name=name) for name in (paths.EMBEDDING, paths.ATTENTION, paths.MLPS)),
+        neurons,
+    ]
     for layer, mlp in ((1, False), (1, True), (2, False), (2, True)):
         at = {"mlp": mlp, "position": 0}
         whole = writings.input_change(End(name=paths.EVERYTHING), layer, **at)
@@ -58,8 +67,13 @@ def test_sources_add_up_to_the_stream_and_a_source_that_adds_nothing_changes_not
         assert (parts - whole).abs().max() < 1e-5 * whole.abs().max(), (family, layer, mlp)
     nothing = End(name=paths.SUPER)
     for target in [*targets, *[neurons] * bool(neurons.units)]:
-        run = setting.run(writings.cut_edits(Path(source=nothing, target=target, position=0)), quiet=True)
-        assert (run.mass - setting.baseline.mass).nan_to_num().abs().max() < 2e-6, (family, target.name)
+        run = setting.run(
+            writings.cut_edits(Path(source=nothing, target=target, position=0)), quiet=True
+        )
+        assert (run.mass - setting.baseline.mass).nan_to_num().abs().max() < 2e-6, (
+            family,
+            target.name,
+        )
 
 
 def test_a_path_from_neurons_to_keys_equals_path_patching_by_hand():
@@ -102,7 +116,14 @@ def relay(*, seed=0):
     made = draft(family="llama", seed=seed, n_layers=7)
     first, second = made.neurons(2)
     mark(made, [BOS_ID])
-    fire(made, layer=1, index=first, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=1,
+        index=first,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * HUGE},
+        token=BOS_ID,
+    )
     reads = {made.outlier: made.sign}
     neuron(made, layer=4, index=second, gate=reads, up=reads, down={})
     size = 8 * HUGE / activation(made, token=BOS_ID, layer=4, index=second)
@@ -115,9 +136,12 @@ def table_of(model, tokens):
     """The table of a model's paths, with what the measuring pass finds there."""
     lens = wrap(model, tokenizer=tiny_tokenizer())
     own = [link.readings for link in LINKS]
-    evidence = gather_evidence(lens, scout_and_measure(lens, tokens, config=CONFIG, own=own), config=CONFIG)
+    evidence = gather_evidence(
+        lens, scout_and_measure(lens, tokens, config=CONFIG, own=own), config=CONFIG
+    )
     supers = {
-        one: super_neurons_of_layer(evidence.splits, layer=one) for one in evidence.panel.layers("neurons_at_sinks")
+        one: super_neurons_of_layer(evidence.splits, layer=one)
+        for one in evidence.panel.layers("neurons_at_sinks")
     }
     at = {"location": evidence.panel.location, "super_neurons": supers}
     return path_table(make_setting(lens, tokens, config=CONFIG, **at))
@@ -127,12 +151,20 @@ def table_of(model, tokens):
 def found_in(name, family="llama"):
     """(source, its step, target, its step, through) -> row, in all layers with a sink."""
     if name == "relay":
-        ids = torch.stack([torch.randperm(290, generator=torch.Generator().manual_seed(i))[:24] + 3 for i in range(4)])
+        ids = torch.stack(
+            [
+                torch.randperm(290, generator=torch.Generator().manual_seed(i))[:24] + 3
+                for i in range(4)
+            ]
+        )
         ids[:, 0] = BOS_ID
         model, tokens = relay(), from_tensor(ids)
     else:
         zoo = build(name, family=family)
-        model, tokens = zoo.model, from_tensor(zoo.draw(4, length=24, generator=torch.Generator().manual_seed(0)))
+        model, tokens = (
+            zoo.model,
+            from_tensor(zoo.draw(4, length=24, generator=torch.Generator().manual_seed(0))),
+        )
     table = table_of(model, tokens)
     assert table.columns.tolist() == column_names("trace", "paths")
     rows = table[table["read_step"] == ALL_STEPS].to_dict("records")
@@ -159,7 +191,11 @@ MADE = {
     ],
 }
 """Model -> the paths that were written into it."""
-FAMILIES = {"bos_neuron": ("llama", "qwen3", "olmo2"), "head_feeds": ("llama", "gemma3"), "upstream": ("qwen2",)}
+FAMILIES = {
+    "bos_neuron": ("llama", "qwen3", "olmo2"),
+    "head_feeds": ("llama", "gemma3"),
+    "upstream": ("qwen2",),
+}
 
 
 def test_paths_that_were_written_by_hand_are_found_and_others_are_not():

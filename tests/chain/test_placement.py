@@ -31,7 +31,14 @@ def cells(*sinks):
         for token in ("ordinary", "bos"):
             for isolated in (False, True) if position else (False,):
                 name = f"{position} {token}" + " isolated" * isolated
-                rows.append({"position": position, "token": token, "isolated": isolated, "is_sink": name in sinks})
+                rows.append(
+                    {
+                        "position": position,
+                        "token": token,
+                        "isolated": isolated,
+                        "is_sink": name in sinks,
+                    }
+                )
     return pd.DataFrame(rows)
 
 
@@ -61,14 +68,21 @@ def test_kinds(sinks, kind):
 )
 def test_a_sink_that_is_not_at_position_0_has_kinds_of_its_own(other, own, kind):
     cell = {"isolated": False}
-    rows = [{"position": 1, "token": "other", "is_sink": other}, {"position": 6, "token": "own", "is_sink": own}]
+    rows = [
+        {"position": 1, "token": "other", "is_sink": other},
+        {"position": 6, "token": "own", "is_sink": own},
+    ]
     assert binding_kind(pd.concat([cells(), pd.DataFrame([row | cell for row in rows])])) == kind
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("second", "own token"), ("behind_bos", "own position"), ("either_embedding", "own position or token")],
+    [
+        ("second", "own token"),
+        ("behind_bos", "own position"),
+        ("either_embedding", "own position or token"),
+    ],
 )
 def test_a_sink_at_position_1_is_bound_to_what_the_truth_says(name, kind, family, config):
     zoo = build(name, seed=3, family=family)
@@ -76,7 +90,10 @@ def test_a_sink_at_position_1_is_bound_to_what_the_truth_says(name, kind, family
     lens = wrap(zoo.model, tokenizer=tiny_tokenizer())
     location = scout_and_measure(lens, batch, config=config).location
     assert location.sink_positions == (1,)
-    assert binding_kind(placement_table(make_setting(lens, batch, location=location, config=config))) == kind
+    assert (
+        binding_kind(placement_table(make_setting(lens, batch, location=location, config=config)))
+        == kind
+    )
 
 
 def test_without_bos_or_without_cells_a_kind_is_said_all_the_same():
@@ -104,7 +121,9 @@ def test_bos_first_is_the_clean_run_of_the_same_tokens_with_bos_in_front(planted
     ids[:, 0] = BOS_ID
     found = run_with(place.lens, ids, positions=(0,))
     cell = table.query("position == 0 and token == 'bos'").iloc[0]
-    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(0, layers=place.setting.layers_after_growth).mean()))
+    assert cell["sink_mass"] == pytest.approx(
+        float(found.mass_at(0, layers=place.setting.layers_after_growth).mean())
+    )
     assert cell["loss_nats"] == pytest.approx(float(found.loss.mean()))
 
 
@@ -113,25 +132,35 @@ def test_an_isolated_cell_is_the_run_under_isolation(planted_at, table):
     ids = place.setting.tokens.tokens[:, 1:]
     found = run_with(place.lens, ids, isolate([6]), positions=(6,))
     cell = table.query("position == 6 and token == 'ordinary' and isolated").iloc[0]
-    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(6, layers=place.setting.layers_after_growth).mean()))
+    assert cell["sink_mass"] == pytest.approx(
+        float(found.mass_at(6, layers=place.setting.layers_after_growth).mean())
+    )
 
 
 def test_the_ordinary_mass_is_of_five_other_positions_of_the_same_run(planted_at, table):
     place = planted_at()
-    ids = place.setting.tokens.tokens[:, 1:]  # 19 positions: 8 to 17 in even steps are 8, 10.25, 12.5, 14.75, 17
+    ids = place.setting.tokens.tokens[
+        :, 1:
+    ]  # 19 positions: 8 to 17 in even steps are 8, 10.25, 12.5, 14.75, 17
     others = (8, 10, 12, 15, 17)
     found = run_with(place.lens, ids, positions=(0, *others))
     cell = table.query("position == 0 and token == 'ordinary'").iloc[0]
-    masses = [found.mass_at(other, layers=place.setting.layers_after_growth).mean() for other in others]
+    masses = [
+        found.mass_at(other, layers=place.setting.layers_after_growth).mean() for other in others
+    ]
     assert cell["ordinary_mass"] == pytest.approx(float(torch.stack(masses).mean()))
     norms = found.state.norm(dim=-1)
-    assert cell["norm_ratio"] == pytest.approx(float((norms[..., 0] / norms[..., 1:].median(-1).values).mean(1).max()))
+    assert cell["norm_ratio"] == pytest.approx(
+        float((norms[..., 0] / norms[..., 1:].median(-1).values).mean(1).max())
+    )
 
 
 def test_a_typed_in_bos_is_no_ordinary_token(planted_at, config):
     # a bare tensor does not say that it begins with BOS
     place = planted_at()
-    bare = make_setting(place.lens, from_tensor(place.tokens.tokens), location=place.location, config=config)
+    bare = make_setting(
+        place.lens, from_tensor(place.tokens.tokens), location=place.location, config=config
+    )
     assert not bare.tokens.bos
     assert binding_kind(placement_table(bare)) == "token"
 
@@ -145,7 +174,9 @@ def test_without_a_tokenizer_there_are_the_ordinary_cells(config, tiny_at):
 
 
 def test_a_new_position_at_the_end_leaves_no_cells(planted_at):
-    place = planted_at()  # 20 positions, and 19 without BOS: position 18 has no token after it there
+    place = (
+        planted_at()
+    )  # 20 positions, and 19 without BOS: position 18 has no token after it there
     table = placement_table(dataclasses.replace(place.setting, target_position=18))
     assert table.empty
     assert list(table.columns) == list(column_names("trace", "placement"))

@@ -79,7 +79,9 @@ def test_ratio_to_others_is_over_the_median_from_position_8_on():
     x = torch.arange(1.0, 13.0)[None]  # the key 0 has 1; positions 8 to 11 have 9, 10, 11, 12
     positions = torch.arange(12)
     assert r.ratio_to_others(x, positions=positions, key=0).item() == pytest.approx(1 / 10.5)
-    assert r.ratio_to_others(x, positions=positions, key=8).item() == pytest.approx(9 / 11)  # itself left out
+    assert r.ratio_to_others(x, positions=positions, key=8).item() == pytest.approx(
+        9 / 11
+    )  # itself left out
     x[0, 10:] = math.nan  # padding
     assert r.ratio_to_others(x, positions=positions, key=0).item() == pytest.approx(1 / 9.5)
     assert r.ratio_to_others(torch.ones(3, 8), positions=torch.arange(8), key=0).isnan().all()
@@ -88,8 +90,13 @@ def test_ratio_to_others_is_over_the_median_from_position_8_on():
 def test_a_rate_sees_no_sink_in_late_keys_or_padding():
     def rate_of(pattern, threshold, length=None):
         n, tokens = len(pattern), torch.zeros(1, len(pattern), dtype=torch.long)
-        seen = {"tensors": {"rows": pattern[None, None]}, "valid": torch.arange(n)[None] < (length or n)}
-        return sink_rate_reading(threshold).function(LayerView(layer=0, tokens=tokens, rows=torch.arange(n), **seen))[0]
+        seen = {
+            "tensors": {"rows": pattern[None, None]},
+            "valid": torch.arange(n)[None] < (length or n),
+        }
+        return sink_rate_reading(threshold).function(
+            LayerView(layer=0, tokens=tokens, rows=torch.arange(n), **seen)
+        )[0]
 
     pattern = torch.ones(64, 64).tril()
     rate = rate_of(pattern / pattern.sum(-1, keepdim=True), 0.3)
@@ -122,14 +129,18 @@ def test_batches_give_the_same_as_all_at_once(family):
     lens, tokens = lens_of(family), batch(5, 14, lengths=[14, 14, 9, 14, 3])
     moments = ({}, {})
     whole, parts = (
-        streamed(lens, tokens, all_readings(lens, 14, kept), keys=PLAN.sink_positions, batch_size=size)
+        streamed(
+            lens, tokens, all_readings(lens, 14, kept), keys=PLAN.sink_positions, batch_size=size
+        )
         for kept, size in zip(moments, (5, 2), strict=True)
     )
     assert whole.values.keys() == parts.values.keys()
     for name, by_layer in whole.values.items():
         assert by_layer.keys() == parts.values[name].keys()
         for layer, tensor in by_layer.items():
-            torch.testing.assert_close(parts[name, layer], tensor, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
+            torch.testing.assert_close(
+                parts[name, layer], tensor, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name
+            )
     for place in moments[0]:
         torch.testing.assert_close(
             moments[1][place].std(), moments[0][place].std(), equal_nan=True, rtol=1e-4, atol=1e-6
@@ -142,18 +153,31 @@ def test_what_stands_at_padding_never_matters(family):
     found = []
     for pad in (0, 77):
         tokens = batch(4, 14, lengths=[14, 11, 9, 4], pad=pad)
-        chosen = [one for one in all_readings(lens, 14, {}) if lens.family.down or "neurons" not in one.name]
-        chosen = [one for one in chosen if lens.family.down or not set(one.sites) & {"neurons", "mlp_in", "mlp_out"}]
+        chosen = [
+            one
+            for one in all_readings(lens, 14, {})
+            if lens.family.down or "neurons" not in one.name
+        ]
+        chosen = [
+            one
+            for one in chosen
+            if lens.family.down or not set(one.sites) & {"neurons", "mlp_in", "mlp_out"}
+        ]
         found.append(streamed(lens, tokens, chosen, keys=PLAN.sink_positions))
     for name, by_layer in found[0].values.items():
         for layer, tensor in by_layer.items():
-            torch.testing.assert_close(found[1][name, layer], tensor, equal_nan=True, rtol=1e-4, atol=1e-5, msg=name)
+            torch.testing.assert_close(
+                found[1][name, layer], tensor, equal_nan=True, rtol=1e-4, atol=1e-5, msg=name
+            )
 
 
 def test_constants_of_biases_are_no_part_of_what_tokens_bring():
     """One function written twice: a bias of the norm that queries and output take back changes no reading."""
     plain = tiny("gpt2")
-    other, beta = copy.deepcopy(plain), torch.randn(3, 48, generator=torch.Generator().manual_seed(2))
+    other, beta = (
+        copy.deepcopy(plain),
+        torch.randn(3, 48, generator=torch.Generator().manual_seed(2)),
+    )
     with torch.no_grad():
         for block, bias in zip(other.transformer.h, beta, strict=True):
             of_q, _, of_v = (bias @ block.attn.c_attn.weight).chunk(3)
@@ -167,13 +191,19 @@ def test_constants_of_biases_are_no_part_of_what_tokens_bring():
     )
     for name in ("std:z", "std:attn_out", "key_cosine", "loss"):
         for layer, tensor in one.values[name].items():
-            torch.testing.assert_close(two[name, layer], tensor, equal_nan=True, rtol=1e-3, atol=1e-4, msg=name)
+            torch.testing.assert_close(
+                two[name, layer], tensor, equal_nan=True, rtol=1e-3, atol=1e-4, msg=name
+            )
 
 
 def test_neurons_elsewhere_is_the_mean_over_the_other_real_positions():
     lens, tokens = lens_of("gpt2"), batch(2, 10, lengths=[10, 5])
     found = streamed(lens, tokens, r.neuron_readings(lens, PLAN, positions=torch.arange(10)))
     neurons = capture(lens, tokens, sites=["neurons"], path="plain")["neurons", 1]
-    for index, places in enumerate(([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4])):  # without the keys 0 and 2
-        torch.testing.assert_close(found["neurons_elsewhere", 1][index], neurons[index, places].abs().mean(0))
+    for index, places in enumerate(
+        ([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4])
+    ):  # without the keys 0 and 2
+        torch.testing.assert_close(
+            found["neurons_elsewhere", 1][index], neurons[index, places].abs().mean(0)
+        )
     torch.testing.assert_close(found["neurons_at_sinks", 1], neurons[:, [0, 2]])

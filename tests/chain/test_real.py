@@ -25,7 +25,13 @@ def lens():
 @pytest.fixture(scope="module")
 def traced(lens, tmp_path_factory):
     config = TraceConfig(model=DEFAULT_MODEL, sequences=12, random_init=False, interventions=False)
-    return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "text", progress=False, report=False)
+    return trace(
+        lens,
+        config=config,
+        out=tmp_path_factory.mktemp("real") / "text",
+        progress=False,
+        report=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,13 @@ def cut(lens, tmp_path_factory):
     """A trace of the default model on text with its interventions, which take minutes."""
     few = {"intervention_sequences": 2, "intervention_length": 32, "controls": 2}
     config = TraceConfig(model=DEFAULT_MODEL, random_init=False, **few)
-    return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "cut", progress=False, report=False)
+    return trace(
+        lens,
+        config=config,
+        out=tmp_path_factory.mktemp("real") / "cut",
+        progress=False,
+        report=False,
+    )
 
 
 def test_on_text_the_first_token_is_a_sink_of_most_heads(traced):
@@ -88,7 +100,9 @@ def test_cutting_shows_the_same_chain(cut):
     assert isolated["target_mass"] > 0.2
     assert isolated["control_mean"] < 0.02
 
-    mediation = frames["mediation"].query("intervention == 'isolation'").set_index(["frozen", "step"])
+    mediation = (
+        frames["mediation"].query("intervention == 'isolation'").set_index(["frozen", "step"])
+    )
     neurons = mediation.loc["neurons"]
     assert (neurons["surviving_share"] < 0.5).all()
     assert (neurons["control_surviving_share"] > 0.9).all()
@@ -100,7 +114,11 @@ def test_cutting_shows_the_same_chain(cut):
     for name in ("aggregation_variance", "variance_neurons", "key_sink"):
         assert links.loc[name, ["measured", "intervened"]].tolist() == ["present", "holds"], name
         assert links.loc[name, "verdict"] in ("holds", "undecided"), name  # two sequences
-    assert links.loc["variance_preserved"].tolist() == ["present", "undecided", "undecided"]  # two sequences
+    assert links.loc["variance_preserved"].tolist() == [
+        "present",
+        "undecided",
+        "undecided",
+    ]  # two sequences
     # other dimensions of the same neurons' columns carry the sink where the strongest is taken away; two sequences do
     # not decide that
     assert "holds" not in links.loc["neurons_dimension", ["intervened", "verdict"]].tolist()
@@ -126,15 +144,20 @@ def test_the_parts_of_the_logit_and_both_bos_conditions_are_read(traced):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("length", "kernels", "layers"), [(1024, ("fused", "eager"), None), (8192, ("fused",), frozenset({15}))]
+    ("length", "kernels", "layers"),
+    [(1024, ("fused", "eager"), None), (8192, ("fused",), frozenset({15}))],
 )
-def test_sink_mass_is_the_same_with_both_kernels_and_runs_at_8192_tokens(lens, length, kernels, layers):
+def test_sink_mass_is_the_same_with_both_kernels_and_runs_at_8192_tokens(
+    lens, length, kernels, layers
+):
     def mass(view):
         return sink_mass(view["mass"][..., 0], valid=view.valid, key=0)
 
     tokens = from_text(bundled_text(), lens.tokenizer, sequences=1, length=length)
     reading = Reading(name="mass", sites=("mass",), function=mass, layers=layers)
-    found, *other = (stream(lens, tokens, [reading], kernel=kernel).stacked("mass") for kernel in kernels)
+    found, *other = (
+        stream(lens, tokens, [reading], kernel=kernel).stacked("mass") for kernel in kernels
+    )
     assert found.shape == (len(layers or range(lens.n_layers)), 1, lens.n_heads)
     assert ((found >= 0) & (found <= 1)).all()
     assert found.mean() > 0.2

@@ -35,14 +35,18 @@ CONFIG = TraceConfig(model="tiny", random_init=False)
 
 def location(*spans, positions=(0,)):
     steps = tuple(
-        GrowthStep(first_layer=first, last_layer=last, ratio_before=1.0, ratio_after=4.0, dimension=7)
+        GrowthStep(
+            first_layer=first, last_layer=last, ratio_before=1.0, ratio_after=4.0, dimension=7
+        )
         for first, last in spans
     )
     return Location(sink_positions=positions, sink_found=True, steps=steps, outliers={})
 
 
 def of_length(*lengths):
-    return from_tensor(torch.zeros(len(lengths), max(lengths)).long() + 5, lengths=torch.tensor(lengths))
+    return from_tensor(
+        torch.zeros(len(lengths), max(lengths)).long() + 5, lengths=torch.tensor(lengths)
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,12 +61,19 @@ def test_a_segment_is_what_lies_between_two_steps(spans, n_layers, layers):
     found = find_segments(location(*spans), n_layers=n_layers, attention=range(n_layers))
     assert [segment.layers for segment in found] == layers
     assert [segment.number for segment in found] == list(range(len(layers)))
-    assert [segment.steps[0].first_layer for segment in found] == [first for first, _ in spans][: len(layers)]
+    assert [segment.steps[0].first_layer for segment in found] == [first for first, _ in spans][
+        : len(layers)
+    ]
 
 
 @pytest.mark.parametrize(
     ("spans", "n_layers", "layers"),
-    [([], 8, (2, 3, 4, 5, 6, 7)), ([], 3, (0, 1, 2)), ([], 1, (0,)), ([(7, 7)], 8, (2, 3, 4, 5, 6, 7))],
+    [
+        ([], 8, (2, 3, 4, 5, 6, 7)),
+        ([], 3, (0, 1, 2)),
+        ([], 1, (0,)),
+        ([(7, 7)], 8, (2, 3, 4, 5, 6, 7)),
+    ],
 )
 def test_without_layers_after_a_step_it_is_the_last_three_quarters(spans, n_layers, layers):
     (segment,) = find_segments(location(*spans), n_layers=n_layers, attention=range(n_layers))
@@ -85,22 +96,42 @@ def test_the_new_position_is_a_third_of_the_length_and_no_sink():
 def test_control_positions_are_five_later_ones_any_where_few_come_later_and_no_sink(planted_at):
     place = planted_at().setting
     assert (place.sink_position, place.target_position, place.tokens.n_positions) == (0, 6, 20)
-    assert place.control_positions(6) == [7, 10, 13, 15, 18]  # 7 to 18 in even steps: 7, 9.75, 12.5, 15.25, 18
+    assert place.control_positions(6) == [
+        7,
+        10,
+        13,
+        15,
+        18,
+    ]  # 7 to 18 in even steps: 7, 9.75, 12.5, 15.25, 18
     assert place.control_positions(0) == [1, 5, 10, 14, 18]  # 1 to 18 without 6
     assert dataclasses.replace(place, target_position=16).control_positions(16) == [1, 5, 9, 13, 18]
     several = dataclasses.replace(place.location, sink_positions=(0, 7, 18))
-    assert not {0, 6, 7, 18} & set(dataclasses.replace(place, location=several).control_positions(6))
+    assert not {0, 6, 7, 18} & set(
+        dataclasses.replace(place, location=several).control_positions(6)
+    )
 
 
 def test_controls_come_within_the_positions_that_they_run_on(planted_at, monkeypatch):
     monkeypatch.setattr(setting_of, "CONTROL_LENGTH", 8)
     place = dataclasses.replace(planted_at().setting)
     assert place.control_positions(6) == [7, 8, 9, 11, 12]  # of 7 to 12
-    assert place.control_positions(0) == [1, 2, 3, 4, 5]  # the last of the eight predicts nothing; 6 is the target
-    of_target, of_sink, whole = place.control_run(6), place.control_run(0), place.control_run(0, whole=True)
+    assert place.control_positions(0) == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]  # the last of the eight predicts nothing; 6 is the target
+    of_target, of_sink, whole = (
+        place.control_run(6),
+        place.control_run(0),
+        place.control_run(0, whole=True),
+    )
     assert [one.tokens.n_positions for one in (of_target, of_sink, whole)] == [14, 8, 20]
     assert place.control_run(6) is of_target
-    later = dataclasses.replace(place, location=dataclasses.replace(place.location, sink_positions=(10,)))
+    later = dataclasses.replace(
+        place, location=dataclasses.replace(place.location, sink_positions=(10,))
+    )
     assert later.control_run(6).tokens.n_positions == 18
     isolated = place.edited_baseline_run([isolate([6])])
     shorter = run_with(place.lens, place.tokens.cut(14), isolate([6]), positions=(6, 0))
@@ -124,12 +155,22 @@ def test_a_control_decides_where_a_tenth_more_or_less_passes_an_end(largest, end
 
 
 def test_of_equal_runs_one_is_made_that_reads_what_all_read(planted_at, monkeypatch):
-    place, asked, real = dataclasses.replace(planted_at().setting), [], setting_of.outcomes_in_one_queue
+    place, asked, real = (
+        dataclasses.replace(planted_at().setting),
+        [],
+        setting_of.outcomes_in_one_queue,
+    )
     counted = lambda some, **how: asked.append(len(some)) or real(some, **how)  # noqa: E731
     monkeypatch.setattr(setting_of, "outcomes_in_one_queue", counted)
-    one, again = ((place.freeze_site_edit("k", layers=[3, 4], position=0, mean=True),) for _ in range(2))
+    one, again = (
+        (place.freeze_site_edit("k", layers=[3, 4], position=0, mean=True),) for _ in range(2)
+    )
     units = place.freeze_unit_edits("neurons", {2: [5]}, position=0, mean=True)
-    both = [Run(edits=one, layers=[3]), Run(edits=again, layers=[4], loss=True), Run(edits=units, layers=[4])]
+    both = [
+        Run(edits=one, layers=[3]),
+        Run(edits=again, layers=[4], loss=True),
+        Run(edits=units, layers=[4]),
+    ]
     first, second, other = place.run_each(both)
     assert asked == [2]
     assert first is second
@@ -139,7 +180,9 @@ def test_of_equal_runs_one_is_made_that_reads_what_all_read(planted_at, monkeypa
     assert_moved(other.mass, first.mass[1:])
     assert torch.equal(place.run(again, layers=[4]).mass, first.mass)
     assert place.run(again, layers=[2]).layers == (2,)
-    place.run(again, layers=[4], of=place.control_run(0, of=place.edited_baseline_run([isolate([6])])))
+    place.run(
+        again, layers=[4], of=place.control_run(0, of=place.edited_baseline_run([isolate([6])]))
+    )
     assert asked == [2, 0, 1, 1]
 
 
@@ -164,7 +207,9 @@ def test_the_baseline_is_a_run_of_the_first_positions_of_sequences_spread_over_t
 def test_sequences_are_cut_to_the_shortest(planted_at, config):
     place = planted_at()
     ids = place.tokens.tokens
-    unequal = from_tensor(ids, lengths=torch.tensor([24, 2, 24, 14]))  # the second is not among the three
+    unequal = from_tensor(
+        ids, lengths=torch.tensor([24, 2, 24, 14])
+    )  # the second is not among the three
     found = make_setting(place.lens, unequal, location=place.location, config=config)
     assert (found.tokens.lengths.tolist(), found.target_position) == ([14, 14, 14], 4)
     assert torch.equal(found.tokens.tokens, ids[[0, 2, 3], :14])
@@ -172,7 +217,9 @@ def test_sequences_are_cut_to_the_shortest(planted_at, config):
 
 def test_the_length_counts_from_the_sink_on(planted_at, config):
     place = planted_at()
-    ids = torch.cat([place.tokens.tokens[:, 1:9], place.tokens.tokens], dim=1)  # BOS at position 8 of 32
+    ids = torch.cat(
+        [place.tokens.tokens[:, 1:9], place.tokens.tokens], dim=1
+    )  # BOS at position 8 of 32
     later = dataclasses.replace(place.location, sink_positions=(8,))
     found = make_setting(place.lens, from_tensor(ids), location=later, config=config)
     assert (found.tokens.n_positions, found.sink_position, found.target_position) == (28, 8, 9)
@@ -195,11 +242,17 @@ def test_a_given_position_has_tokens_on_both_sides_and_is_not_the_sink(planted_a
 @pytest.mark.parametrize("position", [0, 3])
 def test_a_run_that_begins_late_is_the_whole_run(planted_at, layer, position):
     place = planted_at()
-    one = edit("attn_out", lambda x, at: 20 * x.flip(-1) + 5.0, layers=[layer], positions=[position])
+    one = edit(
+        "attn_out", lambda x, at: 20 * x.flip(-1) + 5.0, layers=[layer], positions=[position]
+    )
     short = place.setting.run([one], layers=[4])
     whole = run_with(place.lens, place.setting.tokens, [one], positions=(6, 0))
     with_loss = place.setting.run([one], loss=True, state=True)
-    for found, wanted in ((short.mass[0], whole.mass[4]), (with_loss.loss, whole.loss), (with_loss.state, whole.state)):
+    for found, wanted in (
+        (short.mass[0], whole.mass[4]),
+        (with_loss.loss, whole.loss),
+        (with_loss.state, whole.state),
+    ):
         assert_close(found, wanted)
     assert_moved(with_loss.loss, place.setting.run([], loss=True).loss)
     assert short.loss is None
@@ -212,8 +265,14 @@ def test_bloom_embeds_no_position():
     for family in ("bloom", "gpt2", "llama"):
         lens = lens_of(family)
         found = scout_and_measure(lens, tokens, config=CONFIG).location
-        kinds[family] = list(read_embeddings(make_setting(lens, tokens, location=found, config=CONFIG)))
-    assert kinds == {"bloom": ["embedding"], "gpt2": ["embedding", "position embedding"], "llama": ["embedding"]}
+        kinds[family] = list(
+            read_embeddings(make_setting(lens, tokens, location=found, config=CONFIG))
+        )
+    assert kinds == {
+        "bloom": ["embedding"],
+        "gpt2": ["embedding", "position embedding"],
+        "llama": ["embedding"],
+    }
 
 
 def test_a_run_goes_on_from_another_run(planted_at):
@@ -254,7 +313,9 @@ def test_at_the_new_position_it_is_the_clean_value(planted_at, triggered):
     clean = capture(place.lens, place.tokens, sites=["k"], path="bridge")
     found = run_with(place.lens, place.tokens, [triggered, one], sites=("k",)).tensors
     for layer in (3, 4):
-        assert_rows_close(found["k", layer][:, place.target_position], clean["k", layer][:, place.target_position])
+        assert_rows_close(
+            found["k", layer][:, place.target_position], clean["k", layer][:, place.target_position]
+        )
     assert_moved(found["k", 2][:, place.target_position], clean["k", 2][:, place.target_position])
 
 
@@ -263,7 +324,9 @@ def test_of_the_natural_sink_it_is_the_mean_over_others(planted_at):
     one = place.freeze_site_edit("attn_out", layers=[1], position=0, mean=True)
     clean = capture(place.lens, place.tokens, sites=["attn_out"], path="bridge")["attn_out", 1]
     found = run_with(place.lens, place.tokens, one, sites=("attn_out",)).tensors["attn_out", 1]
-    torch.testing.assert_close(found[:, 0], clean[:, 1:].mean((0, 1)).expand(3, -1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found[:, 0], clean[:, 1:].mean((0, 1)).expand(3, -1), rtol=1e-5, atol=1e-6
+    )
     assert_rows_close(found[:, 1:], clean[:, 1:])
 
 
@@ -286,4 +349,6 @@ def test_no_sequence_chooses_and_tests(n, config):
     assert (test[0], test[-1]) == (0, n - 1)  # spread over the text
     assert 4 <= len(choose) <= 12
     assert not set(test) & set(choose)
-    assert sequences_to_choose_by(8, config=asked) == held_out(8, config=asked) == list(range(8))  # every one tests
+    assert (
+        sequences_to_choose_by(8, config=asked) == held_out(8, config=asked) == list(range(8))
+    )  # every one tests

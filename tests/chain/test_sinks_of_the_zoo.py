@@ -55,7 +55,9 @@ def few_delimiters():
     zoo, lens, _ = lens_and_tokens("delimiter")
     ordinary = torch.tensor([i for i in range(3, 300) if i not in zoo.delimiters])
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.stack([ordinary[torch.randperm(len(ordinary), generator=generator)[:40]] for _ in range(60)])
+    tokens = torch.stack(
+        [ordinary[torch.randperm(len(ordinary), generator=generator)[:40]] for _ in range(60)]
+    )
     tokens[:3, 20] = zoo.delimiters[0]
     return lens, from_tensor(tokens)
 
@@ -64,27 +66,46 @@ def few_delimiters():
 def test_where_all_sequences_show_no_sink_the_studied_position_is_0_whatever_the_scout_saw(only):
     lens, tokens = few_delimiters()
     assert measure.scout(lens, tokens, config=CONFIG).sink_position == 20
-    panel = scout_and_measure(lens, tokens, config=CONFIG, own=[link.readings for link in LINKS], only=only)
+    panel = scout_and_measure(
+        lens, tokens, config=CONFIG, own=[link.readings for link in LINKS], only=only
+    )
     assert panel.find_sink_positions(min_rate=CONFIG.min_sink_rate) == ()
-    assert (panel.location.sink_positions, panel.location.sink_found, panel.sink_positions) == ((0,), False, (0,))
+    assert (panel.location.sink_positions, panel.location.sink_found, panel.sink_positions) == (
+        (0,),
+        False,
+        (0,),
+    )
 
 
 def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
     _, lens, _ = lens_and_tokens("bos_neuron")
-    config = replace(CONFIG, tokens="random", sequences=8, length=24, bos="with", interventions=False)
+    config = replace(
+        CONFIG, tokens="random", sequences=8, length=24, bos="with", interventions=False
+    )
     result = trace(lens, config=config, out=tmp_path / "run", progress=False, report=False)
-    assert result.tables["conditions"]["sink_position"].tolist() == [result.location.sink_position, 0]
+    assert result.tables["conditions"]["sink_position"].tolist() == [
+        result.location.sink_position,
+        0,
+    ]
     page = result.report().read_text("utf-8")
     assert ">sink position</th>" in page[page.index("With and without BOS") :]
     late = scout_and_measure(*few_delimiters(), config=CONFIG, only=CONDITION_READINGS)
-    assert tables.condition_row(late, condition="without", chosen=False, config=CONFIG)["sink_position"] == 0
+    assert (
+        tables.condition_row(late, condition="without", chosen=False, config=CONFIG)[
+            "sink_position"
+        ]
+        == 0
+    )
 
 
 WITHOUT = [
     ("untrained", "llama"),
     ("untrained", "headnorm_sigmoid"),
     ("unread_variance", "llama"),
-    ("sink_logit", "gpt_oss"),  # the sink is a logit that has no key, and every other layer has a window of 8
+    (
+        "sink_logit",
+        "gpt_oss",
+    ),  # the sink is a logit that has no key, and every other layer has a window of 8
     ("spike", "llama"),
     ("sigmoid", "headnorm"),
 ]
@@ -92,7 +113,9 @@ WITHOUT = [
 
 
 @pytest.mark.parametrize(("name", "family"), first(WITHOUT, stay=len(WITHOUT) - 2))
-def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_carries_it(name, family, tmp_path):
+def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_carries_it(
+    name, family, tmp_path
+):
     zoo, result = traced(name, tmp_path / "run", family=family, length=64)
     assert not result.location.sink_found
     assert (result.location.sink_position, set(result.links["verdict"])) == (0, {"not applicable"})
@@ -101,7 +124,13 @@ def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_car
     page = result.report().read_text("utf-8")
     assert page.count("No position is an attention sink") >= 1
     for shown in (said, page):
-        for claim in ("another path", "nother path exists", "step -1", "Position or token?", "survives"):
+        for claim in (
+            "another path",
+            "nother path exists",
+            "step -1",
+            "Position or token?",
+            "survives",
+        ):
             assert claim not in shown, claim
         assert "not applicable" in shown
     for table in ("mediation", "placement", "effects", "amplification"):
@@ -116,7 +145,9 @@ def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_car
         assert first["ci_low"] > 1.25
 
 
-@pytest.mark.parametrize(("name", "family"), [("sigmoid", "headnorm"), ("untrained", "headnorm_sigmoid")])
+@pytest.mark.parametrize(
+    ("name", "family"), [("sigmoid", "headnorm"), ("untrained", "headnorm_sigmoid")]
+)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_sigmoid_attention_near_one_half_is_a_sink_at_no_position(name, family, seed):
     _, lens, batch = lens_and_tokens(name, family=family, seed=seed, length=64)
@@ -129,15 +160,21 @@ def test_sigmoid_attention_near_one_half_is_a_sink_at_no_position(name, family, 
     uniform = float((1 / torch.arange(2, 65).double()).mean())
     assert panel.at_sink("sink_mass", 0).mean().item() == pytest.approx(uniform, rel=0.25)
     outcome = run_with(lens, batch, positions=(0,), loss=False)
-    torch.testing.assert_close(outcome.mass[..., 0], panel.at_sink("sink_mass", 0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        outcome.mass[..., 0], panel.at_sink("sink_mass", 0), atol=1e-5, rtol=0
+    )
 
 
 def test_the_sink_of_a_window_is_averaged_over_the_queries_that_reach_it(tmp_path):
     zoo, result = traced("first_window", tmp_path / "run", config=FEW, seed=1)
     assert (result.location.sink_position, result.location.sink_found) == (0, True)
     locked = {"locked": zoo.truth.locked}
-    heads = result.tables["heads"].query("sink_position == 0 and layer in @locked", local_dict=locked)
-    assert heads["sink_mass"].min() > 0.8  # as the model's truth says; over all queries a quarter of it
+    heads = result.tables["heads"].query(
+        "sink_position == 0 and layer in @locked", local_dict=locked
+    )
+    assert (
+        heads["sink_mass"].min() > 0.8
+    )  # as the model's truth says; over all queries a quarter of it
     assert heads["sink_score"].min() > 0.8
     assert (heads["sink_rate"] == 1).all()
     assert result.tables["effects"]["baseline_sink_mass"].max() > 0.7
@@ -155,7 +192,9 @@ def test_both_paths_average_over_the_queries_that_reach_the_key(path):
     else:
         found = run_with(lens, batch, positions=(key,), loss=False).mass[..., 0]
     columns = stream(lens, batch, [column], keys=(key,)).stacked("column")
-    torch.testing.assert_close(found, columns[..., key + 1 : key + reach].mean(-1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        found, columns[..., key + 1 : key + reach].mean(-1), atol=1e-5, rtol=0
+    )
     assert (columns[..., key + reach :] == 0).all()
 
 
@@ -164,15 +203,24 @@ def test_the_chain_of_a_sink_that_some_sequences_have_is_asked_on_them_alone(tmp
     zoo, result = traced("sixth_of_sequences", tmp_path / "run", sequences=20)
     verdicts = result.links.drop_duplicates("link").set_index("link")["verdict"]
     for link, truth in zoo.truth.links.items():
-        assert verdicts[link] == ("holds" if truth.necessary_or_sufficient == "yes" else "fails"), link
+        assert verdicts[link] == ("holds" if truth.necessary_or_sufficient == "yes" else "fails"), (
+            link
+        )
     (maker,) = zoo.truth.makers
-    assert result.tables["maker_sets"].set_index("set").loc["half", "parts"] == f"{maker.layer}.{maker.index}"
-    heads = result.tables["heads"].query("layer in @locked", local_dict={"locked": zoo.truth.locked})
+    assert (
+        result.tables["maker_sets"].set_index("set").loc["half", "parts"]
+        == f"{maker.layer}.{maker.index}"
+    )
+    heads = result.tables["heads"].query(
+        "layer in @locked", local_dict={"locked": zoo.truth.locked}
+    )
     assert (heads["sink_rate"] == 1).all()
     assert (result.tables["effects"]["n"] == 4).all()
     said = title(read_run(tmp_path / "run"))
     rate = round(100 * len(zoo.truth.locked) / zoo.model.config.num_hidden_layers)
-    assert said.startswith(f"Position 0 is the attention sink. It is in 4 of 20 sequences, in {rate}% of their heads. ")
+    assert said.startswith(
+        f"Position 0 is the attention sink. It is in 4 of 20 sequences, in {rate}% of their heads. "
+    )
     assert "Some tokens there make it, and others do not" in said
     assert "which token comes first" not in said
 
@@ -180,28 +228,38 @@ def test_the_chain_of_a_sink_that_some_sequences_have_is_asked_on_them_alone(tmp
 def test_both_of_two_sinks_are_named_and_left_out_of_the_rank(tmp_path):
     zoo, lens, batch = lens_and_tokens("two_sinks", sequences=4)
     config = replace(CONFIG, interventions=False)
-    result = trace(lens, config=config, tokens=batch, out=tmp_path / "run", progress=False, report=False)
+    result = trace(
+        lens, config=config, tokens=batch, out=tmp_path / "run", progress=False, report=False
+    )
     position, token = zoo.placed[0]
     assert (batch.tokens[:, position] == token).all()
     rate = round(100 * len(zoo.truth.locked) / zoo.model.config.num_hidden_layers)
     said = title(read_run(tmp_path / "run"))
-    assert said.startswith(f"Position 0 is the attention sink ({rate}% of heads). So is position {position} ({rate}%")
+    assert said.startswith(
+        f"Position 0 is the attention sink ({rate}% of heads). So is position {position} ({rate}%"
+    )
     middle = zoo.model.config.num_hidden_layers // 2
     states = capture(lens, batch, sites=["resid_post"], layers=[middle])["resid_post", middle]
     kept = [place for place in range(batch.n_positions) if place not in (0, position)]
     summary = result.tables["summary"].set_index("quantity")["value"]
     rank = float(effective_rank(states[:, kept].float()).mean())
     assert float(summary["effective_rank_without"]) == pytest.approx(rank, rel=1e-4)
-    assert rank > 2 * float(effective_rank(states[:, 1:].float()).mean())  # without position 0 alone
+    assert rank > 2 * float(
+        effective_rank(states[:, 1:].float()).mean()
+    )  # without position 0 alone
 
 
 def test_a_sink_that_the_mean_over_sequences_misses_is_found(tmp_path):
     zoo, lens, _ = lens_and_tokens("sixth_of_sequences")
-    tokens = replace(zoo, first_every=14).draw(28, length=28, generator=torch.Generator().manual_seed(0))
+    tokens = replace(zoo, first_every=14).draw(
+        28, length=28, generator=torch.Generator().manual_seed(0)
+    )
     rate = sink_rates(lens, from_tensor(tokens), threshold=CONFIG.threshold).nanmean(dim=(0, 1))[0]
     assert 0 < rate < CONFIG.min_sink_rate
     where = {"out": tmp_path / "run", "progress": False, "report": False}
-    result = trace(lens, config=replace(CONFIG, interventions=False), tokens=from_tensor(tokens), **where)
+    result = trace(
+        lens, config=replace(CONFIG, interventions=False), tokens=from_tensor(tokens), **where
+    )
     assert (result.location.sink_position, result.location.sink_found) == (0, True)
     assert "It is in 2 of 28 sequences" in title(read_run(tmp_path / "run"))
 

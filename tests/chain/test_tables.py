@@ -31,7 +31,9 @@ def two_keys():
 def test_head_numbers_are_means_over_sequences():
     lens, batch, panel = two_keys()
     pattern = capture(lens, batch, sites=["pattern"], path="plain")["pattern", 1]
-    table = tables.head_table(lens, panel, threshold=0.3).set_index(["layer", "head", "sink_position"])
+    table = tables.head_table(lens, panel, threshold=0.3).set_index(
+        ["layer", "head", "sink_position"]
+    )
     for key in (0, 3):
         for head in range(4):
             scores, masses = [], []
@@ -54,11 +56,13 @@ def test_labels_are_given_to_sinks_only():
 
 
 def test_alignment_is_read_where_outlier_dimensions_enter():
-    table = tables.head_table(planted_evidence().lens, planted_evidence().panel, threshold=0.3).groupby("layer")[
-        "qk_alignment"
-    ]
+    table = tables.head_table(
+        planted_evidence().lens, planted_evidence().panel, threshold=0.3
+    ).groupby("layer")["qk_alignment"]
     after = planted().layer + 1
-    assert table.apply(lambda column: bool(column.notna().all())).tolist() == [layer >= after for layer in range(5)]
+    assert table.apply(lambda column: bool(column.notna().all())).tolist() == [
+        layer >= after for layer in range(5)
+    ]
     # W_Q's first direction is the slowest pair, which the planted W_K column also is
     assert table.min().loc[after:].min() > 0.8
 
@@ -73,7 +77,9 @@ def test_s1_s2_and_norm_by_hand(site):
         real = x[batch.lengths > position, position]
         assert table.loc[position, "s2"] == pytest.approx(float(real.std(-1).mean()), rel=1e-4)
         assert table.loc[position, "s1"] == pytest.approx(float(real.std(0).mean()), rel=1e-4)
-        assert table.loc[position, "norm"] == pytest.approx(float(real.norm(dim=-1).mean()), rel=1e-4)
+        assert table.loc[position, "norm"] == pytest.approx(
+            float(real.norm(dim=-1).mean()), rel=1e-4
+        )
 
 
 def test_every_outlier_is_in_the_table_however_many_there_are():
@@ -91,7 +97,9 @@ def test_other_sink_positions_have_outliers_of_their_own():
     panel = replace(panel, streamed=replace(panel.streamed, values=values))
     outliers = tables.dimension_table(panel, config=CONFIG).query("is_outlier")
     assert outliers[["layer", "sink_position", "dimension"]].to_numpy().tolist() == [[1, 3, 7]]
-    planted_ones = tables.dimension_table(planted_evidence().panel, config=CONFIG).query("is_outlier")
+    planted_ones = tables.dimension_table(planted_evidence().panel, config=CONFIG).query(
+        "is_outlier"
+    )
     assert planted_ones[["layer", "dimension"]].to_numpy().tolist() == [
         [layer, planted().outlier_dimension] for layer in range(planted().layer, 5)
     ]

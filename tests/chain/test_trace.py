@@ -57,13 +57,27 @@ def interrupt(*args, **options):
 
 
 def asked(**changes):
-    given = {"model": "tiny", "tokens": "random", "sequences": 5, "length": 20, "interventions": False}
+    given = {
+        "model": "tiny",
+        "tokens": "random",
+        "sequences": 5,
+        "length": 20,
+        "interventions": False,
+    }
     return TraceConfig(**(given | changes))
 
 
 def run(lens, out, *, batch=None, report=False, links=LINKS, **changes):
     """A trace; its report is not drawn, which takes seconds, unless it is asked for."""
-    return trace(lens, config=asked(**changes), tokens=batch, out=out, progress=False, report=report, links=links)
+    return trace(
+        lens,
+        config=asked(**changes),
+        tokens=batch,
+        out=out,
+        progress=False,
+        report=report,
+        links=links,
+    )
 
 
 def check_folder(folder):
@@ -93,7 +107,9 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
     found = check_folder(tmp_path / "run")
     assert not (tmp_path / "run" / "report.html").exists()
     assert len(found.tables["heads"]) == 3 * 4 * len(result.location.sink_positions)
-    summary = found.tables["summary"].set_index("quantity")["value"]  # sequences without the sink there are left out
+    summary = found.tables["summary"].set_index("quantity")[
+        "value"
+    ]  # sequences without the sink there are left out
     studied = summary.get("sequences_with_sink", 5 - int(summary.get("sequences_elsewhere", 0)))
     assert len(found.tables["tokens"]) == 20 * int(studied)
     assert found.tables["conditions"]["condition"].tolist() == ["without", "with"]
@@ -133,7 +149,9 @@ def test_the_planted_chain_is_found(tmp_path):
     assert supers[["layer", "neuron"]].to_numpy().tolist() == [[truth.layer, truth.neuron]]
     links = result.links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in CHAIN:
-        assert links.loc[name].tolist() == ["present", "no intervention", "present, not tested"], name
+        assert links.loc[name].tolist() == ["present", "no intervention", "present, not tested"], (
+            name
+        )
     assert not {path.stem for path in result.folder.iterdir()} & {*CAUSAL_TABLES, "centring_means"}
     assert result.tables["growth_steps"]["split_error"].max() < 1e-4
     check_folder(tmp_path / "run")
@@ -144,7 +162,9 @@ def test_the_planted_chain_is_found(tmp_path):
     read = mass.index[mass >= mass.max() / 2]  # the statistic is of the layers that have the sink
     over = split.set_index("layer").loc[read, "logit_advantage_sink"]
     assert over.mean() == pytest.approx(value_of["logit_advantage_nats"], rel=1e-4)
-    share = split["dimension"].mean() / split[["dimension", "rest", "bias"]].dropna().sum(axis=1).mean()
+    share = (
+        split["dimension"].mean() / split[["dimension", "rest", "bias"]].dropna().sum(axis=1).mean()
+    )
     assert share == pytest.approx(value_of["dimension_share_of_logit"], rel=1e-3)
     assert "Position 0 is the attention sink" in text_of(brief_answer(result))
     assert answer_of_trace(result)["sentence"].startswith("Position 0 is the attention sink")
@@ -162,7 +182,10 @@ def test_nothing_is_found_where_nothing_was_planted(tmp_path, caplog):
     assert set(links["verdict"]) == {"not applicable"}  # there is no sink to lead to
     check_folder(tmp_path / "run")
     assert "No position is an attention sink" in text_of(brief_answer(result))
-    assert "no attention sink so far: position 1 comes nearest, with one in 1% of heads on all 8 seq" in caplog.text
+    assert (
+        "no attention sink so far: position 1 comes nearest, with one in 1% of heads on all 8 seq"
+        in caplog.text
+    )
 
 
 def test_the_first_answer_is_of_eight_sequences_and_comes_before_anything_else_is_measured(
@@ -172,8 +195,14 @@ def test_the_first_answer_is_of_eight_sequences_and_comes_before_anything_else_i
     monkeypatch.setattr("sink_lens.chain.measure.measure", None)
     with pytest.raises(TypeError, match="NoneType"):
         run(planted_lens(), tmp_path / "run", sequences=12, length=72, random_init=False)
-    (said,) = [record.getMessage() for record in caplog.records if "sink at position" in record.getMessage()]
-    assert said.startswith("after the first 64 tokens of 8 of 12 sequences: attention sink at position 0, in ")
+    (said,) = [
+        record.getMessage()
+        for record in caplog.records
+        if "sink at position" in record.getMessage()
+    ]
+    assert said.startswith(
+        "after the first 64 tokens of 8 of 12 sequences: attention sink at position 0, in "
+    )
 
 
 def test_a_first_answer_that_all_sequences_contradict_is_corrected(tmp_path, caplog):
@@ -181,7 +210,9 @@ def test_a_first_answer_that_all_sequences_contradict_is_corrected(tmp_path, cap
     lens, batch = planted_lens(), random_batch(sequences=32, length=24)
     batch.tokens[8:, 0] = lens.tokenizer.bos_token_id
     run(lens, tmp_path / "run", batch=batch, random_init=False)
-    first, second = (record.getMessage() for record in caplog.records if "attention sink" in record.getMessage())
+    first, second = (
+        record.getMessage() for record in caplog.records if "attention sink" in record.getMessage()
+    )
     assert first.startswith("after 8 of 32 sequences: no attention sink so far: position ")
     assert second.startswith("attention sink at position 0, in ")
     assert "of heads on all 32 sequences" in second
@@ -201,7 +232,9 @@ def test_the_sink_goes_with_bos_and_the_first_answer_has_the_rate_of_the_summary
 
 
 def test_every_table_but_the_arms_is_of_the_chosen_arm(tmp_path):
-    result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, bos="without", random_init=False)
+    result = run(
+        planted_lens(), tmp_path / "run", sequences=8, length=24, bos="without", random_init=False
+    )
     assert result.tables["conditions"]["condition"].tolist() == ["without", "with"]
     assert result.tables["conditions"]["chosen"].tolist() == [True, False]
     assert not result.location.sink_found
@@ -215,7 +248,11 @@ def test_without_a_tokenizer_there_is_one_arm(tmp_path):
 
 
 def test_prompts_of_unequal_length_are_padded(tmp_path):
-    prompts = ("the cat sat on the mat and then it sat on the hat", "one two", "all is well that ends well and so on")
+    prompts = (
+        "the cat sat on the mat and then it sat on the hat",
+        "one two",
+        "all is well that ends well and so on",
+    )
     result = run(speaking("llama"), tmp_path / "run", tokens="text", prompts=prompts)
     found = check_folder(tmp_path / "run")
     lengths = found.tables["tokens"].groupby("sequence").size().tolist()
@@ -233,13 +270,17 @@ def test_short_sequences_are_undefined_not_wrong(length, tmp_path):
         assert pd.isna(summary.loc["sink_rate", "value"])
         assert "too short to tell" in text_of(brief_answer(result))
     if length < 9:
-        assert "fails" not in set(result.links.loc[result.links["link"] == "variance_neurons", "verdict"])
+        assert "fails" not in set(
+            result.links.loc[result.links["link"] == "variance_neurons", "verdict"]
+        )
         assert result.tables["layers"]["norm_ratio"].isna().all()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
 def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path):
-    repeated = run(speaking(family), tmp_path / "run", tokens="repeated", bos="without", random_init=False)
+    repeated = run(
+        speaking(family), tmp_path / "run", tokens="repeated", bos="without", random_init=False
+    )
     assert repeated.tables["conditions"].loc[0, "sink_rate"] == 0.0
     assert not repeated.location.sink_found
     # every position holds the same state, so that nothing sets position 0 apart
@@ -291,7 +332,9 @@ def test_the_planted_links_hold_measured_and_cut(cut_whole):
     links = cut_whole.links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in CHAIN:
         assert links.loc[name].tolist() == ["present", "holds", "holds"], name
-    assert links.loc["aggregation_variance", "intervened"] == "fails"  # its sink is a token, no variance
+    assert (
+        links.loc["aggregation_variance", "intervened"] == "fails"
+    )  # its sink is a token, no variance
     assert links.loc["aggregation_variance", "verdict"] == "fails"
     assert (cut_whole.links["statistic"] == "intervention_share").sum() == 6
     said = text_of(brief_answer(cut_whole))
@@ -305,20 +348,29 @@ def test_the_planted_links_hold_measured_and_cut(cut_whole):
     assert "removes" in said
 
 
-def test_a_run_stopped_within_its_cuts_and_after_them_is_continued_and_ends_equal(tmp_path, monkeypatch, cut_whole):
+def test_a_run_stopped_within_its_cuts_and_after_them_is_continued_and_ends_equal(
+    tmp_path, monkeypatch, cut_whole
+):
     with monkeypatch.context() as patch:
         patch.setattr(mediate, "mediation_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
             cut_run(tmp_path / "run")
     stopped = read_run(tmp_path / "run")
-    assert (stopped.status, stopped.missing) == ("interrupted", ["links", "summary", "mediation", "paths", "placement"])
+    assert (stopped.status, stopped.missing) == (
+        "interrupted",
+        ["links", "summary", "mediation", "paths", "placement"],
+    )
     with monkeypatch.context() as patch:
-        patch.setattr(interventions, "intervention_table", interrupt)  # finished: must not be made again
+        patch.setattr(
+            interventions, "intervention_table", interrupt
+        )  # finished: must not be made again
         patch.setattr(amplification, "amplification_curve", interrupt)
         patch.setattr(tracing, "link_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
             cut_run(tmp_path / "run")
-    monkeypatch.setattr(interventions, "make_setting", interrupt)  # all cuts are done: none is run again
+    monkeypatch.setattr(
+        interventions, "make_setting", interrupt
+    )  # all cuts are done: none is run again
     again = cut_run(tmp_path / "run")
     assert set(again.tables) == set(cut_whole.tables)
     for name, table in again.tables.items():
@@ -329,8 +381,17 @@ def test_a_run_stopped_within_its_cuts_and_after_them_is_continued_and_ends_equa
 
 
 def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
-    with pytest.warns(UserWarning, match="no intervention is made: the shortest sequence has 10 tokens"):
-        result = run(speaking("llama"), tmp_path / "run", sequences=3, length=10, random_init=False, interventions=True)
+    with pytest.warns(
+        UserWarning, match="no intervention is made: the shortest sequence has 10 tokens"
+    ):
+        result = run(
+            speaking("llama"),
+            tmp_path / "run",
+            sequences=3,
+            length=10,
+            random_init=False,
+            interventions=True,
+        )
     found = check_folder(tmp_path / "run")
     assert all(found.tables[name].empty for name in CAUSAL_TABLES)
     assert not {"holds", "fails"} & {*result.links["verdict"]}
@@ -342,8 +403,18 @@ def test_what_cannot_be_traced_is_refused_and_leaves_nothing(tmp_path):
     (tmp_path / "short.txt").write_text("Call me Ishmael.")
     short = {"tokens": "text", "text": str(tmp_path / "short.txt")}
     for error, text, lens, changes in (
-        (InputError, "length is 257 tokens; .* takes at most 256", speaking("llama"), {"length": 257}),
-        (InputError, "has no tokenizer, so no text can be read; need one", lens_of("llama"), {"tokens": "text"}),
+        (
+            InputError,
+            "length is 257 tokens; .* takes at most 256",
+            speaking("llama"),
+            {"length": 257},
+        ),
+        (
+            InputError,
+            "has no tokenizer, so no text can be read; need one",
+            lens_of("llama"),
+            {"tokens": "text"},
+        ),
         (InputError, r"the text 'short.txt' has \d+ tokens; need 5 x 20", speaking("llama"), short),
         (InputError, "there is no BOS token", lens_of("llama"), {"bos": "with"}),
         (KernelError, "Use kernel='eager'", speaking("gemma2"), {"kernel": "fused"}),

@@ -36,7 +36,9 @@ def drawn(name, family, *, sequences):
 def measured(name, family):
     """The model and what one measuring pass gives."""
     zoo, lens, tokens = drawn(name, family, sequences=12)
-    panel = scout_and_measure(lens, from_tensor(tokens), config=CONFIG, own=[link.readings for link in LINKS])
+    panel = scout_and_measure(
+        lens, from_tensor(tokens), config=CONFIG, own=[link.readings for link in LINKS]
+    )
     return zoo, gather_evidence(lens, panel, config=CONFIG)
 
 
@@ -53,7 +55,14 @@ def traced(tmp_path_factory):
         if name not in done:
             zoo, lens, tokens = drawn(name, family, sequences=24)
             folder = tmp_path_factory.mktemp(name) / "run"
-            trace(lens, config=CONFIG, tokens=from_tensor(tokens), out=folder, progress=False, report=False)
+            trace(
+                lens,
+                config=CONFIG,
+                tokens=from_tensor(tokens),
+                out=folder,
+                progress=False,
+                report=False,
+            )
             done[name] = zoo, tokens, read_run(folder)
         return done[name]
 
@@ -102,7 +111,8 @@ def test_a_dimension_that_no_key_reads_carries_nothing(traced):
     (said,) = findings.link_remarks(story.evidence_tables(run), "neurons_dimension")
     assert said.startswith("the neurons write it, but the sink does not hang on it")
     assert any(
-        "everything else in it" in one for one in findings.link_remarks(story.evidence_tables(run), "dimension_key")
+        "everything else in it" in one
+        for one in findings.link_remarks(story.evidence_tables(run), "dimension_key")
     )
 
 
@@ -118,14 +128,17 @@ def test_what_feeds_the_writer_is_told_from_it(traced):
     found = {(row.layer, row.unit): row.role for row in makers.itertuples()}
     writer = zoo.truth.makers[-1]
     assert found == {(writer.layer, writer.index): "writes"} | {
-        (maker.layer, maker.index): f"upstream of {writer.layer}.{writer.index}" for maker in zoo.truth.feeds
+        (maker.layer, maker.index): f"upstream of {writer.layer}.{writer.index}"
+        for maker in zoo.truth.feeds
     }
 
 
 def test_larger_sets_hold_the_smaller_ones_and_are_beyond_chance(traced):
     _, _, run = traced("bimodal", "llama")
     sets = run.tables["maker_sets"].query("control_of == ''").set_index("set")
-    half, more, every = (set(sets.loc[name, "parts"].split(", ")) for name in ("half", "four fifths", "all makers"))
+    half, more, every = (
+        set(sets.loc[name, "parts"].split(", ")) for name in ("half", "four fifths", "all makers")
+    )
     assert half <= more <= every
     for row in sets.reset_index().to_dict("records"):
         assert findings.is_beyond_chance(row)
@@ -133,7 +146,11 @@ def test_larger_sets_hold_the_smaller_ones_and_are_beyond_chance(traced):
 
 def test_all_steps_are_frozen_together(traced):
     _, _, run = traced("either_layer", "llama")
-    natural = run.tables["mediation"].query("intervention == 'natural' and frozen == 'neurons'").set_index("step")
+    natural = (
+        run.tables["mediation"]
+        .query("intervention == 'natural' and frozen == 'neurons'")
+        .set_index("step")
+    )
     assert natural.loc[1, "surviving_share"] > 0.9  # no head needs step 0 alone
     assert natural.loc[ALL_STEPS, "surviving_share"] < 0.2
 
@@ -141,14 +158,21 @@ def test_all_steps_are_frozen_together(traced):
 def test_sequences_whose_sink_is_elsewhere_are_counted(traced):
     zoo, tokens, run = traced("elsewhere", "llama")
     summary = run.tables["summary"].set_index("quantity")
-    assert int(float(summary.loc["sequences_elsewhere", "value"])) == int((~zoo.sinks(tokens)[:, 0]).sum()) == 3
+    assert (
+        int(float(summary.loc["sequences_elsewhere", "value"]))
+        == int((~zoo.sinks(tokens)[:, 0]).sum())
+        == 3
+    )
     assert "position 1" in summary.loc["sequences_elsewhere", "note"]
     assert run.tables["links"]["n"].max() <= 21
 
 
 def test_a_position_that_is_no_sink_for_bos_says_so(traced):
     _, _, run = traced("bos_without", "qwen2")
-    assert run.tables["summary"].set_index("quantity").loc["sink_bound_to", "value"] == "positional, not BOS"
+    assert (
+        run.tables["summary"].set_index("quantity").loc["sink_bound_to", "value"]
+        == "positional, not BOS"
+    )
 
 
 def test_what_a_first_token_has_beside_a_sink_of_bos_is_not_that_sink():
@@ -159,18 +183,30 @@ def test_what_a_first_token_has_beside_a_sink_of_bos_is_not_that_sink():
     with torch.no_grad():
         zoo.model.model.layers[writer.layer].mlp.down_proj.weight[:, writer.index] *= 0.008
         zoo.model.get_input_embeddings().weight[BOS_ID, dimension] = 60.0
-    panel = scout_and_measure(lens, from_tensor(tokens), config=CONFIG, own=[link.readings for link in LINKS])
-    table = placement_table(make_setting(lens, from_tensor(tokens), location=panel.location, config=CONFIG))
+    panel = scout_and_measure(
+        lens, from_tensor(tokens), config=CONFIG, own=[link.readings for link in LINKS]
+    )
+    table = placement_table(
+        make_setting(lens, from_tensor(tokens), location=panel.location, config=CONFIG)
+    )
     found = table[~table["isolated"].astype(bool)].set_index(["position", "token"])
     faint = found.loc[(0, "ordinary")]
-    assert faint["sink_mass"] > max(0.1, 4 * faint["ordinary_mass"])  # more than other tokens, and little
+    assert faint["sink_mass"] > max(
+        0.1, 4 * faint["ordinary_mass"]
+    )  # more than other tokens, and little
     assert found.loc[(0, "bos"), "sink_mass"] > 0.9
     assert found["is_sink"].groupby("token").all().to_dict() == {"bos": True, "ordinary": False}
     assert not found.loc[(0, "ordinary"), "is_sink"]
     assert binding_kind(table) == "token"
 
 
-TRACED = {"beside": "llama", "upstream": "qwen2", "bimodal": "llama", "either_layer": "llama", "elsewhere": "llama"}
+TRACED = {
+    "beside": "llama",
+    "upstream": "qwen2",
+    "bimodal": "llama",
+    "either_layer": "llama",
+    "elsewhere": "llama",
+}
 
 
 def phrases(run):
@@ -209,6 +245,10 @@ def test_a_phrase_without_its_rows_is_not_said(traced):
 
 def test_untrue_phrases_are_found():
     zoo, _, tokens = drawn("beside", "llama", sequences=4)
-    said = Phrase(key="by variance_neurons + by dimension_key", text="Dimension 3 carries it", rows=())
-    assert headlines.untrue(zoo, tokens, [said]) == ["by variance_neurons + by dimension_key: Dimension 3 carries it"]
+    said = Phrase(
+        key="by variance_neurons + by dimension_key", text="Dimension 3 carries it", rows=()
+    )
+    assert headlines.untrue(zoo, tokens, [said]) == [
+        "by variance_neurons + by dimension_key: Dimension 3 carries it"
+    ]
     assert torch.equal(zoo.sinks(tokens)[:, 0], torch.ones(4, dtype=torch.bool))

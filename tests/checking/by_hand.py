@@ -37,18 +37,24 @@ def place(model, site, layer):
     block, none = blocks(model)[layer], torch.nn.Identity()  # a mixer in its place
     attentions = [name for name in ("self_attn", "attention", "attn") if hasattr(block, name)]
     attention = getattr(block, attentions[0]) if attentions else none
-    outputs = [name for name in ("o_proj", "dense", "c_proj", "out_proj") if hasattr(attention, name)]
+    outputs = [
+        name for name in ("o_proj", "dense", "c_proj", "out_proj") if hasattr(attention, name)
+    ]
     output = getattr(attention, outputs[0]) if outputs else None
     # olmo2 and gemma norm what is written.
     post_norm = hasattr(block, "post_feedforward_layernorm")
     down = down_of(block)
-    if hasattr(attention, "kv_b_proj"):  # the latent that all heads' keys are made from; their values are too
+    if hasattr(
+        attention, "kv_b_proj"
+    ):  # the latent that all heads' keys are made from; their values are too
         keys = {"key_in": (attention.kv_a_proj_with_mqa, True)}
         keys |= dict.fromkeys(("k", "normed_k"), (attention.kv_a_layernorm, False))
         keys["q"] = (attention.q_proj or attention.q_b_proj, False)
     else:
         key = getattr(attention, "k_proj", None)
-        normed = getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None) or key
+        normed = (
+            getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None) or key
+        )
         keys = {"key_in": (key, True), "k": (key, False), "normed_k": (normed, False)}
         keys["q"] = (getattr(attention, "q_proj", None), False)
     found = {
@@ -65,7 +71,9 @@ def place(model, site, layer):
 def down_of(block):
     """The down-projection; None where neurons have no module, as in the experts of gpt_oss."""
     mlp = getattr(block, "mlp", None) or getattr(block, "feed_forward", None)
-    down = getattr(mlp, "down_proj", None) or getattr(mlp, "w2", None) or getattr(mlp, "c_proj", None)
+    down = (
+        getattr(mlp, "down_proj", None) or getattr(mlp, "w2", None) or getattr(mlp, "c_proj", None)
+    )
     return down if isinstance(down, torch.nn.Linear) else None
 
 
@@ -190,7 +198,9 @@ def put(at, value):
 def put_units(at, value, units):
     def edit(x):
         x = x.clone()
-        there = at.view(*at.shape, *[1] * (x.ndim - at.ndim))  # heads have an axis of their own in some families
+        there = at.view(
+            *at.shape, *[1] * (x.ndim - at.ndim)
+        )  # heads have an axis of their own in some families
         x[..., units] = torch.where(there, value[..., units], x[..., units])
         return x
 
@@ -228,7 +238,9 @@ def without(zoo, makers):
                 bias[maker.index * size : (maker.index + 1) * size] = 0.0
             elif maker.kind == "embedding":
                 weight = keep(model.model.embed_tokens.weight)
-                weight[maker.index] = weight[[row for row in range(3, len(weight)) if row != maker.index]].mean(0)
+                weight[maker.index] = weight[
+                    [row for row in range(3, len(weight)) if row != maker.index]
+                ].mean(0)
             elif maker.kind == "sink logit":
                 keep(block.self_attn.sinks)[maker.index] = -1e4
     try:
@@ -241,7 +253,9 @@ def without(zoo, makers):
 
 def written_by(truth, layer):
     """The outlier dimensions after a layer; where none dominates yet, those of later layers."""
-    return truth.outliers.get(layer) or sorted({d for dims in truth.outliers.values() for d in dims})
+    return truth.outliers.get(layer) or sorted(
+        {d for dims in truth.outliers.values() for d in dims}
+    )
 
 
 def neurons_of(zoo):
@@ -268,7 +282,11 @@ def present(zoo, tokens):
         sizes = [ran.sites[site, layer].flatten(2).std(-1) for layer in truth.feeding] or [
             ran.sites["stream", 0][..., 0]
         ]
-        return float(torch.stack([one[alike].mean() / one[others].mean().clamp(min=1e-9) for one in sizes]).mean())
+        return float(
+            torch.stack(
+                [one[alike].mean() / one[others].mean().clamp(min=1e-9) for one in sizes]
+            ).mean()
+        )
 
     found = {"aggregation_variance": spread("z"), "variance_preserved": spread("attn_out")}
     found["key_sink"] = float(mass(zoo, ran, at, layers=truth.locked or None).mean())
@@ -277,13 +295,22 @@ def present(zoo, tokens):
         loud = [one[at].mean(0) for one in values.values()]
         quiet = [one[others].mean(0) for one in values.values()]
         if supers:
-            sizes = [(loud[layer][units].mean(), quiet[layer][units].mean()) for layer, units in supers.items()]
-            found["variance_neurons"] = float(min(one / other.clamp(min=1e-9) for one, other in sizes))
+            sizes = [
+                (loud[layer][units].mean(), quiet[layer][units].mean())
+                for layer, units in supers.items()
+            ]
+            found["variance_neurons"] = float(
+                min(one / other.clamp(min=1e-9) for one, other in sizes)
+            )
         else:  # no neuron that matters stands out from the loudest of the other positions
-            found["variance_neurons"] = max(float(one[at].mean(0).max() / one[others].max()) for one in values.values())
+            found["variance_neurons"] = max(
+                float(one[at].mean(0).max() / one[others].max()) for one in values.values()
+            )
     if truth.outliers and ("neurons", 0) in ran.sites:
         shares = []
-        for layer, units in (supers or dict.fromkeys(range(len(blocks(model))), slice(None))).items():
+        for layer, units in (
+            supers or dict.fromkeys(range(len(blocks(model))), slice(None))
+        ).items():
             for dimension in written_by(truth, layer):
                 column = down_of(blocks(model)[layer]).weight[dimension]
                 if not column[units].any():
@@ -298,7 +325,9 @@ def present(zoo, tokens):
         block = blocks(model)[maker.layer]
         parameter, column = column_of(block, maker.index)
         active = activity(block, ran.sites["mlp_in", maker.layer], maker.index)
-        found["variance_neurons"] = float(active[at].abs().mean() / active[others].abs().mean().clamp(min=1e-9))
+        found["variance_neurons"] = float(
+            active[at].abs().mean() / active[others].abs().mean().clamp(min=1e-9)
+        )
         (dimension,) = truth.outliers[maker.layer]
         written = active[at] * parameter[column][dimension]
         change = ran.sites["stream", maker.layer] - ran.sites["stream", maker.layer - 1]
@@ -320,7 +349,9 @@ def shares_removed(zoo, tokens):
     whole = float(mass(zoo, clean, at, layers=truth.locked).mean())
 
     def sink_at(where, **changed):
-        return float(mass(zoo, run(model, tokens, **changed, reads=False), where, layers=truth.locked).mean())
+        return float(
+            mass(zoo, run(model, tokens, **changed, reads=False), where, layers=truth.locked).mean()
+        )
 
     def removed(edits):
         return 1 - sink_at(at, edits=edits) / whole
@@ -341,7 +372,10 @@ def shares_removed(zoo, tokens):
     if ("neurons", 0) in clean.sites:
         supers = neurons_of(zoo) or {layer: slice(None) for layer in range(len(blocks(model)))}
         means = {layer: mean_of(clean.sites["neurons", layer], at) for layer in supers}
-        edits = [("neurons", layer, put_units(at, means[layer], units)) for layer, units in supers.items()]
+        edits = [
+            ("neurons", layer, put_units(at, means[layer], units))
+            for layer, units in supers.items()
+        ]
         found["variance_neurons"] = removed(edits)
         with _without_entries(zoo, clean, at):
             found["neurons_dimension"] = removed([])
@@ -375,7 +409,10 @@ def _given(zoo, clean, at):
     edits = []
     for layer in zoo.truth.locked:
         dims = list(zoo.truth.outliers.get(layer - 1, ()))
-        value, attention = mean_of(clean.sites["key_in", layer], at)[dims], blocks(zoo.model)[layer].self_attn
+        value, attention = (
+            mean_of(clean.sites["key_in", layer], at)[dims],
+            blocks(zoo.model)[layer].self_attn,
+        )
         if hasattr(attention, "kv_b_proj"):  # the norm of the latent sees what is taken away
             read = clean.sites["key_in", layer].clone()
             read[..., dims] = value
@@ -416,34 +453,55 @@ def shares_carried(zoo, tokens):
         spared = at
     clean, without_sink = run(model, tokens, mask=mask), run(model, other)
     whole = float(mass(zoo, clean, at, layers=truth.locked).mean())
-    base = 0.0 if spared is not None else float(mass(zoo, without_sink, at, layers=truth.locked).mean())
+    base = (
+        0.0
+        if spared is not None
+        else float(mass(zoo, without_sink, at, layers=truth.locked).mean())
+    )
 
     def value(site, layer):
         of = without_sink.sites[site, layer]
         return of if spared is None else mean_of(of, at).expand_as(of)
 
     def carried(edits):
-        left = float(mass(zoo, run(model, tokens, edits=edits, mask=mask, reads=False), at, layers=truth.locked).mean())
+        left = float(
+            mass(
+                zoo,
+                run(model, tokens, edits=edits, mask=mask, reads=False),
+                at,
+                layers=truth.locked,
+            ).mean()
+        )
         return (whole - left) / (whole - base)
 
     def units(site, layer, some):
         return site, layer, put_units(at, value(site, layer), some)
 
     found = {
-        "aggregation_variance": carried([units("z", layer, slice(None)) for layer in truth.feeding]),
-        "variance_preserved": carried([units("attn_out", layer, slice(None)) for layer in truth.feeding]),
+        "aggregation_variance": carried(
+            [units("z", layer, slice(None)) for layer in truth.feeding]
+        ),
+        "variance_preserved": carried(
+            [units("attn_out", layer, slice(None)) for layer in truth.feeding]
+        ),
         "key_sink": carried([units("k", layer, slice(None)) for layer in truth.locked]),
     }
     if ("neurons", 0) in clean.sites:
         supers = neurons_of(zoo) or {layer: slice(None) for layer in range(len(blocks(model)))}
-        found["variance_neurons"] = carried([units("neurons", layer, some) for layer, some in supers.items()])
+        found["variance_neurons"] = carried(
+            [units("neurons", layer, some) for layer, some in supers.items()]
+        )
     elif truth.makers[0].kind == "neuron":  # of an expert that no other token is sent to
         with without(zoo, truth.makers):
             found["variance_neurons"] = carried([])
     if truth.outliers:
         dims = {layer: list(some) for layer, some in truth.outliers.items()}
-        found["neurons_dimension"] = carried([units("stream", i, some) for i, some in dims.items() if i >= 0])
-        found["dimension_key"] = carried([units("key_in", i, dims.get(i - 1, [])) for i in truth.locked])
+        found["neurons_dimension"] = carried(
+            [units("stream", i, some) for i, some in dims.items() if i >= 0]
+        )
+        found["dimension_key"] = carried(
+            [units("key_in", i, dims.get(i - 1, [])) for i in truth.locked]
+        )
     return found
 
 
@@ -457,11 +515,17 @@ def _key_cosine(zoo, ran, at):
             attention, key = blocks(zoo.model)[layer].self_attn, ran.sites["k", layer][at]
             if hasattr(attention, "kv_b_proj"):
                 weight = attention.kv_a_proj_with_mqa.weight[: attention.kv_lora_rank, dims]
-                part = ran.sites["key_in", layer][at][:, dims] @ weight.T * attention.kv_a_layernorm.weight
+                part = (
+                    ran.sites["key_in", layer][at][:, dims]
+                    @ weight.T
+                    * attention.kv_a_layernorm.weight
+                )
                 cosines.append(torch.cosine_similarity(key, part, dim=-1).mean())
                 continue
             part = ran.sites["key_in", layer][at][:, dims] @ attention.k_proj.weight[:, dims].T
-            if attention.k_proj.bias is not None:  # which is no part of what is written into the key
+            if (
+                attention.k_proj.bias is not None
+            ):  # which is no part of what is written into the key
                 key = key - attention.k_proj.bias
             norm = getattr(attention, "k_norm", None) or getattr(attention, "k_layernorm", None)
             if norm is not None:
@@ -489,6 +553,11 @@ def shares_of_value_average(zoo, tokens):
     whole = float(mass(zoo, clean, at, layers=truth.locked).mean())
     return {
         name: 1
-        - float(mass(zoo, run(zoo.model, tokens, edits=some, reads=False), at, layers=truth.locked).mean()) / whole
+        - float(
+            mass(
+                zoo, run(zoo.model, tokens, edits=some, reads=False), at, layers=truth.locked
+            ).mean()
+        )
+        / whole
         for name, some in edits.items()
     }

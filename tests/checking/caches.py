@@ -6,7 +6,11 @@ from typing import Any
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-NAME = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
+NAME = (
+    "cache"
+    if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters
+    else "past_key_values"
+)
 
 
 def run(model: Any, ids: Tensor, cache: Any, **more: Any) -> tuple[Tensor, Any]:

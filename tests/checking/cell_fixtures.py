@@ -77,7 +77,9 @@ def measured():
     def values(metric, outcomes, *, keys, prompts=None):
         if prompts is not None:  # a run of all sequences
             outcomes = cut(outcomes, prompts)
-        return torch.cat([evaluate(metric, reading(outcome, keys)) for outcome in outcomes]).double()
+        return torch.cat(
+            [evaluate(metric, reading(outcome, keys)) for outcome in outcomes]
+        ).double()
 
     return values
 

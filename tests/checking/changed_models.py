@@ -32,17 +32,35 @@ from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid
 from tests.tiny_families import tiny
 
-FAMILIES = ("llama", "gpt2", "gpt_neox", "phi3", "qwen3", "gemma2", "opt", "mixtral", "gptj", "bloom")
+FAMILIES = (
+    "llama",
+    "gpt2",
+    "gpt_neox",
+    "phi3",
+    "qwen3",
+    "gemma2",
+    "opt",
+    "mixtral",
+    "gptj",
+    "bloom",
+)
 _SIZES = {"num_hidden_layers": 2, "vocab_size": 64}
 _GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0,), heads=(0,)),), controls=0)
-_TOKENS = TokenBatch.from_tensor(torch.randint(3, 60, (2, 6), generator=torch.Generator().manual_seed(0)))
-_OTHER = TokenBatch.from_tensor(torch.randint(3, 60, (2, 6), generator=torch.Generator().manual_seed(1)))
+_TOKENS = TokenBatch.from_tensor(
+    torch.randint(3, 60, (2, 6), generator=torch.Generator().manual_seed(0))
+)
+_OTHER = TokenBatch.from_tensor(
+    torch.randint(3, 60, (2, 6), generator=torch.Generator().manual_seed(1))
+)
 _DOUBLE = edit("z", lambda x, at: x * 2, layers=[1])
 BEGIN_AGAIN = ("prune_weight", "setting_of_the_model", "layer_more_or_less")
 """Rules that leave no model which another lens could be put on, or that are told from one."""
 OF_AN_ADAPTER = ("train_adapter", "scale_adapter", "merge_adapter")
 WITHOUT_ADAPTER = ("add_adapter", "prune_weight", "resize", "own_forward")
-REFUSED = ("the model was changed after it was wrapped", "went into compatibility mode after it was wrapped")
+REFUSED = (
+    "the model was changed after it was wrapped",
+    "went into compatibility mode after it was wrapped",
+)
 
 
 class SilentlyWrongError(AssertionError):
@@ -82,8 +100,14 @@ class World:
 
     def modules(self) -> list[tuple[nn.Module, str, Any]]:
         """Parent, name and module of what has a matrix of weights in a layer, adapters left out."""
-        named = ((parent, *one) for parent in self.base.base_model.modules() for one in parent._modules.items())
-        linear = [one for one in named if isinstance(one[2], (nn.Linear, Conv1D)) and one[1] != "default"]
+        named = (
+            (parent, *one)
+            for parent in self.base.base_model.modules()
+            for one in parent._modules.items()
+        )
+        linear = [
+            one for one in named if isinstance(one[2], (nn.Linear, Conv1D)) and one[1] != "default"
+        ]
         return [one for one in linear if "weight" in one[2]._parameters]
 
     def pick(self) -> tuple[nn.Module, str, Any]:
@@ -130,10 +154,23 @@ class World:
         """What each door gives: tensors, or the error that it raises."""
         doors: dict[str, Callable[[], Tensor]] = {
             "run_with": lambda: _logits(lens),
-            "capture on the plain path": lambda: capture(lens, _TOKENS, sites=["z"], path="plain")["z", 1],
-            "capture on the bridge": lambda: capture(lens, _TOKENS, sites=["z"], path="bridge")["z", 1],
+            "capture on the plain path": lambda: capture(lens, _TOKENS, sites=["z"], path="plain")[
+                "z", 1
+            ],
+            "capture on the bridge": lambda: capture(lens, _TOKENS, sites=["z"], path="bridge")[
+                "z", 1
+            ],
             "patch": lambda: _values(
-                patch(lens, _TOKENS, _OTHER, site="z", metric="loss", by=("layer", "head"), layers=(1,), progress=False)
+                patch(
+                    lens,
+                    _TOKENS,
+                    _OTHER,
+                    site="z",
+                    metric="loss",
+                    by=("layer", "head"),
+                    layers=(1,),
+                    progress=False,
+                )
             ),
             "sweep": lambda: _swept(lens),
         }
@@ -150,7 +187,11 @@ class World:
 def _wanted(lens: Any, *, left_out: str) -> dict[str, Tensor]:
     """What each door must give, from forwards alone: no engine and no run folder is needed to know it."""
     clean = capture(lens, _TOKENS, sites=["z"], layers=[1], path="bridge")["z", 1]
-    found = {"run_with": _logits(lens), "capture on the plain path": clean, "capture on the bridge": clean}
+    found = {
+        "run_with": _logits(lens),
+        "capture on the plain path": clean,
+        "capture on the bridge": clean,
+    }
     if left_out != "patch":
         losses = []
         for head in range(clean.shape[2]):
@@ -175,7 +216,14 @@ def _values(result: Any) -> Tensor:
 
 def _swept(lens: Any) -> Tensor:
     with tempfile.TemporaryDirectory() as folder:
-        found = sweep(lens, _GRID, tokens=_TOKENS, metrics=[sink_mass(0)], out=Path(folder) / "run", progress=False)
+        found = sweep(
+            lens,
+            _GRID,
+            tokens=_TOKENS,
+            metrics=[sink_mass(0)],
+            out=Path(folder) / "run",
+            progress=False,
+        )
     return _values(found)
 
 
@@ -183,7 +231,9 @@ def _same(found: Tensor, wanted: Tensor) -> bool:
     if isinstance(found, Exception) or isinstance(wanted, Exception) or found.shape != wanted.shape:
         return False
     tolerance = 1e-4 * max(1.0, float(wanted.double().abs().max()))
-    return found.dtype == wanted.dtype and bool(torch.allclose(found, wanted, rtol=1e-4, atol=tolerance))
+    return found.dtype == wanted.dtype and bool(
+        torch.allclose(found, wanted, rtol=1e-4, atol=tolerance)
+    )
 
 
 @contextlib.contextmanager
@@ -193,7 +243,10 @@ def _quiet() -> Iterator[None]:
 
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), mock.patch.object(style, "figure_bytes", return_value=b"a picture"):
+        with (
+            warnings.catch_warnings(),
+            mock.patch.object(style, "figure_bytes", return_value=b"a picture"),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -206,7 +259,8 @@ def _quiet() -> Iterator[None]:
 def _other_weights(world: World) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(world.random.randrange(1000))
     return {
-        name: one + 0.05 * torch.randn(one.shape, generator=generator, dtype=torch.float32).to(one.dtype)
+        name: one
+        + 0.05 * torch.randn(one.shape, generator=generator, dtype=torch.float32).to(one.dtype)
         if one.is_floating_point()
         else one.clone()
         for name, one in world.model.state_dict().items()
@@ -230,7 +284,11 @@ def load_assigned(world: World) -> str:
 
 
 def optimizer_step(world: World) -> str | None:
-    if world.family == "mixtral" or world.is_compiled or any(not one.requires_grad for one in world.base.parameters()):
+    if (
+        world.family == "mixtral"
+        or world.is_compiled
+        or any(not one.requires_grad for one in world.base.parameters())
+    ):
         return None
     optimizer = torch.optim.SGD(world.model.parameters(), lr=0.05)
     world.model(input_ids=_TOKENS.tokens, labels=_TOKENS.tokens).loss.backward()
@@ -240,7 +298,9 @@ def optimizer_step(world: World) -> str | None:
 
 
 def change_buffer(world: World) -> str | None:
-    named = [one for name, one in world.base.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+    named = [
+        one for name, one in world.base.named_buffers() if name.endswith("rotary_emb.inv_freq")
+    ]
     if not named:
         return None
     named[0].mul_(1.1)
@@ -265,7 +325,11 @@ def replace_buffer(world: World) -> str | None:
 
 def setting_of_a_norm(world: World) -> str | None:
     name = {"variance_epsilon", "eps"}
-    norms = [one for one in world.base.modules() if name & {*vars(one)} and one._parameters.get("weight") is not None]
+    norms = [
+        one
+        for one in world.base.modules()
+        if name & {*vars(one)} and one._parameters.get("weight") is not None
+    ]
     if not norms:
         return None
     norm = world.random.choice(norms)
@@ -298,7 +362,11 @@ def remove_hook(world: World) -> str | None:
         return None
     handle = world.handles.pop()
     hooks = handle.hooks_dict_ref()
-    there = any(hooks is own for one in world.model.modules() for own in (one._forward_hooks, one._forward_pre_hooks))
+    there = any(
+        hooks is own
+        for one in world.model.modules()
+        for own in (one._forward_hooks, one._forward_pre_hooks)
+    )
     handle.remove()
     return "refused" if there else "reaches"  # of a module that was replaced
 
@@ -379,7 +447,9 @@ def failing_edit(world: World) -> str:
     for function, said in ((fails, "on purpose"), (runs, "inside another one")):
         for run in (
             lambda one=function: run_with(world.lens, _TOKENS, edit("z", one, layers=[1])),
-            lambda one=function: stream(world.lens, _TOKENS, [Reading(name="a", sites=("z",), function=one)]),
+            lambda one=function: stream(
+                world.lens, _TOKENS, [Reading(name="a", sites=("z",), function=one)]
+            ),
         ):
             try:
                 run()
@@ -407,10 +477,16 @@ _REFUSED: dict[str, Callable[[World], object]] = {
     "resize": lambda world: world.model.resize_token_embeddings(
         world.model.config.vocab_size + world.random.choice((1, 8)), mean_resizing=False
     ),
-    "change_type": lambda world: world.model.to(torch.float64 if world.base.dtype == torch.float32 else torch.float32),
-    "replace_parameter": lambda world: _replace(world.pick()[2], "weight", lambda x: nn.Parameter(x.detach() * 1.3)),
+    "change_type": lambda world: world.model.to(
+        torch.float64 if world.base.dtype == torch.float32 else torch.float32
+    ),
+    "replace_parameter": lambda world: _replace(
+        world.pick()[2], "weight", lambda x: nn.Parameter(x.detach() * 1.3)
+    ),
     "replace_in_bridge": lambda world: _replace(
-        world.lens.bridge.blocks[1].attn.o.original_component, "weight", lambda x: nn.Parameter(x.detach() * 1.3)
+        world.lens.bridge.blocks[1].attn.o.original_component,
+        "weight",
+        lambda x: nn.Parameter(x.detach() * 1.3),
     ),
     "add_pre_hook": lambda world: world.handles.append(
         world.pick()[2].register_forward_pre_hook(lambda module, args: (args[0] * 1.1,))
@@ -421,7 +497,9 @@ _REFUSED: dict[str, Callable[[World], object]] = {
     "compatibility": lambda world: world.lens.bridge.enable_compatibility_mode(
         no_processing=world.random.random() < 0.3
     ),
-    "hook_in_bridge": lambda world: world.lens.bridge.blocks[1].mlp.register_forward_hook(lambda *args: None),
+    "hook_in_bridge": lambda world: world.lens.bridge.blocks[1].mlp.register_forward_hook(
+        lambda *args: None
+    ),
 }
 _REACHES: dict[str, Callable[[World], object]] = {
     "checkpointing": lambda world: world.base.gradient_checkpointing_enable(),
@@ -430,8 +508,12 @@ _REACHES: dict[str, Callable[[World], object]] = {
     ),
     "train": lambda world: world.model.train(),
     "evaluate": lambda world: world.model.eval(),
-    "gradients": lambda world: world.model.requires_grad_(requires_grad=world.random.random() < 0.5),
-    "special_token": lambda world: setattr(world.base.config, "pad_token_id", world.random.randrange(3)),
+    "gradients": lambda world: world.model.requires_grad_(
+        requires_grad=world.random.random() < 0.5
+    ),
+    "special_token": lambda world: setattr(
+        world.base.config, "pad_token_id", world.random.randrange(3)
+    ),
     "second_lens": lambda world: run_with(wrap(world.model), _TOKENS),
 }
 
@@ -465,8 +547,13 @@ _OTHERS = (
 RULES: dict[str, Callable[[World], str | None]] = {
     **{name: _always("refused", change) for name, change in _REFUSED.items()},
     **{name: _always("reaches", change) for name, change in _REACHES.items()},
-    "replace_data": lambda world: [_replace(world.pick()[2].weight, "data", lambda x: x * 1.3), "either"][1],
+    "replace_data": lambda world: [
+        _replace(world.pick()[2].weight, "data", lambda x: x * 1.3),
+        "either",
+    ][1],
     "change_data": _of_weights(lambda module: module.weight.data.mul_(1.3)),
-    "copy_values": _of_weights(lambda module: module.weight.detach().copy_(module.weight.detach().flip(0))),
+    "copy_values": _of_weights(
+        lambda module: module.weight.detach().copy_(module.weight.detach().flip(0))
+    ),
     **{one.__name__: one for one in _OTHERS},
 }

@@ -9,7 +9,9 @@ ABSENT = "no Chromium was found: apt-get install chromium, or name it in CHROMIU
 
 
 def path() -> str | None:
-    return os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
+    return os.environ.get("CHROMIUM") or next(
+        (found for name in NAMES if (found := shutil.which(name))), None
+    )
 
 
 if __name__ == "__main__" and path() is None:

@@ -18,7 +18,9 @@ OWN = [link.readings for link in LINKS]
 
 
 def random_batch(sequences=8, length=24, *, first=None, lengths=None, seed=0):
-    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(seed))
+    tokens = torch.randint(
+        3, 300, (sequences, length), generator=torch.Generator().manual_seed(seed)
+    )
     if first is not None:
         tokens[:, 0] = first
     return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
@@ -29,10 +31,14 @@ def planted_evidence(sink=True, seed=0):
     truth = planted(seed=seed, sink=sink)
     lens = wrap(truth.model)
     return gather_evidence(
-        lens, scout_and_measure(lens, random_batch(first=truth.bos_id), config=CONFIG, own=OWN), config=CONFIG
+        lens,
+        scout_and_measure(lens, random_batch(first=truth.bos_id), config=CONFIG, own=OWN),
+        config=CONFIG,
     )
 
 
 def evidence_of(family, **batch):
     lens = lens_of(family)
-    return gather_evidence(lens, scout_and_measure(lens, random_batch(**batch), config=CONFIG, own=OWN), config=CONFIG)
+    return gather_evidence(
+        lens, scout_and_measure(lens, random_batch(**batch), config=CONFIG, own=OWN), config=CONFIG
+    )

@@ -31,21 +31,31 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def _cell(lens: LensModel, site: str, *, captured: list[dict], tokens: torch.Tensor, clean: torch.Tensor) -> str:
+def _cell(
+    lens: LensModel, site: str, *, captured: list[dict], tokens: torch.Tensor, clean: torch.Tensor
+) -> str:
     """What is found when the site is read on both paths and noise is added to it."""
     layer = _layer(lens, site)
     plain, bridge = (found[site, layer] for found in captured)
     if not _same(plain, bridge):
         raise AssertionError(f"{site} of {lens.family.architecture} is not the same on both paths")
     hook = bridge_hook_name(SITES[site], family=lens.family, layer=layer)
-    edited = lens.bridge.run_with_hooks(tokens, fwd_hooks=[(hook, lambda x, hook: x + 0.1 * x.std())], use_cache=False)
+    edited = lens.bridge.run_with_hooks(
+        tokens, fwd_hooks=[(hook, lambda x, hook: x + 0.1 * x.std())], use_cache=False
+    )
     if site in lens.uneditable or torch.equal(edited, clean):
         return READ
     return BOTH
 
 
 def _layer(lens: LensModel, site: str) -> int:
-    return 0 if not SITES[site].per_layer else 1 if 1 in lens.layers_with(site) else lens.layers_with(site)[0]
+    return (
+        0
+        if not SITES[site].per_layer
+        else 1
+        if 1 in lens.layers_with(site)
+        else lens.layers_with(site)[0]
+    )
 
 
 def _captured(lens: LensModel, tokens: torch.Tensor, *, path: Literal["plain", "bridge"]) -> dict:
@@ -79,7 +89,9 @@ def read_cells(families: Iterable[str] = ALL_FAMILIES) -> dict[str, list[str]]:
         captured = [_captured(lens, tokens, path=path) for path in ("plain", "bridge")]
         clean = lens.bridge(tokens, use_cache=False)
         rows[lens.family.architecture] = [
-            _cell(lens, site, captured=captured, tokens=tokens, clean=clean) if site in own else _reason(lens, site)
+            _cell(lens, site, captured=captured, tokens=tokens, clean=clean)
+            if site in own
+            else _reason(lens, site)
             for site in SITES
         ]
     return rows
@@ -90,13 +102,21 @@ def make_table() -> str:
     reasons: dict[str, str] = {}
     by_cells: dict[tuple[str, ...], list[str]] = {}
     for architecture, cells in read_cells().items():
-        short = (c if c in (BOTH, READ) else reasons.setdefault(c, "abcdefgh"[len(reasons)]) for c in cells)
+        short = (
+            c if c in (BOTH, READ) else reasons.setdefault(c, "abcdefgh"[len(reasons)])
+            for c in cells
+        )
         by_cells.setdefault(tuple(short), []).append(f"`{architecture}`")
     common = [site for site, *cells in zip(SITES, *by_cells, strict=True) if set(cells) == {BOTH}]
     others = [place for place, site in enumerate(SITES) if site not in common]
     names = [f"`{site}`" for site in SITES]
-    everywhere = textwrap.fill(f"{BOTH} in every family: {', '.join(f'`{site}`' for site in common)}.", width=120)
-    head = ["| | " + " | ".join(names[place] for place in others) + " |", "| --- " * (len(others) + 1) + "|"]
+    everywhere = textwrap.fill(
+        f"{BOTH} in every family: {', '.join(f'`{site}`' for site in common)}.", width=120
+    )
+    head = [
+        "| | " + " | ".join(names[place] for place in others) + " |",
+        "| --- " * (len(others) + 1) + "|",
+    ]
     rows = [
         f"| {', '.join(families)} | " + " | ".join(cells[place] for place in others) + " |"
         for cells, families in by_cells.items()
@@ -115,7 +135,9 @@ def read() -> dict[str, list[str]]:
     """What the page says of each architecture, as ``read_cells`` gives it."""
     everywhere, table, below, *_ = written().split("\n\n")
     reasons = dict(re.findall(r"^- (\w): refused, since it (.*)$", below, flags=re.M))
-    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    head, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
+    )
     of: dict[str, list[str]] = {}
     for architectures, *cells in rows:
         own = dict(zip(re.findall(r"`(\w+)`", " ".join(head)), cells, strict=True))

@@ -13,7 +13,12 @@ from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["sink_lens.models.load", "sink_lens.training.train", "sink_lens.training.monitor", "sink_lens.sweeps.sweep"]
+    [
+        "sink_lens.models.load",
+        "sink_lens.training.train",
+        "sink_lens.training.monitor",
+        "sink_lens.sweeps.sweep",
+    ]
 )
 
 
@@ -31,7 +36,9 @@ def _main(script: Path, words: tuple[object, ...], said: Path, env: dict[str, st
         sys.stderr.flush()
 
 
-def run(script: Path, *words: object, said: Path, ranks: int = 0, env: dict[str, str] | None = None) -> tuple[int, str]:
+def run(
+    script: Path, *words: object, said: Path, ranks: int = 0, env: dict[str, str] | None = None
+) -> tuple[int, str]:
     """Run a script in a fork, or in one for each rank of a training; the worst exit code, and all that was printed.
 
     The ranks meet as under torchrun, at a store that is held here.
@@ -41,12 +48,24 @@ def run(script: Path, *words: object, said: Path, ranks: int = 0, env: dict[str,
         from torch.distributed import TCPStore
 
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RESTART_COUNT": "0"}
-        envs = [envs[0] | meet | sizes | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+        meet = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        sizes = {
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+        envs = [
+            envs[0] | meet | sizes | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            for rank in range(ranks)
+        ]
     files = [said.with_name(f"{said.name}-{place}") for place in range(len(envs))]
     processes = [
-        FORKS.Process(target=_main, args=(script, words, file, env)) for file, env in zip(files, envs, strict=True)
+        FORKS.Process(target=_main, args=(script, words, file, env))
+        for file, env in zip(files, envs, strict=True)
     ]
     for process in processes:
         process.start()

@@ -49,30 +49,45 @@ class Form:
 
 def texts(lengths: tuple[int, ...] = LENGTHS, *, second: int | None = None) -> list[list[int]]:
     """Random texts; ``second`` replaces the second token of each."""
-    drawn = torch.randint(3, 300, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(8)).tolist()
+    drawn = torch.randint(
+        3, 300, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(8)
+    ).tolist()
     rows = [row[:length] for row, length in zip(drawn, lengths, strict=True)]
-    return [[row[0], second, *row[2:]] if second is not None and len(row) > 1 else row for row in rows]
+    return [
+        [row[0], second, *row[2:]] if second is not None and len(row) > 1 else row for row in rows
+    ]
 
 
-def padded(rows: list[list[int]], *, width: int = max(LENGTHS), before: list[int] | None = None) -> dict[str, Any]:
+def padded(
+    rows: list[list[int]], *, width: int = max(LENGTHS), before: list[int] | None = None
+) -> dict[str, Any]:
     """Rows of ids with ``before`` places of padding in front (None: none), and their mask."""
     before = before or [0] * len(rows)
     both = [(lead, row, width - lead - len(row)) for lead, row in zip(before, rows, strict=True)]
     return {
         "input_ids": torch.tensor([[PAD] * lead + row + [PAD] * rest for lead, row, rest in both]),
-        "attention_mask": torch.tensor([[0] * lead + [1] * len(row) + [0] * rest for lead, row, rest in both]),
+        "attention_mask": torch.tensor(
+            [[0] * lead + [1] * len(row) + [0] * rest for lead, row, rest in both]
+        ),
     }
 
 
-def by_row(given: Any, rows: list[list[int]], before: list[int], *, width: int = max(LENGTHS), **more: Any) -> Form:
-    places = tuple((number, lead, tuple(row)) for number, (lead, row) in enumerate(zip(before, rows, strict=True)))
+def by_row(
+    given: Any, rows: list[list[int]], before: list[int], *, width: int = max(LENGTHS), **more: Any
+) -> Form:
+    places = tuple(
+        (number, lead, tuple(row))
+        for number, (lead, row) in enumerate(zip(before, rows, strict=True))
+    )
     return Form(given=given, texts=places, shape=(len(rows), width), **more)
 
 
 def flat(given: Any, rows: list[list[int]], **more: Any) -> Form:
     starts = [0, *itertools.accumulate(map(len, rows))]
     places = tuple((0, start, tuple(row)) for start, row in zip(starts, rows, strict=False))
-    more.setdefault("monitored", tuple((0, start, len(row)) for start, row in zip(starts, rows, strict=False)))
+    more.setdefault(
+        "monitored", tuple((0, start, len(row)) for start, row in zip(starts, rows, strict=False))
+    )
     return Form(given=given, texts=places, shape=(1, starts[-1]), **more)
 
 
@@ -110,27 +125,48 @@ def forms(second: int | None = None) -> dict[str, Form]:
         "flattened by the collator": flat(flattened, rows),
         "packed, with position ids": Form(
             given={"input_ids": torch.tensor(two), "position_ids": torch.tensor(places)},
-            texts=((0, 0, tuple(rows[0])), (0, 9, tuple(rows[2])), (1, 0, tuple(rows[1])), (1, 12, (5, 7))),
+            texts=(
+                (0, 0, tuple(rows[0])),
+                (0, 9, tuple(rows[2])),
+                (1, 0, tuple(rows[1])),
+                (1, 12, (5, 7)),
+            ),
             shape=(2, 14),
             monitored=((0, 0, 9), (0, 9, 5), (1, 0, 12), (1, 12, 2)),
         ),
         "cu_seq_lens alone": flat(ids | {"cu_seq_lens_q": flattened["cu_seq_lens_q"]}, rows),
-        "seq_idx alone": flat(ids | {"seq_idx": flattened["seq_idx"]}, rows, monitored=((0, 0, sum(LENGTHS)),)),
+        "seq_idx alone": flat(
+            ids | {"seq_idx": flattened["seq_idx"]}, rows, monitored=((0, 0, sum(LENGTHS)),)
+        ),
         "labels with -100": by_row(right | {"labels": labels}, rows, nowhere, unlabelled=3),
         "NumPy arrays": by_row({name: one.numpy() for name, one in left.items()}, rows, late),
-        "lists of one text": by_row({"input_ids": rows[0], "attention_mask": [1] * 9}, rows[:1], [0], width=9),
+        "lists of one text": by_row(
+            {"input_ids": rows[0], "attention_mask": [1] * 9}, rows[:1], [0], width=9
+        ),
         "rows of one token": by_row({"input_ids": torch.tensor(short)}, short, nowhere, width=1),
         "a chat template": by_row(chat, chatted, [0, 0], width=len(chatted[0])),
         "BOS twice": by_row(padded(twice, before=late, width=13), twice, late, width=13),
-        "a mask of truth": by_row(left | {"attention_mask": left["attention_mask"].bool()}, rows, late),
-        "zeros as token types": by_row(right | {"token_type_ids": 0 * right["input_ids"]}, rows, nowhere),
+        "a mask of truth": by_row(
+            left | {"attention_mask": left["attention_mask"].bool()}, rows, late
+        ),
+        "zeros as token types": by_row(
+            right | {"token_type_ids": 0 * right["input_ids"]}, rows, nowhere
+        ),
         "ids with embeds": by_row(right | {"inputs_embeds": embeds}, rows, nowhere),
-        "a mask with four axes": by_row(right | {"attention_mask": block}, rows, nowhere, monitored=whole),
-        "a mask of text numbers": by_row(right | {"attention_mask": right["attention_mask"] * 2}, rows, nowhere),
-        "a key that nothing reads": by_row(right | {"image_sizes": torch.ones(3, 2)}, rows, nowhere),
+        "a mask with four axes": by_row(
+            right | {"attention_mask": block}, rows, nowhere, monitored=whole
+        ),
+        "a mask of text numbers": by_row(
+            right | {"attention_mask": right["attention_mask"] * 2}, rows, nowhere
+        ),
+        "a key that nothing reads": by_row(
+            right | {"image_sizes": torch.ones(3, 2)}, rows, nowhere
+        ),
         "labels of other tokens": by_row(right | {"labels": right["input_ids"] + 1}, rows, nowhere),
         "a batch of one's own": by_row(
-            TokenBatch.from_tensor(left["input_ids"], attention_mask=left["attention_mask"]), rows, nowhere
+            TokenBatch.from_tensor(left["input_ids"], attention_mask=left["attention_mask"]),
+            rows,
+            nowhere,
         ),
     }
 
@@ -162,7 +198,11 @@ class Plain:
 
 
 def run_plain(
-    family: str, ids: tuple[int, ...] | dict[str, Any], *, change: tuple[int, Any] | None = None, grad: bool = False
+    family: str,
+    ids: tuple[int, ...] | dict[str, Any],
+    *,
+    change: tuple[int, Any] | None = None,
+    grad: bool = False,
 ) -> Plain:
     """Run the Hugging Face model on a text, or on its inputs; ``change`` is (layer, function of the stream into it)."""
     model, into, out, final, attentions = model_of(family), [], [], [], {}
@@ -190,11 +230,18 @@ def run_plain(
             attentions[layer] = output[1]
 
     for number, layer in enumerate(layers_of(model)):
-        handles += [layer.register_forward_pre_hook(enter, with_kwargs=True), layer.register_forward_hook(leave)]
+        handles += [
+            layer.register_forward_pre_hook(enter, with_kwargs=True),
+            layer.register_forward_hook(leave),
+        ]
         for name, module in layer.named_modules():
             if name.split(".")[-1] in ("self_attn", "attn", "attention", "self_attention"):
-                handles.append(module.register_forward_hook(functools.partial(attend, layer=number)))
-    handles.append(model.base_model.register_forward_hook(lambda module, args, output: final.append(output[0])))
+                handles.append(
+                    module.register_forward_hook(functools.partial(attend, layer=number))
+                )
+    handles.append(
+        model.base_model.register_forward_hook(lambda module, args, output: final.append(output[0]))
+    )
     try:
         with torch.set_grad_enabled(grad):
             given = ids if isinstance(ids, dict) else {"input_ids": torch.tensor([ids])}
@@ -219,7 +266,10 @@ def compare(found: Any, wanted: Any, what: str) -> None:
         raise DifferentError(f"{what}: shape {tuple(found.shape)} for {tuple(wanted.shape)}")
     if not torch.equal(found.isnan(), wanted.isnan()):
         raise DifferentError(f"{what}: nan at other places")
-    gap, size = (float(one.abs().nan_to_num(0.0).max()) if one.numel() else 0.0 for one in (found - wanted, wanted))
+    gap, size = (
+        float(one.abs().nan_to_num(0.0).max()) if one.numel() else 0.0
+        for one in (found - wanted, wanted)
+    )
     if not gap <= CLOSE * max(1.0, size):
         raise DifferentError(f"{what}: off by {gap:.2g}")
 
@@ -248,7 +298,9 @@ def token_losses(family: str, form: Form) -> list[Any]:
     found = []
     for _, _, ids in form.texts:
         logits = plain(family, ids).logits[0, :-1].float()
-        own = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:], dtype=torch.long), reduction="none")
+        own = torch.nn.functional.cross_entropy(
+            logits, torch.tensor(ids[1:], dtype=torch.long), reduction="none"
+        )
         own[: max(0, form.unlabelled - 1)] = torch.nan
         found.append(own)
     return found
@@ -256,17 +308,25 @@ def token_losses(family: str, form: Form) -> list[Any]:
 
 def answer_differences(family: str, form: Form, **how: Any) -> Any:
     """The logit difference of two fixed tokens at the end of each text."""
-    runs = [run_plain(family, ids, **how) if how else plain(family, ids) for _, _, ids in form.texts]
-    return torch.stack([(run.logits[0, -1, RIGHT] - run.logits[0, -1, WRONG]).detach() for run in runs])
+    runs = [
+        run_plain(family, ids, **how) if how else plain(family, ids) for _, _, ids in form.texts
+    ]
+    return torch.stack(
+        [(run.logits[0, -1, RIGHT] - run.logits[0, -1, WRONG]).detach() for run in runs]
+    )
 
 
 def check_logits(family: str, form: Form, other: Form) -> None:
     run = run_with(lenses.lens_of(family), form.given, logits=True, loss=False)
-    if isinstance(form.given, torch.Tensor | TokenBatch):  # a batch of one's own has logits at its padding too
+    if isinstance(
+        form.given, torch.Tensor | TokenBatch
+    ):  # a batch of one's own has logits at its padding too
         run_logits = run.logits.masked_fill(~run.valid[..., None], torch.nan)
     else:
         run_logits = run.logits
-    compare(run_logits, laid(form, [plain(family, ids).logits[0] for _, _, ids in form.texts]), "logits")
+    compare(
+        run_logits, laid(form, [plain(family, ids).logits[0] for _, _, ids in form.texts]), "logits"
+    )
 
 
 def check_losses(family: str, form: Form, other: Form) -> None:
@@ -279,7 +339,8 @@ def check_losses(family: str, form: Form, other: Form) -> None:
 def check_state(family: str, form: Form, other: Form) -> None:
     run = run_with(lenses.lens_of(family), form.given, positions=(0, -1), loss=False)
     wanted = [
-        torch.stack([out[0, [0, -1]] for out in plain(family, ids).out]).detach() for _, _, ids in form.texts
+        torch.stack([out[0, [0, -1]] for out in plain(family, ids).out]).detach()
+        for _, _, ids in form.texts
     ]  # layer key d_model
     compare(run.state, torch.stack(wanted, dim=1), "state")
 
@@ -290,13 +351,20 @@ def mass_of(family: str, run: Plain, *, row: int, column: int, length: int) -> A
     for layer in range(lens.n_layers):
         seen = slice(column + 1, column + min(lens.reach(layer) or length, length))
         nothing = torch.full((lens.n_heads,), torch.nan)
-        rows.append(run.attentions[layer][row, :, seen, column].mean(1) if layer in run.attentions else nothing)
+        rows.append(
+            run.attentions[layer][row, :, seen, column].mean(1)
+            if layer in run.attentions
+            else nothing
+        )
     return torch.stack(rows).detach()
 
 
 def check_mass(family: str, form: Form, other: Form) -> None:
     run = run_with(lenses.lens_of(family), form.given, loss=False)
-    wanted = [mass_of(family, plain(family, ids), row=0, column=0, length=len(ids)) for _, _, ids in form.texts]
+    wanted = [
+        mass_of(family, plain(family, ids), row=0, column=0, length=len(ids))
+        for _, _, ids in form.texts
+    ]
     compare(run.mass[..., 0], torch.stack(wanted, dim=1), "mass")
 
 
@@ -332,13 +400,21 @@ def check_sink_mask(family: str, form: Form, other: Form) -> None:
 
 def check_answers(family: str, form: Form, other: Form) -> None:
     table = answers(lenses.lens_of(family), form.given, top=3)
-    wanted = torch.stack([plain(family, ids).logits[0, -1].topk(3).values.detach() for _, _, ids in form.texts])
+    wanted = torch.stack(
+        [plain(family, ids).logits[0, -1].topk(3).values.detach() for _, _, ids in form.texts]
+    )
     compare(table["logit"].to_numpy(copy=True).reshape(-1, 3), wanted, "answers")
 
 
 def patching_of(family: str, form: Form, other: Form, *, how: Any, **fields: Any) -> Any:
     metric = metrics.logit_difference(RIGHT, WRONG)
-    at = {"site": "resid_pre", "layers": [1], "by": ("position",), "metric": metric, "direction": "noising"}
+    at = {
+        "site": "resid_pre",
+        "layers": [1],
+        "by": ("position",),
+        "metric": metric,
+        "direction": "noising",
+    }
     return how(lenses.lens_of(family), form.given, other.given, **at, **fields)
 
 
@@ -356,7 +432,9 @@ def check_patch(family: str, form: Form, other: Form) -> None:
                 return x
 
             source = plain(family, theirs).into[1]
-            run = run_plain(family, ids, change=(1, functools.partial(put, source=source, at=position)))
+            run = run_plain(
+                family, ids, change=(1, functools.partial(put, source=source, at=position))
+            )
             wanted.append((run.logits[0, -1, RIGHT] - run.logits[0, -1, WRONG]).detach())
         if position < found.values.shape[0]:
             compare(found.values[position], torch.stack(wanted), f"patch of position {position}")
@@ -380,7 +458,9 @@ def check_circuit(family: str, form: Form, other: Form) -> None:
     metric = metrics.logit_difference(RIGHT, WRONG)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whatever it says of a circuit of random weights
-        found = circuits.find(lenses.lens_of(family), form.given, other.given, metric=metric, edges=20).runs
+        found = circuits.find(
+            lenses.lens_of(family), form.given, other.given, metric=metric, edges=20
+        ).runs
     compare(found.clean_values, answer_differences(family, form), "clean values")
     compare(found.corrupted_values, answer_differences(family, other), "corrupted values")
 
@@ -391,9 +471,15 @@ def check_monitor(family: str, form: Form, other: Form) -> None:
     if isinstance(form.given, TokenBatch):
         raise SinkLensError("a model is not called with a TokenBatch")
     try:
-        given = {name: one if isinstance(one, int) else torch.as_tensor(one) for name, one in form.given.items()}
+        given = {
+            name: one if isinstance(one, int) else torch.as_tensor(one)
+            for name, one in form.given.items()
+        }
         rows = {"input_ids", "attention_mask"}
-        given = {name: one[None] if name in rows and one.dim() == 1 else one for name, one in given.items()}
+        given = {
+            name: one[None] if name in rows and one.dim() == 1 else one
+            for name, one in given.items()
+        }
         with SinkMonitor(model, every=1, sequences=9) as monitor, torch.no_grad():
             model(**given, use_cache=False)
             reading = monitor.step()
@@ -401,9 +487,14 @@ def check_monitor(family: str, form: Form, other: Form) -> None:
         raise SinkLensError(f"the model itself: {type(error).__name__}") from error
     if reading is None:
         raise SinkLensError("the monitor stops with a warning")
-    places = form.monitored or [(row, column, len(ids)) for row, column, ids in form.texts if column == 0]
+    places = form.monitored or [
+        (row, column, len(ids)) for row, column, ids in form.texts if column == 0
+    ]
     run = run_plain(family, given)
-    masses = [mass_of(family, run, row=row, column=column, length=length) for row, column, length in places]
+    masses = [
+        mass_of(family, run, row=row, column=column, length=length)
+        for row, column, length in places
+    ]
     for layer, wanted in enumerate(torch.stack(masses).mean((0, 2)).tolist()):
         if wanted == wanted and f"sinks/mass_first/layer_{layer}" not in reading:
             raise SinkLensError("the monitor warns, and leaves first tokens out")
@@ -431,7 +522,9 @@ def check(family: str, form: str, result: str) -> str:
     first, second = forms()[form], forms(second=77)[form]
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*(begin with BOS twice|begin with the padding id).*")
+            warnings.filterwarnings(
+                "ignore", ".*(begin with BOS twice|begin with the padding id).*"
+            )
             RESULTS[result](family, first, second)
     except SinkLensError as error:
         return f"{type(error).__name__}: {error}"

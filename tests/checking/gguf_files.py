@@ -5,11 +5,19 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations import GGUF_CONFIG_MAPPING
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
 
 WIDTH, HEADS, KV_HEADS, NEURONS, LAYERS = 16, 2, 1, 24, 2
 # The 256 byte tokens of GPT-2's alphabet, two merges, and an end mark.
-VOCABULARY = [chr(code) if 33 <= code < 127 else chr(256 + code) for code in range(256)] + ["he", "hel", "<e>"]
+VOCABULARY = [chr(code) if 33 <= code < 127 else chr(256 + code) for code in range(256)] + [
+    "he",
+    "hel",
+    "<e>",
+]
 
 
 def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenizer=True, pre=None):
@@ -17,7 +25,12 @@ def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenize
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
-    sizes = {"vocab_size": len(VOCABULARY), "context_length": 32, "embedding_length": WIDTH, "block_count": LAYERS}
+    sizes = {
+        "vocab_size": len(VOCABULARY),
+        "context_length": 32,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+    }
     sizes |= {"feed_forward_length": NEURONS, "head_count": HEADS, "head_count_kv": KV_HEADS}
     for key, value in (sizes | {"layer_norm_rms_eps": 1e-5, "rope_freq_base": 10_000.0}).items():
         getattr(writer, f"add_{key}")(value)

@@ -15,15 +15,37 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _PRODUCTS = frozenset(
     (
-        *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "convolution"),
-        *("_addmm_activation", "_grouped_mm", "mkldnn_linear", "_scaled_dot_product_attention_math"),
-        *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"),
+        *(
+            "mm",
+            "addmm",
+            "bmm",
+            "baddbmm",
+            "addbmm",
+            "mv",
+            "addmv",
+            "dot",
+            "vdot",
+            "linear",
+            "convolution",
+        ),
+        *(
+            "_addmm_activation",
+            "_grouped_mm",
+            "mkldnn_linear",
+            "_scaled_dot_product_attention_math",
+        ),
+        *(
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+        ),
     )
 )
 _PERIOD = 1 << 18
 
 
-_SIGNS = torch.randint(-1, 2, (_PERIOD,), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+_SIGNS = torch.randint(
+    -1, 2, (_PERIOD,), generator=torch.Generator().manual_seed(0), dtype=torch.int8
+)
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -20,7 +20,12 @@ import threading
 import time
 from pathlib import Path
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "MPLBACKEND": "agg"}
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TQDM_DISABLE": "1",
+    "MPLBACKEND": "agg",
+}
 
 import pandas as pd
 import psutil
@@ -106,7 +111,10 @@ def differing(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> l
     """The tables that are not equal to the last bit; columns with times are left out."""
     found = sorted(set(one) ^ set(other))
     for name in set(one) & set(other):
-        pair = [frame.drop(columns=[c for c in frame.columns if "seconds" in c]) for frame in (one[name], other[name])]
+        pair = [
+            frame.drop(columns=[c for c in frame.columns if "seconds" in c])
+            for frame in (one[name], other[name])
+        ]
         if not pair[0].equals(pair[1]):
             found.append(name)
     return found
@@ -137,15 +145,21 @@ def killed(name: str, *, kills: int, drawn: random.Random) -> list[str]:
     out, done, wrong = f"{name}-killed", 0, list[str]()
     while done < kills:
         child = run(arguments, out=out)
-        if not reached(child, drawn.uniform(0, seconds)):  # it was faster: it is compared, and begins again
-            wrong += differing(whole, tables(out)) if finished(child) else ["a run that nobody killed"]
+        if not reached(
+            child, drawn.uniform(0, seconds)
+        ):  # it was faster: it is compared, and begins again
+            wrong += (
+                differing(whole, tables(out)) if finished(child) else ["a run that nobody killed"]
+            )
             shutil.rmtree(out)
             continue
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         done += 1
         page, about = Path(out) / "report.html", Path(out) / "run.json"
-        if page.exists() and json.loads(about.read_text())["status"] == "finished":  # compared, and begins again
+        if (
+            page.exists() and json.loads(about.read_text())["status"] == "finished"
+        ):  # compared, and begins again
             wrong += differing(whole, tables(out))
             shutil.rmtree(out)
     if not finished(run(arguments, out=out)):
@@ -193,7 +207,9 @@ def main() -> int:
     asked.add_argument("--only", choices=(*COMMANDS, "shards"))
     options = asked.parse_args()
     torch.set_num_threads(1)
-    tqdm.set_lock(threading.RLock())  # that of transformers' bars is shared with forks: one that is killed keeps it
+    tqdm.set_lock(
+        threading.RLock()
+    )  # that of transformers' bars is shared with forks: one that is killed keeps it
     drawn, failed = random.Random(options.seed), False
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -201,7 +217,9 @@ def main() -> int:
         Path("sweep.toml").write_text(SWEEP)
         Path("train.toml").write_text(TRAIN)
         Path("text.txt").write_text("the cat and the dog sat with the bat and the hog. " * 200)
-        for seed, place in enumerate(["model", *(f"trained/checkpoint-{step}" for step in range(10, 50, 10))]):
+        for seed, place in enumerate(
+            ["model", *(f"trained/checkpoint-{step}" for step in range(10, 50, 10))]
+        ):
             planted(seed=seed, sink=seed != 1).model.save_pretrained(place)
             tiny_tokenizer(adds_bos=True).save_pretrained(place)
         rounds = [(name, name, killed) for name in COMMANDS if options.only in (None, name)]
@@ -210,7 +228,9 @@ def main() -> int:
         for name, title, kill in rounds:
             kills = options.kills or KILLS.get(name, 20)
             wrong = kill(name, kills=kills, drawn=drawn)
-            sys.stdout.write(f"{title}: {kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
+            sys.stdout.write(
+                f"{title}: {kills} kills, differing: {', '.join(wrong) or 'nothing'}\n"
+            )
             sys.stdout.flush()
             failed |= bool(wrong)
         os.chdir("/")

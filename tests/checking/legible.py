@@ -24,30 +24,47 @@ def faults(figure: Figure) -> list[str]:
     renderer: Any = agg.get_renderer()
     real = renderer.draw_text
 
-    def draw_text(gc: Any, x: float, y: float, s: str, prop: Any, angle: float, **named: Any) -> None:
+    def draw_text(
+        gc: Any, x: float, y: float, s: str, prop: Any, angle: float, **named: Any
+    ) -> None:
         text = named.get("mtext")
         if text is not None and s.strip():
             drawn[id(text)] = text
         real(gc, x, y, s, prop, angle, **named)
 
     renderer.draw_text = draw_text
-    with mpl.rc_context({"text.parse_math": False}), warnings.catch_warnings(record=True) as sentences:
+    with (
+        mpl.rc_context({"text.parse_math": False}),
+        warnings.catch_warnings(record=True) as sentences,
+    ):
         warnings.simplefilter("always")
         figure.draw(renderer)
-        boxes = [(text.get_text(), Text.get_window_extent(text, renderer)) for text in drawn.values()]  # no arrow
+        boxes = [
+            (text.get_text(), Text.get_window_extent(text, renderer)) for text in drawn.values()
+        ]  # no arrow
     missing = sorted(
-        {str(one.message).partition(" missing")[0] for one in sentences if "missing from" in str(one.message)}
+        {
+            str(one.message).partition(" missing")[0]
+            for one in sentences
+            if "missing from" in str(one.message)
+        }
     )
     width, height = agg.get_width_height()
     return [
         *(f"the font has no character for {one}" for one in missing),
-        *(f"{text!r} extends beyond the figure" for text, box in boxes if _outside(box, width, height)),
+        *(
+            f"{text!r} extends beyond the figure"
+            for text, box in boxes
+            if _outside(box, width, height)
+        ),
         *_overlaps(boxes),
     ]
 
 
 def _outside(box: Bbox, width: float, height: float) -> bool:
-    return bool(box.x0 < -_SLACK or box.y0 < -_SLACK or box.x1 > width + _SLACK or box.y1 > height + _SLACK)
+    return bool(
+        box.x0 < -_SLACK or box.y0 < -_SLACK or box.x1 > width + _SLACK or box.y1 > height + _SLACK
+    )
 
 
 def _overlaps(boxes: list[tuple[str, Bbox]]) -> list[str]:

@@ -18,7 +18,13 @@ from tests.tiny_families import (
     tiny,
 )
 
-ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES, *BY_LAYER_FAMILIES, *LATENT_FAMILIES, *HYBRID_FAMILIES)
+ALL_FAMILIES = (
+    *TINY_FAMILIES,
+    *MORE_FAMILIES,
+    *BY_LAYER_FAMILIES,
+    *LATENT_FAMILIES,
+    *HYBRID_FAMILIES,
+)
 _AS_BUILT: dict[str, tuple[LensModel, dict[str, torch.Tensor], str]] = {}
 
 
@@ -38,7 +44,9 @@ def speaking(family: str = "llama") -> LensModel:
 
 def tokens(sequences: int = 2, length: int = 24, *, seed: int = 1) -> torch.Tensor:
     """Random ids of ordinary tokens."""
-    return torch.randint(3, VOCAB_SIZE, (sequences, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        3, VOCAB_SIZE, (sequences, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def stock_opt(kernel: str = "eager") -> LensModel:
@@ -52,7 +60,9 @@ def changed() -> list[str]:
     found = []
     for family, (lens, before, kernel) in list(_AS_BUILT.items()):
         now = lens.plain.state_dict()
-        same = kernel_of(lens) == kernel and all(torch.equal(now[name], tensor) for name, tensor in before.items())
+        same = kernel_of(lens) == kernel and all(
+            torch.equal(now[name], tensor) for name, tensor in before.items()
+        )
         if lens.plain.training or not same:
             found.append(family)
             del _AS_BUILT[family]

@@ -12,7 +12,9 @@ DIMS = (3, 17)
 
 def plan(position=0, n_layers=3):
     """Two outlier dimensions enter every layer."""
-    return MeasuringPlan(sink_positions=(position,), dimensions=dict.fromkeys(range(n_layers), DIMS))
+    return MeasuringPlan(
+        sink_positions=(position,), dimensions=dict.fromkeys(range(n_layers), DIMS)
+    )
 
 
 def batch(sequences=3, length=8, lengths=None):
@@ -21,13 +23,17 @@ def batch(sequences=3, length=8, lengths=None):
 
 def own(link, lens, of, *, length, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return link.readings(MeasuringPass(lens=lens, plan=of, length=length, controls=5, generator=generator))
+    return link.readings(
+        MeasuringPass(lens=lens, plan=of, length=length, controls=5, generator=generator)
+    )
 
 
 def read(link, lens, tokens, *, position=0, keep=(), keys=(0,), of=None):
     """The link's own readings of some tokens, and the tensors in ``keep`` as they are."""
     kept = [
-        Reading(name=f"kept:{name}", sites=(name,), function=lambda view, name=name: view[name].float())
+        Reading(
+            name=f"kept:{name}", sites=(name,), function=lambda view, name=name: view[name].float()
+        )
         for name in keep
     ]
     readings = own(link, lens, of or plan(position), length=tokens.n_positions)

@@ -20,7 +20,9 @@ def batch(seed: int = 0, *, n: int = 2, length: int = 19) -> TokenBatch:
 
 
 @contextlib.contextmanager
-def use(model: Any, name: str, *, function: Callable[..., Any] | None = None, mask: Any = eager_mask) -> Iterator[None]:
+def use(
+    model: Any, name: str, *, function: Callable[..., Any] | None = None, mask: Any = eager_mask
+) -> Iterator[None]:
     """Within the block, the model runs an attention function, registered with its mask under ``name``."""
     functions = {name: function or FUNCTIONS.get(name, softmax1)}
     masks = {} if mask is None or name == "sdpa" else {name: mask}

@@ -16,9 +16,28 @@ def pair(*, n=2, length=7, at=2):
 
 def as_llama_2():
     """A tokenizer as Llama 2's: a space of its own before a text, words with and without one, digits alone."""
-    words = ["?", "▁", "▁gave", "▁to", "▁Mary", "▁John", "Mary", "John", "▁year", "1", "7", "5", "=", "."]
+    words = [
+        "?",
+        "▁",
+        "▁gave",
+        "▁to",
+        "▁Mary",
+        "▁John",
+        "Mary",
+        "John",
+        "▁year",
+        "1",
+        "7",
+        "5",
+        "=",
+        ".",
+    ]
     known = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="?"))
-    known.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    known.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     known.pre_tokenizer = Split(Regex("▁?[A-Za-z]+|▁|[0-9]|[=.]"), "isolated")
-    known.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    known.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=known, unk_token="?")

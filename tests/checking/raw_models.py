@@ -60,8 +60,16 @@ def raw_logits(family, tokens, changes=(), *, model=None, lens=None):
         if SITES[site].observed or address.side == "inside":
             inside.setdefault((site, layer), []).append(change)
         else:
-            sizes = lens.head_sizes(layer) if lens else head_sizes(model.config, family=row, layer=layer)
-            handles.append(_listen(model, row, site, layer, change, address=address, batch=len(tokens), sizes=sizes))
+            sizes = (
+                lens.head_sizes(layer)
+                if lens
+                else head_sizes(model.config, family=row, layer=layer)
+            )
+            handles.append(
+                _listen(
+                    model, row, site, layer, change, address=address, batch=len(tokens), sizes=sizes
+                )
+            )
     before = model.config._attn_implementation
     if inside:
         AttentionInterface.register("written_out", functools.partial(_attention, inside=inside))
@@ -83,7 +91,9 @@ def _listen(model, row, site, layer, change, *, address, batch, sizes):
             change(scaled := tensor * address.scale)
             return scaled / address.scale
         tensor = tensor.clone()
-        change(read_site(tensor, address=address, family=row, batch=batch, **sizes))  # a view: written into the whole
+        change(
+            read_site(tensor, address=address, family=row, batch=batch, **sizes)
+        )  # a view: written into the whole
         return tensor
 
     def after(module, args, output):
@@ -102,7 +112,19 @@ def _listen(model, row, site, layer, change, *, address, batch, sizes):
 
 
 def _attention(
-    module, query, key, value, mask, scaling, softcap=None, s_aux=None, weighting=None, alibi=None, *, inside, **rest
+    module,
+    query,
+    key,
+    value,
+    mask,
+    scaling,
+    softcap=None,
+    s_aux=None,
+    weighting=None,
+    alibi=None,
+    *,
+    inside,
+    **rest,
 ):
     """Eager attention written out, with the changes of what has no module where they belong."""
 
@@ -124,7 +146,9 @@ def _attention(
         scores = scores + alibi[:, None, None] * torch.arange(scores.shape[-1])
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    scores = scores.masked_fill(~mask, torch.finfo().min) if mask.dtype == torch.bool else scores + mask
+    scores = (
+        scores.masked_fill(~mask, torch.finfo().min) if mask.dtype == torch.bool else scores + mask
+    )
     scores = changed("scores", scores)
     if weighting == "sigmoid":
         pattern = scores.sigmoid()

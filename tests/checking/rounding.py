@@ -39,7 +39,9 @@ def assert_close(found, wanted, message=None):
 def assert_gradients_close(found, wanted, message=""):
     """The gradient of a whole parameter; one that cancels to nearly nothing has rounding only."""
     off = float((found - wanted).norm())
-    assert off <= CLOSE * float(wanted.norm()) + 1e-7, f"{message}: off by {off:.1e} of {float(wanted.norm()):.1e}"
+    assert off <= CLOSE * float(wanted.norm()) + 1e-7, (
+        f"{message}: off by {off:.1e} of {float(wanted.norm()):.1e}"
+    )
 
 
 def assert_moved(edited, baseline, message=""):

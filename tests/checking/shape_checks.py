@@ -23,7 +23,11 @@ class Shaped(_import_hook.JaxtypingTransformer):
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         """See under which names the module knows jaxtyping's types."""
-        imported = [child for child in node.body if isinstance(child, ast.ImportFrom) and child.module == "jaxtyping"]
+        imported = [
+            child
+            for child in node.body
+            if isinstance(child, ast.ImportFrom) and child.module == "jaxtyping"
+        ]
         self._arrays = {name.asname or name.name for child in imported for name in child.names}
         return super().visit_Module(node) if self._arrays else node
 
@@ -41,7 +45,13 @@ class Shaped(_import_hook.JaxtypingTransformer):
         return node
 
     def _names_a_shape(self, *nodes: ast.AST | None) -> bool:
-        names = (part for node in nodes if node is not None for part in ast.walk(node) if isinstance(part, ast.Name))
+        names = (
+            part
+            for node in nodes
+            if node is not None
+            for part in ast.walk(node)
+            if isinstance(part, ast.Name)
+        )
         return any(name.id in self._arrays for name in names)
 
 
@@ -62,7 +72,9 @@ def shaped(what: Any) -> Any:
     checked = jaxtyped(what, typechecker=beartype)
     known: dict[Hashable, set[Hashable]] = {}
     result = threading.local()
-    result_checked = functools.cache(lambda: _giving(result, instead_of=what))  # to make it takes milliseconds
+    result_checked = functools.cache(
+        lambda: _giving(result, instead_of=what)
+    )  # to make it takes milliseconds
 
     @functools.wraps(what)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -110,7 +122,10 @@ _MOST = 64
 @functools.cache
 def _is_array(of: type) -> bool:
     """Told by names: this module is imported before torch, whose settings come first."""
-    return any((one.__module__, one.__name__) in (("torch", "Tensor"), ("numpy", "ndarray")) for one in of.__mro__)
+    return any(
+        (one.__module__, one.__name__) in (("torch", "Tensor"), ("numpy", "ndarray"))
+        for one in of.__mro__
+    )
 
 
 def _kind(value: Any) -> Hashable:

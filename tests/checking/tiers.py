@@ -34,7 +34,11 @@ def mark(items: list[pytest.Item]) -> None:
         family = callspec and callspec.params.get("family")
         if not isinstance(family, str) or item.get_closest_marker("every_family"):
             continue
-        rest = repr(sorted((name, repr(value)) for name, value in callspec.params.items() if name != "family"))
+        rest = repr(
+            sorted(
+                (name, repr(value)) for name, value in callspec.params.items() if name != "family"
+            )
+        )
         test = item.nodeid.partition("[")[0], rest
         families.setdefault(test, []).append(family)
         asked.append((item, test, family))
@@ -53,6 +57,8 @@ def first(values: Iterable[Any], *, stay: Callable[[Any], bool] | int = 1) -> li
     kept = (lambda value: chosen.index(value) < stay) if isinstance(stay, int) else stay
     rest = pytest.mark.exhaustive
     return [
-        value if kept(value) else pytest.param(*(value if isinstance(value, tuple) else [value]), marks=rest)
+        value
+        if kept(value)
+        else pytest.param(*(value if isinstance(value, tuple) else [value]), marks=rest)
         for value in chosen
     ]

@@ -18,7 +18,11 @@ def _interventions(trial: Trial) -> list[Intervention]:
     """Zero what the first layer's MLP writes at the sink."""
     setting, position = trial.setting, trial.setting.sink_position
     edits = (zero("mlp_out", layers=[0], positions=[position]),)
-    return [Intervention(name="toy x 0", edits=edits, position=position, reads=setting.layers_after_growth)]
+    return [
+        Intervention(
+            name="toy x 0", edits=edits, position=position, reads=setting.layers_after_growth
+        )
+    ]
 
 
 TOY_LINK = Link(

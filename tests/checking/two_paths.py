@@ -51,15 +51,24 @@ def turned(x, at=None):
 
 
 EDITS = {
-    "z": (edit("z", turned, layers=[1], positions=[4, 5]), ("z", 1, lambda x: x[:, 4:6].copy_(turned(x[:, 4:6])))),
+    "z": (
+        edit("z", turned, layers=[1], positions=[4, 5]),
+        ("z", 1, lambda x: x[:, 4:6].copy_(turned(x[:, 4:6]))),
+    ),
     "a head of z": (zero("z", layers=[2], heads=[1]), ("z", 2, lambda x: x[:, :, 1].zero_())),
     "keys": (scale("k", -8.0, layers=[0], positions=[2]), ("k", 0, lambda x: x[:, 2].mul_(-8))),
-    "pattern": (zero("pattern", layers=[2], heads=[1], keys=[0, 1]), ("pattern", 2, lambda x: x[:, 1, :, :2].zero_())),
+    "pattern": (
+        zero("pattern", layers=[2], heads=[1], keys=[0, 1]),
+        ("pattern", 2, lambda x: x[:, 1, :, :2].zero_()),
+    ),
     "MLP": (
         edit("mlp_out", turned, layers=[1], positions=[3]),
         ("mlp_out", 1, lambda x: x[:, 3].copy_(turned(x[:, 3]))),
     ),
-    "stream": (edit("resid_pre", turned, layers=[2]), ("resid_pre", 2, lambda x: x.copy_(turned(x)))),
+    "stream": (
+        edit("resid_pre", turned, layers=[2]),
+        ("resid_pre", 2, lambda x: x.copy_(turned(x))),
+    ),
 }
 METRICS = (sink_mass(0), sink_mass(6), norm(6, layer=2), loss(), logit_difference(5, 6))
 CELLS = [
@@ -81,15 +90,25 @@ def bridge_and_raw_model(family: str) -> Iterator[Pair]:
     """Logits under each edit, all positions."""
     lens, ids = lens_of(family), drawn(2, 12, seed=1)
     plain = raw_logits(family, ids)
-    yield Pair(name="no edit", found=run_with(lens, ids, logits=True).logits, expected=plain, unedited=0 * plain)
+    yield Pair(
+        name="no edit",
+        found=run_with(lens, ids, logits=True).logits,
+        expected=plain,
+        unedited=0 * plain,
+    )
     for name, (one, change) in EDITS.items():
         found = run_with(lens, ids, one, logits=True).logits
-        yield Pair(name=name, found=found, expected=raw_logits(family, ids, [change]), unedited=plain)
+        yield Pair(
+            name=name, found=found, expected=raw_logits(family, ids, [change]), unedited=plain
+        )
 
 
 def sweep_and_single_runs(family: str) -> Iterator[Pair]:
     """The numbers of cells that begin late and share forwards, and those of one run of the bridge per cell."""
-    lens, tokens = lens_of(family), from_tensor(drawn(3, 10, seed=2), lengths=torch.tensor([10, 9, 10]))
+    lens, tokens = (
+        lens_of(family),
+        from_tensor(drawn(3, 10, seed=2), lengths=torch.tensor([10, 9, 10])),
+    )
     cells = [cell_of_edits(one) for one in CELLS]
     engine = Engine(lens, tokens, cells, METRICS, plan=Plan(path="blocks", prompts=3, pack=3))
     found = numbers(engine)
@@ -97,8 +116,12 @@ def sweep_and_single_runs(family: str) -> Iterator[Pair]:
     unedited = run_with(lens, tokens, (), **options)
     for cell, one in enumerate(CELLS):
         run = run_with(lens, tokens, one, **options)
-        columns = [(found[cell, one.name], evaluate(one, run), evaluate(one, unedited)) for one in METRICS]
-        own, expected, before = (torch.stack(tuple(some)).double()[..., None] for some in zip(*columns, strict=True))
+        columns = [
+            (found[cell, one.name], evaluate(one, run), evaluate(one, unedited)) for one in METRICS
+        ]
+        own, expected, before = (
+            torch.stack(tuple(some)).double()[..., None] for some in zip(*columns, strict=True)
+        )
         yield Pair(name=one.label, found=own, expected=expected, unedited=before, least=1.0)
 
 
@@ -112,7 +135,16 @@ def patched_and_clean(family: str) -> Iterator[Pair]:
         return run.logits[:, -1, 7]
 
     metric = Metric(name="kept", function=keep, layers=(), logits=True)
-    patch(lens, clean, corrupted, site="resid_pre", by=("layer",), layers=[0, 2], metric=metric, progress=False)
+    patch(
+        lens,
+        clean,
+        corrupted,
+        site="resid_pre",
+        by=("layer",),
+        layers=[0, 2],
+        metric=metric,
+        progress=False,
+    )
     expected, before = (run_with(lens, ids, logits=True).logits for ids in (clean, corrupted))
     for layer, found in zip((0, 2), seen[-2:], strict=True):
         yield Pair(name=f"stream {layer}", found=found, expected=expected, unedited=before)

@@ -44,15 +44,22 @@ def _tokens(lens, *, bos, sequences=4, length=24):
 
 def _workplace(lens, tokens, *, truth=None):
     own = [link.readings for link in LINKS]
-    evidence = gather_evidence(lens, scout_and_measure(lens, tokens, config=CONFIG, own=own), config=CONFIG)
+    evidence = gather_evidence(
+        lens, scout_and_measure(lens, tokens, config=CONFIG, own=own), config=CONFIG
+    )
     panel = evidence.panel
-    supers = {layer: super_neurons_of_layer(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
+    supers = {
+        layer: super_neurons_of_layer(evidence.splits, layer=layer)
+        for layer in panel.layers("neurons_at_sinks")
+    }
     return Workplace(
         lens=lens,
         tokens=tokens,
         location=panel.location,
         supers=supers,
-        setting=make_setting(lens, tokens, location=panel.location, config=CONFIG, super_neurons=supers),
+        setting=make_setting(
+            lens, tokens, location=panel.location, config=CONFIG, super_neurons=supers
+        ),
         truth=truth,
     )
 

@@ -22,15 +22,31 @@ def complaints(kind: str, name: str, frame: pd.DataFrame, *, file: str = "parque
     if table is None:
         return [f"a {kind} run has no table {name!r}"]
     where, known = f"{kind}/{name}", {column.name: column for column in table.columns}
-    found = [] if file == table.file else [f"{where} is written as {file}; the schema says {table.file}"]
-    absent = [column.name for column in table.columns if not column.optional and column.name not in frame.columns]
+    found = (
+        []
+        if file == table.file
+        else [f"{where} is written as {file}; the schema says {table.file}"]
+    )
+    absent = [
+        column.name
+        for column in table.columns
+        if not column.optional and column.name not in frame.columns
+    ]
     found += [f"{where} lacks the column {each!r}" for each in absent]
     for column in map(str, frame.columns):
         if column not in known:
-            found += [] if table.open else [f"{where} has a column {column!r} that the schema does not know"]
-        elif not (table.open and known[column].optional) and not _fits(frame[column], known[column].dtype):
+            found += (
+                []
+                if table.open
+                else [f"{where} has a column {column!r} that the schema does not know"]
+            )
+        elif not (table.open and known[column].optional) and not _fits(
+            frame[column], known[column].dtype
+        ):
             family = family_of(frame[column])
-            found.append(f"{where} has {family} in the column {column!r}; the schema says {known[column].dtype}")
+            found.append(
+                f"{where} has {family} in the column {column!r}; the schema says {known[column].dtype}"
+            )
     return found
 
 

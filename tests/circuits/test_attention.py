@@ -13,7 +13,10 @@ from .tiny_runs import circuit
 def patterns_of(found):
     plain = found.runs.lens.plain
     with torch.no_grad(), use_attention(plain, "eager"):
-        return [one[0].double() for one in plain(found.runs.clean.tokens[:1], output_attentions=True).attentions]
+        return [
+            one[0].double()
+            for one in plain(found.runs.clean.tokens[:1], output_attentions=True).attentions
+        ]
 
 
 def advantage(row, key):
@@ -33,8 +36,13 @@ def test_parts_sum_to_the_advantage_that_the_pattern_shows(monkeypatch):
         pattern = real[layer][number]
         assert np.allclose(patterns[head], pattern, atol=1e-5)
         assert own["key"].iloc[0] == int(pattern[-1].argmax())
-        assert own["advantage"].iloc[0] == pytest.approx(advantage(pattern[-1], int(pattern[-1].argmax())), abs=1e-4)
-        assert own.loc[own["part"].eq("rest"), "value"].item() == pytest.approx(0, abs=1e-4), (head, by)
+        assert own["advantage"].iloc[0] == pytest.approx(
+            advantage(pattern[-1], int(pattern[-1].argmax())), abs=1e-4
+        )
+        assert own.loc[own["part"].eq("rest"), "value"].item() == pytest.approx(0, abs=1e-4), (
+            head,
+            by,
+        )
 
 
 def test_a_part_is_what_taking_its_writer_from_the_keys_does(monkeypatch):
@@ -47,13 +55,17 @@ def test_a_part_is_what_taking_its_writer_from_the_keys_does(monkeypatch):
     layer, number = (int(one[1:]) for one in name.split("."))
     block, kept = plain.model.layers[layer], {}
     hooks = [
-        plain.model.layers[0].mlp.register_forward_hook(lambda _, args, output: kept.update(written=output.double())),
+        plain.model.layers[0].mlp.register_forward_hook(
+            lambda _, args, output: kept.update(written=output.double())
+        ),
         block.register_forward_pre_hook(lambda _, args: kept.update(stream=args[0].double())),
     ]
     before = patterns_of(found)[layer][number, -1]
 
     def without(module, args, output):
-        scale = (kept["stream"].square().mean(-1, keepdim=True) + block.input_layernorm.variance_epsilon).rsqrt()
+        scale = (
+            kept["stream"].square().mean(-1, keepdim=True) + block.input_layernorm.variance_epsilon
+        ).rsqrt()
         part = kept["written"] * scale * block.input_layernorm.weight.double()
         return output - (part @ module.weight.double().T).to(output.dtype)
 
@@ -63,7 +75,9 @@ def test_a_part_is_what_taking_its_writer_from_the_keys_does(monkeypatch):
         after = patterns_of(found)[layer][number, -1]
     for hook in hooks:
         hook.remove()
-    assert advantage(before, key) - advantage(after, key) == pytest.approx(deep["value"].iloc[0], abs=1e-4)
+    assert advantage(before, key) - advantage(after, key) == pytest.approx(
+        deep["value"].iloc[0], abs=1e-4
+    )
 
 
 def test_a_norm_of_keys_leaves_the_advantage_to_the_rest_and_long_prompts_have_none(monkeypatch):

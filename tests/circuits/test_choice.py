@@ -27,7 +27,10 @@ def test_a_chain_of_edges_is_connected_and_what_leads_nowhere_is_not():
     kept = set(graph.names[connected_edges(graph, some, outputs=outputs)])
     assert kept == {*chain, "m1->logits", "input->m1"}  # a1.h1 is read by nobody
     some[graph.index["input->a0.kv0<v>"]] = False
-    assert set(graph.names[connected_edges(graph, some, outputs=outputs)]) == {"m1->logits", "input->m1"}
+    assert set(graph.names[connected_edges(graph, some, outputs=outputs)]) == {
+        "m1->logits",
+        "input->m1",
+    }
 
 
 def test_a_random_circuit_has_as_many_edges_between_layers():
@@ -37,7 +40,11 @@ def test_a_random_circuit_has_as_many_edges_between_layers():
     other = draw_random_circuit(graph, found, generator=np.random.default_rng(1))
     layers = [np.array([one.layer for one in some]) for some in (graph.writers, graph.readers)]
     ends = [
-        sorted(zip(*(of[end[one]] for of, end in zip(layers, graph.ends[1:], strict=True)), strict=True))
+        sorted(
+            zip(
+                *(of[end[one]] for of, end in zip(layers, graph.ends[1:], strict=True)), strict=True
+            )
+        )
         for one in (found, other)
     ]
     assert found.sum() == 30
@@ -47,7 +54,10 @@ def test_a_random_circuit_has_as_many_edges_between_layers():
 
 def paths(graph, kept, *, outputs):
     """The chosen edges on a path from the input to an output, by walking every path."""
-    heads = {number: (int(graph.ends[1][number]), int(graph.ends[2][number])) for number in np.flatnonzero(kept)}
+    heads = {
+        number: (int(graph.ends[1][number]), int(graph.ends[2][number]))
+        for number in np.flatnonzero(kept)
+    }
     found = set()
 
     def walk(writer, path):
@@ -64,7 +74,9 @@ def paths(graph, kept, *, outputs):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_connected_edges_are_those_on_a_path_that_can_be_walked(seed):
-    graph = Graph(n_layers=2, n_heads=2, n_kv_heads=1, d_model=4, neurons={1: (2,)} if seed % 2 else {})
+    graph = Graph(
+        n_layers=2, n_heads=2, n_kv_heads=1, d_model=4, neurons={1: (2,)} if seed % 2 else {}
+    )
     some = np.random.default_rng(seed).random(graph.n_edges) < 0.35
     outputs = [len(graph.readers) - 1, 3 * seed]
     found = set(np.flatnonzero(connected_edges(graph, some, outputs=outputs)).tolist())
@@ -77,11 +89,17 @@ def test_a_greedy_circuit_is_the_largest_edge_into_what_is_chosen_again_and_agai
     values = np.random.default_rng(3).normal(size=graph.n_edges)
     opened, left = {len(graph.readers) - 1}, []
     for _ in range(12):
-        into = [one for one in range(graph.n_edges) if int(graph.ends[2][one]) in opened and one not in left]
+        into = [
+            one
+            for one in range(graph.n_edges)
+            if int(graph.ends[2][one]) in opened and one not in left
+        ]
         best = max(into, key=lambda one: abs(values[one]))
         left.append(best)
         opened |= set(np.flatnonzero(graph.reader_of_node[:, graph.ends[1][best]]).tolist())
-    assert np.flatnonzero(greedy_edges(graph, values, 12, outputs=[len(graph.readers) - 1])).tolist() == sorted(left)
+    assert np.flatnonzero(
+        greedy_edges(graph, values, 12, outputs=[len(graph.readers) - 1])
+    ).tolist() == sorted(left)
 
 
 def test_nodes_score_the_sum_of_their_edges_and_a_circuit_of_nodes_has_all_edges_between_them():
@@ -96,7 +114,9 @@ def test_nodes_score_the_sum_of_their_edges_and_a_circuit_of_nodes_has_all_edges
     kept = set(graph.names[edges_between(graph, nodes)])
     reads = {"a0.h1<q>", "a0.kv0<k>", "a0.kv0<v>", "m1", "logits"}
     assert kept == {
-        name for name in graph.names if name.split("->")[0] in ("input", "a0.h1", "m1") and name.split("->")[1] in reads
+        name
+        for name in graph.names
+        if name.split("->")[0] in ("input", "a0.h1", "m1") and name.split("->")[1] in reads
     }
 
 

@@ -47,7 +47,9 @@ def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
         lens = speaking(family)
         lens.plain.save_pretrained(tmp_path / family)
         lens.tokenizer.save_pretrained(tmp_path / family)
-        config = CircuitConfig(model=str(tmp_path / family), task="induction", device="cpu", neurons=("1:0,3",))
+        config = CircuitConfig(
+            model=str(tmp_path / family), task="induction", device="cpu", neurons=("1:0,3",)
+        )
         header = read_header(tmp_path / family)
         found = count_circuit_passes(config, Sizes(header=header, files=tmp_path / family))
         if family == "gpt_neox":  # only its configuration says whether its blocks are parallel
@@ -55,7 +57,9 @@ def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
             continue
         graph = Graph.of(lens, neurons={1: (0, 3)})
         assert found.facts["edges"] == f"{graph.n_edges:,}"
-        task = task_of(lens, "induction", pairs=8, generator=np.random.default_rng([0, 0]), least=0.0)
+        task = task_of(
+            lens, "induction", pairs=8, generator=np.random.default_rng([0, 0]), least=0.0
+        )
         assert found.positions >= task.clean.n_positions
         assert found.bytes > 4 * config.pairs * graph.n_edges
         of_model = count_circuit_passes(config, Sizes(header=header, lens=lens))
@@ -67,9 +71,22 @@ def test_points_that_a_trained_model_does_not_need_are_billed_apart(tmp_path):
     lens.plain.save_pretrained(tmp_path)
 
     def parts(**fields):
-        given = {"task": "text", "pairs": 16, "length": 10, "metric": "loss", "device": "cpu", "check": 0}
-        counted = count_circuit_passes(CircuitConfig(**given | fields), Sizes(header=read_header(tmp_path))).parts
-        return {part.only_if[:15]: part.n_forwards * part.tokens for part in counted if part.name[:6] == "scores"}
+        given = {
+            "task": "text",
+            "pairs": 16,
+            "length": 10,
+            "metric": "loss",
+            "device": "cpu",
+            "check": 0,
+        }
+        counted = count_circuit_passes(
+            CircuitConfig(**given | fields), Sizes(header=read_header(tmp_path))
+        ).parts
+        return {
+            part.only_if[:15]: part.n_forwards * part.tokens
+            for part in counted
+            if part.name[:6] == "scores"
+        }
 
     # 5 + 10 + 20 points, and 40 + 80 + 160 more; 8 pairs are scored again for the sink, and by 5 points from the left
     assert parts()["no pair's sum i"] == pytest.approx(1.8 * 280 * (160 + 80))
@@ -93,7 +110,9 @@ def test_a_circuit_above_a_threshold_has_smaller_ones_of_as_many_edges_as_asked(
 
 
 def test_edges_that_make_no_path_are_an_empty_circuit_and_it_says_so():
-    with pytest.warns(UserWarning, match="the circuit is empty: of 1 chosen edges none lies on a path"):
+    with pytest.warns(
+        UserWarning, match="the circuit is empty: of 1 chosen edges none lies on a path"
+    ):
         assert circuit(edges=1).n_edges == 0
 
 
@@ -106,7 +125,14 @@ def test_exact_scores_are_a_method_and_their_check_is_without_error():
 
 def test_a_run_is_written_continued_and_equal(tmp_path):
     lens, file = speaking("llama"), reference_pairs(tmp_path / "pairs.jsonl")
-    fields = {"task": "file", "pairs_file": str(file), "pairs": 16, "edges": 15, "sizes": (0.1, 1.0), "check": 4}
+    fields = {
+        "task": "file",
+        "pairs_file": str(file),
+        "pairs": 16,
+        "edges": 15,
+        "sizes": (0.1, 1.0),
+        "check": 4,
+    }
     fields |= {"check_pairs": 2, "random": 1, "most_steps": 5, "tolerance": 0.5}
     whole = circuits.run(lens, out=tmp_path / "one", **fields)
     assert whole.tables["summary"]["completeness"].item() == pytest.approx(1, abs=0.5)
@@ -140,13 +166,17 @@ def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation
         "task": "text", "pairs": 4, "length": 24, "sizes": (0.1, 1.0), "random": 1, "check": 0, "edges": 20,
         "most_steps": 5,
     }  # fmt: skip
-    found = circuits.run(lens, out=tmp_path / "sink", spans=("sink=0", "rest=1-23"), core=True, **fields)
+    found = circuits.run(
+        lens, out=tmp_path / "sink", spans=("sink=0", "rest=1-23"), core=True, **fields
+    )
     assert found.tables["summary"]["metric"].item().startswith("sink mass")
     assert set(found.frame["span"]) <= {"sink", "rest"}
     core = found.tables["core"]
     inclusion = core.filter(like="inclusion") >= 0.95
     undecided = inclusion.any(axis=1) & ~inclusion.all(axis=1)
-    there = core["edge"].isin(found.frame["edge"])  # what is sure everywhere and on no path is no part of the core
+    there = core["edge"].isin(
+        found.frame["edge"]
+    )  # what is sure everywhere and on no path is no part of the core
     assert (core["core"] == (inclusion.all(axis=1) & there)).all()
     assert (core["undecided"] == (undecided | (inclusion.all(axis=1) & ~there))).all()
     assert core["core"].any()
@@ -180,17 +210,36 @@ def test_positions_in_no_span_have_edges_of_their_own():
         circuit(spans=("rest=0",))
 
 
-def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(tmp_path, monkeypatch):
+def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(scoring, "GROUP", 3)
     lens, file = speaking("llama"), reference_pairs(tmp_path / "pairs.jsonl")
-    fields = {"task": "file", "pairs_file": str(file), "pairs": 16, "edges": 15, "sizes": (0.1, 1.0), "check": 4}
-    fields |= {"check_pairs": 2, "random": 1, "most_steps": 5, "tolerance": 0.5, "core": True, "report": False}
+    fields = {
+        "task": "file",
+        "pairs_file": str(file),
+        "pairs": 16,
+        "edges": 15,
+        "sizes": (0.1, 1.0),
+        "check": 4,
+    }
+    fields |= {
+        "check_pairs": 2,
+        "random": 1,
+        "most_steps": 5,
+        "tolerance": 0.5,
+        "core": True,
+        "report": False,
+    }
     whole, out = circuits.run(lens, out=tmp_path / "whole", **fields), tmp_path / "run"
     scored, n_scored = scoring.score_by_gradients, []
     monkeypatch.setattr(
         scoring,
         "score_by_gradients",
-        lambda runs, **how: (n_scored.append((runs.ablation, runs.n_pairs, how["method"])), scored(runs, **how))[1],
+        lambda runs, **how: (
+            n_scored.append((runs.ablation, runs.n_pairs, how["method"])),
+            scored(runs, **how),
+        )[1],
     )
     for shard in ("2/3", "3/3", "2/3"):  # one is requeued
         assert not circuits.run(lens, out=out, shard=shard, **fields).finished
@@ -206,19 +255,28 @@ def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(
     assert sorted(last.tables) == sorted(whole.tables)
     for name, table in whole.tables.items():
         pd.testing.assert_frame_equal(last.tables[name], table, check_exact=True)
-    of_edges = [(ablation, n) for ablation, n, method in n_scored if method != "eap-ig-left"]  # which is only compared
+    of_edges = [
+        (ablation, n) for ablation, n, method in n_scored if method != "eap-ig-left"
+    ]  # which is only compared
     settings = {ablation for ablation, _ in of_edges}
     assert len(settings) == 4
-    assert {one: sum(n for name, n in of_edges if name == one) for one in settings} == dict.fromkeys(
-        settings, 24
-    )  # 16, and a pair of each of 8 files again
+    assert {
+        one: sum(n for name, n in of_edges if name == one) for one in settings
+    } == dict.fromkeys(settings, 24)  # 16, and a pair of each of 8 files again
     assert not list(out.glob("shard-*"))
     assert circuits.run(lens, out=out, shard="3/3", **fields).finished
 
 
 def test_a_kill_within_a_part_loses_one_pass_and_no_bit(tmp_path, monkeypatch):
     file = reference_pairs(tmp_path / "pairs.jsonl", n=12)
-    fields = {"task": "file", "pairs_file": str(file), "pairs": 12, "edges": 15, "sizes": (1.0,), "nodes": False}
+    fields = {
+        "task": "file",
+        "pairs_file": str(file),
+        "pairs": 12,
+        "edges": 15,
+        "sizes": (1.0,),
+        "nodes": False,
+    }
     fields |= {"check": 0, "random": 0, "method": "eap", "report": False, "batch_size": 5}
     whole = circuits.run(speaking("llama"), out=tmp_path / "whole", **fields)
     scored, passes = scoring.score_by_gradients, []
@@ -236,7 +294,10 @@ def test_a_kill_within_a_part_loses_one_pass_and_no_bit(tmp_path, monkeypatch):
     assert passes == [5, 5, 2, 2]
     for name, table in whole.tables.items():
         pd.testing.assert_frame_equal(again.tables[name], table, check_exact=True)
-    parts = {folder: sorted(one.name for one in (tmp_path / folder).glob("scores-*")) for folder in ("whole", "run")}
+    parts = {
+        folder: sorted(one.name for one in (tmp_path / folder).glob("scores-*"))
+        for folder in ("whole", "run")
+    }
     assert parts["run"] == parts["whole"] == ["scores-000.safetensors"]
 
 
@@ -245,19 +306,25 @@ def test_the_size_of_a_pass_changes_no_number(method, monkeypatch):
     lens, sizes = wrap(tiny("llama", num_hidden_layers=1)), []
     outcome = Runs.run_hooked
     monkeypatch.setattr(
-        Runs, "run_hooked", lambda runs, batch, *of: (sizes.append(batch.n_sequences), outcome(runs, batch, *of))[1]
+        Runs,
+        "run_hooked",
+        lambda runs, batch, *of: (sizes.append(batch.n_sequences), outcome(runs, batch, *of))[1],
     )
     found = {size: circuit(lens=lens, method=method, batch_size=size) for size in (None, 1, 4)}
     for size, one in found.items():
         assert np.allclose(
-            one.scores.values, found[None].scores.values, atol=1e-5 * np.abs(found[None].scores.values).max()
+            one.scores.values,
+            found[None].scores.values,
+            atol=1e-5 * np.abs(found[None].scores.values).max(),
         )
         assert (one.chosen == found[None].chosen).all()
         sizes.clear()
         judged = one.evaluate(sizes=(0.2, 1.0), random=0, nodes=False).frame
         assert max(sizes) == min(size or 3, 3)
         assert np.allclose(
-            judged["value"], found[None].evaluate(sizes=(0.2, 1.0), random=0, nodes=False).frame["value"], atol=1e-5
+            judged["value"],
+            found[None].evaluate(sizes=(0.2, 1.0), random=0, nodes=False).frame["value"],
+            atol=1e-5,
         )
     with pytest.raises(InputError, match="batch_size is 0; need at least 1"):
         CircuitConfig(batch_size=0)
@@ -268,5 +335,8 @@ def test_a_circuit_says_its_first_prompt_and_how_the_model_goes_on():
     likeliest = answers(one.runs.lens, one.runs.clean[:1], top=1).iloc[0]
     assert one.first_answer == (likeliest["token"], likeliest["probability"])
     about = one.explore().graphs[0]["metadata"]["sink_lens"]
-    assert (about["answer"], about["prompt"]) == (likeliest["token"], "".join(one.runs.first_prompt_tokens))
+    assert (about["answer"], about["prompt"]) == (
+        likeliest["token"],
+        "".join(one.runs.first_prompt_tokens),
+    )
     assert about["probability"] == pytest.approx(likeliest["probability"], rel=1e-5)

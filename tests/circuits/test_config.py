@@ -17,7 +17,10 @@ from .tiny_runs import runs_of
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"threshold": 0.1}, "threshold is 0.1, which nothing reads here: it is for choice threshold"),
+        (
+            {"threshold": 0.1},
+            "threshold is 0.1, which nothing reads here: it is for choice threshold",
+        ),
         ({"length": 32}, "it is for task text"),
         ({"metric": "loss", "task": "text", "metric_layers": (1,)}, "it is for metric sink_mass"),
         ({"method": "gim", "steps": 7}, "it is for the methods eap-ig"),

@@ -18,7 +18,9 @@ def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
     first, second = found.halves
     assert not set(first) & set(second)
     whole = curve.frame[(curve.frame["by"] == "edges") & (curve.frame["share"] == 1)]
-    assert whole["value"].item() == pytest.approx(found.runs.clean_values[second].mean().item(), abs=1e-5)
+    assert whole["value"].item() == pytest.approx(
+        found.runs.clean_values[second].mean().item(), abs=1e-5
+    )
     nothing = found.faithfulness_judge.values_without_edges.mean()
     assert nothing == pytest.approx(found.runs.corrupted_values[second].mean().item(), abs=1e-5)
     small = curve.frame[curve.frame["share"] == 0.1]
@@ -33,7 +35,9 @@ def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
 def test_the_area_of_a_straight_line():
     share = np.array([0.001, 0.01, 0.1, 1.0])
     assert trapezoid_area(share, share) == pytest.approx((1 - 0.001**2) / 2)
-    assert trapezoid_area(share, np.array([0.0, 1.0, 2.0, 3.0]), logarithmic=True) == pytest.approx(1.5)
+    assert trapezoid_area(share, np.array([0.0, 1.0, 2.0, 3.0]), logarithmic=True) == pytest.approx(
+        1.5
+    )
     assert np.isnan(trapezoid_area(share[:1], share[:1]))
 
 
@@ -56,12 +60,22 @@ def test_sizes_that_are_no_shares_are_refused(sizes):
 @pytest.mark.parametrize(
     ("f", "low", "expected"),
     [
-        ([1.976, 0.0, 0.998, 1.0], [1.9, -0.1, 0.95, 1.0], 0.05),  # 1% keeps twice the metric, 2% nothing
-        ([0.9, 0.9, 0.9, 1.0], [0.7, 0.85, 0.85, 1.0], 0.02),  # the interval of 1% reaches below 80%
+        (
+            [1.976, 0.0, 0.998, 1.0],
+            [1.9, -0.1, 0.95, 1.0],
+            0.05,
+        ),  # 1% keeps twice the metric, 2% nothing
+        (
+            [0.9, 0.9, 0.9, 1.0],
+            [0.7, 0.85, 0.85, 1.0],
+            0.02,
+        ),  # the interval of 1% reaches below 80%
         ([0.9, 1.3, 0.9, 1.0], [0.85, 1.2, 0.85, 1.0], 0.05),  # 2% overshoots
         ([0.9, 0.9, 0.9, 0.7], [0.85, 0.85, 0.85, 0.6], np.nan),
     ],
 )
 def test_a_size_carries_the_metric_if_every_larger_one_does(f, low, expected):
-    frame = pd.DataFrame({"by": "edges", "share": [0.01, 0.02, 0.05, 1.0], "faithfulness": f, "low": low})
+    frame = pd.DataFrame(
+        {"by": "edges", "share": [0.01, 0.02, 0.05, 1.0], "faithfulness": f, "low": low}
+    )
     assert smallest_faithful_share(frame.iloc[::-1]) == pytest.approx(expected, nan_ok=True)

@@ -27,13 +27,21 @@ def test_a_node_that_is_patched_whole_is_a_circuit_without_its_edges(family):
 
 
 def test_a_real_patch_of_a_node_shows_what_cancels_before_a_threshold():
-    for name, ablation in (("hidden", "resample"), ("hidden", "mean_ordinary"), ("cancellation", "resample")):
+    for name, ablation in (
+        ("hidden", "resample"),
+        ("hidden", "mean_ordinary"),
+        ("cancellation", "resample"),
+    ):
         mechanism = wire(name, seed=20, family="llama")
         clean, corrupted, metric = mechanism.pairs(4, generator=torch.Generator().manual_seed(0))
         lens = wrap(mechanism.model)
-        found = find(lens, clean, corrupted, metric=metric, ablation=ablation, edges=10, most_steps=5)
+        found = find(
+            lens, clean, corrupted, metric=metric, ablation=ablation, edges=10, most_steps=5
+        )
         nodes = found.check_nodes()
-        cancels = {edge.partition("->")[0] for edge in mechanism.edges if edge.endswith("->m1")} - {"input"}
+        cancels = {edge.partition("->")[0] for edge in mechanism.edges if edge.endswith("->m1")} - {
+            "input"
+        }
         assert len(cancels) == (2 if name == "hidden" else 0)
         assert set(nodes["node"][nodes["unseen"]]) == cancels
         assert (nodes["magnitude"] >= nodes["score"].abs() - 1e-6).all()
@@ -43,7 +51,9 @@ def test_a_patch_of_the_other_sign_is_missed_however_large_the_scores_are(monkey
     found = circuit()
     node = found.check_nodes()["score"]
     other = np.where(node.abs() == node.abs().max(), -1.0, 1.0) * node
-    monkeypatch.setattr("sink_lens.circuits.checks.exact_node_scores", lambda runs, advance: other.to_numpy()[None])
+    monkeypatch.setattr(
+        "sink_lens.circuits.checks.exact_node_scores", lambda runs, advance: other.to_numpy()[None]
+    )
     nodes = found.check_nodes()
     assert nodes["unseen"].tolist() == (node.abs() == node.abs().max()).tolist()
 
@@ -55,7 +65,9 @@ def test_an_exact_edge_equals_path_patching_by_hand():
     model, layer = lens.plain, 2
     z, x = [], []
     handles = [
-        lens.layer(0).self_attn.o_proj.register_forward_pre_hook(lambda module, given: z.append(given[0])),
+        lens.layer(0).self_attn.o_proj.register_forward_pre_hook(
+            lambda module, given: z.append(given[0])
+        ),
         lens.layer(layer).register_forward_pre_hook(lambda module, given: x.append(given[0])),
     ]
     with torch.no_grad():
@@ -79,7 +91,9 @@ def test_an_exact_edge_equals_path_patching_by_hand():
         logits = model(tokens).logits
         handle.remove()
     rows = torch.arange(3)
-    values = [one[rows, -1, [5, 6, 9]] - one[rows, -1, [7, 8, 10]] for one in (clean_logits, logits)]
+    values = [
+        one[rows, -1, [5, 6, 9]] - one[rows, -1, [7, 8, 10]] for one in (clean_logits, logits)
+    ]
     found = exact_scores(runs, [runs.graph.index["a0.h1->a2.kv1<k>"]])[:, 0]
     assert found == pytest.approx((values[0] - values[1]).numpy(), abs=3e-5)
     assert np.abs(found).max() > 1e-3

@@ -59,7 +59,9 @@ def test_a_papers_heads_are_all_edges_between_them_and_the_mlps(tmp_path):
     lens = lens_of("llama")
     (tmp_path / "heads.csv").write_text("layer,head\n0,1\n2,3\n")
     (tmp_path / "nodes.csv").write_text("node\nL0H1\n2.3\nMLP 0\nm1\nm2\n")
-    first, second = (circuits.read(tmp_path / name, model=lens) for name in ("heads.csv", "nodes.csv"))
+    first, second = (
+        circuits.read(tmp_path / name, model=lens) for name in ("heads.csv", "nodes.csv")
+    )
     assert (first.chosen == second.chosen).all()
     ends = [name.split("->") for name in first.graph.names[first.chosen]]
     assert {one for one, _ in ends} == {"input", "a0.h1", "a2.h3", "m0", "m1", "m2"}
@@ -81,7 +83,9 @@ def test_a_papers_heads_are_all_edges_between_them_and_the_mlps(tmp_path):
     ("family", "ablation"),
     [("llama", "mean_ordinary"), ("gpt2", "mean_aligned"), ("llama", "mean_all"), ("gpt2", "zero")],
 )
-def test_under_means_and_zero_only_edges_on_a_path_are_run_to_the_value_written_out(tmp_path, family, ablation):
+def test_under_means_and_zero_only_edges_on_a_path_are_run_to_the_value_written_out(
+    tmp_path, family, ablation
+):
     lens, found = exact_lens(family), circuit(family, edges=15)
     names, nodes = found.graph.names[found.chosen].tolist(), found.nodes
     idle = nodes.loc[nodes["kind"].isin(["head", "mlp"]) & nodes["edges_in"].eq(0), "node"]
@@ -102,8 +106,13 @@ def test_under_means_and_zero_only_edges_on_a_path_are_run_to_the_value_written_
             for one in run.written()
         ]
         sets = {"nothing": [], "kept": names, "loose": [*names, *loose]}
-        value = {name: metric_of(WithCircuit(lens, tokens, kept=some, instead=instead)) for name, some in sets.items()}
-    judged = circuits.evaluate(lens, (tokens, None), tmp_path / "c.csv", metric=METRIC, ablation=ablation, random=1)
+        value = {
+            name: metric_of(WithCircuit(lens, tokens, kept=some, instead=instead))
+            for name, some in sets.items()
+        }
+    judged = circuits.evaluate(
+        lens, (tokens, None), tmp_path / "c.csv", metric=METRIC, ablation=ablation, random=1
+    )
     row = judged.frame.iloc[0]
     assert (row["n"], row["connected"]) == (len(names) + len(loose), len(names))
     assert row["value"] == pytest.approx(value["kept"], abs=1e-6)
@@ -125,7 +134,9 @@ def test_no_code_of_a_file_is_run_and_a_circuit_of_another_model_is_refused(tmp_
         circuits.evaluate(lens_of("llama"), pair(n=3, length=9), found, metric=METRIC)
     with pytest.raises(InputError, match="no metric was given"):
         circuits.evaluate(lens_of("gpt2"), pair(n=3, length=9), found)
-    with pytest.raises(InputError, match="a circuit was given, and edges or choice would choose another"):
+    with pytest.raises(
+        InputError, match="a circuit was given, and edges or choice would choose another"
+    ):
         CircuitConfig(circuit="c.json", edges=5).check_together()
 
 
@@ -156,8 +167,13 @@ def test_scores_over_all_positions_are_not_put_beside_those_of_spans():
 def test_sizes_of_a_given_circuit_are_those_of_its_own_scores():
     found = circuit()
     with pytest.warns(UserWarning, match="found on these same pairs, which flatters it"):
-        judged = circuits.evaluate(found.runs.lens, pair(n=6, length=9), found, metric=SIX, sizes=[0.5, 1.0], random=0)
+        judged = circuits.evaluate(
+            found.runs.lens, pair(n=6, length=9), found, metric=SIX, sizes=[0.5, 1.0], random=0
+        )
     assert judged.frame["by"].tolist() == ["circuit", "without", "edges", "edges"]
     whole = judged.frame["value"].iloc[-1]
     assert whole == pytest.approx(float(found.runs.clean_values.mean()), abs=1e-5)
-    assert np.isnan(judged.completeness) or judged.completeness == 1 - judged.frame["faithfulness"].iloc[1]
+    assert (
+        np.isnan(judged.completeness)
+        or judged.completeness == 1 - judged.frame["faithfulness"].iloc[1]
+    )

@@ -31,22 +31,33 @@ def test_what_has_no_circuit_is_refused():
     with pytest.raises(InputError, match="neurons"):
         Graph.of(lens, neurons={1: [80]})
     with pytest.raises(ModelError, match="something else reads the stream"):
-        of_stream = {"name": "size", "function": lambda run: run.state_at(5)[1].square().sum(-1), "positions": (5,)}
-        score_by_gradients(runs_of(lens, metric=metrics.Metric(**of_stream, logits=True)), method="eap")
+        of_stream = {
+            "name": "size",
+            "function": lambda run: run.state_at(5)[1].square().sum(-1),
+            "positions": (5,),
+        }
+        score_by_gradients(
+            runs_of(lens, metric=metrics.Metric(**of_stream, logits=True)), method="eap"
+        )
 
 
 def came_before(writer, reader, *, parallel):
     """If a node writes before another reads, by their names alone."""
     if writer == "input" or reader == "logits":
         return True
-    ends = re.fullmatch(r"[am](\d+)", writer.partition(".")[0]), re.fullmatch(r"[am](\d+)", reader.partition(".")[0])
+    ends = (
+        re.fullmatch(r"[am](\d+)", writer.partition(".")[0]),
+        re.fullmatch(r"[am](\d+)", reader.partition(".")[0]),
+    )
     first, second = (int(one[1]) for one in ends)
     beside = writer[0] == "a" and reader[0] == "m" and not parallel
     return first < second or (first == second and beside)
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"parallel": True, "gated": True}, {"neurons": {1: (3, 5)}}, {"spans": ("early", "late")}], ids=str
+    "more",
+    [{}, {"parallel": True, "gated": True}, {"neurons": {1: (3, 5)}}, {"spans": ("early", "late")}],
+    ids=str,
 )
 def test_there_is_an_edge_from_every_writer_to_every_reader_that_comes_after_it(more):
     graph = Graph(n_layers=3, n_heads=4, n_kv_heads=2, d_model=8, **more)

@@ -120,7 +120,9 @@ def test_areas_of_a_curve_that_ends_early_or_begins_late_are_not_cpr(sizes):
 def page_of(folder, *, config, change=None, heads=True):
     names = ["a0.h1", "m0"] if heads else ["m0"]
     nodes = pd.DataFrame({"node": names, "kind": ["head", "mlp"][-len(names) :], "score": 0.5})
-    with create_run(folder, kind="circuit", config=config, provenance={}, expects=("nodes",)) as writer:
+    with create_run(
+        folder, kind="circuit", config=config, provenance={}, expects=("nodes",)
+    ) as writer:
         writer.write_table("nodes", nodes)
         writer.write_csv("summary", pd.DataFrame([ROW | (change or {})]))
     run = read_run(folder)
@@ -138,7 +140,9 @@ def test_the_title_says_of_what_it_is_and_the_page_which_heads_score_most(tmp_pa
     assert title.startswith("Ioi: no circuit below all edges")
     assert "the largest 152" in title
     whole = NO_SIZE | {"rule": "none", "asked_edges": ROW["all_edges"]}
-    assert all("largest 152" not in one for one in page_of(tmp_path / "whole", config=task, change=whole))
+    assert all(
+        "largest 152" not in one for one in page_of(tmp_path / "whole", config=task, change=whole)
+    )
     title, said = page_of(tmp_path / "two", config=task, change=UNDEFINED, heads=False)
     assert "undefined" in title
     assert "L0.H1" not in said
@@ -162,6 +166,8 @@ def test_two_circuits_are_compared_by_their_edges_and_scores():
     found = CircuitComparison(frame=edges, jaccard=0.5, rank_correlation=0.8, copies=2)
     assert "1 are in both" in found.sentences[0]
     assert ["0.8" in one for one in found.sentences] == [False, False, True]
-    without = CircuitComparison(frame=edges.assign(other=False), jaccard=0.0, rank_correlation=np.nan)
+    without = CircuitComparison(
+        frame=edges.assign(other=False), jaccard=0.0, rank_correlation=np.nan
+    )
     assert "0 are in both" in without.sentences[0]
     assert len(without.sentences) == 1

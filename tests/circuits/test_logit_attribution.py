@@ -18,8 +18,20 @@ from tests.tiny_families import MORE_FAMILIES, TINY_FAMILIES, tiny
 
 FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
 RIGHT, WRONG = 5, 7
-NOT_THEIRS = {"olmo2", "olmo3", "exaone4", "glm", "glm4", "nemotron", "bitnet", "flex_olmo", "vaultgemma"}
-NOT_THEIRS |= {"granite", "granitemoe", "falcon", "nanochat"} | {one for one in FAMILIES if "headnorm" in one}
+NOT_THEIRS = {
+    "olmo2",
+    "olmo3",
+    "exaone4",
+    "glm",
+    "glm4",
+    "nemotron",
+    "bitnet",
+    "flex_olmo",
+    "vaultgemma",
+}
+NOT_THEIRS |= {"granite", "granitemoe", "falcon", "nanochat"} | {
+    one for one in FAMILIES if "headnorm" in one
+}
 """Families that TransformerLens refuses, or whose parts do not sum to the model's logits in its attribution."""
 
 
@@ -33,28 +45,52 @@ def test_each_part_and_head_is_transformer_lens_s_on_a_folded_copy(family):
         warnings.simplefilter("ignore")
         bridge = wrap(tiny(family)).bridge
         bridge.enable_compatibility_mode(fold_value_biases=False)
-        answers = {"answer_tokens": torch.full((3,), RIGHT), "incorrect_tokens": torch.full((3,), WRONG)}
-        theirs, by_head = (reference(bridge, tokens(), **answers, unit=unit) for unit in ("component", "head"))
+        answers = {
+            "answer_tokens": torch.full((3,), RIGHT),
+            "incorrect_tokens": torch.full((3,), WRONG),
+        }
+        theirs, by_head = (
+            reference(bridge, tokens(), **answers, unit=unit) for unit in ("component", "head")
+        )
     first = [number for number, label in enumerate(theirs.labels) if "embed" in label]
-    embedded, rest = theirs.attribution[first].sum(0, keepdim=True), theirs.attribution[len(first) :]
-    own = direct_logit_attribution(lens_of(family), tokens(), RIGHT, WRONG).values[:-1]  # their bias is no part
+    embedded, rest = (
+        theirs.attribution[first].sum(0, keepdim=True),
+        theirs.attribution[len(first) :],
+    )
+    own = direct_logit_attribution(lens_of(family), tokens(), RIGHT, WRONG).values[
+        :-1
+    ]  # their bias is no part
     torch.testing.assert_close(own, torch.cat([embedded, rest]).double(), rtol=0.0, atol=1e-5)
-    if family not in ("gemma2", "gemma3"):  # there TransformerLens takes heads before the norm behind the attention
+    if family not in (
+        "gemma2",
+        "gemma3",
+    ):  # there TransformerLens takes heads before the norm behind the attention
         found = direct_logit_attribution(lens_of(family), tokens(), RIGHT, WRONG, by="head")
         heads = found.values[(found.frame["part"] == "head").tolist()]
-        torch.testing.assert_close(heads, by_head.attribution[: len(heads)].double(), rtol=0.0, atol=1e-5)
+        torch.testing.assert_close(
+            heads, by_head.attribution[: len(heads)].double(), rtol=0.0, atol=1e-5
+        )
 
 
 def by_hand(lens, written, *, at):
     """The difference of logits that a vector adds, with the model's own norm and head and the norm's divisor held."""
-    norm, head = lens.plain.get_submodule(lens.family.final_norm), lens.plain.get_output_embeddings()
-    last = run_with(lens, tokens(), sites=("resid_post",)).tensors["resid_post", lens.n_layers - 1][:, at]
+    norm, head = (
+        lens.plain.get_submodule(lens.family.final_norm),
+        lens.plain.get_output_embeddings(),
+    )
+    last = run_with(lens, tokens(), sites=("resid_post",)).tensors["resid_post", lens.n_layers - 1][
+        :, at
+    ]
     centred = lens.family.centred_norm
     divided, kept = (x - x.mean(-1, keepdim=True) if centred else x for x in (last, written))
     with torch.no_grad():
-        through = (norm(last) - norm(torch.zeros_like(last))) / divided  # of each dimension: its gain over the divisor
+        through = (
+            norm(last) - norm(torch.zeros_like(last))
+        ) / divided  # of each dimension: its gain over the divisor
         directions = head.weight[RIGHT] - head.weight[WRONG]
-        scale = 1 / lens.config.logits_scaling if lens.config.model_type.startswith("granite") else 1.0
+        scale = (
+            1 / lens.config.logits_scaling if lens.config.model_type.startswith("granite") else 1.0
+        )
         scale *= lens.config.logit_scale if lens.config.model_type.startswith("cohere") else 1.0
         return (kept * through) @ directions * scale
 
@@ -91,26 +127,39 @@ def test_the_parts_sum_to_the_logit_of_the_model(family, by, monkeypatch):
         if label.part == split:  # heads and the bias sum to their attention, neurons to their MLP
             own = (frame["layer"] == label.layer) & frame["part"].isin([by, split])
             torch.testing.assert_close(
-                found.values[own.fillna(False).tolist()].sum(0), of_layers.values[row], rtol=0.0, atol=1e-5
+                found.values[own.fillna(False).tolist()].sum(0),
+                of_layers.values[row],
+                rtol=0.0,
+                atol=1e-5,
             )
 
 
 def test_under_edits_the_parts_sum_to_the_edited_logit_and_what_no_part_wrote_has_its_row():
     lens, vector = lens_of("gpt2"), torch.linspace(-1, 1, 48)
-    made = [edits.add("resid_post", vector, layers=[1]), edits.zero("attn_out", layers=[2]), edits.scale("z", 2.0)]
+    made = [
+        edits.add("resid_post", vector, layers=[1]),
+        edits.zero("attn_out", layers=[2]),
+        edits.scale("z", 2.0),
+    ]
     logits = run_with(lens, tokens(), made, logits=True).logits[:, -1, RIGHT].double()
     for by in ("layer", "head", "neuron"):
         found = direct_logit_attribution(lens, tokens(), RIGHT, by=by, edits=made)
         torch.testing.assert_close(found.values.sum(0), logits, rtol=0.0, atol=1e-5)
         rows = found.frame["part"] == "edit"
         assert found.frame.loc[rows, "layer"].tolist() == ([1, 2] if by == "head" else [1])
-        last = run_with(lens, tokens(), made, sites=("resid_post",)).tensors["resid_post", 2][:, -1].double()
+        last = (
+            run_with(lens, tokens(), made, sites=("resid_post",))
+            .tensors["resid_post", 2][:, -1]
+            .double()
+        )
         norm, head = lens.plain.transformer.ln_f, lens.plain.lm_head.weight.double()
         through = norm.weight.double() * head[RIGHT]
         centred = last - last.mean(-1, keepdim=True)
         divisor = (centred.square().mean(-1) + norm.eps).sqrt()
         by_formula = (vector.double() - vector.double().mean()) @ through / divisor
-        torch.testing.assert_close(found.values[rows.tolist()][0], by_formula.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found.values[rows.tolist()][0], by_formula.detach(), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("plant", ["gain", "norm behind"])
@@ -122,7 +171,9 @@ def test_a_planted_fault_of_the_attribution_is_an_error(plant, monkeypatch):
         faulty = dataclasses.replace(norm, gain=torch.ones_like(norm.gain))
         monkeypatch.setattr(logit_attribution, "final_norm", lambda lens: faulty)
     else:
-        monkeypatch.setattr(logit_attribution, "post_norm_factor", lambda total, after: torch.ones(1, 1, 1))
+        monkeypatch.setattr(
+            logit_attribution, "post_norm_factor", lambda total, after: torch.ones(1, 1, 1)
+        )
     with pytest.raises(ModelError, match="sum to logits that are off by"):
         direct_logit_attribution(lens, tokens(), RIGHT, by="head")
 
@@ -140,7 +191,9 @@ def test_answers_are_texts_behind_each_prompt_or_ids():
     lens = speaking()
     prompts = ["the cat and the", "the dog"]
     texts = direct_logit_attribution(lens, prompts, [" a", " the"], "s")
-    ids = [lens.tokenizer(one, add_special_tokens=False)["input_ids"] for one in (" a", " the", "s")]
+    ids = [
+        lens.tokenizer(one, add_special_tokens=False)["input_ids"] for one in (" a", " the", "s")
+    ]
     same = direct_logit_attribution(lens, prompts, [ids[0][0], ids[1][0]], ids[2][0])
     torch.testing.assert_close(texts.values, same.values)
     assert texts.what == "logit of [' a', ' the'] minus that of 's'"
@@ -149,13 +202,21 @@ def test_answers_are_texts_behind_each_prompt_or_ids():
 
 def test_what_cannot_be_attributed_is_refused():
     lens = lens_of()
-    with pytest.raises(InputError, match="an edit of 'final' was given, which no part of the model writes"):
+    with pytest.raises(
+        InputError, match="an edit of 'final' was given, which no part of the model writes"
+    ):
         direct_logit_attribution(lens, tokens(), RIGHT, edits=edits.zero("final"))
-    with pytest.raises(InputError, match="there are 2 answers for 3 prompts; need one, or one for each"):
+    with pytest.raises(
+        InputError, match="there are 2 answers for 3 prompts; need one, or one for each"
+    ):
         direct_logit_attribution(lens, tokens(), [RIGHT, WRONG])
-    with pytest.raises(InputError, match="position 12 is outside a sequence of 12 tokens; need -12 to 11"):
+    with pytest.raises(
+        InputError, match="position 12 is outside a sequence of 12 tokens; need -12 to 11"
+    ):
         direct_logit_attribution(lens, tokens(), RIGHT, position=12)
-    with pytest.raises(InputError, match=r"the answers are the ids \[300, 300, 300\]; need 0 to 299"):
+    with pytest.raises(
+        InputError, match=r"the answers are the ids \[300, 300, 300\]; need 0 to 299"
+    ):
         direct_logit_attribution(lens, tokens(), 300)
     with pytest.raises(InputError, match="by of direct_logit_attribution is 'component'"):
         direct_logit_attribution(lens, tokens(), RIGHT, by="component")

@@ -37,7 +37,15 @@ def difference(task):
 def certainty(logits):
     return logits[:, -1].log_softmax(-1).max(-1).values
 """
-FIELDS = {"check": 0, "random": 0, "nodes": False, "sizes": (1.0,), "method": "eap", "report": False, "pairs": 6}
+FIELDS = {
+    "check": 0,
+    "random": 0,
+    "nodes": False,
+    "sizes": (1.0,),
+    "method": "eap",
+    "report": False,
+    "pairs": 6,
+}
 
 
 @pytest.fixture
@@ -51,12 +59,16 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(out, **fields):
-    return circuits.run(speaking("llama"), out=out, task="file", pairs_file="pairs.jsonl", **FIELDS | fields)
+    return circuits.run(
+        speaking("llama"), out=out, task="file", pairs_file="pairs.jsonl", **FIELDS | fields
+    )
 
 
 def test_a_function_of_the_task_is_the_metric_that_it_returns(folder):
     own, named = run("own", metric="own_metrics:difference"), run("named")
-    np.testing.assert_allclose(own.tables["edges"]["score"], named.tables["edges"]["score"], atol=1e-6)
+    np.testing.assert_allclose(
+        own.tables["edges"]["score"], named.tables["edges"]["score"], atol=1e-6
+    )
     assert own.tables["summary"]["metric"].item() == "metric"
     unfinish(folder / "own")
     (folder / "own_metrics.py").write_text(CODE.replace("] - last[", "] - 2 * last["))
@@ -69,14 +81,29 @@ def test_the_command_imports_a_metric_and_a_file_of_settings_does_not(folder):
     lens = speaking("llama")
     lens.plain.save_pretrained("model")
     lens.tokenizer.save_pretrained("model")
-    asked = ["circuit", "model", "--task", "file", "--pairs-file", "pairs.jsonl", "--pairs", "6", "--method", "eap"]
+    asked = [
+        "circuit",
+        "model",
+        "--task",
+        "file",
+        "--pairs-file",
+        "pairs.jsonl",
+        "--pairs",
+        "6",
+        "--method",
+        "eap",
+    ]
     asked += ["--check", "0", "--random", "0", "--no-nodes", "--sizes", "1", "--batch-size", "4"]
     asked += ["--ablation", "mean_ordinary"]
-    said = CliRunner().invoke(app, [*asked, "--metric", "own_metrics:certainty", "--out", "run", "--json"])
+    said = CliRunner().invoke(
+        app, [*asked, "--metric", "own_metrics:certainty", "--out", "run", "--json"]
+    )
     assert said.exit_code == 0, said.output
     summary = json.loads(said.stdout)["summary"]
     assert summary["metric"] == "certainty"
-    tokens = torch.tensor([json.loads(line)["clean"] for line in (folder / "pairs.jsonl").read_text().splitlines()])
+    tokens = torch.tensor(
+        [json.loads(line)["clean"] for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    )
     with torch.no_grad():
         expected = lens.plain(tokens).logits[:, -1].log_softmax(-1).max(-1).values.mean()
     assert summary["clean"] == pytest.approx(float(expected), abs=1e-5)
@@ -87,14 +114,25 @@ def test_the_command_imports_a_metric_and_a_file_of_settings_does_not(folder):
 
 
 def test_the_divergence_from_the_clean_run_is_that_of_its_predictions(folder):
-    by_name, task = run("kl", metric="kl"), task_of(speaking("llama"), task="file", pairs_file="pairs.jsonl", pairs=6)
+    by_name, task = (
+        run("kl", metric="kl"),
+        task_of(speaking("llama"), task="file", pairs_file="pairs.jsonl", pairs=6),
+    )
     with torch.no_grad():
         logits = speaking("llama").plain(task.clean.tokens).logits
     clean, corrupted = pair(n=6, length=9)
     assert torch.equal(task.clean.tokens, clean)
-    found = circuits.find(lens_of("llama"), clean, corrupted, metric=metrics.kl_to(logits), method="eap")
-    np.testing.assert_allclose(by_name.tables["edges"]["score"], found.every_edge["score"], atol=1e-6)
-    assert abs(by_name.tables["summary"]["clean"].item()) < 1e-6 < by_name.tables["summary"]["corrupted"].item()
+    found = circuits.find(
+        lens_of("llama"), clean, corrupted, metric=metrics.kl_to(logits), method="eap"
+    )
+    np.testing.assert_allclose(
+        by_name.tables["edges"]["score"], found.every_edge["score"], atol=1e-6
+    )
+    assert (
+        abs(by_name.tables["summary"]["clean"].item())
+        < 1e-6
+        < by_name.tables["summary"]["corrupted"].item()
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,8 +149,12 @@ def test_what_cannot_be_imported_is_refused(reference, says, folder):
 
 def test_a_metric_of_no_name_is_refused():
     with pytest.raises(
-        InputError, match="metric is 'norm'; need one of logit_difference, sink_mass, loss, kl, or your"
+        InputError,
+        match="metric is 'norm'; need one of logit_difference, sink_mass, loss, kl, or your",
     ):
         CircuitConfig(metric="norm").check_together()
-    with pytest.raises(InputError, match="the span at has the positions 'O', which may be a column of a file of pairs"):
+    with pytest.raises(
+        InputError,
+        match="the span at has the positions 'O', which may be a column of a file of pairs",
+    ):
         CircuitConfig(spans=("at=O",)).check_together()

@@ -19,7 +19,15 @@ from sink_lens.records import read_run
 from tests.zoo.mechanisms import wire
 from tests.zoo.wiring import vocabulary
 
-FIELDS = {"task": "file", "pairs": 10, "method": "eap", "random": 0, "nodes": False, "check": 4, "check_pairs": 3}
+FIELDS = {
+    "task": "file",
+    "pairs": 10,
+    "method": "eap",
+    "random": 0,
+    "nodes": False,
+    "check": 4,
+    "check_pairs": 3,
+}
 
 
 def wired(name, family, *, seed=7):
@@ -52,20 +60,26 @@ def test_a_size_at_which_parts_of_a_mechanism_cancel_is_no_answer(name, family):
     assert circuit.with_size(steady).n_edges <= len(mechanism.carrying("resample"))
 
 
-@pytest.mark.parametrize(("name", "family"), [("opposed", "gpt2"), ("negation", "llama"), ("backup", "llama")])
+@pytest.mark.parametrize(
+    ("name", "family"), [("opposed", "gpt2"), ("negation", "llama"), ("backup", "llama")]
+)
 def test_core_edges_that_cancel_can_go_together_and_all_others_are_confirmed(name, family):
     mechanism, circuit = found_in(name, family)
     core = np.flatnonzero(np.isin(circuit.graph.names, list(mechanism.needed("resample"))))
-    real, together = patch_core(circuit.runs, core, difference=circuit.difference, seed=circuit.seed, pairs=3)
-    assert np.abs(real).min() > 0.03 * abs(circuit.difference)  # a patch of each alone confirms them all
+    real, together = patch_core(
+        circuit.runs, core, difference=circuit.difference, seed=circuit.seed, pairs=3
+    )
+    assert np.abs(real).min() > 0.03 * abs(
+        circuit.difference
+    )  # a patch of each alone confirms them all
     heads = {edge.partition("->")[0] for edge in circuit.graph.names[core[together]]} - {"input"}
     assert len(heads) == (2 if name == "opposed" else 0)
     if name == "opposed":
         without = np.ones(circuit.graph.n_edges, dtype=bool)
         without[core[together]] = False
-        kept = circuit.faithfulness_judge.faithfulness_table(circuit.faithfulness_judge.metric_values(without[None]))[
-            "faithfulness"
-        ].item()
+        kept = circuit.faithfulness_judge.faithfulness_table(
+            circuit.faithfulness_judge.metric_values(without[None])
+        )["faithfulness"].item()
         assert kept == pytest.approx(1, abs=0.05)
         assert together.sum() >= 4
 
@@ -89,7 +103,10 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     (tmp_path / "pairs.jsonl").write_text(
         "\n".join(json.dumps(dict(zip(fields, ids(one), strict=True))) for one in good)
     )
-    asked = FIELDS | {"pairs_file": str(tmp_path / "pairs.jsonl"), "save": (str(tmp_path / "c.json"),)}
+    asked = FIELDS | {
+        "pairs_file": str(tmp_path / "pairs.jsonl"),
+        "save": (str(tmp_path / "c.json"),),
+    }
     sizes = (*(k / 110 for k in (4, 6, 7, 9, 11)), 1.0)
     run = circuits.run(lens, out=tmp_path / "run", sizes=sizes, core=True, **asked)
     (summary,) = run.tables["summary"].to_dict("records")
@@ -102,14 +119,20 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     again = run.circuit.faithfulness_judge.faithfulness_table(
         run.circuit.faithfulness_judge.metric_values(held.chosen[None])
     ).iloc[0]
-    assert curve.loc["circuit", "faithfulness"] == summary["faithfulness"] == pytest.approx(again["faithfulness"])
+    assert (
+        curve.loc["circuit", "faithfulness"]
+        == summary["faithfulness"]
+        == pytest.approx(again["faithfulness"])
+    )
     assert f"9 of 110 edges (8.2%) and keeps {again['faithfulness']:.0%}" in run.sentences[1]
     assert run.frame["drawn"].sum() == 9
     core = run.tables["core"]
     assert set(core.loc[core["core"], "edge"]) <= set(run.frame["edge"])
     assert summary["together_edges"] == core["together"].sum() >= 4
     assert summary["confirmed_edges"] == summary["core_edges"] - summary["together_edges"]
-    assert "can go together at no loss, since they cancel. The core alone keeps" in "".join(run.sentences)
+    assert "can go together at no loss, since they cancel. The core alone keeps" in "".join(
+        run.sentences
+    )
     read = read_run(tmp_path / "run")
     low, high = (f"{summary[f'faithfulness_{end}']:.0%}" for end in ("low", "high"))
     of = "of what all edges add to the logit difference"
@@ -126,7 +149,9 @@ def test_headline_files_core_and_checks_of_a_run_are_of_one_circuit(tmp_path):
     mask = np.isin(held.graph.names, half["edge"].to_numpy())
     every, part = FaithfulnessJudge(runs=given.circuit.runs, seed=0), run.circuit.faithfulness_judge
     judged = every.faithfulness_table(every.metric_values(np.stack([mask, ~mask])))["faithfulness"]
-    assert told["judged_on"] == given.circuit.runs.n_pairs == 2 * part.runs.n_pairs  # a given circuit chooses nothing
+    assert (
+        told["judged_on"] == given.circuit.runs.n_pairs == 2 * part.runs.n_pairs
+    )  # a given circuit chooses nothing
     assert [told["faithfulness"], told["without_faithfulness"]] == pytest.approx(judged.tolist())
     assert told["gap"] == pytest.approx(every.gap.estimate)
     like = given.tables["curve"].set_index("by").loc["as_many", "value"]

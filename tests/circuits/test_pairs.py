@@ -27,7 +27,14 @@ def test_the_templates_of_indirect_objects_are_those_of_transformer_lens():
 
 
 def test_pairs_of_a_table_are_those_of_json_lines(tmp_path):
-    rows = [{"clean": 'the "cat", and', "corrupted": "a dog, and", "correct": " one", "incorrect": " two"}]
+    rows = [
+        {
+            "clean": 'the "cat", and',
+            "corrupted": "a dog, and",
+            "correct": " one",
+            "incorrect": " two",
+        }
+    ]
     rows += [rows[0] | {"clean": "new\u2028line", "template": "b"}]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     pd.DataFrame(rows).to_csv(tmp_path / "p.csv", index=False)
@@ -39,13 +46,18 @@ def test_pairs_of_a_table_are_those_of_json_lines(tmp_path):
 
 def test_the_answer_of_a_year_is_its_next_token():
     """It has two digits in GPT-2, one elsewhere."""
-    pieces = {"two": {f"{n:02}": n + 1 for n in range(100)}, "one": {str(n): n + 1 for n in range(10)}}
+    pieces = {
+        "two": {f"{n:02}": n + 1 for n in range(100)},
+        "one": {str(n): n + 1 for n in range(10)},
+    }
     for name, width in (("two", 2), ("one", 1)):
         known = Tokenizer(WordLevel({"?": 0, **pieces[name]}, unk_token="?"))
         known.pre_tokenizer = Split(Regex(rf"\d{{{width}}}"), "isolated")
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=known, unk_token="?")
         config = CircuitConfig(task="greater-than", pairs=4, bos="without")
-        for one in pairs.make_token_pairs(config, tokenizer, d_vocab=200, generator=np.random.default_rng(0)):
+        for one in pairs.make_token_pairs(
+            config, tokenizer, d_vocab=200, generator=np.random.default_rng(0)
+        ):
             ids = (*one.correct, *one.incorrect, one.clean[3 if width == 1 else 2])
             right, wrong, year = (tokenizer.decode([each]) for each in ids)
             assert len(right) == width
@@ -63,7 +75,9 @@ def test_an_answer_is_the_token_that_it_is_behind_the_prompt():
     assert len(text_ids(mary, tokenizer)) == 2
     assert tokenizer.convert_ids_to_tokens(answer_id(mary, "a", tokenizer)) == f"▁{pairs._NAMES[0]}"
     config = CircuitConfig(task="ioi", pairs=4, bos="without")
-    found = pairs.make_token_pairs(config, tokenizer, d_vocab=len(words), generator=np.random.default_rng(0))
+    found = pairs.make_token_pairs(
+        config, tokenizer, d_vocab=len(words), generator=np.random.default_rng(0)
+    )
     assert len(found) == 8
     for one in found:
         assert {*one.correct, *one.incorrect} <= set(one.clean)
@@ -73,9 +87,18 @@ def test_an_answer_is_the_token_that_it_is_behind_the_prompt():
     ("line", "says"),
     [
         ("[" * 200_000, "nested too deep"),
-        (json.dumps({"clean": [10**30, 2], "corrupted": [1, 2], "correct": 1, "incorrect": 2}), "clean is [1000"),
-        (json.dumps({"clean": [1, 2], "corrupted": [1, 2], "correct": 10**30, "incorrect": 2}), "correct is 1000"),
-        (json.dumps({"clean": [1, True], "corrupted": [1, 2], "correct": 1, "incorrect": 2}), "clean is [1, True]"),
+        (
+            json.dumps({"clean": [10**30, 2], "corrupted": [1, 2], "correct": 1, "incorrect": 2}),
+            "clean is [1000",
+        ),
+        (
+            json.dumps({"clean": [1, 2], "corrupted": [1, 2], "correct": 10**30, "incorrect": 2}),
+            "correct is 1000",
+        ),
+        (
+            json.dumps({"clean": [1, True], "corrupted": [1, 2], "correct": 1, "incorrect": 2}),
+            "clean is [1, True]",
+        ),
     ],
 )
 def test_lines_that_are_no_pair_are_refused(line, says, tmp_path):
@@ -94,17 +117,34 @@ def test_a_text_of_a_pair_may_hold_any_line_separator_but_a_new_line(text, tmp_p
     assert [one.clean for one in read_pairs(tmp_path / "pairs.jsonl")] == [text, text]
 
 
-ROW = {"clean": [3, 4, 5, 6], "corrupted": [3, 4, 5, 7], "correct": [8, 9], "incorrect": 10, "at": "1-2"}
+ROW = {
+    "clean": [3, 4, 5, 6],
+    "corrupted": [3, 4, 5, 7],
+    "correct": [8, 9],
+    "incorrect": 10,
+    "at": "1-2",
+}
 
 
 def pairs_of_file(path, *rows, **fields):
     path.write_text("\n".join(map(json.dumps, rows)))
     config = CircuitConfig(task="file", pairs_file=str(path), **fields)
-    return pairs.make_token_pairs(config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0))
+    return pairs.make_token_pairs(
+        config, speaking("llama").tokenizer, d_vocab=300, generator=np.random.default_rng(0)
+    )
 
 
 def test_several_answers_and_spans_of_a_table_are_those_of_json_lines(tmp_path):
-    rows = [{"clean": "a b", "corrupted": "c b", "correct": [" x", " y"], "incorrect": " z", "at": 1, "end": [-2, -1]}]
+    rows = [
+        {
+            "clean": "a b",
+            "corrupted": "c b",
+            "correct": [" x", " y"],
+            "incorrect": " z",
+            "at": 1,
+            "end": [-2, -1],
+        }
+    ]
     rows += [rows[0] | {"clean": "a d", "correct": "|", "at": 0}]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     table = pd.DataFrame([one | {"end": "-2,-1"} for one in rows]).assign(correct=[" x| y", "|"])
@@ -113,7 +153,10 @@ def test_several_answers_and_spans_of_a_table_are_those_of_json_lines(tmp_path):
     found = read_pairs(tmp_path / "p.csv", spans=spans)
     assert found == read_pairs(tmp_path / "p.jsonl", spans=spans)
     assert [one.correct for one in found] == [(" x", " y"), "|"]
-    assert [one.spans for one in found] == [{"subject": (1,), "last": (-2, -1)}, {"subject": (0,), "last": (-2, -1)}]
+    assert [one.spans for one in found] == [
+        {"subject": (1,), "last": (-2, -1)},
+        {"subject": (0,), "last": (-2, -1)},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -123,20 +166,36 @@ def test_several_answers_and_spans_of_a_table_are_those_of_json_lines(tmp_path):
             {"at": None},
             r"line 2 of .*: the span subject \(at\) has no positions; need them in every pair, such as 4 or 4-6",
         ),
-        ({"at": "3"}, "line 2 of .*: the span subject has 1 position, and 2 in the first pair; need as many in every"),
-        ({"at": "x"}, r"line 2 of .*: the span subject \(at\) is 'x'; need positions, such as 4 or 4-6"),
+        (
+            {"at": "3"},
+            "line 2 of .*: the span subject has 1 position, and 2 in the first pair; need as many in every",
+        ),
+        (
+            {"at": "x"},
+            r"line 2 of .*: the span subject \(at\) is 'x'; need positions, such as 4 or 4-6",
+        ),
         ({"at": True}, r"line 2 of .*: the span subject \(at\) is True; need positions"),
-        ({"at": [3, 4]}, r"the span subject has position 4 in a prompt of 4 tokens, .*; need 0 to 3, or from -1"),
+        (
+            {"at": [3, 4]},
+            r"the span subject has position 4 in a prompt of 4 tokens, .*; need 0 to 3, or from -1",
+        ),
         ({"correct": []}, r"line 2 of .*: correct is \[\]; need a text or a token id, or a list"),
     ],
 )
 def test_a_span_or_an_answer_that_does_not_fit_is_refused_with_its_pair(second, says, tmp_path):
     with pytest.raises(InputError, match=says):
-        pairs_of_file(tmp_path / "p.jsonl", ROW, {**ROW, "clean": [3, 4, 5, 8]} | second, spans=("subject=at",))
+        pairs_of_file(
+            tmp_path / "p.jsonl",
+            ROW,
+            {**ROW, "clean": [3, 4, 5, 8]} | second,
+            spans=("subject=at",),
+        )
 
 
 def test_a_pair_whose_answer_is_both_right_and_wrong_is_left_out(tmp_path):
-    found = pairs_of_file(tmp_path / "p.jsonl", ROW, ROW | {"clean": [3, 4, 5, 8], "incorrect": [9, 11]})
+    found = pairs_of_file(
+        tmp_path / "p.jsonl", ROW, ROW | {"clean": [3, 4, 5, 8], "incorrect": [9, 11]}
+    )
     assert [(one.correct, one.incorrect) for one in found] == [((8, 9), (10,))]
 
 
@@ -146,7 +205,9 @@ def written_table(folder, rows):
     return file
 
 
-DIGITS = [{"clean": "a b", "corrupted": "a c", "correct": n, "incorrect": n + 1} for n in (326, 327)]
+DIGITS = [
+    {"clean": "a b", "corrupted": "a c", "correct": n, "incorrect": n + 1} for n in (326, 327)
+]
 
 
 def test_a_column_of_digits_is_read_as_its_user_says_and_else_answered_with_both_readings(tmp_path):
@@ -157,7 +218,10 @@ def test_a_column_of_digits_is_read_as_its_user_says_and_else_answered_with_both
     with pytest.raises(InputError, match=r"the token with this id, ' the'"):
         read_pairs(file, tokenizer=SPOKEN)
     assert [one.correct for one in read_pairs(file, answers_as="text")] == ["326", "327"]
-    assert [(one.correct, one.incorrect) for one in read_pairs(file, answers_as="ids")] == [(326, 327), (327, 328)]
+    assert [(one.correct, one.incorrect) for one in read_pairs(file, answers_as="ids")] == [
+        (326, 327),
+        (327, 328),
+    ]
     several = written_table(tmp_path, [one | {"incorrect": "7|8"} for one in DIGITS])
     assert read_pairs(several, answers_as="ids")[0].incorrect == (7, 8)
 
@@ -200,7 +264,9 @@ def test_a_circuit_of_a_table_of_ids_is_that_of_the_ids(tmp_path):
     made = {}
     for how in ("text", "ids"):
         config = CircuitConfig(task="file", pairs_file=str(file), pairs=2, answers_as=how)
-        made[how] = pairs.make_token_pairs(config, lens.tokenizer, d_vocab=300, generator=np.random.default_rng(0))
+        made[how] = pairs.make_token_pairs(
+            config, lens.tokenizer, d_vocab=300, generator=np.random.default_rng(0)
+        )
     assert [(one.correct, one.incorrect) for one in made["ids"]] == [((26,), (40,))]
     assert made["text"] == []  # "26" is two tokens here
     with pytest.raises(InputError, match="answers_as"):

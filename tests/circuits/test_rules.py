@@ -17,7 +17,9 @@ from .written_out import HeldNorms, written_out
 
 @pytest.mark.parametrize("family", DENSE)
 def test_rules_for_the_backward_pass_know_the_norms_of_every_family(family):
-    score_by_gradients(runs_of(exact_lens(family)), method="gim")  # refuses where a norm is not found
+    score_by_gradients(
+        runs_of(exact_lens(family)), method="gim"
+    )  # refuses where a norm is not found
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gpt_neox"])
@@ -34,7 +36,9 @@ def test_rules_for_the_backward_pass_equal_autograd_with_norms_held(family, monk
     )
 
 
-@pytest.mark.parametrize(("name", "ablation", "method"), [("redundant", "resample", "eap"), ("copy", "zero", "eap-ig")])
+@pytest.mark.parametrize(
+    ("name", "ablation", "method"), [("redundant", "resample", "eap"), ("copy", "zero", "eap-ig")]
+)
 def test_rules_see_edges_that_a_saturated_softmax_and_norms_hide(name, ablation, method):
     mechanism = wire(name, seed=20, family="llama")
     clean, corrupted, metric = mechanism.pairs(6, generator=torch.Generator().manual_seed(0))
@@ -45,7 +49,9 @@ def test_rules_see_edges_that_a_saturated_softmax_and_norms_hide(name, ablation,
     judged = ~np.isin(names, list(mechanism.unjudged(ablation, names)))
 
     def share_found(method):
-        size = np.where(judged, np.abs(score_by_gradients(runs, method=method, most_steps=10).mean), -1)
+        size = np.where(
+            judged, np.abs(score_by_gradients(runs, method=method, most_steps=10).mean), -1
+        )
         return needed[np.argsort(-size)[: needed.sum()]].mean()
 
     assert share_found("gim") >= 0.8
@@ -60,4 +66,6 @@ def test_a_smoothed_pattern_is_the_pattern_with_the_slope_of_a_warmer_softmax():
     (gradient,) = torch.autograd.grad(found[0, 0], scores)
     warm = torch.softmax(scores.detach() / 2, -1)[0]
     # d p_0 / d s_j at temperature 2 is p_0 (1[j = 0] - p_j) / 2, and the rule takes it twice
-    assert gradient[0].tolist() == pytest.approx([float(warm[0] * (float(j == 0) - warm[j])) for j in range(3)])
+    assert gradient[0].tolist() == pytest.approx(
+        [float(warm[0] * (float(j == 0) - warm[j])) for j in range(3)]
+    )

@@ -15,7 +15,9 @@ from .tiny_runs import METRIC, pair, runs_of
 
 def test_prompts_that_do_not_differ_have_no_circuit():
     clean, _ = pair()
-    with pytest.raises(InputError, match="the clean and the corrupted prompts have the same tokens"):
+    with pytest.raises(
+        InputError, match="the clean and the corrupted prompts have the same tokens"
+    ):
         circuits.find(lens_of("llama"), clean, clean, metric=METRIC)
 
 
@@ -23,7 +25,9 @@ def test_nothing_is_computed_before_the_first_position_that_differs():
     assert runs_of(lens_of("llama")).first_difference(slice(0, 3)) == 3
     assert runs_of(lens_of("llama"), ablation="mean_all").first_difference(slice(0, 3)) == 0
     clean, _ = pair()
-    same = Runs.make(lens_of("llama"), clean, clean, graph=Graph.of(lens_of("llama")), metric=METRIC)
+    same = Runs.make(
+        lens_of("llama"), clean, clean, graph=Graph.of(lens_of("llama")), metric=METRIC
+    )
     assert same.first_difference(slice(0, 3)) == 10
 
 

@@ -24,13 +24,19 @@ def test_scores_equal_autograd_through_readers_written_out_one_by_one(family):
     scale = np.abs(expected).max()
     assert scale > 0, family
     allowed = 2e-5 if family in SINGLE else 1e-6
-    assert np.abs(found - expected).max() < allowed * scale, (family, np.abs(found - expected).max() / scale)
+    assert np.abs(found - expected).max() < allowed * scale, (
+        family,
+        np.abs(found - expected).max() / scale,
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "phi3", "granite"])
 def test_neurons_of_their_own_split_the_mlps_edges_and_change_no_other(family):
     lens = exact_lens(family)
-    whole, split = (score_by_gradients(runs_of(lens, neurons=one), method="eap") for one in (None, {1: [3, 5, 9]}))
+    whole, split = (
+        score_by_gradients(runs_of(lens, neurons=one), method="eap")
+        for one in (None, {1: [3, 5, 9]})
+    )
     own = {name: split.values[:, at] for name, at in split.graph.index.items()}
     scale = np.abs(whole.values).max()
     for name, at in whole.graph.index.items():
@@ -108,7 +114,9 @@ def test_sink_mass_is_explained_by_queries_and_keys_up_to_its_layer():
     assert found.completeness_ratio == pytest.approx(1, abs=0.01)
     names = runs.graph.names[np.abs(found.values).max(0) > 1e-6]
     assert len(names)
-    assert not any("a2." in name.split("->")[1] or "logits" in name or "a1.kv0<v>" in name for name in names)
+    assert not any(
+        "a2." in name.split("->")[1] or "logits" in name or "a1.kv0<v>" in name for name in names
+    )
     runs = runs_of(lens, metric=metrics.sink_mass(0, layers=[1]), ablation="mean_ordinary")
     kept = np.ones((1, runs.graph.n_edges), dtype=bool)
     assert (compute_circuit_metrics(runs, kept)[0] - runs.clean_values).abs().max() < 1e-5

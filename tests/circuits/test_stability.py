@@ -10,8 +10,14 @@ from .tiny_runs import circuit
 
 
 def test_an_edge_is_core_undecided_or_contingent_by_how_sure_each_setting_is():
-    settings = {"resample": np.array([1.0, 0.96, 0.5, 0.0]), "mean": np.array([0.95, 0.2, 0.1, 0.0])}
-    circuits = {"resample": np.array([1, 1, 1, 0], dtype=bool), "mean": np.array([1, 0, 0, 0], dtype=bool)}
+    settings = {
+        "resample": np.array([1.0, 0.96, 0.5, 0.0]),
+        "mean": np.array([0.95, 0.2, 0.1, 0.0]),
+    }
+    circuits = {
+        "resample": np.array([1, 1, 1, 0], dtype=bool),
+        "mean": np.array([1, 0, 0, 0], dtype=bool),
+    }
     assert edge_verdicts(settings, circuits).tolist() == ["core", "undecided", "contingent", "none"]
     without = np.array([0, 1, 1, 1], dtype=bool)
     assert edge_verdicts(settings, circuits, within=without)[0] == "undecided"
@@ -31,21 +37,32 @@ def test_a_sample_bounds_the_edges_that_are_missed():
     outside = check.frame[check.frame["drawn"] == "other"]
     assert check.weakest == np.abs(found.scores.mean[found.chosen]).min()
     assert check.outside_counts == ((outside["exact"].abs() > check.weakest).sum(), 6)
-    assert check.outside_counts[0] <= check.most_outside <= check.n_outside == found.graph.n_edges - found.n_edges
+    assert (
+        check.outside_counts[0]
+        <= check.most_outside
+        <= check.n_outside
+        == found.graph.n_edges - found.n_edges
+    )
 
 
 def test_a_template_keeps_its_share_of_every_draw_and_of_both_halves():
-    weights = stability.bootstrap_weights(["a"] * 10 + ["b"] * 30, draws=200, generator=np.random.default_rng(1))
+    weights = stability.bootstrap_weights(
+        ["a"] * 10 + ["b"] * 30, draws=200, generator=np.random.default_rng(1)
+    )
     assert weights.sum(1) == pytest.approx(np.ones(200))
     assert weights[:, :10].sum(1) == pytest.approx(np.full(200, 0.25))
-    first, second = stability.random_halves(["a"] * 5 + ["b"] * 5, generator=np.random.default_rng(2))
+    first, second = stability.random_halves(
+        ["a"] * 5 + ["b"] * 5, generator=np.random.default_rng(2)
+    )
     assert sorted([*first, *second]) == list(range(10))
     assert len(first) == len(second) == 5
 
 
 def test_inclusion_and_bounds_are_those_of_a_loop_over_draws():
     values = np.random.default_rng(0).normal(size=(12, 7)).astype(np.float32)
-    weights = stability.bootstrap_weights(["a", "b"] * 6, draws=70, generator=np.random.default_rng(1))
+    weights = stability.bootstrap_weights(
+        ["a", "b"] * 6, draws=70, generator=np.random.default_rng(1)
+    )
     counts, means = np.zeros(7), []
     for row in weights:
         mean = sum(weight * one for weight, one in zip(row, values, strict=True))

@@ -17,7 +17,9 @@ def test_what_all_writers_add_is_the_stream_behind_the_last_layer(family):
     lens = exact_lens(family)
     runs = runs_of(lens, neurons={1: [3, 5]})
     added, _ = runs.writer_outputs(slice(0, 3))
-    last = capture(lens, pair()[0], sites=["resid_post"], path="bridge")["resid_post", lens.n_layers - 1]
+    last = capture(lens, pair()[0], sites=["resid_post"], path="bridge")[
+        "resid_post", lens.n_layers - 1
+    ]
     total = added.sum(1) + output_biases(runs.graph, runs.weights).sum(0)
     assert (total - last).abs().max() < 1e-5 * last.abs().max()
 

@@ -23,7 +23,9 @@ from .tiny_runs import pair, reference_pairs, unfinish
 def test_induction_begins_with_bos_unless_told_otherwise():
     lens = speaking("llama")
     for bos, begins in (("auto", True), ("with", True), ("without", False)):
-        task = task_of(lens, "induction", pairs=4, generator=np.random.default_rng(0), bos=bos, least=0.0)
+        task = task_of(
+            lens, "induction", pairs=4, generator=np.random.default_rng(0), bos=bos, least=0.0
+        )
         assert (set(task.clean.tokens[:, 0].tolist()) == {lens.tokenizer.bos_token_id}) == begins
         assert (task.clean.bos, task.clean.bos_condition) == (begins, bos)  # what a run records
 
@@ -41,7 +43,9 @@ def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):
     file.write_text('{"clean": "a"}\n')
     with pytest.raises(InputError, match="line 1"):
         read_pairs(file)
-    file.write_text('{"clean": "a b c d e f", "corrupted": "a b", "correct": " b", "incorrect": " c"}\n')
+    file.write_text(
+        '{"clean": "a b c d e f", "corrupted": "a b", "correct": " b", "incorrect": " c"}\n'
+    )
     with pytest.raises(InputError, match="no pair of 'file'"):
         task_of(speaking("llama"), "file", pairs_file=str(file), generator=np.random.default_rng(0))
     rows = [json.loads(line) for line in reference_pairs(file).read_text().splitlines()]
@@ -55,20 +59,39 @@ def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):
     file.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(InputError, match=r"15 of 24 .* chance .* 15%"):
         task_of(speaking("llama"), "file", pairs_file=str(file))
-    with torch.no_grad():  # answers that both prompts prefer: there and back, the differences cancel
-        logits = sum(speaking("llama").plain(tokens).logits[:, -1] for tokens in pair(n=6, length=9))
+    with (
+        torch.no_grad()
+    ):  # answers that both prompts prefer: there and back, the differences cancel
+        logits = sum(
+            speaking("llama").plain(tokens).logits[:, -1] for tokens in pair(n=6, length=9)
+        )
     best, worst = logits.argmax(-1).tolist(), logits.argmin(-1).tolist()
-    there = [{**row, "correct": best[at], "incorrect": worst[at]} for at, row in enumerate(rows[:6])]
+    there = [
+        {**row, "correct": best[at], "incorrect": worst[at]} for at, row in enumerate(rows[:6])
+    ]
     back = [{**row, "clean": row["corrupted"], "corrupted": row["clean"]} for row in there]
     file.write_text("\n".join(map(json.dumps, there + back)))
     with pytest.raises(InputError, match="covers 0"):
-        circuits.run(speaking("llama"), task="file", pairs_file=str(file), pairs=12, out=tmp_path / "r", random=0)
+        circuits.run(
+            speaking("llama"),
+            task="file",
+            pairs_file=str(file),
+            pairs=12,
+            out=tmp_path / "r",
+            random=0,
+        )
 
 
 def of_file(tmp_path, **more):
     """A file of pairs with two right answers, and a span at another place in each pair."""
-    rows = [json.loads(line) for line in reference_pairs(tmp_path / "pairs.jsonl", n=8).read_text().splitlines()]
-    rows = [{**row, "correct": [row["correct"], 5], "at": str(2 + number % 3)} for number, row in enumerate(rows)]
+    rows = [
+        json.loads(line)
+        for line in reference_pairs(tmp_path / "pairs.jsonl", n=8).read_text().splitlines()
+    ]
+    rows = [
+        {**row, "correct": [row["correct"], 5], "at": str(2 + number % 3)}
+        for number, row in enumerate(rows)
+    ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return rows, {"task": "file", "pairs_file": str(tmp_path / "pairs.jsonl"), "pairs": 8} | more
 
@@ -80,11 +103,15 @@ def test_of_several_right_answers_the_mean_of_their_logits_counts(tmp_path):
         few = task.clean[start : start + 3]
         with torch.no_grad():
             logits = lens.plain(few.tokens).logits[:, -1]
-        run = replace(run_with(lens, few, loss=False, logits=True), sequences=slice(start, start + 3))
+        run = replace(
+            run_with(lens, few, loss=False, logits=True), sequences=slice(start, start + 3)
+        )
         for at, value in enumerate(evaluate(task.metric, run).tolist()):
             right, wrong = (list(side[start + at]) for side in (task.correct, task.incorrect))
             assert len(right) == 2
-            assert value == pytest.approx(float(logits[at, right].mean() - logits[at, wrong[0]]), abs=1e-5)
+            assert value == pytest.approx(
+                float(logits[at, right].mean() - logits[at, wrong[0]]), abs=1e-5
+            )
     with pytest.raises(InputError, match="no right, or no wrong, answer"):
         metrics.logit_difference([[]], [5])
 
@@ -100,7 +127,9 @@ def test_a_span_by_pair_is_the_same_part_of_every_pair(tmp_path):
     assert found.graph.spans == ("subject", "last", "rest")
     for row in (0, 2):
         prompts = task.clean[[row]], task.corrupted[[row]]
-        metric = metrics.logit_difference(task.correct[row : row + 1], task.incorrect[row : row + 1])
+        metric = metrics.logit_difference(
+            task.correct[row : row + 1], task.incorrect[row : row + 1]
+        )
         fixed = (f"subject={task.spans['subject'][row][0]}", "last=-1")
         with warnings.catch_warnings(action="ignore"):
             alone = circuits.find(lens, *prompts, metric=metric, spans=fixed, **more)
@@ -108,14 +137,20 @@ def test_a_span_by_pair_is_the_same_part_of_every_pair(tmp_path):
     with pytest.warns(UserWarning, match="found on these same pairs"):
         judged = circuits.evaluate(lens, task, found, spans=spans, random=0)
     assert judged.frame["n"].iloc[0] == found.n_edges
-    with pytest.raises(InputError, match="is the column 'at' of a file of pairs, which were not read with it"):
+    with pytest.raises(
+        InputError, match="is the column 'at' of a file of pairs, which were not read with it"
+    ):
         circuits.find(lens, task.clean, task.corrupted, metric=task.metric, spans=spans)
     with pytest.raises(InputError, match="positions of 8 pairs; need those of 2"):
         with_spans(found.runs.select_pairs([0, 1]), task.spans)
 
 
-def test_a_run_does_not_go_on_with_another_circuit_or_other_prompts_answers_or_spans_in_the_same_file(tmp_path):
-    rows, fields = of_file(tmp_path, check=0, random=0, nodes=False, sizes=(1.0,), method="eap", report=False)
+def test_a_run_does_not_go_on_with_another_circuit_or_other_prompts_answers_or_spans_in_the_same_file(
+    tmp_path,
+):
+    rows, fields = of_file(
+        tmp_path, check=0, random=0, nodes=False, sizes=(1.0,), method="eap", report=False
+    )
     file, first = tmp_path / "c.csv", {"correct": rows[0]["correct"][:1]}
     fields |= {"spans": ("subject=at",), "out": tmp_path / "run", "circuit": str(file)}
     file.write_text("node\ninput\na0.h0\n")
@@ -124,7 +159,10 @@ def test_a_run_does_not_go_on_with_another_circuit_or_other_prompts_answers_or_s
     for said, others in (
         ("answers_sha256", [row | {"at": 1} for row in rows]),
         ("answers_sha256", [rows[0] | first, *rows[1:]]),
-        ("corrupted_sha256", [row | {"corrupted": [*row["corrupted"][:-1], row["clean"][0]]} for row in rows]),
+        (
+            "corrupted_sha256",
+            [row | {"corrupted": [*row["corrupted"][:-1], row["clean"][0]]} for row in rows],
+        ),
     ):
         (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, others)))
         with pytest.raises(RunError, match=said):

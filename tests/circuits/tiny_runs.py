@@ -42,7 +42,9 @@ def runs_of(lens, *, neurons=None, metric=METRIC, **more):
 def circuit(family="llama", **more):
     given = {"metric": SIX, "edges": 20, "templates": ["a", "b"] * 3}
     given |= {"most_steps": 5} if METHODS[more.get("method", "eap-ig")].integrates else {}
-    return circuits.find(more.pop("lens", None) or lens_of(family), *pair(n=6, length=9), **(given | more))
+    return circuits.find(
+        more.pop("lens", None) or lens_of(family), *pair(n=6, length=9), **(given | more)
+    )
 
 
 def save_as_tensors(circuit, path):
@@ -78,8 +80,14 @@ def reference_pairs(path, *, n=24):
     with torch.no_grad():
         logits = lens.plain(clean).logits[:, -1]
     rows = pd.DataFrame(
-        {"clean": clean.tolist(), "corrupted": corrupted.tolist(), "correct": logits.argmax(-1).tolist()}
+        {
+            "clean": clean.tolist(),
+            "corrupted": corrupted.tolist(),
+            "correct": logits.argmax(-1).tolist(),
+        }
     )
-    rows = rows.assign(incorrect=logits.argmin(-1).tolist(), template=[str(row % 2) for row in range(n)])
+    rows = rows.assign(
+        incorrect=logits.argmin(-1).tolist(), template=[str(row % 2) for row in range(n)]
+    )
     path.write_text("\n".join(map(json.dumps, rows.to_dict("records"))))
     return path

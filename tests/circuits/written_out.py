@@ -45,7 +45,11 @@ class WrittenOut:
         return x + self.zeros[name]
 
     def norm(self, layer, path):
-        return (lambda x: x) if path is None else self.norm_of(self.lens.layer(layer).get_submodule(path))
+        return (
+            (lambda x: x)
+            if path is None
+            else self.norm_of(self.lens.layer(layer).get_submodule(path))
+        )
 
     def norm_of(self, module):
         return module
@@ -59,8 +63,14 @@ class WrittenOut:
             heads = []
             for head in range(x.shape[2]):
                 stream = self.own_stream(f"a{layer}.{head}<{kind}>", self.kept["resid_pre", layer])
-                out = self.lens.layer(layer).get_submodule(address.module)(self.norm(layer, family.attn_norm)(stream))
-                heads.append(read_site(out, address=address, family=family, batch=len(x), **sizes)[:, :, head])
+                out = self.lens.layer(layer).get_submodule(address.module)(
+                    self.norm(layer, family.attn_norm)(stream)
+                )
+                heads.append(
+                    read_site(out, address=address, family=family, batch=len(x), **sizes)[
+                        :, :, head
+                    ]
+                )
             new = torch.stack(heads, 2)
             self.check(new, x)
             return new
@@ -73,7 +83,9 @@ class WrittenOut:
             heads = []
             for head in range(self.lens.n_heads):
                 stream = self.own_stream(f"a{layer}.{head}<g>", self.kept["resid_pre", layer])
-                out = self.attention(layer).head_gate(self.norm(layer, self.lens.family.attn_norm)(stream))
+                out = self.attention(layer).head_gate(
+                    self.norm(layer, self.lens.family.attn_norm)(stream)
+                )
                 heads.append(out[..., head * parts : (head + 1) * parts])
             return torch.cat(heads, -1)
 
@@ -86,8 +98,12 @@ class WrittenOut:
         )  # fmt: skip
 
         def reader(x, hook):
-            stream = self.kept["resid_pre", layer] + (0 if parallel else self.kept["attn_out", layer])
-            new = self.norm(layer, family.mlp_norm)(self.own_stream(f"m{layer}", stream)).reshape(x.shape)
+            stream = self.kept["resid_pre", layer] + (
+                0 if parallel else self.kept["attn_out", layer]
+            )
+            new = self.norm(layer, family.mlp_norm)(self.own_stream(f"m{layer}", stream)).reshape(
+                x.shape
+            )
             self.check(new, x)
             return new
 
@@ -112,8 +128,12 @@ class WrittenOut:
         found = [self.kept["resid_pre", 0]]
         for layer in range(self.lens.n_layers):
             heads, _ = self.of_heads(layer)
-            total = self.attention(layer).get_submodule(self.lens.family.o)(self.kept["z", layer].flatten(2))
-            factor = self.kept["attn_out", layer] / total  # a norm or a multiplier behind it, element by element
+            total = self.attention(layer).get_submodule(self.lens.family.o)(
+                self.kept["z", layer].flatten(2)
+            )
+            factor = (
+                self.kept["attn_out", layer] / total
+            )  # a norm or a multiplier behind it, element by element
             found += [one * factor for one in heads]
             found.append(self.kept["mlp_out", layer])
         return [one.detach() for one in found]
@@ -132,18 +152,24 @@ class WithCircuit(WrittenOut):
 
     def own_stream(self, name, x):
         layer = self.lens.n_layers if name == "logits" else int(name[1:].split(".")[0])
-        before = [(one, kind) for one in range(layer) for kind in "am"] + [(layer, "a")] * name.startswith("m")
+        before = [(one, kind) for one in range(layer) for kind in "am"] + [
+            (layer, "a")
+        ] * name.startswith("m")
         total = self.kept["resid_pre", 0] if self.holds("input", name) else self.instead[0]
         for one, kind in before:
             at = 1 + one * (self.lens.n_heads + 1)
             if kind == "m":
                 mlp = self.kept["mlp_out", one]
-                total = total + (mlp if self.holds(f"m{one}", name) else self.instead[at + self.lens.n_heads])
+                total = total + (
+                    mlp if self.holds(f"m{one}", name) else self.instead[at + self.lens.n_heads]
+                )
                 continue
             heads, bias = self.of_heads(one)
             total = total + bias
             for head, part in enumerate(heads):
-                total = total + (part if self.holds(f"a{one}.h{head}", name) else self.instead[at + head])
+                total = total + (
+                    part if self.holds(f"a{one}.h{head}", name) else self.instead[at + head]
+                )
         return total
 
     def holds(self, writer, reader):
@@ -157,9 +183,14 @@ class HeldNorms(WrittenOut):
 
     def norm_of(self, module):
         def norm(x):
-            off, gain = module(torch.zeros_like(x)).detach(), module.weight.detach() + self.lens.family.gain_offset
+            off, gain = (
+                module(torch.zeros_like(x)).detach(),
+                module.weight.detach() + self.lens.family.gain_offset,
+            )
             c = gain * (x - x.mean(-1, keepdim=True) if self.lens.family.centred_norm else x)
-            size = (module(x) - off).detach().norm(dim=-1, keepdim=True) / c.detach().norm(dim=-1, keepdim=True)
+            size = (module(x) - off).detach().norm(dim=-1, keepdim=True) / c.detach().norm(
+                dim=-1, keepdim=True
+            )
             return c * size + off
 
         return norm
@@ -171,8 +202,12 @@ def written_out(lens, names, made=WrittenOut):
     run = made(lens, clean)
     rows = torch.arange(len(clean))
     value = (run.logits[rows, -1, [5, 6, 9]] - run.logits[rows, -1, [7, 8, 10]]).sum()
-    gradients = dict(zip(run.zeros, torch.autograd.grad(value, list(run.zeros.values())), strict=True))
-    differences = [a - b for a, b in zip(run.written(), WrittenOut(lens, corrupted).written(), strict=True)]
+    gradients = dict(
+        zip(run.zeros, torch.autograd.grad(value, list(run.zeros.values())), strict=True)
+    )
+    differences = [
+        a - b for a, b in zip(run.written(), WrittenOut(lens, corrupted).written(), strict=True)
+    ]
     writers = ["input"]
     for layer in range(lens.n_layers):
         writers += [*(f"a{layer}.h{head}" for head in range(lens.n_heads)), f"m{layer}"]

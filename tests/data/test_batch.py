@@ -22,10 +22,17 @@ def test_valid_is_true_at_real_tokens_only_and_the_hash_is_over_shape_tokens_and
     assert (two.n_sequences, two.n_positions) == (2, 3)
     # "1x2", then the ids 5 and 6 and the length 2, each as eight bytes, lowest first.
     assert batch([[5, 6]], [2]).hash == sha256(b"1x2" + struct.pack("<3q", 5, 6, 2)).hexdigest()
-    batches = [batch([[5, 6]], [2]), batch([[5, 7]], [2]), batch([[5, 6]], [1]), batch([[5], [6]], [1, 1])]
+    batches = [
+        batch([[5, 6]], [2]),
+        batch([[5, 7]], [2]),
+        batch([[5, 6]], [1]),
+        batch([[5], [6]], [1, 1]),
+    ]
     assert len({one.hash for one in batches}) == len(batches)
     transposed = from_tensor(torch.tensor([[0, 2, 4], [1, 3, 5]]).T)
-    assert batch([[0, 1], [2, 3], [4, 5]], [2, 2, 2], source="random", seed=3).hash == transposed.hash
+    assert (
+        batch([[0, 1], [2, 3], [4, 5]], [2, 2, 2], source="random", seed=3).hash == transposed.hash
+    )
 
 
 def test_parts_of_a_batch_keep_what_they_came_from():
@@ -42,7 +49,9 @@ def test_parts_of_a_batch_keep_what_they_came_from():
     for name, (part, tokens, lengths) in parts.items():
         assert (part.tokens.tolist(), part.lengths.tolist()) == (tokens, lengths), name
         assert (part.source, part.seed) == ("random", 7), name
-    rows = [(one.tokens.tolist(), one.lengths.tolist(), one.source, one.seed) for one in five.batches(2)]
+    rows = [
+        (one.tokens.tolist(), one.lengths.tolist(), one.source, one.seed) for one in five.batches(2)
+    ]
     pieces = [five[:2], five[2:4], five[4:]]
     assert rows == [(one.tokens.tolist(), one.lengths.tolist(), "random", 7) for one in pieces]
     assert (five.with_bos(1).bos, five.with_bos(1).without_bos().bos_condition) == (True, "without")
@@ -57,13 +66,24 @@ def test_parts_of_a_batch_keep_what_they_came_from():
     [
         (torch.zeros(1, 3, dtype=torch.int32), torch.tensor([3]), "int32 .* Use from_tensor"),
         (torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), "neither 0"),
-        (torch.zeros(1, 3, dtype=torch.int64), torch.tensor([4]), "lengths go from 4 to 4; need 1 to 3"),
+        (
+            torch.zeros(1, 3, dtype=torch.int64),
+            torch.tensor([4]),
+            "lengths go from 4 to 4; need 1 to 3",
+        ),
         (torch.tensor([[4, -100]]), torch.tensor([1]), "token id -100 is negative"),
     ],
 )
 def test_a_batch_refuses_what_no_model_can_read(tokens, lengths, text):
     with pytest.raises(InputError, match=text):
-        TokenBatch(tokens=tokens, lengths=lengths, source="tensor", bos=False, bos_condition="auto", seed=None)
+        TokenBatch(
+            tokens=tokens,
+            lengths=lengths,
+            source="tensor",
+            bos=False,
+            bos_condition="auto",
+            seed=None,
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])

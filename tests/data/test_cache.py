@@ -40,7 +40,9 @@ def test_a_file_is_hashed_again_only_where_its_time_has_changed(cache):
     assert describe_damage(folder, manifest, sizes_only=True) is None
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"files": {"file": {"bytes": "1", "sha256": 3}}}', '{"files": [1]}'])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"files": {"file": {"bytes": "1", "sha256": 3}}}', '{"files": [1]}']
+)
 def test_a_manifest_of_the_wrong_shape_is_none(cache, text):
     folder = kept(cache, "models", "abc")
     (folder / "manifest.json").write_text(text)

@@ -23,7 +23,10 @@ LEFT = {
 
 
 def texts_of(batch):
-    return [row[:length] for row, length in zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)]
+    return [
+        row[:length]
+        for row, length in zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -66,7 +69,10 @@ def test_labels_leave_tokens_out_of_the_loss_alone():
         ({"attention_mask": torch.ones(2, 1, 4, 4)}, "attention_mask"),
         ({"labels": LEFT["input_ids"] + 1}, "labels"),
         ({"labels": torch.ones(2, 3)}, "labels"),
-        ({"position_ids": torch.tensor([[0, 0, 2, 3], [0, 1, 2, 3]])}, "position_ids"),  # counts its padding
+        (
+            {"position_ids": torch.tensor([[0, 0, 2, 3], [0, 1, 2, 3]])},
+            "position_ids",
+        ),  # counts its padding
         ({"position_ids": torch.zeros(2, 4)}, "position_ids"),
         ({"position_ids": torch.zeros(3, 2, 4, dtype=torch.int64)}, "position_ids"),
         ({"cu_seq_lens_q": torch.tensor([0, 4])}, "cu_seq_lens_q"),
@@ -79,29 +85,47 @@ def test_a_key_that_is_not_read_is_refused_by_its_name(more, named):
 
 
 def test_words_and_single_numbers_beside_the_ids_are_no_tensors():
-    more = {"text": ["a", "b"], "max_length_q": 4, "use_cache": False, "labels": None, "name": np.array(["a", "b"])}
+    more = {
+        "text": ["a", "b"],
+        "max_length_q": 4,
+        "use_cache": False,
+        "labels": None,
+        "name": np.array(["a", "b"]),
+    }
     assert as_batch(LEFT | more).hash == as_batch(LEFT).hash
 
 
 def test_two_keys_that_disagree_are_refused_by_both_names():
     with pytest.raises(InputError, match=r"position_ids and seq_idx .*row 0, column 2"):
         as_batch(
-            {"input_ids": IDS, "position_ids": PLACES["position_ids"], "seq_idx": torch.tensor([[0, 0, 1, 1, 1, 1, 1]])}
+            {
+                "input_ids": IDS,
+                "position_ids": PLACES["position_ids"],
+                "seq_idx": torch.tensor([[0, 0, 1, 1, 1, 1, 1]]),
+            }
         )
 
 
 @pytest.mark.parametrize("value", [2, -1, 0.5, float("nan"), float("inf"), 1j, 1 + 0j])
 def test_a_mask_of_other_numbers_than_0_and_1_is_refused_with_its_place(value):
-    mask = LEFT["attention_mask"].to(torch.complex64 if isinstance(value, complex) else torch.float32)
+    mask = LEFT["attention_mask"].to(
+        torch.complex64 if isinstance(value, complex) else torch.float32
+    )
     mask[1, 2] = value
-    for read in (as_batch, lambda given: from_tensor(given["input_ids"], attention_mask=given["attention_mask"])):
+    for read in (
+        as_batch,
+        lambda given: from_tensor(given["input_ids"], attention_mask=given["attention_mask"]),
+    ):
         with pytest.raises(InputError, match="attention_mask"):
             read(LEFT | {"attention_mask": mask})
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32, torch.bfloat16])
 def test_a_mask_of_0_and_1_of_any_type_is_one(dtype):
-    assert as_batch(LEFT | {"attention_mask": LEFT["attention_mask"].to(dtype)}).hash == as_batch(LEFT).hash
+    assert (
+        as_batch(LEFT | {"attention_mask": LEFT["attention_mask"].to(dtype)}).hash
+        == as_batch(LEFT).hash
+    )
 
 
 def test_single_tokens_beside_texts_are_padding_and_a_row_of_one_token_is_a_text():
@@ -117,7 +141,9 @@ def test_values_are_laid_where_their_tokens_were_given_and_come_back():
     batch = as_batch({"input_ids": IDS, "position_ids": PLACES["position_ids"]})
     laid = as_given(batch.tokens.double(), batch.given)
     assert laid.tolist() == IDS.tolist()
-    losses = as_given(batch.tokens[:, 1:].double(), batch.given, first=1)  # of all tokens but the first
+    losses = as_given(
+        batch.tokens[:, 1:].double(), batch.given, first=1
+    )  # of all tokens but the first
     assert losses.nan_to_num(-1).tolist() == [[6, 7, -1, 9, 10, 11]]
     pattern = torch.arange(32.0).view(2, 1, 4, 4)
     square = as_given(pattern, batch.given, axes=("head", "position", "key"))
@@ -134,10 +160,15 @@ def test_values_are_laid_where_their_tokens_were_given_and_come_back():
 
 
 def test_a_batch_of_ones_own_and_rows_without_padding_lie_as_they_are():
-    assert as_batch({"input_ids": LEFT["input_ids"], "attention_mask": torch.ones(2, 4)}).given is None
+    assert (
+        as_batch({"input_ids": LEFT["input_ids"], "attention_mask": torch.ones(2, 4)}).given is None
+    )
     batch = as_batch(LEFT)
     assert batch.given.late == (0, 2)
     assert as_batch(batch).given is None  # a TokenBatch is a layout of its own
-    assert TokenBatch.from_tensor(LEFT["input_ids"], attention_mask=LEFT["attention_mask"]).given is None
+    assert (
+        TokenBatch.from_tensor(LEFT["input_ids"], attention_mask=LEFT["attention_mask"]).given
+        is None
+    )
     assert batch[1:].given.late is None
     assert batch.cut(1).given.index.tolist() == [[2], [4]]

@@ -47,11 +47,17 @@ def test_sequences_begin_with_bos_and_lose_nothing_but_the_tail(tmp_path):
     manifest = json.loads((tmp_path / "p" / "manifest.json").read_text())
     assert (manifest["documents"], manifest["left_out"]) == (3, 2)
     assert (len(train), train.length, train.n_tokens) == (3, 5, 15)
-    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["evaluation.npy", "manifest.json", "train.npy"]
+    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == [
+        "evaluation.npy",
+        "manifest.json",
+        "train.npy",
+    ]
 
 
 def test_without_bos_the_whole_length_is_text(tmp_path):
-    train, evaluation = pack(TEXTS, letters(), length=6, folder=tmp_path / "p", bos=False, eval_frac=0.3)
+    train, evaluation = pack(
+        TEXTS, letters(), length=6, folder=tmp_path / "p", bos=False, eval_frac=0.3
+    )
     # 18 // 6 = 3 sequences; number 3 // 2 = 1 is held out.
     assert ids(train) == [STREAM[:6], STREAM[12:18]]
     assert ids(evaluation) == [STREAM[6:12]]

@@ -44,10 +44,14 @@ def byte_tokenizer(*, bos="<s>", template="<s> $A", pad=None, eos=None):
         core.post_processor = processors.TemplateProcessing(
             single=template, special_tokens=[(token, i) for i, token in enumerate(special)]
         )
-    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token=bos, pad_token=pad, eos_token=eos)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token=bos, pad_token=pad, eos_token=eos
+    )
 
 
-plain_tokenizer = functools.partial(byte_tokenizer, template="$A")  # has a BOS token and does not use it by itself
+plain_tokenizer = functools.partial(
+    byte_tokenizer, template="$A"
+)  # has a BOS token and does not use it by itself
 
 
 def ids_of(text, tokenizer):
@@ -62,7 +66,9 @@ def test_a_tokenizer_without_a_token_for_the_probe_still_shows_its_bos():
     # A BPE without an unknown token drops what it does not know, so the probe "a" has no tokens of its own.
     core = Tokenizer(models.BPE(vocab={"<s>": 0, "w": 1}, merges=[]))
     core.add_special_tokens(["<s>"])
-    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    core.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
     assert bos_ids(PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>"), "auto") == [0]
 
 
@@ -91,10 +97,14 @@ def test_arms_that_the_tokenizer_cannot_give_are_refused():
     with pytest.raises(InputError, match="there is no BOS token"):
         random_tokens(None, sequences=1, length=4, generator=generator(), bos="with", vocab_size=9)
     tokenizer = byte_tokenizer(template="<x> <s> $A")
-    with pytest.raises(InputError, match=r"puts ids \[2, 0\] in front of a text, and its BOS token is 0"):
+    with pytest.raises(
+        InputError, match=r"puts ids \[2, 0\] in front of a text, and its BOS token is 0"
+    ):
         from_prompts(["abc"], tokenizer)
     assert from_prompts(["abc<s>"], tokenizer, bos="with").tokens[0, [0, -1]].tolist() == [0, 0]
-    with pytest.raises(InputError, match=r"bos of from_prompts is 'yes' .*; need 'auto' or 'with' or 'without'"):
+    with pytest.raises(
+        InputError, match=r"bos of from_prompts is 'yes' .*; need 'auto' or 'with' or 'without'"
+    ):
         from_prompts(["abc"], plain_tokenizer(), bos="yes")
 
 
@@ -104,7 +114,9 @@ def test_a_text_that_begins_with_bos_is_refused_in_every_arm(condition, text):
     for tokenizer in (byte_tokenizer(), plain_tokenizer()):
         with pytest.raises(InputError, match="prompt 1 itself begins with the BOS token '<s>'"):
             from_prompts(["ok", text], tokenizer, bos=condition)
-        with pytest.raises(InputError, match="sequence 0 of the text 'text' itself begins with the BOS token"):
+        with pytest.raises(
+            InputError, match="sequence 0 of the text 'text' itself begins with the BOS token"
+        ):
             from_text(text, tokenizer, sequences=1, length=6, bos=condition)
         with pytest.raises(InputError, match="sequence 0 of the data set 'iterable' itself begins"):
             from_dataset([{"text": text}], tokenizer, sequences=1, length=6, bos=condition)
@@ -116,7 +128,9 @@ def test_bos_counts_as_part_of_the_length():
     made = from_text("abcdefg", tokenizer, sequences=3, length=3)
     assert made.tokens.tolist() == [[0, *ids_of(piece, tokenizer)] for piece in ("ab", "cd", "ef")]
     assert made.lengths.tolist() == [3, 3, 3]
-    with pytest.raises(InputError, match=r"need 6 x 2 = 12 for sequences of 3 with BOS \(5 would fit\)"):
+    with pytest.raises(
+        InputError, match=r"need 6 x 2 = 12 for sequences of 3 with BOS \(5 would fit\)"
+    ):
         from_text("abcdefghij", tokenizer, sequences=6, length=3)
 
 
@@ -129,7 +143,9 @@ def test_sequences_are_consecutive_and_never_overlap(n, sequences, length):
     ids = ids_of(text, tokenizer)
     assert len(set(ids)) == n
     if n < sequences * length:
-        with pytest.raises(InputError, match=rf"has {n} tokens; need .*\({n // length} would fit\)"):
+        with pytest.raises(
+            InputError, match=rf"has {n} tokens; need .*\({n // length} would fit\)"
+        ):
             from_text(text, tokenizer, sequences=sequences, length=length)
         return
     made = from_text(text, tokenizer, sequences=sequences, length=length)
@@ -138,7 +154,9 @@ def test_sequences_are_consecutive_and_never_overlap(n, sequences, length):
     assert all(after - before >= length for before, after in pairwise(starts))
 
 
-@pytest.mark.parametrize(("sequences", "length", "text"), [(0, 4, "0 sequences"), (1, 1, "the length is 1")])
+@pytest.mark.parametrize(
+    ("sequences", "length", "text"), [(0, 4, "0 sequences"), (1, 1, "the length is 1")]
+)
 def test_fewer_than_one_sequence_or_two_tokens_are_refused(sequences, length, text):
     tokenizer = plain_tokenizer()
     size = {"sequences": sequences, "length": length}
@@ -155,12 +173,17 @@ def test_fewer_than_one_sequence_or_two_tokens_are_refused(sequences, length, te
 def test_prompts_of_unequal_length_are_padded_on_the_right_and_get_no_end_token():
     tokenizer = byte_tokenizer(template="<s> $A </s>", pad="<pad>", eos="</s>")
     made = from_prompts(["abcd", "e"], tokenizer)
-    assert made.tokens.tolist() == [[0, *ids_of("abcd", tokenizer)], [0, *ids_of("e", tokenizer), 3, 3, 3]]
+    assert made.tokens.tolist() == [
+        [0, *ids_of("abcd", tokenizer)],
+        [0, *ids_of("e", tokenizer), 3, 3, 3],
+    ]
     assert made.lengths.tolist() == [5, 2]
     assert (made.source, made.seed) == ("prompts", None)
 
 
-@pytest.mark.parametrize(("pad", "eos", "expected"), [("<pad>", "</s>", 3), (None, "</s>", 1), (None, None, 0)])
+@pytest.mark.parametrize(
+    ("pad", "eos", "expected"), [("<pad>", "</s>", 3), (None, "</s>", 1), (None, None, 0)]
+)
 def test_padding_is_the_pad_token_else_eos_else_zero(pad, eos, expected):
     made = from_prompts(["abcd", "ef"], plain_tokenizer(pad=pad, eos=eos))
     assert made.tokens[1, 2:].tolist() == [expected, expected]
@@ -192,7 +215,9 @@ def test_random_tokens_are_uniform_over_the_ordinary_ids():
 def test_random_tokens_are_ordinary_ids_of_the_model():
     def drawn(tokenizer, **named):
         return (
-            random_tokens(tokenizer, sequences=64, length=256, generator=generator(), **named).tokens.unique().tolist()
+            random_tokens(tokenizer, sequences=64, length=256, generator=generator(), **named)
+            .tokens.unique()
+            .tolist()
         )
 
     # <x> has no role (not bos, eos, pad), so all_special_ids may not have it; it is special all the same.
@@ -204,7 +229,9 @@ def test_random_tokens_are_ordinary_ids_of_the_model():
 
 def test_the_same_generator_state_draws_the_same_tokens_and_the_seed_is_recorded():
     size = {"sequences": 4, "length": 16}
-    one, two, other = (random_tokens(plain_tokenizer(), generator=generator(seed), **size) for seed in (11, 11, 12))
+    one, two, other = (
+        random_tokens(plain_tokenizer(), generator=generator(seed), **size) for seed in (11, 11, 12)
+    )
     assert one.hash == two.hash != other.hash
     assert (one.source, one.seed) == ("random", 11)
 
@@ -228,7 +255,9 @@ def test_repeated_tokens_hold_one_ordinary_id_a_sequence():
 )
 def test_drawing_from_nothing_is_refused(tokenizer, vocab_size, text):
     with pytest.raises(InputError, match=text):
-        random_tokens(tokenizer, sequences=1, length=4, generator=generator(), vocab_size=vocab_size)
+        random_tokens(
+            tokenizer, sequences=1, length=4, generator=generator(), vocab_size=vocab_size
+        )
 
 
 def test_documents_are_joined_by_an_empty_line_and_read_no_further_than_needed():
@@ -254,9 +283,17 @@ def test_a_hugging_face_data_set_gives_its_column_and_its_name():
 @pytest.mark.parametrize(
     ("rows", "column", "text"),
     [
-        ([{"id": 1, "body": "abc"}], "text", "has the columns id, body, not 'text'; need the one with the text"),
+        (
+            [{"id": 1, "body": "abc"}],
+            "text",
+            "has the columns id, body, not 'text'; need the one with the text",
+        ),
         ([{"id": 1}], "id", "column 'id' of row 0 holds a int; need text"),
-        (DatasetDict({"train": Dataset.from_dict({"text": ["ab"]})}), "text", r"row 0 .* is a str; .* Give one split"),
+        (
+            DatasetDict({"train": Dataset.from_dict({"text": ["ab"]})}),
+            "text",
+            r"row 0 .* is a str; .* Give one split",
+        ),
     ],
 )
 def test_a_data_set_without_a_column_of_text_is_refused(rows, column, text):
@@ -289,7 +326,9 @@ def test_decoding_never_fails():
     assert decode_tokens(made, byte_tokenizer())["text"].tolist() == ["<260>", f"<{2**40}>"]
     # The em dash is three bytes, so three tokens, none of which is a character.
     tokenizer = plain_tokenizer()
-    assert decode_tokens(from_prompts(["—"], tokenizer), tokenizer)["text"].tolist() == ["\ufffd"] * 3
+    assert (
+        decode_tokens(from_prompts(["—"], tokenizer), tokenizer)["text"].tolist() == ["\ufffd"] * 3
+    )
     one = from_tensor(torch.tensor([[7, 8]]), lengths=torch.tensor([1]))
     assert decode_tokens(one, None)["text"].tolist() == ["<7>"]
 
@@ -312,6 +351,9 @@ def test_what_a_tokenizer_returns_is_a_batch_with_its_mask_read():
 
 def test_a_document_that_continues_another_row_is_refused():
     tokens, places = torch.arange(3, 9)[None], torch.tensor([[5, 6, 7, 0, 1, 2]])
-    with pytest.raises(InputError, match="a document begins at position 5 by these position_ids; need documents that"):
+    with pytest.raises(
+        InputError,
+        match="a document begins at position 5 by these position_ids; need documents that",
+    ):
         from_tensor(tokens, position_ids=places)
     assert from_tensor(tokens[:, 2:], position_ids=places[:, 2:]).tokens.tolist() == [[6, 7, 8]]

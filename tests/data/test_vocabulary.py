@@ -63,7 +63,8 @@ def test_the_smallest_vocabulary_is_the_bytes():
 
 
 @pytest.mark.parametrize(
-    ("texts", "size", "text"), [(["text"], 257, "need 258"), (["text"], 1 << 21, "need 258"), ([""], 300, "no text")]
+    ("texts", "size", "text"),
+    [(["text"], 257, "need 258"), (["text"], 1 << 21, "need 258"), ([""], 300, "no text")],
 )
 def test_a_size_out_of_range_and_no_text_are_refused(texts, size, text):
     with pytest.raises(InputError, match=text):

@@ -59,7 +59,9 @@ def test_a_number_by_hand(centre, factor, expected):
 
 
 def test_each_head_has_its_own_mean():
-    means = CentringMeans(values={0: torch.tensor([[1.0], [2.0], [4.0]])}, aggregated={}, n_tokens=64, seed=0)
+    means = CentringMeans(
+        values={0: torch.tensor([[1.0], [2.0], [4.0]])}, aggregated={}, n_tokens=64, seed=0
+    )
     z = torch.zeros(1, 1, 3, 1)
     every = amplify(2.0, positions=[0], layers=[0], means=means)
     assert changed(every, z).flatten().tolist() == [-1.0, -2.0, -4.0]  # mu + 2 (0 - mu)
@@ -72,7 +74,9 @@ def test_each_head_has_its_own_mean():
 def test_factor_1_changes_nothing(family, centre):
     lens = lens_of(family)
     one = amplify(1.0, positions=[P], layers=[0, 1, 2], centre=centre, means=means_of(family))
-    assert torch.equal(run_with(lens, TOKENS, one, logits=True, loss=False, quiet=True).logits, unedited(lens))
+    assert torch.equal(
+        run_with(lens, TOKENS, one, logits=True, loss=False, quiet=True).logits, unedited(lens)
+    )
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -94,7 +98,11 @@ def test_it_is_the_edit_of_the_raw_model(raw_run, family):
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_means_are_those_of_the_plain_model(raw_run, family):
     means, seen = means_of(family), {}
-    options = {"generator": torch.Generator().manual_seed(0), "vocab_size": VOCAB_SIZE, "bos": "without"}
+    options = {
+        "generator": torch.Generator().manual_seed(0),
+        "vocab_size": VOCAB_SIZE,
+        "bos": "without",
+    }
     ids = random_tokens(None, sequences=2, length=64, **options).tokens
 
     def keep(site):
@@ -103,7 +111,9 @@ def test_the_means_are_those_of_the_plain_model(raw_run, family):
     raw_run(family, ids, [keep("v"), keep("z_raw")])
     values = expand_kv(seen["v"].flatten(0, 1), n_heads=seen["z_raw"].shape[2]).mean(0)
     torch.testing.assert_close(means.values[1], values, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(means.aggregated[1], seen["z_raw"].flatten(0, 1).mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        means.aggregated[1], seen["z_raw"].flatten(0, 1).mean(0), rtol=1e-4, atol=1e-5
+    )
     assert means.n_tokens == 128
     assert sorted(means.values) == sorted(means.aggregated) == [0, 1, 2]
 
@@ -122,9 +132,16 @@ def test_what_cannot_be_amplified_is_refused():
         with pytest.raises(InputError, match=f"the factor is {factor}; need a finite number"):
             amplify(factor, positions=[1], layers=[0], centre="none")
     for centre in ("values", "aggregated"):
-        with pytest.raises(InputError, match=rf"the centre '{centre}' needs means; compute them once with centring_m"):
+        with pytest.raises(
+            InputError,
+            match=rf"the centre '{centre}' needs means; compute them once with centring_m",
+        ):
             amplify(2.0, positions=[1], layers=[0], centre=centre)
-    with pytest.raises(InputError, match="the centre 'none' has no means; need values or aggregated"):
+    with pytest.raises(
+        InputError, match="the centre 'none' has no means; need values or aggregated"
+    ):
         by_number(1.0).of_centre("none")
-    with pytest.raises(InputError, match="n_tokens is 63; need at least 64, one sequence of random tokens"):
+    with pytest.raises(
+        InputError, match="n_tokens is 63; need at least 64, one sequence of random tokens"
+    ):
         centring_means(lens_of("llama"), n_tokens=63)

@@ -34,7 +34,9 @@ MAKE = {
     "scale": lambda site, values, where: scale(site, -1.5, **where),
     "clamp": lambda site, values, where: clamp(site, low=-0.05, high=0.1, **where),
     "frozen": lambda site, values, where: freeze(site, values, **where),
-    "resample": lambda site, values, where: resample(site, values, generator=torch.Generator(), **where),
+    "resample": lambda site, values, where: resample(
+        site, values, generator=torch.Generator(), **where
+    ),
     "edit": lambda site, values, where: edit(site, lambda x, at: x.flip(-1) + 0.5 * x, **where),
 }
 BY_HAND = {
@@ -45,7 +47,9 @@ BY_HAND = {
     "clamp": lambda x, values: torch.where(x > 0.1, 0.1, torch.where(x < -0.05, -0.05, x)),
     "frozen": lambda x, values: values,
     "resample": lambda x, values: values[[1, 0]],  # of two sequences, each gets the other's
-    "edit": lambda x, values: torch.stack([x[..., -1 - last] for last in range(x.shape[-1])], -1) + 0.5 * x,
+    "edit": lambda x, values: (
+        torch.stack([x[..., -1 - last] for last in range(x.shape[-1])], -1) + 0.5 * x
+    ),
 }
 
 
@@ -64,7 +68,11 @@ def unedited(lens, batch=BATCH):
 
 
 def captured(lens, site, **drawn):
-    return {layer: tensor for (name, layer), tensor in unedited(lens, **drawn).tensors.items() if name == site}
+    return {
+        layer: tensor
+        for (name, layer), tensor in unedited(lens, **drawn).tensors.items()
+        if name == site
+    }
 
 
 def part(family, site, number=0):
@@ -99,12 +107,20 @@ def both(family, site, name, number):
         for column, place in enumerate(places):
             view[(slice(None), *place)] = new[:, column]
 
-    return MAKE[name](site, {layer: values}, {"layers": [layer], **dict(chosen)}), (site, layer, change)
+    return MAKE[name](site, {layer: values}, {"layers": [layer], **dict(chosen)}), (
+        site,
+        layer,
+        change,
+    )
 
 
 @pytest.mark.parametrize(("family", "site"), CASES)
-def test_all_constructors_at_once_are_the_same_edits_of_the_raw_model(lens_of, raw_run, family, site):
-    edits, changes = zip(*(both(family, site, name, number) for number, name in enumerate(MAKE)), strict=True)
+def test_all_constructors_at_once_are_the_same_edits_of_the_raw_model(
+    lens_of, raw_run, family, site
+):
+    edits, changes = zip(
+        *(both(family, site, name, number) for number, name in enumerate(MAKE)), strict=True
+    )
     # One that changes nothing would warn, and a warning is an error here.
     found = logits(lens_of(family), edits)
     assert_rows_close(found, raw_run(family, tokens(), changes))
@@ -117,7 +133,9 @@ def test_a_self_patch_brings_back_every_bit(lens_of, family, site):
     """Noise, then the model's own values on top: what is written is what goes on."""
     lens = lens_of(family)
     noise = edit(site, lambda x, at: torch.where(x < -1e30, x, x + 0.3 * x.flip(1)))
-    assert torch.equal(logits(lens, [noise, freeze(site, captured(lens, site))]), unedited(lens).logits)
+    assert torch.equal(
+        logits(lens, [noise, freeze(site, captured(lens, site))]), unedited(lens).logits
+    )
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -134,10 +152,21 @@ def test_nothing_is_changed_in_place(lens_of, family):
 
         return edit(site, change, layers=[LAYER], whole_batch=True)
 
-    names = [site for name, site in CASES if name == family and SITES[site].per_layer and not SITES[site].observed]
+    names = [
+        site
+        for name, site in CASES
+        if name == family and SITES[site].per_layer and not SITES[site].observed
+    ]
     values = {site: captured(lens, site)[LAYER] + 1 for site in names}
     copies = {site: tensor.clone() for site, tensor in values.items()}
-    logits(lens, [one for site in names for one in (look(site), freeze(site, {LAYER: values[site]}), look(site))])
+    logits(
+        lens,
+        [
+            one
+            for site in names
+            for one in (look(site), freeze(site, {LAYER: values[site]}), look(site))
+        ],
+    )
     assert len(kept) == 2 * len(names)
     assert all(torch.equal(tensor, copy) for tensor, copy in kept)
     assert all(torch.equal(values[site], copies[site]) for site in names)
@@ -145,10 +174,15 @@ def test_nothing_is_changed_in_place(lens_of, family):
 
 
 def test_edits_of_one_site_are_applied_in_the_order_given(lens_of, raw_run):
-    double, one = scale("mlp_out", 2.0, layers=[LAYER]), edit("mlp_out", lambda x, at: x + 1, layers=[LAYER])
+    double, one = (
+        scale("mlp_out", 2.0, layers=[LAYER]),
+        edit("mlp_out", lambda x, at: x + 1, layers=[LAYER]),
+    )
 
     found = [logits(lens_of("llama"), edits) for edits in ([double, one], [one, double])]
-    for own, change in zip(found, (lambda view: view.mul_(2).add_(1), lambda view: view.add_(1).mul_(2)), strict=True):
+    for own, change in zip(
+        found, (lambda view: view.mul_(2).add_(1), lambda view: view.add_(1).mul_(2)), strict=True
+    ):
         assert_rows_close(own, raw_run("llama", tokens(), [("mlp_out", LAYER, change)]))
     assert_moved(*found)
 
@@ -178,7 +212,11 @@ def test_what_an_edit_reads_is_read_after_the_edits_there(lens_of):
     own = captured(lens, "neurons")[LAYER]
     assert torch.equal(seen[0][..., :5], own[..., :5])
     logits(
-        lens, [edit("z", change, reads="z_raw", layers=[LAYER], whole_batch=True), scale("z_raw", 3.0, layers=[LAYER])]
+        lens,
+        [
+            edit("z", change, reads="z_raw", layers=[LAYER], whole_batch=True),
+            scale("z_raw", 3.0, layers=[LAYER]),
+        ],
     )
     torch.testing.assert_close(seen[1], 3 * captured(lens, "z")[LAYER])  # one hook for both sites
 
@@ -187,24 +225,40 @@ def test_a_change_is_told_where_it_is_made(lens_of):
     seen = []
 
     def change(x, at):
-        seen.append((at.layer, at.sequences, at.n_sequences, at.positions.tolist(), at.valid.sum().item()))
+        seen.append(
+            (at.layer, at.sequences, at.n_sequences, at.positions.tolist(), at.valid.sum().item())
+        )
         return x + 1
 
-    logits(lens_of("gpt2"), edit("z", change, layers=[2, 0], positions=[4, 2]), ids=tokens(batch=3), batch_size=2)
+    logits(
+        lens_of("gpt2"),
+        edit("z", change, layers=[2, 0], positions=[4, 2]),
+        ids=tokens(batch=3),
+        batch_size=2,
+    )
     batches = ((slice(0, 2), 36), (slice(2, 3), 18))
     assert seen.pop(1) == seen[0]  # once more, beside another sequence
-    assert seen == [(layer, rows, 3, [4, 2], n_valid) for rows, n_valid in batches for layer in (0, 2)]
+    assert seen == [
+        (layer, rows, 3, [4, 2], n_valid) for rows, n_valid in batches for layer in (0, 2)
+    ]
 
 
 @pytest.mark.parametrize(
     ("family", "site"),
-    [(family, site) for family in GROUPED for site in ("k", "v") if (family, site) != ("olmo2", "k")],
+    [
+        (family, site)
+        for family in GROUPED
+        for site in ("k", "v")
+        if (family, site) != ("olmo2", "k")
+    ],
 )
 def test_a_key_value_head_reaches_the_heads_that_share_it_and_no_other(lens_of, family, site):
     # The norm of OLMo2's keys is over all heads together: there, zeros in one head change the others.
     lens = lens_of(family)
     before = captured(lens, "z")[LAYER]
-    after = run_with(lens, tokens(), zero(site, layers=[LAYER], heads=[1]), sites=("z",)).tensors["z", LAYER]
+    after = run_with(lens, tokens(), zero(site, layers=[LAYER], heads=[1]), sites=("z",)).tensors[
+        "z", LAYER
+    ]
     changed = (after != before).any(-1).any(1).any(0)
     assert changed.tolist() == [False, False, True, True]
 
@@ -216,7 +270,10 @@ def test_an_edit_of_a_part_of_a_fused_projection_leaves_the_others(lens_of, fami
     before = unedited(lens).tensors
     after = run_with(lens, tokens(), zero(site, layers=[LAYER], heads=[1]), sites=sites).tensors
     for name in sites:
-        same = [torch.equal(after[name, LAYER][:, :, head], before[name, LAYER][:, :, head]) for head in range(2)]
+        same = [
+            torch.equal(after[name, LAYER][:, :, head], before[name, LAYER][:, :, head])
+            for head in range(2)
+        ]
         assert same == [True, name != site]
     assert not after[site, LAYER][:, :, 1].any()
 
@@ -239,7 +296,9 @@ def test_held_values_types_and_switched_off_gradients_give_the_same_edit(lens_of
     lens = lens_of("llama")
     mean = captured(lens, "z")[LAYER].mean((0, 1), keepdim=True)
     whole = mean.expand(BATCH, LENGTH, 4, 12)
-    assert torch.equal(logits(lens, freeze("z", {LAYER: mean})), logits(lens, freeze("z", {LAYER: whole})))
+    assert torch.equal(
+        logits(lens, freeze("z", {LAYER: mean})), logits(lens, freeze("z", {LAYER: whole}))
+    )
     double = edit("z", lambda x, at: x.double() * 2, layers=[LAYER])
     expected = logits(lens, scale("z", 2.0, layers=[LAYER]))
     assert torch.equal(logits(lens, double), expected)

@@ -45,7 +45,9 @@ def test_an_effect_is_edited_less_baseline_in_pairs():
     table = effect(before, after, generator=rng()).set_index(["quantity", "layer", "position"])
     row = table.loc[("mass", 2, TARGET)]
     assert row[["baseline", "edited", "effect"]].tolist() == pytest.approx([0.15, 0.35, 0.2])
-    assert (row["ci_low"], row["ci_high"]) == pytest.approx((0.2, 0.2))  # both sequences gain the same
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx(
+        (0.2, 0.2)
+    )  # both sequences gain the same
     row = table.loc[("mass", 1, SINK)]
     assert row[["baseline", "edited", "effect"]].tolist() == pytest.approx([0.7, 0.3, -0.4])
     assert (row["ci_low"], row["ci_high"]) == pytest.approx((-0.6, -0.2))
@@ -96,7 +98,10 @@ def test_padding_is_no_token_of_a_table(lens_of):
     for pad in (0, 7):
         batch = replace(from_tensor(ids), lengths=torch.tensor([6, 12]))
         batch.tokens[0, 6:] = pad
-        runs = [run_with(lens_of("llama"), batch, one, positions=(8, 0)) for one in ((), scale("attn_out", 3.0))]
+        runs = [
+            run_with(lens_of("llama"), batch, one, positions=(8, 0))
+            for one in ((), scale("attn_out", 3.0))
+        ]
         tables.append(effect(*runs, generator=rng()))
     pd.testing.assert_frame_equal(*tables)
     by_position = tables[0].set_index(["quantity", "layer", "position"])["n"]
@@ -106,7 +111,9 @@ def test_padding_is_no_token_of_a_table(lens_of):
 def test_the_share_made_is_what_came_over_what_the_old_one_had():
     # gained 0.2 and 0.4, had 0.8 and 0.4: ratio of means 0.3 / 0.6, not the mean of 0.25 and 1
     before, after = outcome([0.0, 0.1], [0.8, 0.4]), outcome([0.2, 0.5], [0.8, 0.4])
-    found = gained_share(before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2], generator=rng())
+    found = gained_share(
+        before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2], generator=rng()
+    )
     assert found.estimate == pytest.approx(0.5)
     # residuals 0.2 - 0.5 * 0.8 and 0.4 - 0.5 * 0.4: standard error 0.2, over 0.6; t of 1 degree of freedom is 12.706
     assert (found.low, found.high) == pytest.approx((0.5 - 12.706 / 3, 0.5 + 12.706 / 3), abs=1e-3)
@@ -132,7 +139,9 @@ def test_shares_are_of_the_chosen_layers():
 
 def test_a_share_of_nothing_is_undefined_and_one_of_one_sequence_has_no_interval():
     nothing = outcome([0.1, 0.1], [0.0, 0.0])
-    assert math.isnan(removed_share(nothing, nothing, sink_position=SINK, layers=[1], generator=rng()).estimate)
+    assert math.isnan(
+        removed_share(nothing, nothing, sink_position=SINK, layers=[1], generator=rng()).estimate
+    )
     where = {"target_position": TARGET, "sink_position": SINK, "layers": [1], "generator": rng()}
     found = gained_share(outcome([0.0], [0.5]), outcome([0.1], [0.5]), **where)
     assert found.estimate == pytest.approx(0.2)
@@ -152,13 +161,23 @@ def test_a_share_of_nothing_is_undefined_and_one_of_one_sequence_has_no_interval
 )
 def test_outcomes(new, old, expected):
     before, after = outcome([0.0], [0.8]), outcome([new], [old])
-    assert classify_change(before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2]) == expected
+    assert (
+        classify_change(before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2])
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
-    "other", [outcome([0.1], [0.8], keys=(5, 1)), outcome([0.1], [0.8], layers=(1, 3)), outcome([0.1, 0.1], [0.8, 0.8])]
+    "other",
+    [
+        outcome([0.1], [0.8], keys=(5, 1)),
+        outcome([0.1], [0.8], layers=(1, 3)),
+        outcome([0.1, 0.1], [0.8, 0.8]),
+    ],
 )
 def test_runs_that_are_no_pair_are_refused(other):
     run = outcome([0.1], [0.8])
-    with pytest.raises(InputError, match="need the same: give both runs the same tokens, positions and layers"):
+    with pytest.raises(
+        InputError, match="need the same: give both runs the same tokens, positions and layers"
+    ):
         effect(run, other, generator=rng())

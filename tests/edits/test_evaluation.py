@@ -37,7 +37,9 @@ def test_one_number_for_all_sequences_is_that_of_all(tmp_path, in_small_batches,
     row = swept(tmp_path, whole).frame.iloc[0]
     (edited,) = CELL.edits
     for name, edits in (("baseline", ()), ("value", edited)):
-        assert row[name] == pytest.approx(float(of(run_with(lens_of(), BATCH, edits).loss)), rel=1e-6)
+        assert row[name] == pytest.approx(
+            float(of(run_with(lens_of(), BATCH, edits).loss)), rel=1e-6
+        )
     assert row["n"] == 1
     assert torch.tensor([row["ci_low"], row["ci_high"]]).isnan().all()
 
@@ -53,7 +55,9 @@ LOOKS_AT_OTHERS = {
 
 
 @pytest.mark.parametrize("name", LOOKS_AT_OTHERS)
-def test_a_metric_that_looks_at_other_sequences_is_refused_everywhere(tmp_path, in_small_batches, name):
+def test_a_metric_that_looks_at_other_sequences_is_refused_everywhere(
+    tmp_path, in_small_batches, name
+):
     lens, metric = lens_of(), LOOKS_AT_OTHERS[name]
     ends = {"sender": ("z", 0), "receiver": ("q", 2), "progress": False}
     for ask in (
@@ -68,7 +72,9 @@ def test_a_metric_that_looks_at_other_sequences_is_refused_everywhere(tmp_path, 
 
 
 def test_answers_of_each_sequence_are_cut_as_the_sequences_are(tmp_path, in_small_batches):
-    own = metrics.on_logits(lambda logits, ids: logits[torch.arange(len(ids)), -1, ids], ids=ANSWERS)
+    own = metrics.on_logits(
+        lambda logits, ids: logits[torch.arange(len(ids)), -1, ids], ids=ANSWERS
+    )
     found = swept(tmp_path, own).values["value"]
     edited = run_with(lens_of(), BATCH, CELL.edits, logits=True).logits
     assert found.tolist() == pytest.approx(edited[torch.arange(N), -1, ANSWERS].tolist(), abs=1e-5)
@@ -94,35 +100,59 @@ def test_an_edit_that_mixes_sequences_is_refused_whatever_the_batch(name, batch_
     run_with(lens_of(), BATCH[:1], mixes, quiet=True)  # there is nothing to mix
 
 
-def test_an_edit_of_the_whole_batch_has_one_number_for_a_sequence(tmp_path, in_small_batches, monkeypatch):
+def test_an_edit_of_the_whole_batch_has_one_number_for_a_sequence(
+    tmp_path, in_small_batches, monkeypatch
+):
     mean = edit("mlp_out", MIXES["mean ablation"], layers=[1], whole_batch=True)
     monkeypatch.setattr("sink_lens.engine.forward._TOKENS_A_FORWARD", 2 * LENGTH)
     by_hand = edit("mlp_out", lambda x, at: values.mean(0, keepdim=True).expand_as(x), layers=[1])
     values = run_with(lens_of(), BATCH, sites=("mlp_out",)).tensors["mlp_out", 1]
     wanted = run_with(lens_of(), BATCH, by_hand).loss
     torch.testing.assert_close(run_with(lens_of(), BATCH, mean).loss, wanted)
-    found = swept(tmp_path, metrics.loss(), cells=[cell_of(mean, name="mean"), CELL], controls=0).values
+    found = swept(
+        tmp_path, metrics.loss(), cells=[cell_of(mean, name="mean"), CELL], controls=0
+    ).values
     assert found["value"][:N].tolist() == pytest.approx(wanted.tolist(), abs=1e-5)
-    beside = patch(lens_of(), BATCH, OTHER, metric=metrics.loss(), edits=mean, layers=[2], positions=[3], controls=0)
-    assert beside.baseline == pytest.approx(run_with(lens_of(), OTHER, mean).loss.mean().item(), abs=1e-5)
+    beside = patch(
+        lens_of(),
+        BATCH,
+        OTHER,
+        metric=metrics.loss(),
+        edits=mean,
+        layers=[2],
+        positions=[3],
+        controls=0,
+    )
+    assert beside.baseline == pytest.approx(
+        run_with(lens_of(), OTHER, mean).loss.mean().item(), abs=1e-5
+    )
     with pytest.raises(InputError, match=f"this pass has 2 of {N}"):
         run_with(lens_of(), BATCH, mean, batch_size=2)
 
 
 @pytest.mark.parametrize("nothing", [torch.inf, -torch.inf, torch.nan])
-def test_a_sequence_whose_number_is_not_finite_is_left_out_of_baseline_value_and_effect(tmp_path, nothing):
+def test_a_sequence_whose_number_is_not_finite_is_left_out_of_baseline_value_and_effect(
+    tmp_path, nothing
+):
     plus = torch.zeros(N)
     plus[2] = nothing
-    row = swept(tmp_path, metrics.on_logits(lambda logits, plus: logits[:, -1, 5] + plus, plus=plus)).frame.iloc[0]
+    row = swept(
+        tmp_path, metrics.on_logits(lambda logits, plus: logits[:, -1, 5] + plus, plus=plus)
+    ).frame.iloc[0]
     kept = [0, 1, 3, 4, 5]
-    before, after = (run_with(lens_of(), BATCH, one, logits=True).logits[kept, -1, 5] for one in ((), CELL.edits))
+    before, after = (
+        run_with(lens_of(), BATCH, one, logits=True).logits[kept, -1, 5] for one in ((), CELL.edits)
+    )
     assert row["n"] == len(kept)
     assert row["baseline"] == pytest.approx(before.mean().item(), abs=1e-5)
     assert row["value"] == pytest.approx(after.mean().item(), abs=1e-5)
     assert row["effect"] == pytest.approx((after - before).mean().item(), abs=1e-5)
     with pytest.raises(InputError, match="infinite in pair 2"):
         circuits.find(
-            lens_of(), BATCH, OTHER, metric=metrics.on_logits(lambda logits, plus: logits[:, -1, 5] + plus, plus=plus)
+            lens_of(),
+            BATCH,
+            OTHER,
+            metric=metrics.on_logits(lambda logits, plus: logits[:, -1, 5] + plus, plus=plus),
         )
 
 
@@ -130,7 +160,9 @@ def test_a_sequence_whose_number_is_not_finite_is_left_out_of_baseline_value_and
 def test_a_metric_keeps_what_float32_cannot_hold(tmp_path, kind):
     large = metrics.on_logits(lambda logits: (logits[:, -1, 5] * 100).round().to(kind) + 2**30)
     row = swept(tmp_path, large).frame.iloc[0]
-    runs = (run_with(lens_of(), BATCH, one, logits=True).logits[:, -1, 5] for one in ((), CELL.edits))
+    runs = (
+        run_with(lens_of(), BATCH, one, logits=True).logits[:, -1, 5] for one in ((), CELL.edits)
+    )
     before, after = ((one * 100).round().double() for one in runs)
     assert row["effect"] == pytest.approx((after - before).mean().item(), abs=0.2)
     assert row["effect"] != 0
@@ -142,8 +174,14 @@ def test_texts_of_answers_are_read_by_the_models_own_tokenizer():
     ids = metrics.logit_difference(*(lens.tokenizer.convert_tokens_to_ids(one) for one in "!?"))
     texts = ["x y", "y x"], ["y y", "x x"]
     found = circuits.find(lens, *texts, metric=words, method="eap")
-    assert torch.equal(found.runs.clean_values, circuits.find(lens, *texts, metric=ids, method="eap").runs.clean_values)
-    assert patch(lens, *texts, metric=words, layers=[1], progress=False).metric == "logit difference (! − ?)"
+    assert torch.equal(
+        found.runs.clean_values,
+        circuits.find(lens, *texts, metric=ids, method="eap").runs.clean_values,
+    )
+    assert (
+        patch(lens, *texts, metric=words, layers=[1], progress=False).metric
+        == "logit difference (! − ?)"
+    )
     with pytest.raises(InputError, match="need a tokenizer"):
         patch(lens_of(), BATCH, OTHER, metric=words)
 

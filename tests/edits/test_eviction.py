@@ -35,7 +35,9 @@ def test_the_mask_is_a_list_that_evicts(data, length):
 def test_the_edit_hides_what_left_the_cache(family):
     lens = wrap(tiny(family))
     pattern, clean = (
-        run_with(lens, TOKENS, edits, layers=[0], sites=["pattern"], loss=False).tensors["pattern", 0]
+        run_with(lens, TOKENS, edits, layers=[0], sites=["pattern"], loss=False).tensors[
+            "pattern", 0
+        ]
         for edits in (window(5, keep=2), ())
     )
     seen = visible_keys((torch.arange(16) < 2).expand(2, 16), size=5)[:, None]
@@ -55,7 +57,10 @@ def logits_of_a_real_cache(model, tokens, kept, *, size):
                     layer.keys, layer.values = layer.keys[:, :, stay], layer.values[:, :, stay]
                 del held[leaving]
             held.append(token)
-            where = {"position_ids": torch.tensor([[token]]), "attention_mask": torch.zeros(1, 1, 1, len(held))}
+            where = {
+                "position_ids": torch.tensor([[token]]),
+                "attention_mask": torch.zeros(1, 1, 1, len(held)),
+            }
             with torch.no_grad():
                 logits, _ = caches.run(model, row[None, token, None], cache, **where)
             found.append(logits[0, -1])
@@ -80,7 +85,9 @@ def test_the_edit_gives_the_logits_of_a_real_cache(family, keep):
 def test_a_cache_that_holds_everything_changes_no_bit():
     lens = wrap(tiny("llama"))
     clean = run_with(lens, TOKENS, layers=[0], logits=True).logits
-    assert torch.equal(run_with(lens, TOKENS, window(16), layers=[0], logits=True, quiet=True).logits, clean)
+    assert torch.equal(
+        run_with(lens, TOKENS, window(16), layers=[0], logits=True, quiet=True).logits, clean
+    )
 
 
 def test_caches_too_small_and_tokens_of_other_sequences_are_refused():

@@ -28,7 +28,10 @@ def test_what_is_written_stands_for_these_values(given, values):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (None, "layers is None; need each, all, a number, a range such as 0-3,7, or a list of these"),
+        (
+            None,
+            "layers is None; need each, all, a number, a range such as 0-3,7, or a list of these",
+        ),
         ("some", "layers is 'some'; need each, all, or numbers and ranges such as 0-3,7"),
         ("3-1", "layers is '3-1'; need each, all"),
         ("-1", "layers is '-1'; need each, all"),
@@ -43,7 +46,10 @@ def test_what_is_written_stands_for_these_values(given, values):
         (["0-1", [1, 0]], r"layers names a value twice: .*; need each once"),
         (-1, "layers: -1 does not exist; need 0 to 9"),
         ([[1, 12]], "layers: 12 does not exist; need 0 to 9"),
-        ("0-999999999999", "layers: 999999999999 does not exist; need 0 to 9"),  # and is not written out before
+        (
+            "0-999999999999",
+            "layers: 999999999999 does not exist; need 0 to 9",
+        ),  # and is not written out before
     ],
 )
 def test_what_stands_for_nothing_is_refused(given, text):
@@ -54,8 +60,11 @@ def test_what_stands_for_nothing_is_refused(given, text):
 
 
 @pytest.mark.parametrize(
-    ("indices", "text"), [(None, "all"), ((4,), 4), ((0, 1, 2, 3, 7), "0-3,7"), ((7, 9), "7,9"), ((9, 8, 1), "1,8-9")]
+    ("indices", "text"),
+    [(None, "all"), ((4,), 4), ((0, 1, 2, 3, 7), "0-3,7"), ((7, 9), "7,9"), ((9, 8, 1), "1,8-9")],
 )
 def test_a_value_is_shown_as_it_is_written(indices, text):
     assert index_text(indices) == text
-    assert axis_values([text] if indices else text, name="layers", size=10) == [indices and tuple(sorted(indices))]
+    assert axis_values([text] if indices else text, name="layers", size=10) == [
+        indices and tuple(sorted(indices))
+    ]

@@ -17,7 +17,15 @@ TOKENS = torch.randint(3, VOCAB_SIZE, (2, LENGTH), generator=torch.Generator().m
 
 
 def run(lens, edits=(), *, logits=False):
-    return run_with(lens, TOKENS, edits, positions=(P,), sites=("pattern", "v", "z_raw"), logits=logits, loss=False)
+    return run_with(
+        lens,
+        TOKENS,
+        edits,
+        positions=(P,),
+        sites=("pattern", "v", "z_raw"),
+        logits=logits,
+        loss=False,
+    )
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -31,7 +39,9 @@ def test_what_it_aggregates_is_its_own_value(lens_of, family):
         if lens.family.sink_logit or lens.family.sigmoid:
             # the learned sink logit keeps its share: z = (1 - null mass) v; and a sigmoid is no share at all
             assert (row[..., P] < 1).all()
-            torch.testing.assert_close(found["z_raw", layer][:, P], own * row[..., P, None], rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(
+                found["z_raw", layer][:, P], own * row[..., P, None], rtol=1e-6, atol=1e-7
+            )
         else:
             assert torch.equal(row[..., P], torch.ones_like(row[..., P]))
             assert_rows_close(found["z_raw", layer][:, P], own)
@@ -69,14 +79,20 @@ def test_only_the_chosen_layers_isolate(lens_of):
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 def test_padding_stays(lens_of, family):
     batch = from_tensor(TOKENS, lengths=torch.tensor([LENGTH, 12]))
-    found = run_with(lens_of(family), batch, isolate([P]), positions=(P,), sites=("pattern",), loss=True)
+    found = run_with(
+        lens_of(family), batch, isolate([P]), positions=(P,), sites=("pattern",), loss=True
+    )
     assert (found.tensors["pattern", 1][1, :, :12, 12:] == 0).all()
     assert found.loss.isfinite().all()
 
 
 def test_no_position_and_the_first_one_are_refused():
-    with pytest.raises(InputError, match="no position was given to isolate; need at least one, from 1 on"):
+    with pytest.raises(
+        InputError, match="no position was given to isolate; need at least one, from 1 on"
+    ):
         isolate([])
     for position in (0, -1):
-        with pytest.raises(InputError, match=f"position {position} cannot be isolated; need positions from 1 on"):
+        with pytest.raises(
+            InputError, match=f"position {position} cannot be isolated; need positions from 1 on"
+        ):
             isolate([5, position])

@@ -34,7 +34,9 @@ def batch():
 
 
 def test_the_three_means_by_hand(lens, batch):
-    clean = capture(lens, batch, sites=["mlp_out"], layers=[3], path="bridge")["mlp_out", 3].double()
+    clean = capture(lens, batch, sites=["mlp_out"], layers=[3], path="bridge")[
+        "mlp_out", 3
+    ].double()
     real = [(row, position) for row, length in enumerate(LENGTHS) for position in range(length)]
     ordinary = [(row, p) for row, p in real if int(batch.tokens[row, p]) != BOS]
     assert (len(real), len(ordinary)) == (24 + 14 + 19, 24 + 14 + 19 - 4)
@@ -62,7 +64,13 @@ def test_every_command_that_takes_a_mean_takes_the_same_one(lens, batch, tmp_pat
     (kept,) = setting.freeze_unit_edits("mlp_out", {3: [4, 9]}, position=0, mean=True)
     by_hand = edits.mean_ordinary(lens, few, "mlp_out", **where)
     grid = EditGrid(kind="mean_ordinary", site="mlp_out", layers=3, positions=[0], units=[[4, 9]])
-    swept = sweep(lens, Grid.of(grid, controls=0), tokens=few, metrics=[MetricSpec(name="loss")], out=tmp_path / "a")
+    swept = sweep(
+        lens,
+        Grid.of(grid, controls=0),
+        tokens=few,
+        metrics=[MetricSpec(name="loss")],
+        out=tmp_path / "a",
+    )
     losses = [run_with(lens, few, [one], loss=True).loss for one in (kept, by_hand)]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
     assert float(swept.frame["value"].iloc[0]) == pytest.approx(float(losses[0].mean()), rel=1e-6)
@@ -73,23 +81,33 @@ def test_every_command_that_takes_a_mean_takes_the_same_one(lens, batch, tmp_pat
 
 def test_of_a_short_pair_nothing_but_the_sink_is_left_out(lens, batch):
     pair = TokenBatch.from_tensor(batch.tokens[:2, :14])
-    assert tokens_to_average(lens, pair, "mean_ordinary").mask.tolist() == [[False] + [True] * 13] * 2
+    assert (
+        tokens_to_average(lens, pair, "mean_ordinary").mask.tolist() == [[False] + [True] * 13] * 2
+    )
 
 
 def test_where_there_is_no_sink_it_says_so():
-    tokens = TokenBatch.from_tensor(torch.randint(0, 60, (2, 12), generator=torch.Generator().manual_seed(1)))
+    tokens = TokenBatch.from_tensor(
+        torch.randint(0, 60, (2, 12), generator=torch.Generator().manual_seed(1))
+    )
     found = tokens_to_average(wrap(tiny("llama")), tokens, "mean_ordinary")
     assert found.words == "mean_ordinary: no sink was found among 24 tokens, so all of them"
     assert found.mask.all()
 
 
 def test_refusals(lens, batch):
-    with pytest.raises(InputError, match="no position is left for mean_ordinary: all 57 tokens are sinks"):
+    with pytest.raises(
+        InputError, match="no position is left for mean_ordinary: all 57 tokens are sinks"
+    ):
         tokens_to_average(lens, batch, "mean_ordinary", sinks=torch.ones_like(batch.valid))
-    with pytest.raises(InputError, match=r"no kind of edit 'mean'; need .* mean_ordinary, mean_all, mean_aligned"):
+    with pytest.raises(
+        InputError, match=r"no kind of edit 'mean'; need .* mean_ordinary, mean_all, mean_aligned"
+    ):
         grid_cells(Grid.of(EditGrid(kind="mean", site="mlp_out")), lens, n_positions=24)
     for make in (edits.mean_ordinary, edits.mean_all, edits.mean_aligned):
-        with pytest.raises(InputError, match=r"'pattern' has the axes .*; need a site with positions"):
+        with pytest.raises(
+            InputError, match=r"'pattern' has the axes .*; need a site with positions"
+        ):
             make(lens, batch, "pattern")
         with pytest.raises(InputError, match="unit 48 does not exist; need 0 to 47"):
             make(lens, batch, "mlp_out", units=[48])

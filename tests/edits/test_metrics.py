@@ -27,15 +27,22 @@ def outcome(tokens=TOKENS, **options):
 
 def test_sink_mass_is_the_mean_over_heads_and_the_chosen_layers():
     run = outcome(positions=(0, 2))
-    assert torch.equal(evaluate(metrics.sink_mass(2, layers=[1]), run), run.mass[1, :, :, 1].mean(1).double())
-    assert torch.allclose(evaluate(metrics.sink_mass(0), run), run.mass[..., 0].mean((0, 2)).double())
+    assert torch.equal(
+        evaluate(metrics.sink_mass(2, layers=[1]), run), run.mass[1, :, :, 1].mean(1).double()
+    )
+    assert torch.allclose(
+        evaluate(metrics.sink_mass(0), run), run.mass[..., 0].mean((0, 2)).double()
+    )
     assert math.isnan(evaluate(metrics.sink_mass(8), outcome(positions=(8,)))[0])
 
 
 def test_logit_difference_reads_each_sequences_own_tokens_at_its_last_real_position():
     run = outcome(PADDED)
     found = evaluate(metrics.logit_difference([5, 6, 7], 8), run)
-    by_hand = [run.logits[row, at, one] - run.logits[row, at, 8] for row, at, one in ((0, 8, 5), (1, 4, 6), (2, 8, 7))]
+    by_hand = [
+        run.logits[row, at, one] - run.logits[row, at, 8]
+        for row, at, one in ((0, 8, 5), (1, 4, 6), (2, 8, 7))
+    ]
     assert found.tolist() == pytest.approx([float(one) for one in by_hand])
     early = evaluate(metrics.logit_difference(5, 8, position=3), run)
     assert torch.equal(early, (run.logits[:, 3, 5] - run.logits[:, 3, 8]).double())
@@ -54,13 +61,17 @@ def test_divergence_from_itself_is_zero_and_from_others_the_textbook_sum():
 def test_norm_is_euclidean_over_everything_at_the_position(site):
     run = outcome(sites=(site,))
     found = evaluate(metrics.norm(3, layer=1, site=site), run)
-    assert torch.allclose(found, run.tensors[site, 1][:, 3].flatten(1).square().sum(1).sqrt().double())
+    assert torch.allclose(
+        found, run.tensors[site, 1][:, 3].flatten(1).square().sum(1).sqrt().double()
+    )
 
 
 def test_dominance_is_largest_over_mean_magnitude():
     run = outcome(positions=(0,))
     state = run.state[2, :, 0].abs()
-    assert torch.allclose(evaluate(metrics.dominance(0, layer=2), run), (state.amax(1) / state.mean(1)).double())
+    assert torch.allclose(
+        evaluate(metrics.dominance(0, layer=2), run), (state.amax(1) / state.mean(1)).double()
+    )
 
 
 def test_a_function_of_ones_own_reads_logits_loss_and_all_layers():
@@ -80,7 +91,9 @@ def test_a_single_number_is_of_the_whole_batch(value):
         evaluate(single, outcome())
 
 
-@pytest.mark.parametrize("bad", [torch.ones(2), torch.ones(3, 9), "text", [1.0, 2.0, 3.0], None, torch.ones(3) * 1j])
+@pytest.mark.parametrize(
+    "bad", [torch.ones(2), torch.ones(3, 9), "text", [1.0, 2.0, 3.0], None, torch.ones(3) * 1j]
+)
 def test_anything_else_than_one_number_a_sequence_is_refused(bad):
     with pytest.raises(InputError, match=r"for 3 sequences"):
         evaluate(Metric(name="m", function=lambda run: bad), outcome())
@@ -100,7 +113,9 @@ def test_what_the_run_or_the_model_does_not_have_is_refused():
     for made in (metrics.norm(6, layer=0), metrics.dominance(6, layer=0)):
         with pytest.raises(InputError, match="position 6 is padding"):
             evaluate(made, outcome(PADDED, positions=(6,), sites=("resid_post",)))
-    with pytest.raises(InputError, match="position 5 is outside a sequence of 5 tokens; need -5 to 4"):
+    with pytest.raises(
+        InputError, match="position 5 is outside a sequence of 5 tokens; need -5 to 4"
+    ):
         evaluate(metrics.logit_difference(1, 2, position=5), outcome(PADDED))
     with pytest.raises(InputError, match="data of 2 sequences and is read of 3"):
         evaluate(metrics.logit_difference([1, 2], 3), outcome())
@@ -130,11 +145,17 @@ OWN = {
     "last": lambda logits: logits[:, -1, 5],
     "mean": lambda logits: logits[..., 5].mean(1),
     "right or wrong": lambda logits: logits[:, -1, 5] > logits[:, -1, 6],
-    "of an outcome": metrics.on_outcome(lambda run: run.logits[:, -1, 5] + run.loss + run.token_loss[:, -1]),
+    "of an outcome": metrics.on_outcome(
+        lambda run: run.logits[:, -1, 5] + run.loss + run.token_loss[:, -1]
+    ),
     "a site": metrics.on_outcome(lambda run: run.tensors["z", 1][:, -1, 0, 0], sites=("z",)),
-    "attention": metrics.on_outcome(lambda run: run.tensors["pattern", 1][:, 0, -1, -1], sites=("pattern",)),
+    "attention": metrics.on_outcome(
+        lambda run: run.tensors["pattern", 1][:, 0, -1, -1], sites=("pattern",)
+    ),
     "answers": metrics.on_logits(
-        lambda logits, ids, names: logits[torch.arange(len(ids)), -1, ids] + len(names[0]), ids=[5, 6, 7], names="aaa"
+        lambda logits, ids, names: logits[torch.arange(len(ids)), -1, ids] + len(names[0]),
+        ids=[5, 6, 7],
+        names="aaa",
     ),
     "one logit": replace(metrics.logit_difference(5, 6), name="scored"),
     "masked": lambda logits: logits.log_softmax(-1)[..., 5].mean(1),
@@ -147,18 +168,28 @@ def test_a_function_gets_sequences_of_one_length(name):
     metric = as_metric(OWN[name], LENS, PADDED)
     found = evaluate(metric, outcome(PADDED, sites=("z", "pattern")))
     for row, length in enumerate(PADDED.lengths.tolist()):
-        run = replace(outcome(TOKENS[row : row + 1, :length], sites=("z", "pattern")), sequences=slice(row, row + 1))
+        run = replace(
+            outcome(TOKENS[row : row + 1, :length], sites=("z", "pattern")),
+            sequences=slice(row, row + 1),
+        )
         assert found[row].item() == pytest.approx(evaluate(metric, run).item(), abs=1e-5)
 
 
 def test_a_function_of_the_whole_batch_gets_nan_at_padding():
     run = outcome(PADDED, sites=("z",))
     last = metrics.on_batch(lambda logits: logits[:, -1, 5].mean())
-    site = metrics.on_batch(metrics.on_outcome(lambda run: run.tensors["z", 1][:, -1].sum(), sites=("z",)))
+    site = metrics.on_batch(
+        metrics.on_outcome(lambda run: run.tensors["z", 1][:, -1].sum(), sites=("z",))
+    )
     assert evaluate(last, run).isnan().all()
     assert evaluate(site, run).isnan().all()
-    assert evaluate(last, outcome()).item() == pytest.approx(outcome().logits[:, -1, 5].mean().item())
-    assert evaluate(metrics.on_batch(metrics.on_outcome(lambda run: run.loss.max())), run) == run.loss.max()
+    assert evaluate(last, outcome()).item() == pytest.approx(
+        outcome().logits[:, -1, 5].mean().item()
+    )
+    assert (
+        evaluate(metrics.on_batch(metrics.on_outcome(lambda run: run.loss.max())), run)
+        == run.loss.max()
+    )
 
 
 def test_an_answer_is_the_token_behind_the_prompt_and_the_metric_names_it():
@@ -171,9 +202,14 @@ def test_an_answer_is_the_token_behind_the_prompt_and_the_metric_names_it():
         ("year ", ("7", "5"), ("7", "5")),
     ):
         ids = tokenizer(prompt, add_special_tokens=False).input_ids
-        for found in (of(*answers, prompt=prompt), of(*answers).on([from_tensor(torch.tensor([ids, ids]))], None)):
+        for found in (
+            of(*answers, prompt=prompt),
+            of(*answers).on([from_tensor(torch.tensor([ids, ids]))], None),
+        ):
             assert found.name == f"logit difference ({' − '.join(one.strip('▁') for one in read)})"
-    with pytest.raises(InputError, match=r"'Mary' changes the tokens of the prompt .*\('gave to'\)"):
+    with pytest.raises(
+        InputError, match=r"'Mary' changes the tokens of the prompt .*\('gave to'\)"
+    ):
         of("Mary", "John", prompt="gave to")
     with pytest.raises(InputError, match="'17' is 2 tokens behind 'year '; need one"):
         of("17", "5", prompt="year ")
@@ -181,7 +217,9 @@ def test_an_answer_is_the_token_behind_the_prompt_and_the_metric_names_it():
 
 def test_an_answer_whose_space_may_be_forgotten_warns_and_the_name_shows_it():
     tokenizer = speaking().tokenizer
-    assert [len(tokenizer(text, add_special_tokens=False).input_ids) for text in ("a", " a", " the")] == [1] * 3
+    assert [
+        len(tokenizer(text, add_special_tokens=False).input_ids) for text in ("a", " a", " the")
+    ] == [1] * 3
     of = functools.partial(metrics.logit_difference, tokenizer=tokenizer)
     with pytest.warns(UserWarning, match=r"'a' has no space in front; .* ' a'"):
         found = of("a", " the", prompt="x y")

@@ -72,7 +72,9 @@ def test_the_norm_by_hand(lens_of):
 )
 def test_the_target_is_by_head_by_dimension_or_both(lens_of, target, expected):
     lens = lens_of("llama")
-    by_hand = torch.tensor([[float(expected(head, unit)) for unit in range(12)] for head in range(4)])
+    by_hand = torch.tensor(
+        [[float(expected(head, unit)) for unit in range(12)] for head in range(4)]
+    )
     found = z_after(lens, [constant_z(3.0), head_rms_norm({LAYER: target}, eps=0.0)])
     torch.testing.assert_close(found[1, 4], by_hand)
     found = z_after(lens, [constant_z(3.0), head_rms_norm({LAYER: target}, eps=0.0, heads=[2, 0])])
@@ -89,9 +91,13 @@ def test_calibration_is_the_same_edit_of_the_raw_model(lens_of, raw_run, family)
     def by_hand(view):
         for position in places:
             for head in heads:
-                view[:, position, head] = mu[head] + factor[head] * (view[:, position, head] - mu[head])
+                view[:, position, head] = mu[head] + factor[head] * (
+                    view[:, position, head] - mu[head]
+                )
 
-    one = variance_calibration(factor, layers=[LAYER], positions=places, heads=heads, centre={LAYER: mu})
+    one = variance_calibration(
+        factor, layers=[LAYER], positions=places, heads=heads, centre={LAYER: mu}
+    )
     found = logits(lens, one)
     assert_rows_close(found, raw_run(family, TOKENS, [("z_raw", LAYER, by_hand)]))
     assert_moved(found, logits(lens))
@@ -136,7 +142,9 @@ def test_the_natural_size_is_the_mean_over_tokens_from_the_eighth_on(lens_of, fa
     for layer in range(3):
         for head in range(N_HEADS):
             own = z["z_raw", layer][:, :, head].square().mean(-1).sqrt()  # sequence, position
-            torch.testing.assert_close(found[layer][head], torch.cat([own[0, 8:14], own[1, 8:10]]).mean())
+            torch.testing.assert_close(
+                found[layer][head], torch.cat([own[0, 8:14], own[1, 8:10]]).mean()
+            )
     some = natural_rms(lens, batch, layers=[2], first_position=9)
     assert list(some) == [2]
     torch.testing.assert_close(some[2][3], torch.cat([own[0, 9:14], own[1, 9:10]]).mean())
@@ -145,9 +153,18 @@ def test_the_natural_size_is_the_mean_over_tokens_from_the_eighth_on(lens_of, fa
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: variance_calibration(float("nan")), "the factor is nan; need a finite number, or one for each head"),
-        (lambda: variance_calibration(2.0, layers=[0, 1], centre={1: draw(4, 12)}), r"no centre for layers \[0\]"),
-        (lambda: head_rms_norm(float("inf")), "the target is inf; need a finite number, or layer -> tensor"),
+        (
+            lambda: variance_calibration(float("nan")),
+            "the factor is nan; need a finite number, or one for each head",
+        ),
+        (
+            lambda: variance_calibration(2.0, layers=[0, 1], centre={1: draw(4, 12)}),
+            r"no centre for layers \[0\]",
+        ),
+        (
+            lambda: head_rms_norm(float("inf")),
+            "the target is inf; need a finite number, or layer -> tensor",
+        ),
         (lambda: head_rms_norm({0: torch.ones(4)}, layers=[2]), r"no target for layers \[2\]"),
         (lambda: head_rms_norm(1.0, eps=-1.0), "eps is -1.0; need 0 or a small positive number"),
     ],
@@ -160,8 +177,14 @@ def test_numbers_that_mean_nothing_are_refused(make, text):
 @pytest.mark.parametrize(
     ("one", "text"),
     [
-        (variance_calibration(torch.ones(3)), r"factor of layer 0 has the shape \(3, 1\); need the model's 4 heads"),
-        (head_rms_norm({1: torch.ones(5)}), r"target of layer 1 has the shape \(5,\); need the model's 4 heads, its"),
+        (
+            variance_calibration(torch.ones(3)),
+            r"factor of layer 0 has the shape \(3, 1\); need the model's 4 heads",
+        ),
+        (
+            head_rms_norm({1: torch.ones(5)}),
+            r"target of layer 1 has the shape \(5,\); need the model's 4 heads, its",
+        ),
         (head_rms_norm({1: torch.ones(12, 4)}), r"shape \(12, 4\); need .* heads first"),
     ],
 )
@@ -172,10 +195,14 @@ def test_tensors_of_another_shape_are_refused(lens_of, one, text):
 
 def test_a_target_that_could_be_by_head_or_by_dimension_is_refused():
     square = wrap(tiny("llama", head_dim=4, num_key_value_heads=4))
-    with pytest.raises(EditError, match=r"as many heads as dimensions of a head; need an axis of size 1 beside it"):
+    with pytest.raises(
+        EditError, match=r"as many heads as dimensions of a head; need an axis of size 1 beside it"
+    ):
         run_with(square, TOKENS, head_rms_norm({0: torch.ones(4)}))
     factor = torch.tensor([1.0, 0.0, 1.0, 1.0])
-    after = run_with(square, TOKENS, variance_calibration(factor, layers=[0]), sites=("z",)).tensors["z", 0]
+    after = run_with(
+        square, TOKENS, variance_calibration(factor, layers=[0]), sites=("z",)
+    ).tensors["z", 0]
     assert (after[:, :, 1] == 0).all()
     assert (after[:, :, [0, 2, 3]] != 0).any()
 
@@ -183,14 +210,19 @@ def test_a_target_that_could_be_by_head_or_by_dimension_is_refused():
 def test_the_norm_of_a_token_without_values_needs_eps(lens_of):
     lens, nothing = lens_of("llama"), zero("v", layers=[LAYER])
     run_with(lens, TOKENS, [nothing, head_rms_norm(1.0, layers=[0, LAYER])])
-    with pytest.raises(EditError, match=r"'head RMSNorm, target 1' of 'z_raw' gave numbers that are not finite"):
+    with pytest.raises(
+        EditError, match=r"'head RMSNorm, target 1' of 'z_raw' gave numbers that are not finite"
+    ):
         run_with(lens, TOKENS, [nothing, head_rms_norm(1.0, layers=[LAYER], eps=0.0)])
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"first_position": 14}, "no real token stands at position 14 or after it; need longer .* at most 14 tokens"),
+        (
+            {"first_position": 14},
+            "no real token stands at position 14 or after it; need longer .* at most 14 tokens",
+        ),
         ({"first_position": -1}, "no real token stands at position -1"),
         ({"layers": [3]}, "layer 3 does not exist; need 0 to 2"),
     ],

@@ -33,7 +33,10 @@ TOKENS = torch.randint(3, 300, (3, 20), generator=torch.Generator().manual_seed(
 def drawn(*shape, seed=0, outliers=True):
     """Normal values of very different sizes by token and channel, one of them huge."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(*shape, generator=generator) * torch.randn(*shape[:2], 1, generator=generator).exp()
+    x = (
+        torch.randn(*shape, generator=generator)
+        * torch.randn(*shape[:2], 1, generator=generator).exp()
+    )
     x = x * (2 * torch.randn(shape[-1], generator=generator)).exp()
     if outliers:
         x[:, 0, 3] = 900.0
@@ -54,18 +57,29 @@ def exactly(a, b):
 @pytest.mark.parametrize(("element", "top"), [("int8", 127), ("int4", 7)])
 def test_integers_of_one_scale_or_of_one_a_token_or_a_group_are_those_of_torch(element, top):
     x = drawn(2, 9, 256)
-    for scope, rows in (("tensor", x.flatten(1)), ("token", x.flatten(0, 1)), ("group", x.reshape(-1, 128))):
-        assert exactly(round_to_format(x, look_up_format(f"{element}_{scope}")), integers_of(rows, top).view_as(x)), (
-            scope
-        )
+    for scope, rows in (
+        ("tensor", x.flatten(1)),
+        ("token", x.flatten(0, 1)),
+        ("group", x.reshape(-1, 128)),
+    ):
+        assert exactly(
+            round_to_format(x, look_up_format(f"{element}_{scope}")),
+            integers_of(rows, top).view_as(x),
+        ), scope
 
 
 def test_halves_go_to_the_even_integer():
-    x = torch.tensor([[[0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.0, -127.0]]])  # scale 1: max|x| is 127
-    assert round_to_format(x, look_up_format("int8_tensor")).tolist() == [[[0, 2, 2, 0, -2, 126, 127, -127]]]
+    x = torch.tensor(
+        [[[0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.0, -127.0]]]
+    )  # scale 1: max|x| is 127
+    assert round_to_format(x, look_up_format("int8_tensor")).tolist() == [
+        [[0, 2, 2, 0, -2, 126, 127, -127]]
+    ]
 
 
-@pytest.mark.parametrize(("element", "name"), [("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")])
+@pytest.mark.parametrize(
+    ("element", "name"), [("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")]
+)
 def test_fp8_is_that_of_torch_and_of_ml_dtypes(element, name):
     dtype, other = getattr(torch, name), getattr(ml_dtypes, name)
     every = torch.arange(256, dtype=torch.uint8).view(dtype).float()
@@ -75,18 +89,26 @@ def test_fp8_is_that_of_torch_and_of_ml_dtypes(element, name):
     for x in (between, drawn(2, 9, 70).flatten()):
         x = x[x.abs() <= torch.finfo(dtype).max]
         assert exactly(round_to_float8(x, element), x.to(dtype).float())
-        assert exactly(round_to_float8(x, element), torch.from_numpy(x.numpy().astype(other).astype(np.float32)))
+        assert exactly(
+            round_to_float8(x, element),
+            torch.from_numpy(x.numpy().astype(other).astype(np.float32)),
+        )
     assert round_to_float8(torch.tensor([1e30, -1e30]), element).tolist() == [
         torch.finfo(dtype).max,
         -torch.finfo(dtype).max,
     ]
     x = drawn(2, 9, 70)
     scale = x.abs().amax((1, 2), keepdim=True) / torch.finfo(dtype).max
-    assert exactly(round_to_format(x, look_up_format(f"{element}_tensor")), (x / scale).to(dtype).float() * scale)
+    assert exactly(
+        round_to_format(x, look_up_format(f"{element}_tensor")),
+        (x / scale).to(dtype).float() * scale,
+    )
 
 
 def test_fp4_is_that_of_ml_dtypes():
-    x = torch.cat([torch.arange(-26, 27) / 4, drawn(2, 9, 70).flatten(), torch.tensor([5.0, 2.5, 1e9, -0.0])])
+    x = torch.cat(
+        [torch.arange(-26, 27) / 4, drawn(2, 9, 70).flatten(), torch.tensor([5.0, 2.5, 1e9, -0.0])]
+    )
     wanted = x.clamp(-6, 6).numpy().astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
     assert exactly(round_to_fp4(x), torch.from_numpy(wanted))
 
@@ -98,7 +120,9 @@ def test_mxfp4_has_a_power_of_two_for_32_channels():
         scale = 2.0 ** (np.floor(np.log2(float(block.abs().max()))) - 2)
         assert float(np.float32(scale).astype(ml_dtypes.float8_e8m0fnu)) == scale
         assert float(power_of_two_scale(block.abs().max())) == scale
-        wanted = (block / scale).clamp(-6, 6).numpy().astype(ml_dtypes.float4_e2m1fn).astype(np.float32) * scale
+        wanted = (block / scale).clamp(-6, 6).numpy().astype(ml_dtypes.float4_e2m1fn).astype(
+            np.float32
+        ) * scale
         assert exactly(got, torch.from_numpy(wanted.astype(np.float32)))
 
 
@@ -108,12 +132,23 @@ def test_nvfp4_has_an_e4m3_scale_for_16_channels_and_one_scale_a_sequence():
     for sequence, got in zip(x, found, strict=True):
         unit = sequence.abs().max() / (6.0 * 448.0)
         for block, part in zip(sequence.reshape(-1, 16), got.reshape(-1, 16), strict=True):
-            inner = (block.abs().max() / 6.0 / unit).numpy().astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+            inner = (
+                (block.abs().max() / 6.0 / unit)
+                .numpy()
+                .astype(ml_dtypes.float8_e4m3fn)
+                .astype(np.float32)
+            )
             scale = torch.tensor(inner) * unit
             if scale == 0:
                 assert (part == 0).all()
                 continue
-            wanted = (block / scale).clamp(-6, 6).numpy().astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+            wanted = (
+                (block / scale)
+                .clamp(-6, 6)
+                .numpy()
+                .astype(ml_dtypes.float4_e2m1fn)
+                .astype(np.float32)
+            )
             assert exactly(part, torch.from_numpy(wanted) * scale)
 
 
@@ -134,7 +169,9 @@ def test_what_a_format_holds_is_near_odd_and_of_no_larger_size(name, seed, dim):
     x, form = drawn(1, 2, dim + 4, seed=seed), look_up_format(name)
     found = round_to_format(x, form)
     assert exactly(round_to_format(-x, form), -found)  # odd: the integers here are symmetric
-    assert float(found.abs().max()) <= float(x.abs().max()) * (1 + 1 / 5)  # mxfp4: 5 and more of a scale become 6
+    assert float(found.abs().max()) <= float(x.abs().max()) * (
+        1 + 1 / 5
+    )  # mxfp4: 5 and more of a scale become 6
     assert float((x - found).abs().max()) <= float(x.abs().max()) * 0.34
 
 
@@ -144,7 +181,9 @@ def test_a_kept_outlier_stays_and_makes_the_steps_of_the_others_finer():
     keep[0, 0] = True
     found = round_to_format(x, form, keep=keep)
     assert torch.equal(found[:, 0], x[:, 0])
-    assert exactly(found[:, 1:], round_to_format(x[:, 1:], form))  # as if the kept token were not there
+    assert exactly(
+        found[:, 1:], round_to_format(x[:, 1:], form)
+    )  # as if the kept token were not there
     channel = torch.zeros(1, 1, 16, dtype=torch.bool)
     channel[..., 3] = True
     found = round_to_format(x, form, keep=channel)
@@ -156,17 +195,24 @@ def test_a_kept_outlier_stays_and_makes_the_steps_of_the_others_finer():
 def test_an_edit_rounds_a_site_as_a_raw_hook_of_hugging_face_does():
     model = tiny("llama")
     lens = wrap(model)
-    edits = [quantisation("neurons", "int8_token"), quantisation("z", "fp8_e4m3_tensor", layers=[1])]
+    edits = [
+        quantisation("neurons", "int8_token"),
+        quantisation("z", "fp8_e4m3_tensor", layers=[1]),
+    ]
     edited = run_with(lens, TOKENS, edits, layers=[0], logits=True).logits
 
     def raw(form):
         return lambda module, args: (round_to_format(args[0], look_up_format(form)), *args[1:])
 
-    assert not torch.allclose(edited, run_with(lens, TOKENS, layers=[0], logits=True).logits, atol=1e-4)
+    assert not torch.allclose(
+        edited, run_with(lens, TOKENS, layers=[0], logits=True).logits, atol=1e-4
+    )
     for layer in model.model.layers:
         layer.mlp.down_proj.register_forward_pre_hook(raw("int8_token"))
     model.model.layers[1].self_attn.o_proj.register_forward_pre_hook(raw("fp8_e4m3_tensor"))
-    model.set_attn_implementation("eager")  # the bridge's: other sums would fall on other sides of a rounding
+    model.set_attn_implementation(
+        "eager"
+    )  # the bridge's: other sums would fall on other sides of a rounding
     with torch.no_grad():
         assert torch.allclose(edited, model(TOKENS).logits, atol=1e-5)
 
@@ -179,14 +225,19 @@ def test_keeping_every_token_or_every_channel_is_the_clean_run():
     of_json = {str(layer): list(some) for layer, some in channels.items()}
     for kept in ({"tokens": every}, {"channels": channels}, {"channels": of_json}):
         edit = quantisation("mlp_in", "int4_tensor", **kept)
-        assert torch.equal(run_with(lens, TOKENS, edit, layers=[0], logits=True, quiet=True).logits, clean)
+        assert torch.equal(
+            run_with(lens, TOKENS, edit, layers=[0], logits=True, quiet=True).logits, clean
+        )
 
 
 def test_kept_tokens_follow_their_sequences_through_batches():
     lens = wrap(tiny("llama"))
     keep = torch.rand(3, 20, generator=torch.Generator().manual_seed(1)) < 0.3
     edit = quantisation("attn_in", "int4_tensor", tokens=keep)
-    together, alone = (run_with(lens, TOKENS, edit, layers=[0], logits=True, batch_size=size).logits for size in (3, 1))
+    together, alone = (
+        run_with(lens, TOKENS, edit, layers=[0], logits=True, batch_size=size).logits
+        for size in (3, 1)
+    )
     assert torch.allclose(together, alone, atol=1e-5)
 
 
@@ -196,7 +247,10 @@ def test_padding_sets_no_scale(form):
     edits = [quantisation(site, form) for site in LINEAR_INPUTS]
     alone = from_tensor(TOKENS[:1, :6])
     padded = dataclasses.replace(from_tensor(TOKENS), lengths=torch.tensor([6, 20, 20]))
-    losses = [run_with(lens, batch, edits, layers=[0], loss=True, quiet=True).loss[0] for batch in (alone, padded)]
+    losses = [
+        run_with(lens, batch, edits, layers=[0], loss=True, quiet=True).loss[0]
+        for batch in (alone, padded)
+    ]
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-5)
 
 
@@ -213,12 +267,22 @@ def test_what_cannot_be_quantised_is_refused():
     with pytest.raises(EditError, match="'z' has 48 channels, and channel 48"):
         run_with(lens, TOKENS, quantisation("z", "int8_tensor", channels={0: [48]}), layers=[0])
     with pytest.raises(EditError, match=r"shape \(1, 20\) and the run has 3 sequences"):
-        run_with(lens, TOKENS, quantisation("z", "int8_tensor", tokens=torch.ones(1, 20, dtype=torch.bool)), layers=[0])
-    with pytest.raises(InputError, match="mixture of experts"), quantised_weights(wrap(tiny("gpt_oss")), "int8_token"):
+        run_with(
+            lens,
+            TOKENS,
+            quantisation("z", "int8_tensor", tokens=torch.ones(1, 20, dtype=torch.bool)),
+            layers=[0],
+        )
+    with (
+        pytest.raises(InputError, match="mixture of experts"),
+        quantised_weights(wrap(tiny("gpt_oss")), "int8_token"),
+    ):
         pass
 
 
-@pytest.mark.parametrize("family", [*(name for name in TINY_FAMILIES if name != "gpt_oss"), "falcon"])
+@pytest.mark.parametrize(
+    "family", [*(name for name in TINY_FAMILIES if name != "gpt_oss"), "falcon"]
+)
 def test_rounded_weights_of_every_linear_layer_reach_both_paths_and_come_back(family):
     model = tiny(family)
     lens = wrap(model)
@@ -227,7 +291,9 @@ def test_rounded_weights_of_every_linear_layer_reach_both_paths_and_come_back(fa
     linear = {module.weight for module in layers if isinstance(module, torch.nn.Linear | Conv1D)}
     clean = run_with(lens, TOKENS, layers=[0], logits=True).logits
     with quantised_weights(lens, "int4_token"):
-        assert {parameter for parameter, old in before.items() if not torch.equal(parameter, old)} == linear
+        assert {
+            parameter for parameter, old in before.items() if not torch.equal(parameter, old)
+        } == linear
         edited = run_with(lens, TOKENS, layers=[0], logits=True).logits
         with torch.no_grad():
             wanted = model(TOKENS).logits
@@ -238,7 +304,10 @@ def test_rounded_weights_of_every_linear_layer_reach_both_paths_and_come_back(fa
 
 
 def test_the_rows_of_a_weight_are_its_output_channels():
-    for family, path in (("llama", "model.layers.0.mlp.down_proj"), ("gpt2", "transformer.h.0.mlp.c_proj")):
+    for family, path in (
+        ("llama", "model.layers.0.mlp.down_proj"),
+        ("gpt2", "transformer.h.0.mlp.c_proj"),
+    ):
         model = tiny(family)
         own = model.get_submodule(path).weight.detach()
         rows = own.T.clone() if family == "gpt2" else own.clone()

@@ -59,7 +59,10 @@ def test_at_positions_it_is_the_change_of_the_weights_there_alone(lens_of, raw_o
     def there(view):
         view[:, POSITIONS] = changed(seen[-1])[:, POSITIONS]
 
-    changes = [("neurons", LAYER, lambda view: seen.append(view.clone())), ("down_out", LAYER, there)]
+    changes = [
+        ("neurons", LAYER, lambda view: seen.append(view.clone())),
+        ("down_out", LAYER, there),
+    ]
     one = scalar(lens_of(family), **ENTRIES, positions=POSITIONS)
     assert_rows_close(logits(lens_of(family), one), raw_run(family, TOKENS, changes))
 

@@ -11,7 +11,17 @@ from lenses import lens_of, speaking
 from sink_lens.activations.record import Reading, stream
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.amplification import amplify, centring_means
-from sink_lens.edits.constructors import EditError, clamp, edit, freeze, resample, scalar, scale, set_value, zero
+from sink_lens.edits.constructors import (
+    EditError,
+    clamp,
+    edit,
+    freeze,
+    resample,
+    scalar,
+    scale,
+    set_value,
+    zero,
+)
 from sink_lens.edits.eviction import window
 from sink_lens.edits.hooks import from_hook, fwd_hooks
 from sink_lens.edits.isolation import isolate
@@ -51,11 +61,15 @@ def every_constructor(lens, batch):
         "mean": mean_all(lens, batch, "attn_out", layers=[1], positions=[0]),
         "scalar": scalar(lens, layer=1, neurons=[2, 3], dimensions=[5], positions=[0, 4]),
         "isolate": isolate([3], layers=[1]),
-        "amplify": amplify(3.0, positions=[2], layers=[1], means=centring_means(lens, n_tokens=128)),
+        "amplify": amplify(
+            3.0, positions=[2], layers=[1], means=centring_means(lens, n_tokens=128)
+        ),
         "normalise": head_rms_norm(natural_rms(lens, batch), layers=[1]),
         "quantise": quantisation("resid_post", "int4_token", layers=[1]),
         "window": window(4, keep=1),
-        "own": edit("attn_out", lambda x, at: x + at.read.flatten(2)[..., :48], reads="z", layers=[2]),
+        "own": edit(
+            "attn_out", lambda x, at: x + at.read.flatten(2)[..., :48], reads="z", layers=[2]
+        ),
     }
 
 
@@ -68,12 +82,16 @@ def test_the_hooks_of_each_constructor_give_in_transformerlens_what_they_give_he
         assert not torch.allclose(expected, clean, atol=1e-4), name
         for options in ({}, {"tokens": batch}):
             with torch.no_grad():
-                found = lens.bridge.run_with_hooks(batch.tokens, fwd_hooks=fwd_hooks(lens, one, **options))
+                found = lens.bridge.run_with_hooks(
+                    batch.tokens, fwd_hooks=fwd_hooks(lens, one, **options)
+                )
             torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5, msg=name)
     several = [made["zero"], made["scalar"], made["amplify"]]
     with torch.no_grad(), lens.bridge.hooks(fwd_hooks=fwd_hooks(lens, several)):
         found = lens.bridge(batch.tokens)
-    torch.testing.assert_close(found, run_with(lens, batch, several, logits=True).logits, rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(
+        found, run_with(lens, batch, several, logits=True).logits, rtol=0.0, atol=1e-5
+    )
     assert torch.equal(run_with(lens, batch, logits=True).logits, clean)  # no hook stays
 
 
@@ -107,11 +125,15 @@ def test_a_hook_of_transformerlens_is_an_edit_at_every_site(family):
         assert hook.layer() == 1
         return 0.5 * x
 
-    for name in (one for one in sites_of(lens.family) if SITES[one].per_layer and not SITES[one].observed):
+    for name in (
+        one for one in sites_of(lens.family) if SITES[one].per_layer and not SITES[one].observed
+    ):
         hook_name = bridge_hook_name(SITES[name], family=lens.family, layer=1)
         one = from_hook(hook_name, times, model=lens)
         with torch.no_grad():
-            expected = lens.bridge.run_with_hooks(batch.tokens, fwd_hooks=[(hook_name, times)], use_cache=False)
+            expected = lens.bridge.run_with_hooks(
+                batch.tokens, fwd_hooks=[(hook_name, times)], use_cache=False
+            )
         found = run_with(lens, batch, one, logits=True).logits
         torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5, msg=name)
 
@@ -127,7 +149,9 @@ def test_a_hook_that_changes_its_tensor_in_place_and_gives_none_is_an_edit():
     assert (one.site, one.layers) == ("resid_post", (1,))
     with torch.no_grad():
         expected = lens.bridge.run_with_hooks(batch.tokens, fwd_hooks=[hook])
-    torch.testing.assert_close(run_with(lens, batch, one, logits=True).logits, expected, rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(
+        run_with(lens, batch, one, logits=True).logits, expected, rtol=0.0, atol=1e-5
+    )
 
 
 def test_names_of_hooks_are_found_by_their_hook_point():
@@ -138,13 +162,21 @@ def test_names_of_hooks_are_found_by_their_hook_point():
             site, layer = site_of_hook(hook_name, lens=lens)
             assert layer == (2 if SITES[name].per_layer else None)
             points = lens.bridge.hook_dict
-            assert points[bridge_hook_name(SITES[site], family=lens.family, layer=2)] is points[hook_name]
+            assert (
+                points[bridge_hook_name(SITES[site], family=lens.family, layer=2)]
+                is points[hook_name]
+            )
     assert site_of_hook("blocks.4.attn.hook_z") == ("z", 4)
     assert site_of_hook("ln_final.hook_out") == ("final", None)
     assert site_of_hook("blocks.2.mlp.hook_pre", lens=lens_of("gpt2")) == ("up", 2)
     assert site_of_hook("blocks.2.mlp.hook_pre", lens=lens_of("llama")) == ("gate", 2)
-    assert site_of_hook("blocks.2.hook_out", lens=lens_of("llama")) == ("resid_post", 2)  # the canonical name
-    with pytest.raises(SiteError, match=r"'blocks.2.mlp.hook_pre' is at no site; .*or the model \(model=...\)"):
+    assert site_of_hook("blocks.2.hook_out", lens=lens_of("llama")) == (
+        "resid_post",
+        2,
+    )  # the canonical name
+    with pytest.raises(
+        SiteError, match=r"'blocks.2.mlp.hook_pre' is at no site; .*or the model \(model=...\)"
+    ):
         from_hook("blocks.2.mlp.hook_pre", lambda x, hook: x)
     for name in ("blocks.1.hook_resid_mid", "hook_embed", "blocks.9.hook_out", "nothing"):
         with pytest.raises(SiteError, match=f"'{name}' is at no site; need one of"):
@@ -165,18 +197,30 @@ def test_a_sweep_of_plain_hook_functions_gives_what_run_with_hooks_gives_for_eac
     names = {str(one): (f"blocks.{one[0]}.hook_attn_out", factor(one[1])) for one in parts}
     cells = [cell_of(from_hook(*one), name=name) for name, one in names.items()]
     read = Metric(name="last", function=lambda run: run.logits[:, -1, 7], layers=(), logits=True)
-    found = sweep(lens, cells, tokens=batch, metrics=[read], out=tmp_path / "run", progress=False).frame
+    found = sweep(
+        lens, cells, tokens=batch, metrics=[read], out=tmp_path / "run", progress=False
+    ).frame
     assert shapes == {(LENGTH, lens.d_model)}  # one cell's sequences, never the rows of several
     for name, one in names.items():
         with torch.no_grad():
             by_hand = lens.bridge.run_with_hooks(batch.tokens, fwd_hooks=[one])[:, -1, 7]
-        assert found[found["name"] == name]["value"].item() == pytest.approx(float(by_hand.mean()), abs=1e-5)
+        assert found[found["name"] == name]["value"].item() == pytest.approx(
+            float(by_hand.mean()), abs=1e-5
+        )
 
 
 def test_a_patch_beside_a_hook_function_is_that_of_the_edited_bridge():
-    lens, (clean, corrupted) = speaking("llama"), (batch_of(2).tokens, batch_of(2).tokens.roll(1, 0))
+    lens, (clean, corrupted) = (
+        speaking("llama"),
+        (batch_of(2).tokens, batch_of(2).tokens.roll(1, 0)),
+    )
     one = ("blocks.1.attn.hook_z", lambda x, hook: 0.25 * x)
-    asked = {"site": "resid_pre", "by": ("layer", "position"), "layers": [1, 2], "positions": [3, 11]}
+    asked = {
+        "site": "resid_pre",
+        "by": ("layer", "position"),
+        "layers": [1, 2],
+        "positions": [3, 11],
+    }
     asked |= {"metric": loss(), "edits": from_hook(*one)}
     found = patch(lens, clean, corrupted, progress=False, **asked)
     for row in found.frame.itertuples():
@@ -190,7 +234,9 @@ def test_a_patch_beside_a_hook_function_is_that_of_the_edited_bridge():
                 return x
 
             logits = lens.bridge.run_with_hooks(corrupted, fwd_hooks=[(name, put)])
-        by_hand = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), corrupted[:, 1:].flatten())
+        by_hand = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), corrupted[:, 1:].flatten()
+        )
         assert row.value == pytest.approx(float(by_hand), abs=1e-5)
     with pytest.raises(InputError, match="screen approximates patches of the unedited model"):
         patch(lens, clean, corrupted, screen=2, **asked)
@@ -204,12 +250,22 @@ def test_readings_as_hooks_give_what_stream_gives():
         return v["z"].square().sum((1, 2)) + v["v"].square().sum()
 
     readings = [
-        Reading(name="norm", sites=("resid_post",), function=lambda v: v["resid_post"].norm(dim=-1) * v.valid),
+        Reading(
+            name="norm",
+            sites=("resid_post",),
+            function=lambda v: v["resid_post"].norm(dim=-1) * v.valid,
+        ),
         Reading(name="mass", sites=("mass",), function=lambda v: v["mass"].mean(1)),
         Reading(name="rows", sites=("rows",), function=lambda v: v["rows"].flatten(1)),
-        Reading(name="keys", sites=("key_scores",), function=lambda v: v["key_scores"].clamp(min=-1e4).flatten(1)),
+        Reading(
+            name="keys",
+            sites=("key_scores",),
+            function=lambda v: v["key_scores"].clamp(min=-1e4).flatten(1),
+        ),
         Reading(name="both", sites=("z", "v"), function=squares, layers=frozenset({1})),
-        Reading(name="final", sites=("final",), function=lambda v: v["final"][:, 0] + v.tokens[:, :1]),
+        Reading(
+            name="final", sites=("final",), function=lambda v: v["final"][:, 0] + v.tokens[:, :1]
+        ),
     ]
     for family in ("llama", "gpt_oss", "gpt2", "mistral", "headnorm_sigmoid"):
         lens = lens_of(family)
@@ -234,7 +290,10 @@ def test_readings_as_hooks_give_what_stream_gives():
         readings[2].fwd_hooks(lens)
     edited = {}
     with torch.no_grad():
-        hooks = [*fwd_hooks(lens, zero("pattern", keys=[0])), *readings[1].fwd_hooks(lens, into=edited)]
+        hooks = [
+            *fwd_hooks(lens, zero("pattern", keys=[0])),
+            *readings[1].fwd_hooks(lens, into=edited),
+        ]
         lens.bridge.run_with_hooks(batch.tokens, fwd_hooks=hooks)
     assert float(edited[1].abs().max()) == 0.0  # read after the edit
     assert float(run_with(lens, batch, zero("pattern", keys=[0])).mass_at(0).abs().max()) == 0.0
@@ -258,7 +317,11 @@ def test_patches_are_handed_on_as_transformerlens_lays_them_out():
         effects = theirs.effect().mean(-1).flatten()
         assert effects.tolist() == pytest.approx(result.frame["effect"].tolist())
         assert theirs.normalized(result.baselines[0] + 1.0).isfinite().all()
-        torch.testing.assert_close(theirs.normalized(result.baselines[1]).shape, theirs.values.shape)
-    few = patch(lens, clean, corrupted, screen=3, progress=False, metric=loss()).to_transformer_lens()
+        torch.testing.assert_close(
+            theirs.normalized(result.baselines[1]).shape, theirs.values.shape
+        )
+    few = patch(
+        lens, clean, corrupted, screen=3, progress=False, metric=loss()
+    ).to_transformer_lens()
     assert few.axis_names == []
     assert few.values.shape == (3, 2)

@@ -19,9 +19,18 @@ from sink_lens.engine.plan import Plan
 from sink_lens.models.tiny import VOCAB_SIZE
 
 KEYS = (0, 6)
-TOKENS = from_tensor(torch.randint(3, VOCAB_SIZE, (5, 20), generator=torch.Generator().manual_seed(2)))
+TOKENS = from_tensor(
+    torch.randint(3, VOCAB_SIZE, (5, 20), generator=torch.Generator().manual_seed(2))
+)
 NEEDS = Needs(
-    keys=KEYS, layers=(0, 1, 2), sites=("resid_post",), loss=True, logits=False, state=True, whole=True, positions=None
+    keys=KEYS,
+    layers=(0, 1, 2),
+    sites=("resid_post",),
+    loss=True,
+    logits=False,
+    state=True,
+    whole=True,
+    positions=None,
 )
 EARLY = (isolate([6]), scale("mlp_out", 2.0, layers=[0], positions=[3, 9]))
 LATE = [
@@ -82,7 +91,11 @@ def test_runs_of_several_baselines_in_one_queue_are_each_as_alone():
     lens = lens_of("llama")
     plain = baseline_run_of(lens, lanes=2)
     isolated, less = plain.with_edits(EARLY), replace(NEEDS, layers=(2,), loss=False, whole=False)
-    asked = [(run, edits, needs) for edits in LATE for run, needs in ((plain, NEEDS), (isolated, NEEDS), (plain, less))]
+    asked = [
+        (run, edits, needs)
+        for edits in LATE
+        for run, needs in ((plain, NEEDS), (isolated, NEEDS), (plain, less))
+    ]
     found = outcomes_in_one_queue(asked)
     for (run, edits, needs), (outcome, changed) in zip(asked, found, strict=True):
         wanted = run_with(lens, TOKENS, [*run.edits, *edits], positions=KEYS)
@@ -111,4 +124,6 @@ def test_an_edit_that_fails_fails_the_run():
         raise ValueError("no such number")
 
     with pytest.raises(ValueError, match="no such number"):
-        outcomes_under_edits(baseline_run_of(lens_of("llama")), [[edit("z", bad, layers=[1])]], needs=NEEDS)
+        outcomes_under_edits(
+            baseline_run_of(lens_of("llama")), [[edit("z", bad, layers=[1])]], needs=NEEDS
+        )

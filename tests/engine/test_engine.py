@@ -9,7 +9,15 @@ import torch
 from rounding import CLOSE, MOVED, assert_close, close
 
 from sink_lens.edits.constructors import edit, scalar, scale, zero
-from sink_lens.edits.metrics import Metric, dominance, kl_to, logit_difference, loss, norm, sink_mass
+from sink_lens.edits.metrics import (
+    Metric,
+    dominance,
+    kl_to,
+    logit_difference,
+    loss,
+    norm,
+    sink_mass,
+)
 from sink_lens.engine import passes
 from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.forward import run_with
@@ -54,17 +62,26 @@ EDITS = (
     (mixed("mlp_out", layers=[0]),),
     (zero("v", layers=[1]),),
     (mixed("final"),),
-    (scale("attn_out", 2.0, layers=[0]), zero("z", layers=[2], heads=[3]), scale("mlp_out", 0.5, layers=[0], **SOME)),
+    (
+        scale("attn_out", 2.0, layers=[0]),
+        zero("z", layers=[2], heads=[3]),
+        scale("mlp_out", 0.5, layers=[0], **SOME),
+    ),
 )
 """``test_cone.py`` asks every site of every family."""
 CELLS = [cell_of_edits(edits) for edits in EDITS]
 
 
-@pytest.mark.parametrize("sizes", [{"prompts": 1, "pack": 3}, {"prompts": 3, "pack": 7}, {"prompts": 4, "pack": 1}])
+@pytest.mark.parametrize(
+    "sizes", [{"prompts": 1, "pack": 3}, {"prompts": 3, "pack": 7}, {"prompts": 4, "pack": 1}]
+)
 def test_however_the_sweep_is_cut_the_numbers_are_those_of_its_batches(
     lens_of, tokens_of, engine_of, swept, slowly, measured, sizes
 ):
-    lens, before = lens_of("qwen3"), slowly(lens_of("qwen3"), tokens_of(), (), prompts=sizes["prompts"])
+    lens, before = (
+        lens_of("qwen3"),
+        slowly(lens_of("qwen3"), tokens_of(), (), prompts=sizes["prompts"]),
+    )
     found = swept(engine_of(lens, tokens_of(), CELLS, EVERYTHING, cut=False, **sizes))
     assert len(found) == len(EDITS) * len(EVERYTHING)
     for cell, edits in enumerate(EDITS):
@@ -84,7 +101,9 @@ def test_the_baseline_is_the_unedited_run(lens_of, tokens_of, engine_of, slowly,
     outcomes = slowly(lens, tokens_of(), ())
     for metric in EVERYTHING:
         rows = frame[frame["metric"] == metric.name]
-        assert_close(torch.tensor(rows["value"].to_numpy()), measured(metric, outcomes, keys=(0, 3)))
+        assert_close(
+            torch.tensor(rows["value"].to_numpy()), measured(metric, outcomes, keys=(0, 3))
+        )
         assert rows["sequence"].tolist() == [0, 1, 2, 3]
 
 
@@ -95,17 +114,31 @@ def mean_read(x, at):
 
 READING = {
     "attention of values": edit("z", lambda x, at: x + mean_read(x, at), reads="v", layers=[1]),
-    "values of the pattern": edit("z", lambda x, at: x * mean_read(x, at), reads="pattern", layers=[1]),
-    "MLP of attention": edit("down_out", lambda x, at: x + mean_read(x, at), reads="z", layers=[1], positions=[2]),
-    "MLP of its gate": edit("mlp_out", lambda x, at: x * mean_read(x, at), reads="gate", layers=[1]),
-    "neurons of the gate": edit("neurons", lambda x, at: x * mean_read(x, at), reads="gate", layers=[1], units=[3]),
-    "single entries": scalar(lenses.lens_of("llama"), layer=1, neurons=[3, 9], dimensions=[1, 4, 7]),
-    "the last norm of a layer": edit("final", lambda x, at: x + mean_read(x, at), reads="resid_post"),
+    "values of the pattern": edit(
+        "z", lambda x, at: x * mean_read(x, at), reads="pattern", layers=[1]
+    ),
+    "MLP of attention": edit(
+        "down_out", lambda x, at: x + mean_read(x, at), reads="z", layers=[1], positions=[2]
+    ),
+    "MLP of its gate": edit(
+        "mlp_out", lambda x, at: x * mean_read(x, at), reads="gate", layers=[1]
+    ),
+    "neurons of the gate": edit(
+        "neurons", lambda x, at: x * mean_read(x, at), reads="gate", layers=[1], units=[3]
+    ),
+    "single entries": scalar(
+        lenses.lens_of("llama"), layer=1, neurons=[3, 9], dimensions=[1, 4, 7]
+    ),
+    "the last norm of a layer": edit(
+        "final", lambda x, at: x + mean_read(x, at), reads="resid_post"
+    ),
 }
 
 
 @pytest.mark.parametrize("name", READING)
-def test_what_an_edit_reads_is_computed(lens_of, tokens_of, engine_of, swept, slowly, measured, name):
+def test_what_an_edit_reads_is_computed(
+    lens_of, tokens_of, engine_of, swept, slowly, measured, name
+):
     lens, metrics = lens_of("llama"), (loss(), sink_mass(0))
     found = swept(engine_of(lens, tokens_of(), [cell_of_edits(READING[name])], metrics))
     outcomes = slowly(lens, tokens_of(), READING[name])
@@ -114,7 +147,9 @@ def test_what_an_edit_reads_is_computed(lens_of, tokens_of, engine_of, swept, sl
 
 
 @pytest.mark.parametrize("site", ["scores", "pattern"])
-def test_metrics_of_whole_patterns_are_read(lens_of, tokens_of, engine_of, swept, slowly, measured, site):
+def test_metrics_of_whole_patterns_are_read(
+    lens_of, tokens_of, engine_of, swept, slowly, measured, site
+):
     lens = lens_of("llama")
     corner = lambda run: run.tensors[site, 1][:, 0, 3, :4].sum(1)  # noqa: E731
     metric = Metric(name="corner", function=corner, sites=(site,), layers=(1,))
@@ -129,9 +164,15 @@ def test_metrics_of_whole_patterns_are_read(lens_of, tokens_of, engine_of, swept
         assert_close(found[cell, "corner"], slow)
 
 
-def test_cells_that_change_nothing_that_is_read_are_not_run(lens_of, tokens_of, engine_of, monkeypatch):
+def test_cells_that_change_nothing_that_is_read_are_not_run(
+    lens_of, tokens_of, engine_of, monkeypatch
+):
     lens = lens_of("llama")
-    edits = (zero("z", layers=[1]), zero("resid_pre", layers=[2]), zero("final"))  # behind all attention that is read
+    edits = (
+        zero("z", layers=[1]),
+        zero("resid_pre", layers=[2]),
+        zero("final"),
+    )  # behind all attention that is read
     engine = engine_of(lens, tokens_of(), [cell_of_edits(one) for one in edits], EARLY)
     monkeypatch.setattr(Passes, "run_pack", lambda *args, **options: pytest.fail("a cell was run"))
     baseline = engine.baseline_metrics()["value"].tolist()
@@ -143,7 +184,9 @@ def test_cells_that_change_nothing_that_is_read_are_not_run(lens_of, tokens_of, 
         assert not any(frame["changed"].any() for frame in rows)
 
 
-def test_cells_begin_at_the_first_layer_that_is_touched_and_stand_once_a_batch_by_it(lens_of, tokens_of, engine_of):
+def test_cells_begin_at_the_first_layer_that_is_touched_and_stand_once_a_batch_by_it(
+    lens_of, tokens_of, engine_of
+):
     engine = engine_of(lens_of("llama"), tokens_of(), CELLS, EVERYTHING)
     for prompts in (slice(0, 3), slice(3, 4)):
         blocks = [block for block in engine.blocks if block.prompts == prompts]
@@ -187,7 +230,9 @@ def tamper(monkeypatch):
     return by
 
 
-def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, tokens_of, engine_of, tamper):
+def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(
+    lens_of, tokens_of, engine_of, tamper
+):
     cells = [cell_of_edits(scale("z", factor, layers=[1])) for factor in (0.0, 2.0, 3.0)]
     engine = engine_of(lens_of("llama"), tokens_of(), cells, [sink_mass(0)])
     assert engine.deviations([2])[0][1] < CLOSE
@@ -197,7 +242,9 @@ def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, 
     assert engine.deviations([2])[0][1] == float("inf")
 
 
-def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_precision(tokens_of, engine_of, tamper):
+def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_precision(
+    tokens_of, engine_of, tamper
+):
     lens, tokens = wrap(tiny("llama").to(torch.bfloat16)), tokens_of()
     cells = [cell_of_edits(scale("z", 2.0, layers=[1]))]
     tamper(lambda one: replace(one, mass=one.mass * torch.nan))
@@ -208,7 +255,9 @@ def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_prec
 
 
 @pytest.mark.parametrize(("off", "path"), [(3e-6, "blocks"), (1e-3, "bridge")])
-def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(tokens_of, engine_of, tamper, off, path):
+def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(
+    tokens_of, engine_of, tamper, off, path
+):
     model = tiny("llama")
     head = model.get_output_embeddings().weight.data.mul_(1000)
     head[6] = head[5]
@@ -218,10 +267,15 @@ def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(tokens
     (_, largest), fifth = engine.deviations([]), torch.arange(300) == 5
     assert largest > 10
     tamper(lambda one: replace(one, logits=one.logits + off * largest * fifth))
-    assert make_accurate_engine(lens, tokens, engine.cells, [metric], plan=engine.plan).plan.path == path
+    assert (
+        make_accurate_engine(lens, tokens, engine.cells, [metric], plan=engine.plan).plan.path
+        == path
+    )
 
 
-def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of, engine_of, monkeypatch):
+def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(
+    lens_of, tokens_of, engine_of, monkeypatch
+):
     engine = engine_of(lens_of("llama"), tokens_of(), [cell_of_edits(zero("z"))], [sink_mass(0)])
     right = Passes.run_baseline
 
@@ -264,33 +318,45 @@ def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_
     def other_numbers(lens, tokens, asked):
         out = right(lens, tokens, asked)
         if len(asked.layout.begins) > 1:
-            out[-1, :, -1] += off  # of 300 logits one: the loss moves by 3e-6, or by the whole of it
+            out[-1, :, -1] += (
+                off  # of 300 logits one: the loss moves by 3e-6, or by the whole of it
+            )
         return out
 
     monkeypatch.setattr(passes, "partial_pass", other_numbers)
     plan = make_accurate_engine(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan).plan
     assert (plan.pack, plan.path) == (pack, "blocks")
     assert (1e-7 < plan.deviation < 6 * CLOSE) if pack == 2 else plan.deviation < 6 * CLOSE
-    assert ["this run does without" in line for line in caplog.messages] == ([] if pack == 2 else [True])
+    assert ["this run does without" in line for line in caplog.messages] == (
+        [] if pack == 2 else [True]
+    )
 
 
 @pytest.mark.parametrize("prompts", [1, 3, 4])
-def test_metrics_with_a_number_a_sequence_get_those_of_their_batch(lens_of, tokens_of, engine_of, swept, prompts):
+def test_metrics_with_a_number_a_sequence_get_those_of_their_batch(
+    lens_of, tokens_of, engine_of, swept, prompts
+):
     lens, tokens = lens_of("llama"), tokens_of()
     clean = run_with(lens, tokens, (), logits=True, quiet=True)
     right, wrong = [5, 6, 7, 8], [11, 12, 13, 14]
     rows = torch.arange(4)
     last = clean.logits[rows, tokens.lengths - 1]
     metrics = [replace(logit_difference(right, wrong), name="of each"), kl_to(clean.logits)]
-    found = swept(engine_of(lens, tokens, [cell_of_edits(scale("z", 1.0))], metrics, prompts=prompts))
-    assert torch.allclose(found[0, "of each"], (last[rows, right] - last[rows, wrong]).double(), atol=1e-5)
+    found = swept(
+        engine_of(lens, tokens, [cell_of_edits(scale("z", 1.0))], metrics, prompts=prompts)
+    )
+    assert torch.allclose(
+        found[0, "of each"], (last[rows, right] - last[rows, wrong]).double(), atol=1e-5
+    )
     assert torch.allclose(found[0, metrics[1].name], torch.zeros(4).double(), atol=1e-6)
 
 
 def test_undefined_numbers_are_no_deviation(lens_of, tokens_of, engine_of):
     """No query comes after the only token of a sequence: its sink mass is undefined on both ways."""
     tokens = tokens_of((6, 1, 4))
-    engine = engine_of(lens_of("llama"), tokens, [cell_of_edits(zero("z", layers=[0]))], [sink_mass(0)])
+    engine = engine_of(
+        lens_of("llama"), tokens, [cell_of_edits(zero("z", layers=[0]))], [sink_mass(0)]
+    )
     frame = engine.run(engine.blocks[0])
     assert frame["value"].isna().tolist() == [False, True, False]
     assert frame["error"].isna().all()
@@ -308,7 +374,13 @@ def test_a_plan_of_cells_that_all_fail_is_not_trusted(lens_of, tokens_of, engine
     cells = [failing(layer=number % 2) for number in range(12)]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=4)
     plan = make_accurate_engine(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan).plan
-    assert (plan.path, plan.pack, plan.lanes, plan.cut, plan.n_compared) == ("bridge", 1, 1, False, 0)
+    assert (plan.path, plan.pack, plan.lanes, plan.cut, plan.n_compared) == (
+        "bridge",
+        1,
+        1,
+        False,
+        0,
+    )
     (said,) = [line for line in caplog.messages if "no cell could be compared" in line]
     assert "of the edit" in said
 

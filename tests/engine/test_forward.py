@@ -20,11 +20,17 @@ from sink_lens.models.unembedding import next_token_losses
 from tests.tiny_families import TINY_FAMILIES, tiny
 
 BATCH, LENGTH = 3, 14
-EDITS = (scale("mlp_out", 1.5, layers=[1], positions=[2]), zero("z", layers=[2], heads=[1]), scale("final", 2.0))
+EDITS = (
+    scale("mlp_out", 1.5, layers=[1], positions=[2]),
+    zero("z", layers=[2], heads=[1]),
+    scale("final", 2.0),
+)
 
 
 def tokens(seed=1, batch=BATCH):
-    return torch.randint(3, VOCAB_SIZE, (batch, LENGTH), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        3, VOCAB_SIZE, (batch, LENGTH), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 @functools.cache
@@ -141,7 +147,9 @@ def test_skipped_layers_are_given_back_after_an_error(lens_of):
 def test_a_run_ends_after_the_last_layer_that_is_read(lens_of, family):
     lens, ran = lens_of(family), []
     with spied(dict(enumerate(lens.bridge.blocks)), lambda layer, output: ran.append(layer)):
-        found = run_with(lens, tokens(), layers=[1], sites=("resid_post",), positions=(0, 4), loss=False)
+        found = run_with(
+            lens, tokens(), layers=[1], sites=("resid_post",), positions=(0, 4), loss=False
+        )
     assert ran == [0, 1]
     assert (found.loss, found.logits, found.layers) == (None, None, (1,))
     whole = unedited(lens)
@@ -166,7 +174,11 @@ def test_what_was_read_is_the_caller_s_own(lens_of):
         ({"positions": []}, InputError, "no positions were given; need at least one to read"),
         ({"positions": [14]}, InputError, "position 14 is outside the sequences; need 0 to 13"),
         ({"sites": ["mlp"]}, SiteError, "no site 'mlp'; it is called 'mlp_out'"),
-        ({"sites": ["final"], "loss": False}, SiteError, "'final' is computed after the last layer; need loss=True or"),
+        (
+            {"sites": ["final"], "loss": False},
+            SiteError,
+            "'final' is computed after the last layer; need loss=True or",
+        ),
         ({"batch_size": 0}, InputError, "batch size is 0; need at least 1"),
     ],
 )
@@ -176,7 +188,9 @@ def test_what_cannot_be_read_is_refused(lens_of, options, error, text):
 
 
 def test_a_bridge_that_does_not_show_its_attention_is_refused():
-    with pytest.raises(SiteError, match="delegates its attention to a kernel that gives no pattern; need the eager"):
+    with pytest.raises(
+        SiteError, match="delegates its attention to a kernel that gives no pattern; need the eager"
+    ):
         run_with(stock_opt("sdpa"), tokens())
     with pytest.raises(SiteError, match=r"delegates its attention .*'scores'"):
         run_with(stock_opt(), tokens(), sites=("scores",))
@@ -187,14 +201,18 @@ def test_a_loss_over_a_large_vocabulary_is_right_to_1e_5():
     logits = 4 * torch.randn(1, 33, 262_144, generator=generator)
     tokens = torch.randint(262_144, (1, 33), generator=generator)
     found = next_token_losses(logits, tokens)[0]
-    wanted = torch.nn.functional.cross_entropy(logits[0, :-1].double(), tokens[0, 1:], reduction="none")
+    wanted = torch.nn.functional.cross_entropy(
+        logits[0, :-1].double(), tokens[0, 1:], reduction="none"
+    )
     assert float((found - wanted).abs().max()) < 1e-5  # cross_entropy in float32 on a CPU: 6.6e-5
 
 
 def test_the_loss_of_each_token_is_that_of_transformer_lens_and_undefined_at_padding(lens_of):
     lens, batch = lens_of("llama"), tokens()
     theirs = lens.bridge(batch, return_type="loss", loss_per_token=True)
-    torch.testing.assert_close(run_with(lens, batch).token_loss, theirs.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        run_with(lens, batch).token_loss, theirs.detach(), rtol=1e-5, atol=1e-5
+    )
     padded = from_tensor(batch, lengths=torch.tensor([5, *[batch.shape[1]] * (len(batch) - 1)]))
     found = run_with(lens, padded, batch_size=1)
     assert found.token_loss[0].isnan().tolist() == [False] * 4 + [True] * (batch.shape[1] - 5)

@@ -22,7 +22,9 @@ def loop(lens, ids, edits, n, *, end=2):
     """Greedy continuation, with a whole forward pass for each token."""
     ids = list(ids)
     for _ in range(n):
-        logits = run_with(lens, torch.tensor([ids]), edits, layers=(2,), loss=False, logits=True, quiet=True).logits
+        logits = run_with(
+            lens, torch.tensor([ids]), edits, layers=(2,), loss=False, logits=True, quiet=True
+        ).logits
         ids.append(int(logits[0, -1].argmax()))
         if ids[-1] == end:
             break
@@ -35,7 +37,12 @@ def test_without_edits_it_is_what_hugging_face_generates(family):
     found = generate(lens, "the cat and the", max_new_tokens=10)
     assert found.ids == found.plain_ids
     ids = torch.tensor([found.prompt_ids])
-    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    options = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": 10,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     expected = lens.plain.generate(ids, **options)
     assert found.ids == tuple(expected[0, ids.shape[1] :].tolist())
 
@@ -72,7 +79,9 @@ def evens_out(x, at):
 
 def last_alone(x, at):
     """Zero the last position only, whose keys and values are then those of an edited one for one pass."""
-    return torch.where((at.positions == at.valid.shape[1] - 1).view(-1, *[1] * (x.dim() - 2)), 0.0, x)
+    return torch.where(
+        (at.positions == at.valid.shape[1] - 1).view(-1, *[1] * (x.dim() - 2)), 0.0, x
+    )
 
 
 def first_key(x, at):
@@ -93,7 +102,9 @@ def other_scores(x, at):
         ("scores", other_scores),
     ],
 )
-def test_an_edit_that_comes_to_act_on_earlier_positions_is_a_loop_of_edited_runs(site, change, monkeypatch):
+def test_an_edit_that_comes_to_act_on_earlier_positions_is_a_loop_of_edited_runs(
+    site, change, monkeypatch
+):
     monkeypatch.setattr(generation, "_end_ids", lambda lens: set())
     lens = speaking()
     for where in ({}, {"positions": [1, 3]}) if change in (from_nine_tokens, evens_out) else ({},):
@@ -104,11 +115,18 @@ def test_an_edit_that_comes_to_act_on_earlier_positions_is_a_loop_of_edited_runs
 
 def test_an_edit_that_stays_takes_one_whole_pass(monkeypatch):
     lens, whole = speaking(), []
-    monkeypatch.setattr(generation, "_logits_by_whole_pass", lambda *a, **k: (whole.append(1), last_logits(*a, **k))[1])
+    monkeypatch.setattr(
+        generation,
+        "_logits_by_whole_pass",
+        lambda *a, **k: (whole.append(1), last_logits(*a, **k))[1],
+    )
     direction = torch.randn(lens.d_model, generator=torch.Generator().manual_seed(0))
     for one in (
         zero("attn_out", layers=[1], positions=[0, 2]),
-        edit("resid_post", lambda x, at: x - (x @ direction)[..., None] * direction / direction.dot(direction)),
+        edit(
+            "resid_post",
+            lambda x, at: x - (x @ direction)[..., None] * direction / direction.dot(direction),
+        ),
         window(5, keep=1),
     ):
         whole.clear()
@@ -146,7 +164,9 @@ def test_drawing_is_repeatable_and_paired():
 
     def drawn(seed, *edits):
         generator = torch.Generator().manual_seed(seed)
-        return generate(lens, [5, 6, 7], edits, max_new_tokens=6, temperature=1.5, generator=generator)
+        return generate(
+            lens, [5, 6, 7], edits, max_new_tokens=6, temperature=1.5, generator=generator
+        )
 
     assert drawn(0).ids == drawn(0).ids
     assert drawn(0).ids != drawn(1).ids
@@ -174,7 +194,10 @@ def test_token_ids_need_no_tokenizer_and_an_edit_that_changes_nothing_warns_once
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"max_new_tokens": 254}, r"the prompt has 3 tokens and 254 more were asked for; .* takes 256 in all"),
+        (
+            {"max_new_tokens": 254},
+            r"the prompt has 3 tokens and 254 more were asked for; .* takes 256 in all",
+        ),
         ({"max_new_tokens": 0}, "0 new tokens were asked for"),
         ({"temperature": -1.0}, "the temperature is -1"),
         ({"temperature": 1.0}, "pass generator=torch.Generator"),

@@ -13,12 +13,22 @@ from sink_lens.measures.attention import row_shares
 from sink_lens.models.running import prepare_passes
 from sink_lens.models.tiny import VOCAB_SIZE
 
-TOKENS = from_tensor(torch.randint(3, VOCAB_SIZE, (3, 21), generator=torch.Generator().manual_seed(2)))
+TOKENS = from_tensor(
+    torch.randint(3, VOCAB_SIZE, (3, 21), generator=torch.Generator().manual_seed(2))
+)
 
 
 @pytest.mark.parametrize(
     ("family", "layer"),
-    [("llama", 1), ("gpt2", 1), ("gemma2", 0), ("gemma2", 1), ("gpt_oss", 0), ("gpt_oss", 1), ("bloom", 1)],
+    [
+        ("llama", 1),
+        ("gpt2", 1),
+        ("gemma2", 0),
+        ("gemma2", 1),
+        ("gpt_oss", 0),
+        ("gpt_oss", 1),
+        ("bloom", 1),
+    ],
 )
 @pytest.mark.parametrize("position", [0, 9])
 def test_it_is_the_column_of_the_whole_pattern(family, layer, position):
@@ -31,7 +41,11 @@ def test_it_is_the_column_of_the_whole_pattern(family, layer, position):
         one[:, position] += torch.randn(3, lens.d_model, generator=generator)
     patterns, ends = [], {"first": layer, "last": layer + 1}
     with prepare_passes(lens), torch.no_grad():
-        partial_pass(lens, TOKENS.tokens, Pass(layout=every, first=0, last=lens.n_layers, keep=held, queries=queries))
+        partial_pass(
+            lens,
+            TOKENS.tokens,
+            Pass(layout=every, first=0, last=lens.n_layers, keep=held, queries=queries),
+        )
         for one in changed:
             visits = {("pattern", layer): Visit(readers=[(0, patterns.append)])}
             whole = Pass(layout=every, visits=visits, stream=every.values_by_row(one), **ends)

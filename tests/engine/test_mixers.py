@@ -39,20 +39,31 @@ def furthest(family):
 
     The text is longer than a chunk, and cells begin within the first chunk and with the second.
     """
-    length, places, read = (CHUNK + 5, (0, 7, 8, CHUNK), CHUNK + 2) if family in GATED_DELTA else (21, (0, 7, 8), 18)
+    length, places, read = (
+        (CHUNK + 5, (0, 7, 8, CHUNK), CHUNK + 2) if family in GATED_DELTA else (21, (0, 7, 8), 18)
+    )
     tokens, lens = tokens_of(length), lens_of(family)
     last = min(3, lens.n_layers - 1)
     metrics = (loss(), sink_mass(2, layers=[last]), norm(read, layer=last))
     parts = itertools.product(("resid_pre", "mixer_out", "mlp_out"), (0, 2), places)
-    edits = [scale(site, 10.0, layers=[layer], positions=[position]) for site, layer, position in parts]
+    edits = [
+        scale(site, 10.0, layers=[layer], positions=[position]) for site, layer, position in parts
+    ]
     cells = [cell_of_edits(edit) for edit in edits]
-    engine = Engine(lens, from_tensor(tokens), cells, metrics, plan=Plan(path="blocks", prompts=3, pack=4))
+    engine = Engine(
+        lens, from_tensor(tokens), cells, metrics, plan=Plan(path="blocks", prompts=3, pack=4)
+    )
     found, off = numbers(engine), 0.0
     for place, edit in enumerate(edits):
-        outcome = run_with(lens, tokens, edit, positions=(2, read), sites=("resid_post",), quiet=True)
+        outcome = run_with(
+            lens, tokens, edit, positions=(2, read), sites=("resid_post",), quiet=True
+        )
         for metric in metrics:
             slow = evaluate(metric, outcome).double()
-            off = max(off, float(((found[place, metric.name] - slow).abs() / slow.abs().clamp(min=1)).max()))
+            off = max(
+                off,
+                float(((found[place, metric.name] - slow).abs() / slow.abs().clamp(min=1)).max()),
+            )
     return off
 
 
@@ -64,7 +75,12 @@ def of_another_sequence(*args, held, place, **options):
 
 def nothing_before(*args, held, place, **options):
     """The state at a cell's first position is empty."""
-    return RIGHT(*args, held={place: tuple(map(torch.zeros_like, held.get(place, ())))}, place=place, **options)
+    return RIGHT(
+        *args,
+        held={place: tuple(map(torch.zeros_like, held.get(place, ())))},
+        place=place,
+        **options,
+    )
 
 
 def of_an_edited_run(*args, held, place, layout, **options):
@@ -107,12 +123,16 @@ def test_a_cached_generation_is_that_of_whole_passes(family):
     edit = scale("mixer_out", 1.5, layers=[0])
     found = generate(lens_of(family), [5, 9, 17, 40, 8], edit, max_new_tokens=4)
     ids = torch.tensor([[5, 9, 17, 40, 8, *found.ids]])  # each is the likeliest behind those before
-    assert run_with(lens_of(family), ids, edit, logits=True).logits[0, 4:-1].argmax(-1).tolist() == list(found.ids)
+    assert run_with(lens_of(family), ids, edit, logits=True).logits[0, 4:-1].argmax(
+        -1
+    ).tolist() == list(found.ids)
 
 
 def test_a_layer_that_lacks_a_site_is_refused():
     lens = lens_of("qwen3_5")
-    with pytest.raises(SiteError, match=r"layers 0,2 of .* have no attention .*, so no 'z'; need one of .* 1,3"):
+    with pytest.raises(
+        SiteError, match=r"layers 0,2 of .* have no attention .*, so no 'z'; need one of .* 1,3"
+    ):
         run_with(lens, tokens_of(), scale("z", 2.0, layers=[0]))
     with pytest.raises(SiteError, match=r"have 'mixer_out'; need one of 0,2"):
         run_with(lens, tokens_of(), scale("mixer_out", 2.0, layers=[1]))
@@ -126,7 +146,10 @@ def test_one_position_computed_alone_has_the_state_of_the_baseline_before_it(fam
     """A layer with a mixer, at one position, from a stream that is changed there: as in a pass over all positions."""
     lens, position, layer = lens_of(family), 9, 2
     held, queries = {}, {}
-    whole, one = (Layout(n_sequences=3, n_positions=21, begins=(where,), alone=where > 0) for where in (0, position))
+    whole, one = (
+        Layout(n_sequences=3, n_positions=21, begins=(where,), alone=where > 0)
+        for where in (0, position)
+    )
     stream = run_with(lens, tokens_of(), sites=["resid_pre"]).tensors["resid_pre", layer]
     change = torch.zeros_like(stream)
     change[:, position] = torch.randn(3, lens.d_model, generator=torch.Generator().manual_seed(5))
@@ -137,6 +160,10 @@ def test_one_position_computed_alone_has_the_state_of_the_baseline_before_it(fam
         for layout in (whole, one):
             visits = {("resid_post", layer): Visit(readers=[(0, found.append)])}
             options = {"held": held, "queries": queries} if layout is one else {}
-            ends = {"first": layer, "last": layer + 1, "stream": layout.values_by_row(stream + change)}
+            ends = {
+                "first": layer,
+                "last": layer + 1,
+                "stream": layout.values_by_row(stream + change),
+            }
             partial_pass(lens, tokens_of(), Pass(layout=layout, visits=visits, **ends, **options))
     torch.testing.assert_close(found[1][:, 0], found[0][:, position], atol=1e-4, rtol=1e-5)

@@ -19,16 +19,25 @@ METRICS = (sink_mass(0), norm(0, layer=2), loss())
 
 def token_mean(lens, tokens, site, layer):
     values = capture(lens, tokens, sites=[site], layers=[layer])[site, layer]
-    real = torch.cat([row[:length] for row, length in zip(values, tokens.lengths.tolist(), strict=True)])
+    real = torch.cat(
+        [row[:length] for row, length in zip(values, tokens.lengths.tolist(), strict=True)]
+    )
     return real.double().mean(0).float()
 
 
 def written_out(lens, tokens, *, vector):
     """The kinds with their options, beside the edits written out."""
     mean = token_mean(lens, tokens, "neurons", 1)
-    aligned = capture(lens, tokens, sites=["neurons"], layers=[1])["neurons", 1].double().mean(0).float()[[2, 3]]
+    aligned = (
+        capture(lens, tokens, sites=["neurons"], layers=[1])["neurons", 1]
+        .double()
+        .mean(0)
+        .float()[[2, 3]]
+    )
     final = token_mean(lens, tokens, "final", 0)
-    other = {layer: capture(lens, tokens, sites=["k"], layers=[layer])["k", layer] for layer in (0, 2)}
+    other = {
+        layer: capture(lens, tokens, sites=["k"], layers=[layer])["k", layer] for layer in (0, 2)
+    }
     part = {layer: values[:, [2, 3]][:, :, [1]] for layer, values in other.items()}
     mu = centring_means(lens, seed=0)
     least = torch.finfo(torch.float32).min
@@ -61,19 +70,37 @@ def written_out(lens, tokens, *, vector):
             edit("final", lambda x, at: final.expand(x.shape), positions=[2, 3]),
         ),
         "resample": (
-            EditGrid(kind="resample", site="k", layers=[[0, 2]], positions=[[2, 3]], heads=[1], seeds=(5,)),
+            EditGrid(
+                kind="resample",
+                site="k",
+                layers=[[0, 2]],
+                positions=[[2, 3]],
+                heads=[1],
+                seeds=(5,),
+            ),
             resample("k", part, generator=generator, positions=[2, 3], heads=[1]),
         ),
         "scale": (
-            EditGrid(kind="scale", site="z", layers=1, positions=[[2, 3]], heads=[[0, 3]], factors=(2.5,)),
+            EditGrid(
+                kind="scale", site="z", layers=1, positions=[[2, 3]], heads=[[0, 3]], factors=(2.5,)
+            ),
             edit("z", lambda x, at: x * 2.5, heads=[0, 3], **at),
         ),
         "add": (
-            EditGrid(kind="add", site="resid_post", layers=1, positions=[[2, 3]], factors=(-2.0,), vectors=[vector]),
+            EditGrid(
+                kind="add",
+                site="resid_post",
+                layers=1,
+                positions=[[2, 3]],
+                factors=(-2.0,),
+                vectors=[vector],
+            ),
             edit("resid_post", lambda x, at: x - 2.0 * torch.arange(48.0), **at),
         ),
         "set": (
-            EditGrid(kind="set", site="pattern", layers=1, positions=[[2, 3]], keys=[0], factors=(0.25,)),
+            EditGrid(
+                kind="set", site="pattern", layers=1, positions=[[2, 3]], keys=[0], factors=(0.25,)
+            ),
             edit("pattern", lambda x, at: x * 0.0 + 0.25, keys=[0], **at),
         ),
         "isolate": (
@@ -81,18 +108,29 @@ def written_out(lens, tokens, *, vector):
             edit("scores", isolated, layers=[0, 1], positions=[2, 3]),
         ),
         "amplify": (
-            EditGrid(kind="amplify", layers=1, positions=[[2, 3]], heads=[1], factors=(3.0,), centres=("aggregated",)),
+            EditGrid(
+                kind="amplify",
+                layers=1,
+                positions=[[2, 3]],
+                heads=[1],
+                factors=(3.0,),
+                centres=("aggregated",),
+            ),
             edit("z_raw", amplified, heads=[1], **at),
         ),
         "amplify from nowhere": (
-            EditGrid(kind="amplify", layers="all", positions=["0-4"], factors=(3.0,), centres=("none",)),
+            EditGrid(
+                kind="amplify", layers="all", positions=["0-4"], factors=(3.0,), centres=("none",)
+            ),
             edit("z_raw", lambda x, at: x * 3.0, positions=range(5)),
         ),
     }
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_every_kind_is_the_edit_by_hand(lens_of, tokens_of, engine_of, swept, measured, tmp_path, family):
+def test_every_kind_is_the_edit_by_hand(
+    lens_of, tokens_of, engine_of, swept, measured, tmp_path, family
+):
     lens, tokens, vector = lens_of(family), tokens_of(), str(tmp_path / "steering.safetensors")
     save_file({"direction": torch.arange(48.0)}, vector)
     pairs = written_out(lens, tokens, vector=vector)
@@ -104,7 +142,9 @@ def test_every_kind_is_the_edit_by_hand(lens_of, tokens_of, engine_of, swept, me
         assert engine.run(engine.blocks[0])["changed"].all(), name
         outcome = run_with(lens, tokens, one, sites=("resid_post",), batch_size=3)
         for metric in METRICS:
-            assert_close(found[0, metric.name], measured(metric, outcome, keys=(0,), prompts=3), name)
+            assert_close(
+                found[0, metric.name], measured(metric, outcome, keys=(0,), prompts=3), name
+            )
 
 
 def test_seeds_of_resampling_are_other_orders(lens_of, tokens_of, engine_of, swept):
@@ -121,8 +161,16 @@ def test_seeds_of_resampling_are_other_orders(lens_of, tokens_of, engine_of, swe
 @pytest.mark.parametrize(
     ("grid", "lengths", "text"),
     [
-        (EditGrid(kind="resample", layers=1), (6,), "needs the values of at least 2 sequences; found 1"),
-        (EditGrid(kind="resample", layers=1), (6, 4), "the shortest sequence has 4 tokens, the longest 6"),
+        (
+            EditGrid(kind="resample", layers=1),
+            (6,),
+            "needs the values of at least 2 sequences; found 1",
+        ),
+        (
+            EditGrid(kind="resample", layers=1),
+            (6, 4),
+            "the shortest sequence has 4 tokens, the longest 6",
+        ),
     ],
 )
 def test_a_cell_that_cannot_be_made_says_so(lens_of, tokens_of, engine_of, grid, lengths, text):

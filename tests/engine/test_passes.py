@@ -21,12 +21,17 @@ def cells_of(*edits):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_neox"])
-def test_only_the_positions_that_are_read_are_unembedded(lens_of, tokens_of, engine_of, swept, monkeypatch, family):
+def test_only_the_positions_that_are_read_are_unembedded(
+    lens_of, tokens_of, engine_of, swept, monkeypatch, family
+):
     lens, tokens = lens_of(family), tokens_of()  # 12, 9 and 5 tokens; and 12
     cells = cells_of(*(zero("z", layers=[1], heads=[head]) for head in (1, 2)))
     few = [logit_difference(5, 6), logit_difference(5, 7, position=2)]
     few = [replace(one, name=str(one.scored)) for one in few]
-    unembedded, right = [], passes.partial_pass  # the rows of the logits of every pass of the plain module
+    unembedded, right = (
+        [],
+        passes.partial_pass,
+    )  # the rows of the logits of every pass of the plain module
 
     def watched(*args, **options):
         out = right(*args, **options)
@@ -48,7 +53,11 @@ def state_of(lens):
     """What a pass may leave behind: hooks, forwards of instances, training flags, the kernel."""
     found = [lens.plain.config._attn_implementation]
     for module in itertools.chain(lens.plain.modules(), lens.bridge.modules()):
-        hooks = (module._forward_hooks, module._forward_pre_hooks, module._forward_hooks_with_kwargs)
+        hooks = (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._forward_hooks_with_kwargs,
+        )
         found.append((module.training, "forward" in vars(module), *(tuple(one) for one in hooks)))
         found.append((len(getattr(module, "fwd_hooks", ())), len(getattr(module, "bwd_hooks", ()))))
     return found
@@ -70,7 +79,9 @@ def test_the_model_is_left_as_it_was(tokens_of, engine_of, path):
         edit("final", fails),
         scale("resid_pre", float("nan"), layers=[1]),
     ):
-        engine = engine_of(lens, tokens_of((6, 4)), cells_of(one, zero("k", layers=[1])), [loss()], path=path)
+        engine = engine_of(
+            lens, tokens_of((6, 4)), cells_of(one, zero("k", layers=[1])), [loss()], path=path
+        )
         for block in engine.blocks:
             engine.run(block)
         assert state_of(lens) == before, one
@@ -90,18 +101,41 @@ def test_dropout_is_off_during_a_pass(tokens_of, engine_of, swept):
 
 BAD = {
     "raises": (edit("z", fails, layers=[1]), "ValueError: mine"),
-    "gives nan": (scale("z", float("nan"), layers=[1]), "the edit 'z x nan' of 'z' gave numbers that are not finite"),
-    "blocks a row": (set_value("scores", float("-inf"), layers=[1], positions=[5]), "not finite under the edits"),
-    "gives another shape": (edit("z", lambda x, at: x[:, 1:], layers=[1]), "need a tensor of the shape"),
-    "writes in place": (edit("z", lambda x, at: x.zero_(), layers=[1]), "changed its values in place"),
-    "wrong head": (zero("z", layers=[1], heads=[9]), "head 9 of the edit 'zero z' does not exist; need 0 to 3"),
-    "wrong layer": (zero("z", layers=[7]), "layer 7 of the edit 'zero z' does not exist; need 0 to 2"),
-    "wrong position": (zero("z", layers=[1], positions=[12]), "position 12 of the edit 'zero z' does not exist"),
+    "gives nan": (
+        scale("z", float("nan"), layers=[1]),
+        "the edit 'z x nan' of 'z' gave numbers that are not finite",
+    ),
+    "blocks a row": (
+        set_value("scores", float("-inf"), layers=[1], positions=[5]),
+        "not finite under the edits",
+    ),
+    "gives another shape": (
+        edit("z", lambda x, at: x[:, 1:], layers=[1]),
+        "need a tensor of the shape",
+    ),
+    "writes in place": (
+        edit("z", lambda x, at: x.zero_(), layers=[1]),
+        "changed its values in place",
+    ),
+    "wrong head": (
+        zero("z", layers=[1], heads=[9]),
+        "head 9 of the edit 'zero z' does not exist; need 0 to 3",
+    ),
+    "wrong layer": (
+        zero("z", layers=[7]),
+        "layer 7 of the edit 'zero z' does not exist; need 0 to 2",
+    ),
+    "wrong position": (
+        zero("z", layers=[1], positions=[12]),
+        "position 12 of the edit 'zero z' does not exist",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_cell_that_fails_is_recorded_and_the_others_keep_their_numbers(lens_of, tokens_of, engine_of, swept, name):
+def test_a_cell_that_fails_is_recorded_and_the_others_keep_their_numbers(
+    lens_of, tokens_of, engine_of, swept, name
+):
     lens, tokens = lens_of("llama"), tokens_of()
     bad, text = BAD[name]
     good = [scale(bad.site, factor, layers=[1]) for factor in (0.5, 0.25, 0.75, 0.375, 0.875)]
@@ -125,15 +159,24 @@ def test_a_cell_that_fails_is_recorded_and_the_others_keep_their_numbers(lens_of
 @pytest.mark.parametrize("name", ["wrong head", "wrong layer"])
 def test_a_cell_that_would_not_be_run_is_checked_all_the_same(lens_of, tokens_of, engine_of, name):
     bad, text = BAD[name]
-    engine = engine_of(lens_of("llama"), tokens_of(), cells_of(bad), [replace(sink_mass(0, layers=[0]), name="first")])
+    engine = engine_of(
+        lens_of("llama"),
+        tokens_of(),
+        cells_of(bad),
+        [replace(sink_mass(0, layers=[0]), name="first")],
+    )
     frame = engine.run(engine.blocks[0])
     assert frame["cell"].tolist() == [0]
     assert text in frame["error"][0]
 
 
-def test_cells_beside_one_that_fails_are_run_once_more_each(lens_of, tokens_of, engine_of, monkeypatch):
+def test_cells_beside_one_that_fails_are_run_once_more_each(
+    lens_of, tokens_of, engine_of, monkeypatch
+):
     sizes = packs_seen(monkeypatch)
-    good = [scale("z", factor, layers=[1]) for factor in (0.5, 0.25, 0.75, 0.375, 0.875, 0.625, 0.125)]
+    good = [
+        scale("z", factor, layers=[1]) for factor in (0.5, 0.25, 0.75, 0.375, 0.875, 0.625, 0.125)
+    ]
     cells = cells_of(*good[:2], edit("z", fails, layers=[1]), *good[2:])
     engine = engine_of(lens_of("llama"), tokens_of((6, 6)), cells, [loss()])
     for block in engine.blocks:
@@ -142,7 +185,9 @@ def test_cells_beside_one_that_fails_are_run_once_more_each(lens_of, tokens_of, 
 
 
 @pytest.mark.parametrize(("room", "sizes"), [(5, [8, 4, 4]), (1, [8, 4, 2, *[1] * 8])])
-def test_a_pack_that_the_memory_does_not_hold_is_halved(lens_of, tokens_of, engine_of, swept, monkeypatch, room, sizes):
+def test_a_pack_that_the_memory_does_not_hold_is_halved(
+    lens_of, tokens_of, engine_of, swept, monkeypatch, room, sizes
+):
     lens, tokens = lens_of("llama"), tokens_of((6, 6))
     cells = cells_of(*(scale("z", factor / 8, layers=[1]) for factor in range(8)))
     expected = swept(engine_of(lens, tokens, cells, [loss()], pack=8))
@@ -154,7 +199,9 @@ def test_a_pack_that_the_memory_does_not_hold_is_halved(lens_of, tokens_of, engi
         assert_close(values[place], expected[place])
 
 
-def test_a_cell_that_the_memory_does_not_hold_alone_is_recorded(lens_of, tokens_of, engine_of, monkeypatch):
+def test_a_cell_that_the_memory_does_not_hold_alone_is_recorded(
+    lens_of, tokens_of, engine_of, monkeypatch
+):
     packs_seen(monkeypatch, room=0)
     cells = cells_of(zero("z", layers=[1]), zero("k", layers=[1]))
     engine = engine_of(lens_of("llama"), tokens_of((6, 6)), cells, [loss()])
@@ -167,7 +214,9 @@ def test_an_interruption_is_not_recorded_as_a_cell_s_error(lens_of, tokens_of, e
     def interrupted(x, at):
         raise KeyboardInterrupt
 
-    engine = engine_of(lens_of("llama"), tokens_of((6, 6)), cells_of(edit("z", interrupted)), [loss()])
+    engine = engine_of(
+        lens_of("llama"), tokens_of((6, 6)), cells_of(edit("z", interrupted)), [loss()]
+    )
     with pytest.raises(KeyboardInterrupt):
         engine.run(engine.blocks[0])
 

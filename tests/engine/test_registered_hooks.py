@@ -27,7 +27,9 @@ PLAN = Plan(path="blocks", prompts=2, pack=3)
 
 
 def batch_of():
-    return TokenBatch.from_tensor(torch.randint(3, 300, (2, LENGTH), generator=torch.Generator().manual_seed(3)))
+    return TokenBatch.from_tensor(
+        torch.randint(3, 300, (2, LENGTH), generator=torch.Generator().manual_seed(3))
+    )
 
 
 def forget(monkeypatch, *, but=()):
@@ -52,7 +54,9 @@ def engine_of(lens, edits, metric):
 def test_without_registration_nothing_is_read(monkeypatch):
     lens, batch = lens_of("llama"), batch_of()  # before: wrapping a model tries its hooks
     forget(monkeypatch)
-    read = Reading(name="norm", sites=("resid_post",), function=lambda view: view["resid_post"].norm(dim=-1))
+    read = Reading(
+        name="norm", sites=("resid_post",), function=lambda view: view["resid_post"].norm(dim=-1)
+    )
     for act in (
         lambda: stream(lens, batch, [read]),
         lambda: capture(lens, batch, sites=["z"]),
@@ -117,7 +121,9 @@ def test_a_hook_that_stands_on_the_bridge_is_refused_where_cells_share_a_forward
     lens = lens_of("llama")
     with (
         lens.bridge.hooks(fwd_hooks=[("blocks.1.hook_resid_post", lambda x, hook: 2 * x)]),
-        pytest.raises(InputError, match=r"a hook stands on the bridge at blocks.1.hook_out, .*edits.from_hook"),
+        pytest.raises(
+            InputError, match=r"a hook stands on the bridge at blocks.1.hook_out, .*edits.from_hook"
+        ),
     ):
         engine_of(lens, [zero("z", layers=[1])], logit_difference(5, 6))
     engine_of(lens, [zero("z", layers=[1])], logit_difference(5, 6))

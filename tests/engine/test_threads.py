@@ -29,7 +29,10 @@ def two(lens_of):
 
 def test_each_lane_has_its_share_of_the_threads(two):
     before = torch.get_num_threads()
-    assert two.map(lambda lens, given, stop: (given, torch.get_num_threads()), ["a", "b"]) == [("a", 2), ("b", 2)]
+    assert two.map(lambda lens, given, stop: (given, torch.get_num_threads()), ["a", "b"]) == [
+        ("a", 2),
+        ("b", 2),
+    ]
     assert torch.get_num_threads() == before
 
 
@@ -59,12 +62,16 @@ def test_a_copy_shares_the_weights_and_no_module(lens_of):
     assert inner_copy.config is not inner.config  # which kernel runs is written there
 
 
-def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(lens_of, tokens_of, engine_of):
+def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(
+    lens_of, tokens_of, engine_of
+):
     def fails(x, where):
         raise ValueError("no such number")
 
     bad = cell_of_edits(edit("z", fails, layers=[1]))
-    made = engine_of(lens_of("llama"), tokens_of((6, 6)), cells(5, bad), [sink_mass(0)], pack=2, lanes=2)
+    made = engine_of(
+        lens_of("llama"), tokens_of((6, 6)), cells(5, bad), [sink_mass(0)], pack=2, lanes=2
+    )
     seen = []
     frame = pd.concat([made.run(block, advance=seen.append) for block in made.blocks])
     assert sum(seen) == 6
@@ -74,7 +81,9 @@ def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(lens_o
     assert rest["cell"].tolist() == [cell for cell in range(5) for _ in range(2)]
 
 
-def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, tokens_of, engine_of, monkeypatch):
+def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(
+    lens_of, tokens_of, engine_of, monkeypatch
+):
     def off(lens):
         found = copy_for_thread(lens)
         layer = found.bridge.blocks[2].attn.original_component
@@ -90,7 +99,9 @@ def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, t
     assert found.deviation < CLOSE
 
 
-def test_a_model_whose_modules_cannot_be_copied_is_swept_one_cell_at_a_time(lens_of, tokens_of, engine_of, monkeypatch):
+def test_a_model_whose_modules_cannot_be_copied_is_swept_one_cell_at_a_time(
+    lens_of, tokens_of, engine_of, monkeypatch
+):
     lens, tokens = lens_of("llama"), tokens_of((6, 6))
     plan = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2).plan
     assert make_accurate_engine(lens, tokens, cells(6), [sink_mass(0)], plan=plan).plan.lanes == 2

@@ -14,7 +14,14 @@ from sink_lens.identity.cosine_sums import BLOCKS, CosineSums, jackknife_interva
 from sink_lens.identity.models_to_measure import RandomSequences
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 
-SMALL = {"n_layers": 2, "d_model": 32, "n_heads": 4, "vocab_size": 100, "n_context": 64, "init_std": 0.2}
+SMALL = {
+    "n_layers": 2,
+    "d_model": 32,
+    "n_heads": 4,
+    "vocab_size": 100,
+    "n_context": 64,
+    "init_std": 0.2,
+}
 
 
 @functools.cache
@@ -64,7 +71,10 @@ def test_the_jackknife_of_a_mean_is_its_t_interval():
     left = (blocks.sum() - blocks) / (BLOCKS - 1)
     mean, low, high = jackknife_interval(np.concatenate([[blocks.mean()], left]))
     half = 2.093 * blocks.std(ddof=1) / BLOCKS**0.5  # t with 19 degrees of freedom
-    assert (mean - low, high - mean) == (pytest.approx(half, rel=1e-3), pytest.approx(half, rel=1e-3))
+    assert (mean - low, high - mean) == (
+        pytest.approx(half, rel=1e-3),
+        pytest.approx(half, rel=1e-3),
+    )
 
 
 def test_a_model_that_writes_nothing_has_its_floor_and_no_excess():
@@ -72,7 +82,9 @@ def test_a_model_that_writes_nothing_has_its_floor_and_no_excess():
     assert value(found, "inter_floor") > 0.3  # the last position's embedding is shared
     for measure in ("inter_excess", "intra_excess", "discrepancy", "inter_by_mlp"):
         assert value(found, measure) == pytest.approx(0, abs=1e-6)
-    without = contraction(small(attention=False, mlp=False, positions="none"), sequences=64, length=16)
+    without = contraction(
+        small(attention=False, mlp=False, positions="none"), sequences=64, length=16
+    )
     assert abs(value(without, "inter_floor")) < 0.1
 
 
@@ -88,29 +100,40 @@ def test_gains_add_up_to_the_excess():
 
 def test_asymmetric_activations_make_sequences_alike_and_odd_ones_do_not():
     options = {"sequences": 64, "length": 16, "sinks": False}
-    relu, tanh = (contraction(small(activation=name, n_layers=4), **options) for name in ("relu", "tanh"))
+    relu, tanh = (
+        contraction(small(activation=name, n_layers=4), **options) for name in ("relu", "tanh")
+    )
     assert value(relu, "inter_excess") > value(tanh, "inter_excess") + 0.1
 
 
 def test_without_attention_positions_do_not_meet():
-    on, off = (contraction(small("llama", attention=one), sequences=64, length=16) for one in (True, False))
+    on, off = (
+        contraction(small("llama", attention=one), sequences=64, length=16) for one in (True, False)
+    )
     assert value(on, "intra_by_attention") > 0.02
     assert value(off, "intra_by_attention") == pytest.approx(0, abs=1e-6)
     # with neither attention nor positions a sequence is one token; position 0 is like the last
-    plain = contraction(small("llama", attention=False, activation="relu", gated=False), sequences=256, length=16)
+    plain = contraction(
+        small("llama", attention=False, activation="relu", gated=False), sequences=256, length=16
+    )
     assert abs(value(plain, "discrepancy")) < 0.1
 
 
 def test_sink_measures_stand_beside_it():
     found = contraction(small(), sequences=64, length=16)
     assert value(found, "sink_mass") == pytest.approx(value(found, "uniform_mass"), rel=0.1)
-    assert {"sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss"} <= set(found.frame["measure"])
+    assert {"sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss"} <= set(
+        found.frame["measure"]
+    )
     left = contraction(small(), sequences=64, length=16, sinks=False)
     assert "sink_mass" not in set(left.frame["measure"])
 
 
 def test_directions_and_alignment():
-    one, same, other = (contraction(small(seed=seed, activation="relu"), sequences=64, length=16) for seed in (0, 0, 1))
+    one, same, other = (
+        contraction(small(seed=seed, activation="relu"), sequences=64, length=16)
+        for seed in (0, 0, 1)
+    )
     assert next(iter(one.directions)) == "-1.embedding"
     assert np.linalg.norm(one.directions["2.final"]) == pytest.approx(1)
     pairs = direction_cosines({"a": one.directions, "b": same.directions, "c": other.directions})

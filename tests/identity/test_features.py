@@ -7,7 +7,13 @@ from sink_lens import load
 from sink_lens.activations.record import capture
 from sink_lens.errors import InputError, ModelError
 from sink_lens.identity import features as reading
-from sink_lens.identity.features import Inputs, cached_features, read_facts, read_features, shared_inputs
+from sink_lens.identity.features import (
+    Inputs,
+    cached_features,
+    read_facts,
+    read_features,
+    shared_inputs,
+)
 from sink_lens.models.tiny import tiny_tokenizer
 from tests.tiny_families import tiny
 
@@ -34,7 +40,13 @@ def test_it_is_the_last_state_after_the_final_norm(family):
 
 def test_inputs_depend_on_the_seed_and_not_on_how_many_there_are():
     few, many, other = (
-        torch.cat(list(Inputs(kind="tokens", sequences=n, length=6, seed=seed, ids=tuple(range(9))).chunks()))
+        torch.cat(
+            list(
+                Inputs(
+                    kind="tokens", sequences=n, length=6, seed=seed, ids=tuple(range(9))
+                ).chunks()
+            )
+        )
         for n, seed in ((60, 0), (130, 0), (60, 1))
     )
     assert few.shape == (60, 6)
@@ -72,7 +84,9 @@ def test_released_embeddings_have_the_mean_and_deviation_of_the_first_models_mat
     assert drawn.mean().item() == pytest.approx(matrix.mean().item(), abs=0.002)
     assert drawn.std().item() == pytest.approx(matrix.std().item(), rel=0.02)
     assert plain.std().item() == pytest.approx(0.02, rel=0.02)
-    turned = shared_inputs(dict(reversed(known.items())), kind="released_embeddings", sequences=200, length=8, seed=0)
+    turned = shared_inputs(
+        dict(reversed(known.items())), kind="released_embeddings", sequences=200, length=8, seed=0
+    )
     assert len({ours.digest, theirs.digest, turned.digest}) == 3
     assert read_features(other, theirs).shape == (200, 48)
 
@@ -81,7 +95,9 @@ def test_tokens_are_those_that_every_model_has():
     small = lens(vocab_size=40)
     known = {"small": read_facts(small), "large": read_facts(lens(tokenizer=tiny_tokenizer()))}
     inputs = shared_inputs(known, sequences=50, length=4, seed=0)
-    assert inputs.ids == tuple(range(3, 40))  # 0 to 2 are the special tokens of the one that has a tokenizer
+    assert inputs.ids == tuple(
+        range(3, 40)
+    )  # 0 to 2 are the special tokens of the one that has a tokenizer
 
 
 def test_different_tokenizers_are_refused():
@@ -89,7 +105,9 @@ def test_different_tokenizers_are_refused():
     other.add_tokens(["zzz"])
     models = {"a": lens(tokenizer=tiny_tokenizer()), "b": lens(tokenizer=other, vocab_size=310)}
     known = {name: read_facts(model) for name, model in models.items()}
-    with pytest.raises(InputError, match=r"a, b have 2 different tokenizers.*Compare models of one tokenizer"):
+    with pytest.raises(
+        InputError, match=r"a, b have 2 different tokenizers.*Compare models of one tokenizer"
+    ):
         shared_inputs(known, sequences=50, length=4, seed=0)
 
 
@@ -119,7 +137,10 @@ def test_states_are_read_once_for_weights_configuration_and_inputs(tmp_path):
     longer = Inputs(kind="tokens", sequences=60, length=7, seed=0, ids=INPUTS.ids)
     cases = [(lens(), INPUTS), (lens(seed=1), INPUTS), (lens(), longer)]
     cases.append((lens(hidden_act="relu"), INPUTS))  # the same weights as the first
-    first, *_ = (cached_features(lambda one=model: one, inputs, of=read_facts(model)) for model, inputs in cases)
+    first, *_ = (
+        cached_features(lambda one=model: one, inputs, of=read_facts(model))
+        for model, inputs in cases
+    )
     files = list((tmp_path / "cache").rglob("*.safetensors"))
     assert len(files) == 4
     assert (cached_features(read_again, INPUTS, of=read_facts(lens())) == first).all()

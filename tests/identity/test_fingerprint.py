@@ -46,8 +46,18 @@ def test_pairs_of_one_initialisation_are_found_among_others(tmp_path):
         )
     )
     assert "…" not in shown.file.getvalue()  # at 80 columns nothing is cut
-    assert (found.frame["verdict"] == "same lineage").tolist() == [True, False, False, False, False, True]
-    assert "2 of 6 pairs look as if they began with the same weights: 0 with 1 and 2 with 3." in found.headline
+    assert (found.frame["verdict"] == "same lineage").tolist() == [
+        True,
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert (
+        "2 of 6 pairs look as if they began with the same weights: 0 with 1 and 2 with 3."
+        in found.headline
+    )
     assert found.sentences == tuple(FINGERPRINT.headline(read_run(tmp_path / "out")))
     assert found.sentences[-1] == FINGERPRINT_ERRORS
     assert found.frame["tau_bar"][0] == 1.0
@@ -59,7 +69,9 @@ def test_states_are_cached_by_weights_and_inputs(tmp_path, monkeypatch):
     a, b = saved(tmp_path / "a"), saved(tmp_path / "b", seed=1)
     first = fingerprint([str(a), str(b)], config=FEW, progress=False)
     monkeypatch.setattr(
-        import_module("sink_lens.identity.features"), "read_features", lambda *_, **__: pytest.fail("read again")
+        import_module("sink_lens.identity.features"),
+        "read_features",
+        lambda *_, **__: pytest.fail("read again"),
     )
     second = fingerprint([str(a), str(b)], config=FEW, progress=False)
     np.testing.assert_array_equal(first.frame["tau_bar"], second.frame["tau_bar"])
@@ -68,6 +80,8 @@ def test_states_are_cached_by_weights_and_inputs(tmp_path, monkeypatch):
 def test_widths_that_differ_get_no_answer(tmp_path):
     a, b = saved(tmp_path / "a"), saved(tmp_path / "b", hidden_size=64)
     options = ["--sequences", "200", "--length", "4", "--coordinates", "28"]
-    done = CliRunner(env={"COLUMNS": "220", "TERM": "dumb"}).invoke(cli.app, ["fingerprint", str(a), str(b), *options])
+    done = CliRunner(env={"COLUMNS": "220", "TERM": "dumb"}).invoke(
+        cli.app, ["fingerprint", str(a), str(b), *options]
+    )
     assert done.exit_code == 0, done.stderr
     assert "have no answer: widths 48 and 64" in done.stdout

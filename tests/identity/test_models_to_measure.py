@@ -64,11 +64,15 @@ def test_ordinary_tokens_are_drawn_with_bos_where_it_is_asked_for():
     lens = load(tiny("llama"), tokenizer=tiny_tokenizer())
     plain = RandomSequences(sequences=64, length=32, seed=0).chunk(lens, 0).tokens
     assert int(plain.min()) > 2  # no pad, BOS or EOS
-    assert (RandomSequences(sequences=64, length=32, seed=0, bos="with").chunk(lens, 0).tokens[:, 0] == 1).all()
+    assert (
+        RandomSequences(sequences=64, length=32, seed=0, bos="with").chunk(lens, 0).tokens[:, 0]
+        == 1
+    ).all()
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), [("preference", "nothing to measure"), ("fingerprint", "no model was given")]
+    ("command", "said"),
+    [("preference", "nothing to measure"), ("fingerprint", "no model was given")],
 )
 def test_without_a_model_the_command_refuses_before_torch_is_loaded(command, said):
     code = (

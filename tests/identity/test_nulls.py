@@ -19,13 +19,17 @@ def test_the_standard_deviation_and_the_check_value_of_the_paper():
     assert tau_bar == pytest.approx(0.2549, abs=5e-5)
     assert null.z(tau_bar) == pytest.approx(153.7581, abs=1e-9)
     assert nulls.log10_p(153.7581, convention="code") == pytest.approx(-5135.98, abs=5e-3)
-    assert nulls.log10_p(153.7581, convention="paper") == pytest.approx(-5135.98 - np.log10(2), abs=5e-3)
+    assert nulls.log10_p(153.7581, convention="paper") == pytest.approx(
+        -5135.98 - np.log10(2), abs=5e-3
+    )
 
 
 def test_the_conventions_differ_by_a_factor_of_two_and_at_one():
     assert 10 ** nulls.log10_p(1.0) == pytest.approx(0.158655, abs=1e-6)
     assert 10 ** nulls.log10_p(1.0, convention="code") == pytest.approx(0.317311, abs=1e-6)
-    assert nulls.log10_p(-3.0, convention="code") == 0.0  # cut at 1: never significant on the other side
+    assert (
+        nulls.log10_p(-3.0, convention="code") == 0.0
+    )  # cut at 1: never significant on the other side
     assert 10 ** nulls.log10_p(-3.0) == pytest.approx(0.99865, abs=1e-5)
     assert np.isnan(nulls.log10_p(np.nan))
 
@@ -42,7 +46,9 @@ def test_relabelling_has_the_moments_of_all_permutations():
 
 @pytest.mark.parametrize(("name", "count", "width"), [("matrices", 12, 12), ("pipeline", 24, 48)])
 def test_simulations_agree_with_the_formula_where_all_is_independent(name, count, width):
-    null = nulls.simulate_null(name, n=100, width=width, count=count, temperature=10.0, draws=400, seed=0)
+    null = nulls.simulate_null(
+        name, n=100, width=width, count=count, temperature=10.0, draws=400, seed=0
+    )
     formula = nulls.analytical_null(100, shared=12)  # 24 of 48 in each: 12 in common on average
     assert len(null.draws) == 400
     assert null.sd == pytest.approx(formula.sd, rel=0.15)
@@ -52,7 +58,10 @@ def test_simulations_agree_with_the_formula_where_all_is_independent(name, count
 def test_shuffled_inputs_keep_how_coordinates_go_together():
     # One factor moves all coordinates of a model: their taus are one number, and the mean is no surer than one of them.
     generator = np.random.default_rng(0)
-    x, y = (generator.standard_normal((200, 1)) + 0.01 * generator.standard_normal((200, 30)) for _ in range(2))
+    x, y = (
+        generator.standard_normal((200, 1)) + 0.01 * generator.standard_normal((200, 30))
+        for _ in range(2)
+    )
     null = nulls.shuffled_null(x, y, draws=200, generator=generator)
     assert null.sd == pytest.approx(nulls.tau_deviation(200), rel=0.2)
     assert null.sd > 4 * nulls.analytical_null(200, shared=30).sd
@@ -65,7 +74,9 @@ def test_the_softmax_is_scipys_order():
     coordinates = np.array([0, 2, 3, 7])
     soft = [np.exp(one[:, coordinates] / 10) for one in (x, y)]
     soft = [one / one.sum(1, keepdims=True) for one in soft]
-    ours = [nulls.log_softmax_states(one, coordinates=coordinates, temperature=10.0) for one in (x, y)]
+    ours = [
+        nulls.log_softmax_states(one, coordinates=coordinates, temperature=10.0) for one in (x, y)
+    ]
     assert nulls.tau_by_column(*ours).tolist() == [
         kendalltau(a, b).statistic for a, b in zip(soft[0].T, soft[1].T, strict=True)
     ]

@@ -12,7 +12,9 @@ from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.models.load import load
 from tests.tiny_families import tiny
 
-SMALL = UntrainedConfig(activation="relu", n_layers=2, d_model=32, n_heads=4, vocab_size=100, n_context=64)
+SMALL = UntrainedConfig(
+    activation="relu", n_layers=2, d_model=32, n_heads=4, vocab_size=100, n_context=64
+)
 
 
 def votes_of(logits):
@@ -35,7 +37,10 @@ def test_a_model_that_always_says_the_same_by_hand():
     assert got["argmax_covering"] == got["argmin_covering"] == 1
     # e^2 / (48 + e^2 + e^-3) is the mean probability of token 7
     assert got["mean_probability_ratio"] == pytest.approx(50 * np.e**2 / (48 + np.e**2 + np.e**-3))
-    assert found.top(1)[["kind", "token", "count"]].to_numpy().tolist() == [["argmax", 7, 100], ["argmin", 9, 100]]
+    assert found.top(1)[["kind", "token", "count"]].to_numpy().tolist() == [
+        ["argmax", 7, 100],
+        ["argmin", 9, 100],
+    ]
     assert set(found.tables["coverage"]["share"]) == {1.0}
 
 
@@ -59,7 +64,9 @@ def test_the_null_is_the_multinomial():
 
 def test_shifting_keeps_each_sequences_probabilities():
     votes = votes_of(torch.randn(30, 40, generator=torch.Generator().manual_seed(0)))
-    assert torch.allclose(votes.shifted.sum(1), torch.full((len(votes.shifted),), 30.0, dtype=torch.float64))
+    assert torch.allclose(
+        votes.shifted.sum(1), torch.full((len(votes.shifted),), 30.0, dtype=torch.float64)
+    )
 
 
 def test_how_the_sequences_are_batched_changes_nothing(monkeypatch):

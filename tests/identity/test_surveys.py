@@ -23,7 +23,13 @@ def test_a_stopped_survey_goes_on_behind_what_is_finished(tmp_path, monkeypatch)
         return really(self, **options)
 
     monkeypatch.setattr(ModelToMeasure, "open", stopping)
-    asked = {"untrained": [f"gpt2,{SMALL}"], "seeds": (0, 1, 2), "sinks": False, "sequences": 64, "length": 16}
+    asked = {
+        "untrained": [f"gpt2,{SMALL}"],
+        "seeds": (0, 1, 2),
+        "sinks": False,
+        "sequences": 64,
+        "length": 16,
+    }
     with pytest.raises(KeyboardInterrupt):
         surveys.survey("contraction", out="run", progress=False, **asked)
     assert read_run(tmp_path / "run").status == "interrupted"

@@ -16,13 +16,19 @@ def test_each_arm_differs_from_the_base_in_one_switch():
         "llama,activation=silu", "llama,activation=relu", "llama,activation=gelu", "llama,activation=tanh",
         "llama,activation=identity", "llama,activation=silu,gated=False", "llama,activation=silu,attention=False",
     ]  # fmt: skip
-    assert (variants[0].d_mlp, variants[5].d_mlp) == (2048, 3072)  # as many weights without the gate
+    assert (variants[0].d_mlp, variants[5].d_mlp) == (
+        2048,
+        3072,
+    )  # as many weights without the gate
     own, without = switched_configs(UntrainedConfig(style="llama", d_mlp=768), switches=("gating",))
     assert (own.d_mlp, without.d_mlp) == (768, 1152)
 
 
 def test_every_switch_has_another_value_than_the_base():
-    assert all(len(switched_configs(UntrainedConfig(style="llama"), switches=(one,))) > 1 for one in SWITCHES)
+    assert all(
+        len(switched_configs(UntrainedConfig(style="llama"), switches=(one,))) > 1
+        for one in SWITCHES
+    )
 
 
 def test_what_cannot_be_switched_is_refused():
@@ -38,7 +44,9 @@ def summary(values):
 
 
 def test_differences_are_paired_by_seed():
-    table = variant_table(summary({"a": [1.0, 5.0, 9.0], "b": [2.0, 6.0, 10.1]})).set_index("variant")
+    table = variant_table(summary({"a": [1.0, 5.0, 9.0], "b": [2.0, 6.0, 10.1]})).set_index(
+        "variant"
+    )
     assert table.loc["a", "mean"] == 5
     # differences 1, 1, 1.1: mean 31 / 30, standard error 1 / 30, t = 4.303 with 2 degrees of freedom
     assert table.loc["b", "difference"] == pytest.approx(31 / 30)

@@ -30,7 +30,9 @@ def test_equal_seeds_give_equal_weights_and_others_do_not(style):
     one, other = small(style), small(style, seed=1)
     same = untrained(UntrainedConfig(style=style, **SMALL), seed=0)
     assert all(torch.equal(weights(one)[name], weights(same)[name]) for name in weights(one))
-    assert not torch.equal(one.plain.get_input_embeddings().weight, other.plain.get_input_embeddings().weight)
+    assert not torch.equal(
+        one.plain.get_input_embeddings().weight, other.plain.get_input_embeddings().weight
+    )
 
 
 def test_the_callers_random_state_neither_matters_nor_changes():
@@ -42,8 +44,20 @@ def test_the_callers_random_state_neither_matters_nor_changes():
     assert torch.equal(weights(one)["lm_head.weight"], weights(small())["lm_head.weight"])
 
 
-SWITCHED = [{}, {"activation": "tanh"}, {"activation": "identity"}, {"norm": "rms"}, {"norm": "layer"}]
-SWITCHED += [{"positions": "none"}, {"positions": "learned"}, {"attention": False}, {"mlp": False}, {"tied": True}]
+SWITCHED = [
+    {},
+    {"activation": "tanh"},
+    {"activation": "identity"},
+    {"norm": "rms"},
+    {"norm": "layer"},
+]
+SWITCHED += [
+    {"positions": "none"},
+    {"positions": "learned"},
+    {"attention": False},
+    {"mlp": False},
+    {"tied": True},
+]
 SWITCHED += [{"tied": False}, {"gated": False}]
 
 
@@ -63,8 +77,12 @@ def test_what_is_off_writes_nothing_and_the_rest_is_drawn_alike(style):
     found = capture(without, TOKENS, sites=("attn_out", "mlp_out"))
     assert found["attn_out", 0].abs().max() == 0
     assert found["mlp_out", 0].abs().max() > 0
-    assert capture(small(style, mlp=False), TOKENS, sites=("mlp_out",))["mlp_out", 1].abs().max() == 0
-    different = {name for name, one in weights(whole).items() if not torch.equal(one, weights(without)[name])}
+    assert (
+        capture(small(style, mlp=False), TOKENS, sites=("mlp_out",))["mlp_out", 1].abs().max() == 0
+    )
+    different = {
+        name for name, one in weights(whole).items() if not torch.equal(one, weights(without)[name])
+    }
     assert all("attn" in name for name in different)
     assert len(different) == 2  # the output projection of each layer
 
@@ -74,7 +92,9 @@ def test_without_a_gate_the_neurons_are_the_activation_alone(style):
     lens = small(style, gated=False, activation="relu", d_mlp=48)
     found = capture(lens, TOKENS, sites=("gate", "neurons"))
     assert_close(found["neurons", 1], found["gate", 1].relu())
-    gated = capture(small(style, activation="relu", d_mlp=48), TOKENS, sites=("gate", "up", "neurons"))
+    gated = capture(
+        small(style, activation="relu", d_mlp=48), TOKENS, sites=("gate", "up", "neurons")
+    )
     assert torch.equal(gated["gate", 0], found["gate", 0])
     assert torch.equal(gated["neurons", 0], gated["gate", 0].relu() * gated["up", 0])
 
@@ -82,29 +102,51 @@ def test_without_a_gate_the_neurons_are_the_activation_alone(style):
 def test_norms_and_positions_are_what_was_asked_for():
     layer = capture(small(norm="layer"), TOKENS, sites=("attn_in",))["attn_in", 0]
     assert layer.mean(-1).abs().max() < 1e-6
-    assert capture(small(norm="rms"), TOKENS, sites=("attn_in",))["attn_in", 0].mean(-1).abs().max() > 1e-3
+    assert (
+        capture(small(norm="rms"), TOKENS, sites=("attn_in",))["attn_in", 0].mean(-1).abs().max()
+        > 1e-3
+    )
     assert small(norm="layer").family.centred_norm
     assert not small("gpt2", norm="rms").family.centred_norm
     for style in STYLES:  # without positions, equal tokens are equal wherever they stand
-        x = capture(small(style, positions="none"), torch.full((1, 8), 5), sites=("final",))["final"]
+        x = capture(small(style, positions="none"), torch.full((1, 8), 5), sites=("final",))[
+            "final"
+        ]
         assert torch.allclose(x, x[:, :1].expand_as(x), atol=1e-5)
-        x = capture(small(style, positions="learned"), torch.full((1, 8), 5), sites=("resid_pre",))["resid_pre", 0]
+        x = capture(small(style, positions="learned"), torch.full((1, 8), 5), sites=("resid_pre",))[
+            "resid_pre", 0
+        ]
         assert not torch.allclose(x[:, 0], x[:, 1])
 
 
 def test_writers_are_scaled_where_gpt2_or_the_caller_says_so():
-    places = {"llama": "model.layers.0.mlp.down_proj.weight", "gpt2": "transformer.h.0.attn.c_proj.weight"}
+    places = {
+        "llama": "model.layers.0.mlp.down_proj.weight",
+        "gpt2": "transformer.h.0.attn.c_proj.weight",
+    }
     for style, scaled in (("llama", True), ("gpt2", None)):
-        narrow, wide = (weights(small(style, scaled_writers=one))[places[style]] for one in (scaled, False))
+        narrow, wide = (
+            weights(small(style, scaled_writers=one))[places[style]] for one in (scaled, False)
+        )
         assert torch.allclose(narrow * 2, wide)  # 2 layers: sqrt(2 x 2)
-    assert float(weights(small(init_std=0.2))["lm_head.weight"].detach().std()) == pytest.approx(0.2, rel=0.05)
+    assert float(weights(small(init_std=0.2))["lm_head.weight"].detach().std()) == pytest.approx(
+        0.2, rel=0.05
+    )
 
 
 def test_sizes_and_groups_are_taken():
     lens = small("qwen", n_kv_heads=2, n_layers=3, d_mlp=40)
-    assert (lens.n_layers, lens.n_kv_heads, lens.d_mlp, lens.n_context, lens.d_vocab) == (3, 2, 40, 64, 100)
+    assert (lens.n_layers, lens.n_kv_heads, lens.d_mlp, lens.n_context, lens.d_vocab) == (
+        3,
+        2,
+        40,
+        64,
+        100,
+    )
     assert UntrainedConfig(d_model=96, n_heads=4, gated=False).d_mlp == 384
-    assert UntrainedConfig(style="llama", d_model=96, n_heads=4).d_mlp == 256  # 8/3 x 96, to a multiple of 64
+    assert (
+        UntrainedConfig(style="llama", d_model=96, n_heads=4).d_mlp == 256
+    )  # 8/3 x 96, to a multiple of 64
 
 
 @pytest.mark.parametrize(

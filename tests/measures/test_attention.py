@@ -56,7 +56,10 @@ def test_a_head_that_always_attends_to_itself_scores_high_only_where_it_is_not_c
     # The identity pattern: key k gets 1 from itself and 0 from the n - 1 - k others: 1 / (n - k). With at
     # least 8 queries that is at most 1/8; the last key alone would score 1, the tail artefact.
     eye = torch.eye(20)
-    scores = [sink_score(eye[None, None, :, key], valid=all_valid(1, 20), key=key).item() for key in range(20)]
+    scores = [
+        sink_score(eye[None, None, :, key], valid=all_valid(1, 20), key=key).item()
+        for key in range(20)
+    ]
     assert scores[12] == pytest.approx(1 / 8)
     assert all(math.isnan(score) for score in scores[13:])
     last = sink_score(eye[None, None, :, 19], valid=all_valid(1, 20), key=19, min_queries=1)
@@ -98,7 +101,9 @@ def test_the_rate_is_strict_per_sequence_and_leaves_out_nan():
 
 def test_entropy_by_hand():
     # [1/2 1/4 1/4 0]: entropy = 1/2 log 2 + 2 * 1/4 log 4 = 1.5 log 2.
-    assert entropy(torch.tensor([[[[0.5, 0.25, 0.25, 0.0]]]])).item() == pytest.approx(1.5 * math.log(2))
+    assert entropy(torch.tensor([[[[0.5, 0.25, 0.25, 0.0]]]])).item() == pytest.approx(
+        1.5 * math.log(2)
+    )
 
 
 def test_null_mass_is_what_a_row_lacks():
@@ -141,7 +146,9 @@ def test_only_queries_whose_window_reaches_the_key_are_averaged_over():
     at = {"valid": all_valid(1, 7), "key": 1, "reach": 3}
     assert sink_mass(column, **at).item() == pytest.approx((0.5 + 0.3) / 2)
     assert sink_score(column, **at).item() == pytest.approx((1.0 + 0.5 + 0.3) / 3)
-    assert sink_score(column[..., :3], valid=all_valid(1, 3), key=1, reach=3).isnan().all()  # not a full window
+    assert (
+        sink_score(column[..., :3], valid=all_valid(1, 3), key=1, reach=3).isnan().all()
+    )  # not a full window
     assert sink_mass(column, valid=all_valid(1, 7), key=1, reach=1).isnan().all()
 
 
@@ -158,12 +165,16 @@ def test_uniform_mass_is_the_mass_of_uniform_attention():
     pattern = uniform_pattern(12)[None, None].expand(2, 1, -1, -1)
     for key in (0, 3):
         found = uniform_mass(valid, key=key)
-        torch.testing.assert_close(found.float(), sink_mass(pattern[..., key], valid=valid, key=key)[:, 0])
+        torch.testing.assert_close(
+            found.float(), sink_mass(pattern[..., key], valid=valid, key=key)[:, 0]
+        )
         # rows that sum to a half, and windows of 4
         half = uniform_mass(valid, key=key, row_sum=torch.full((2, 12), 0.5))
         torch.testing.assert_close(half, found / 2)
     assert uniform_mass(valid, key=3, reach=4)[0].item() == pytest.approx(1 / 4)
-    assert uniform_mass(valid, key=0, reach=4)[0].item() == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
+    assert uniform_mass(valid, key=0, reach=4)[0].item() == pytest.approx(
+        (1 / 2 + 1 / 3 + 1 / 4) / 3
+    )
 
 
 def test_shares_of_equal_weights_are_uniform_attention_whatever_the_weights():
@@ -174,4 +185,6 @@ def test_shares_of_equal_weights_are_uniform_attention_whatever_the_weights():
 
 def test_a_window_in_which_uniform_attention_passes_the_threshold_tells_nothing():
     assert can_tell_sinks(None, threshold=0.01)
-    assert [reach for reach in range(1, 30) if not can_tell_sinks(reach, threshold=0.3)] == list(range(1, 10))
+    assert [reach for reach in range(1, 30) if not can_tell_sinks(reach, threshold=0.3)] == list(
+        range(1, 10)
+    )

@@ -43,17 +43,23 @@ def test_outlier_dimensions_are_the_fewest_that_hold_the_share():
     assert outlier_dimensions(energy, energy_frac=1.0).tolist() == [1, 3, 4, 2, 0]
 
 
-@pytest.mark.parametrize("energy", [torch.zeros(3), torch.tensor([1.0, math.nan, 2.0]), torch.ones(0)])
+@pytest.mark.parametrize(
+    "energy", [torch.zeros(3), torch.tensor([1.0, math.nan, 2.0]), torch.ones(0)]
+)
 def test_no_energy_has_no_outlier_dimension(energy):
     assert outlier_dimensions(energy).shape == (0,)
 
 
 def test_a_dimension_outside_the_stream_and_a_share_outside_zero_and_one_are_refused():
     for dimension in (-1, 3):
-        with pytest.raises(InputError, match=f"dimension {dimension} is outside the residual stream; need 0 to 2"):
+        with pytest.raises(
+            InputError, match=f"dimension {dimension} is outside the residual stream; need 0 to 2"
+        ):
             dominance_ratio_fixed(torch.ones(1, 3), dimension=dimension)
     for frac in (0.0, 1.5):
-        with pytest.raises(InputError, match=rf"found energy_frac = {frac}; need a share in \(0, 1\]"):
+        with pytest.raises(
+            InputError, match=rf"found energy_frac = {frac}; need a share in \(0, 1\]"
+        ):
             outlier_dimensions(torch.ones(3), energy_frac=frac)
 
 
@@ -100,9 +106,13 @@ def test_growth_by_hand():
     norms = torch.tensor([[40.0, 77.0, 2.0, 4.0, 9.0]]).repeat(2, 1)
     valid = torch.tensor([[True] * 5, [True] * 4 + [False]])
     norms[1, 4] = math.nan
-    assert growth_ratio(norms, valid=valid, key=0, others_from=2).tolist() == pytest.approx([10.0, 40 / 3])
+    assert growth_ratio(norms, valid=valid, key=0, others_from=2).tolist() == pytest.approx(
+        [10.0, 40 / 3]
+    )
     # A key among the others is not counted among them: 2 and 9, median 5.5; 4 / 5.5.
-    assert growth_ratio(norms[:1], valid=valid[:1], key=3, others_from=2).item() == pytest.approx(4 / 5.5)
+    assert growth_ratio(norms[:1], valid=valid[:1], key=3, others_from=2).item() == pytest.approx(
+        4 / 5.5
+    )
 
 
 def test_growth_is_undefined_for_a_padded_key_or_a_short_sequence():

@@ -21,10 +21,14 @@ def test_induction_by_hand():
     assert induction(ROWS[None, None], tokens=tokens, valid=VALID).item() == pytest.approx(0.375)
     # a a a: query 1 -> key 1: 0.4; query 2 -> keys 1 and 2: 0.7 + 0.2
     tokens = torch.tensor([[7, 7, 7, 8, 9]])
-    assert induction(ROWS[None, None], tokens=tokens, valid=VALID).item() == pytest.approx((0.4 + 0.9) / 2)
+    assert induction(ROWS[None, None], tokens=tokens, valid=VALID).item() == pytest.approx(
+        (0.4 + 0.9) / 2
+    )
     unlike = induction(ROWS[None, None], tokens=torch.arange(5)[None], valid=VALID)
     assert math.isnan(unlike.item())
-    padded = induction(ROWS[None, None], tokens=torch.tensor([[7, 8, 9, 7, 7]]), valid=torch.arange(5)[None] < 4)
+    padded = induction(
+        ROWS[None, None], tokens=torch.tensor([[7, 8, 9, 7, 7]]), valid=torch.arange(5)[None] < 4
+    )
     assert padded.item() == pytest.approx(0.5)
 
 
@@ -37,7 +41,11 @@ def test_the_score_is_that_of_transformer_lens_s_detector():
     valid = torch.ones_like(tokens, dtype=torch.bool)
     captured = capture(lens, tokens, sites=["pattern"])
     for layer in range(lens.n_layers):
-        ours = induction(captured["pattern", layer], tokens=tokens, valid=valid)[0] * wanted.any(-1).sum() / 16
+        ours = (
+            induction(captured["pattern", layer], tokens=tokens, valid=valid)[0]
+            * wanted.any(-1).sum()
+            / 16
+        )
         theirs = [
             head_detector.compute_head_attention_similarity_score(
                 one, wanted, exclude_bos=False, exclude_current_token=False, error_measure="mul"

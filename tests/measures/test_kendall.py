@@ -34,7 +34,9 @@ def test_it_is_scipys_to_the_last_bit(n):
 
 def test_chunks_of_rows_change_nothing():
     x, y = torch.randn(2, 300, 1000, generator=torch.Generator().manual_seed(0))  # 131 rows at once
-    expected = torch.cat([tau_b(one, reference=other) for one, other in zip(x.split(7), y.split(7), strict=True)])
+    expected = torch.cat(
+        [tau_b(one, reference=other) for one, other in zip(x.split(7), y.split(7), strict=True)]
+    )
     assert torch.equal(tau_b(x, reference=y), expected)
     assert torch.equal(tau_b_matrix(x[:2], y).diagonal(), expected[:2])
 
@@ -55,7 +57,9 @@ def test_it_is_the_count_over_all_pairs(pairs):
     if ties_x == total or ties_y == total:
         assert math.isnan(found)
     else:
-        assert found == pytest.approx(agree / math.sqrt((total - ties_x) * (total - ties_y)), abs=1e-6)
+        assert found == pytest.approx(
+            agree / math.sqrt((total - ties_x) * (total - ties_y)), abs=1e-6
+        )
 
 
 def test_undefined_where_a_row_is_constant_too_short_or_holds_a_nan():

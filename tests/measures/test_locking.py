@@ -40,7 +40,9 @@ def test_positive_share_by_hand():
     valid = torch.tensor([[True] * 5, [True] * 4 + [False]])
     q[1, 4] = math.nan
     k = torch.tensor([1.0, 0.0]).expand(2, 1, 2)
-    assert positive_share(q, k=k, valid=valid, key=0).flatten().tolist() == pytest.approx([0.5, 1 / 3])
+    assert positive_share(q, k=k, valid=valid, key=0).flatten().tolist() == pytest.approx(
+        [0.5, 1 / 3]
+    )
     assert positive_share(q, k=k, valid=valid, key=4).isnan().all()
 
 
@@ -51,7 +53,9 @@ def test_positive_share_is_the_nested_loops_with_distinct_kv_heads(seed, key):
     found = positive_share(q, k=k, valid=torch.ones(2, 7, dtype=torch.bool), key=key)
     for batch in range(2):
         for head in range(4):
-            signs = [(q[batch, t, head] @ k[batch, head // 2]).item() > 0 for t in range(key + 1, 7)]
+            signs = [
+                (q[batch, t, head] @ k[batch, head // 2]).item() > 0 for t in range(key + 1, 7)
+            ]
             assert found[batch, head].item() == pytest.approx(sum(signs) / len(signs))
 
 
@@ -64,4 +68,6 @@ def test_the_parts_sum_to_the_logit_with_distinct_kv_heads(seed):
         for head in range(6):
             for position in range(5):
                 logit = 0.5 * (query[batch, head, position] @ parts[batch, head // 2].sum(0))
-                assert found[batch, head, position].sum().item() == pytest.approx(logit.item(), abs=1e-5)
+                assert found[batch, head, position].sum().item() == pytest.approx(
+                    logit.item(), abs=1e-5
+                )

@@ -60,12 +60,21 @@ def test_the_spike_ratio_by_hand():
 
 def test_row_norms_and_their_ranks():
     assert row_norms(torch.tensor([[3.0, 4.0], [5.0, 12.0]])).tolist() == [5.0, 13.0]
-    assert norm_rank(torch.tensor([5.0, 9.0, 1.0, 5.0])).tolist() == [2, 1, 4, 2]  # equal norms share the better rank
+    assert norm_rank(torch.tensor([5.0, 9.0, 1.0, 5.0])).tolist() == [
+        2,
+        1,
+        4,
+        2,
+    ]  # equal norms share the better rank
 
 
 def test_selectivity_by_hand():
     # x = [3 4], gate row [1 0], up row [1 1]: cosine 3/5, gate 3, up 7.
-    x, gate_row, up_row = torch.tensor([[[3.0, 4.0], [0.0, 0.0]]]), torch.tensor([1.0, 0.0]), torch.ones(2)
+    x, gate_row, up_row = (
+        torch.tensor([[[3.0, 4.0], [0.0, 0.0]]]),
+        torch.tensor([1.0, 0.0]),
+        torch.ones(2),
+    )
     found = selectivity(x, gate_row=gate_row, up_row=up_row)
     assert found.cosine[0].tolist() == pytest.approx([0.6, math.nan], nan_ok=True)
     assert (found.gate[0].tolist(), found.up[0].tolist()) == ([3.0, 0.0], [7.0, 0.0])
@@ -85,5 +94,7 @@ def test_the_extremes_of_column_kurtosis():
     # 0.0832 / 0.0256 - 3 = 0.25 = n - 5 + 1/(n - 1). Half and half +-1: 1 - 3 = -2.
     sparse = torch.tensor([1.0, 0, 0, 0, 0])[:, None]
     assert column_kurtosis(sparse).item() == pytest.approx(0.25, abs=1e-5)
-    assert column_kurtosis(torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]).item() == pytest.approx(-2)
+    assert column_kurtosis(torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]).item() == pytest.approx(
+        -2
+    )
     assert column_kurtosis(torch.full((5, 1), 0.1)).isnan().all()

@@ -6,7 +6,12 @@ from drawn import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sink_lens.measures.outputs import sink_head_label, triangular_factor, value_norm_ratio, value_norms
+from sink_lens.measures.outputs import (
+    sink_head_label,
+    triangular_factor,
+    value_norm_ratio,
+    value_norms,
+)
 
 
 def ratio(v, w_o, *, valid, key):
@@ -33,7 +38,9 @@ def test_value_norms_are_the_nested_loops_with_distinct_kv_heads(seed, key, d_mo
         for head in range(6):
             norms = [(v[batch, t, head // 3] @ w_o[head]).norm().item() for t in range(length)]
             others = [norm for t, norm in enumerate(norms) if t != key]
-            assert found[batch, head].item() == pytest.approx(norms[key] / (sum(others) / len(others)), rel=1e-4)
+            assert found[batch, head].item() == pytest.approx(
+                norms[key] / (sum(others) / len(others)), rel=1e-4
+            )
 
 
 def test_a_padded_or_lonely_key_is_nan():

@@ -30,7 +30,9 @@ def test_a_second_massive_token_is_left_out_with_the_first(positions):
     whole, one, both = effective_ranks(x, without=((), (0,), (0, 3))).tolist()
     assert whole < 2.1
     assert one < 1.1  # the other token is all that is left
-    assert both == pytest.approx(slow(x[[n for n in range(positions) if n not in (0, 3)]]), rel=1e-4)
+    assert both == pytest.approx(
+        slow(x[[n for n in range(positions) if n not in (0, 3)]]), rel=1e-4
+    )
 
 
 @settings(deadline=None, max_examples=25)
@@ -46,7 +48,9 @@ def test_padding_is_left_out():
     x = draw(3, 2, 8, 5)
     valid = torch.arange(8) < torch.tensor([[8], [4]])
     x[1, 4:] = math.nan
-    assert effective_rank(x, valid=valid).tolist() == pytest.approx([slow(x[0]), slow(x[1, :4])], rel=1e-5)
+    assert effective_rank(x, valid=valid).tolist() == pytest.approx(
+        [slow(x[0]), slow(x[1, :4])], rel=1e-5
+    )
 
 
 def test_what_is_undefined_is_nan_or_refused():

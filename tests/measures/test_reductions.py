@@ -19,7 +19,10 @@ def test_medians_of_nothing_nan_and_infinities():
     assert median_where(torch.ones(2, 3), where=nothing).isnan().all()
     assert median_where(torch.ones(2, 0), where=nothing[:, :0]).isnan().all()
     assert median_where(torch.tensor([1.0, math.nan]), where=torch.tensor([True, True])).isnan()
-    assert median_where(torch.tensor([math.inf, math.inf]), where=torch.tensor([True, True])) == math.inf
+    assert (
+        median_where(torch.tensor([math.inf, math.inf]), where=torch.tensor([True, True]))
+        == math.inf
+    )
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.booleans()), min_size=1, max_size=12))
@@ -33,5 +36,9 @@ def test_the_median_is_numpys(pairs):
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_values_are_sorted_as_torch_sorts_them_nan_last(gradient):
-    x = torch.tensor([[2.0, math.nan, -math.inf, 1.0], [math.inf, 0.0, -3.0, 0.0]], requires_grad=gradient)
-    torch.testing.assert_close(sort_last_axis(x.T), x.T.sort(dim=-1).values, rtol=0, atol=0, equal_nan=True)
+    x = torch.tensor(
+        [[2.0, math.nan, -math.inf, 1.0], [math.inf, 0.0, -3.0, 0.0]], requires_grad=gradient
+    )
+    torch.testing.assert_close(
+        sort_last_axis(x.T), x.T.sort(dim=-1).values, rtol=0, atol=0, equal_nan=True
+    )

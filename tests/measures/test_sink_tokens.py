@@ -53,10 +53,14 @@ def test_shares_by_hand():
     # heads .5 and .1 on key 0 have the mean .3, which is .9. With a window of 2 it sees keys 1 and 2: .2 is .4.
     row = torch.tensor([0.5, 0.2, 0.3, 0.0]).expand(1, 1, 1, 4)
     positions = torch.tensor([2])
-    assert fair_shares(row, row_positions=positions).flatten().tolist() == pytest.approx([1.5, 0.6, 0, 0])
+    assert fair_shares(row, row_positions=positions).flatten().tolist() == pytest.approx(
+        [1.5, 0.6, 0, 0]
+    )
     heads = torch.cat([row, torch.tensor([0.1, 0.2, 0.7, 0.0]).expand(1, 1, 1, 4)], dim=1)
     assert fair_shares(heads, row_positions=positions)[0, 0, 0] == pytest.approx(0.9)
-    assert fair_shares(row, row_positions=positions, reach=2).flatten().tolist() == pytest.approx([0, 0.4, 0, 0])
+    assert fair_shares(row, row_positions=positions, reach=2).flatten().tolist() == pytest.approx(
+        [0, 0.4, 0, 0]
+    )
 
 
 def test_a_score_by_hand():
@@ -65,7 +69,10 @@ def test_a_score_by_hand():
     # Key 0: 2/1 + 3/3 = 3 over 2 queries, with two more at 1: 5/4. Key 1: 0 over one query: 2/3. Key 2: no query: 1.
     shares = torch.tensor([[[2.0, 0.0, 0.0], [3.0, 0.0, 0.0]]])
     positions = torch.tensor([1, 2])
-    options = {"seen": earlier_keys(positions, n_keys=3), "row_valid": torch.ones(1, 2, dtype=torch.bool)}
+    options = {
+        "seen": earlier_keys(positions, n_keys=3),
+        "row_valid": torch.ones(1, 2, dtype=torch.bool),
+    }
     score = share_score(shares, row_positions=positions, **options)
     assert score[0].tolist() == pytest.approx([5 / 4, 2 / 3, 1.0])
 
@@ -73,7 +80,12 @@ def test_a_score_by_hand():
 def slow_score(shares, positions, prior=2):
     """The same in loops, for one sequence whose rows are all real."""
     n_keys = shares.shape[1]
-    cells = {(row, key): int(q) - key for row, q in enumerate(positions) for key in range(n_keys) if key < q}
+    cells = {
+        (row, key): int(q) - key
+        for row, q in enumerate(positions)
+        for key in range(n_keys)
+        if key < q
+    }
     kind = {cell: math.ceil(math.log2(distance)) for cell, distance in cells.items()}
     value = {}
     for cell in cells:
@@ -142,7 +154,14 @@ def test_a_gap_by_hand():
     "scores",
     [
         [1.0, 1.1, 0.9, 1.3],  # nothing stands out
-        [1.0, 1.4, 2.0, 2.8, 4.0, 5.6],  # an even fall: each score is less than 1.5 times the one before
+        [
+            1.0,
+            1.4,
+            2.0,
+            2.8,
+            4.0,
+            5.6,
+        ],  # an even fall: each score is less than 1.5 times the one before
         [0.1, 0.9, 1.0, 2.4],  # the high one is not high enough
         [3.0, 3.0],
         [],
@@ -157,7 +176,9 @@ def test_a_stray_token_does_not_close_the_gap_of_many():
     gap = score_gap(scores, least=2.5)
     assert (gap.low, gap.high, gap.above) == (1.5, 9.0, 40)
     # 15 of 200 that rise evenly to 9 are within the first factor of 1.5, over 5% of the 225 above.
-    crowded = torch.cat([torch.linspace(0.5, 1.2, 500), torch.linspace(1.2, 9.0, 200), torch.full((40,), 9.0)])
+    crowded = torch.cat(
+        [torch.linspace(0.5, 1.2, 500), torch.linspace(1.2, 9.0, 200), torch.full((40,), 9.0)]
+    )
     assert score_gap(crowded, least=2.5) is None
 
 

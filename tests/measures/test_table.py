@@ -35,7 +35,10 @@ def arguments(seed):
         "s2": (x, {"valid": valid}),
         "decay_exponent": (x.std((0, 2)), {}),
         "variance_ratio": (x.std((0, 2)), {}),
-        "output_preservation": (w_o.flatten(0, 1).T, {"first_std": torch.rand(12, generator=generator)}),
+        "output_preservation": (
+            w_o.flatten(0, 1).T,
+            {"first_std": torch.rand(12, generator=generator)},
+        ),
         "contributions": (activations, {"weights": w_down[0]}),
         "contribution_share": (activations, {"change": x[:, 0, 0]}),
         "spike_ratio": (activations, {"elsewhere": draw(generator, 2, 6).abs()}),
@@ -58,7 +61,9 @@ def arguments(seed):
 def results(seed, change=lambda value: value):
     """Every measure by name, of arguments whose tensors are changed."""
     return {
-        name: MEASURES[name].function(change(first), **{key: change(value) for key, value in rest.items()})
+        name: MEASURES[name].function(
+            change(first), **{key: change(value) for key, value in rest.items()}
+        )
         for name, (first, rest) in arguments(seed).items()
     }
 
@@ -96,7 +101,9 @@ def test_half_precision_is_computed_as_the_same_numbers_in_float32(dtype):
 
     expected = results(0, wide)
     for name, result in results(0, narrow).items():
-        torch.testing.assert_close(numbers(result), numbers(expected[name]), equal_nan=True, rtol=0, atol=0, msg=name)
+        torch.testing.assert_close(
+            numbers(result), numbers(expected[name]), equal_nan=True, rtol=0, atol=0, msg=name
+        )
 
 
 @pytest.mark.parametrize("name", MEASURES)

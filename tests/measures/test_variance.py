@@ -70,7 +70,9 @@ def test_any_number_of_batches_gives_the_same_as_all_at_once(seed, sizes):
         kept = x[valid[:, position], position].flatten(1).double().numpy()
         assert stream.count[position] == len(kept)
         if len(kept) > 1:
-            np.testing.assert_allclose(stream.std()[position], kept.std(axis=0, ddof=1), rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(
+                stream.std()[position], kept.std(axis=0, ddof=1), rtol=1e-6, atol=1e-9
+            )
 
 
 def test_a_large_mean_does_not_drown_the_spread():

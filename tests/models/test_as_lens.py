@@ -19,14 +19,18 @@ from sink_lens.models.load import wrap
 from sink_lens.sweeps import EditGrid, Grid
 from tests.tiny_families import tiny
 
-CONFIG = TraceConfig(model="tiny", tokens="random", sequences=2, length=24, interventions=False, random_init=False)
+CONFIG = TraceConfig(
+    model="tiny", tokens="random", sequences=2, length=24, interventions=False, random_init=False
+)
 GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0,), heads=(0,)),))
 FIRST = sl.Reading(name="first", sites=("z",), function=lambda view: view["z"][:, 0])
 SHORT = FingerprintConfig(sequences=50, length=4, coordinates=28)
 
 
 def batch(seed=0, length=24):
-    return TokenBatch.from_tensor(torch.randint(3, 60, (2, length), generator=torch.Generator().manual_seed(seed)))
+    return TokenBatch.from_tensor(
+        torch.randint(3, 60, (2, length), generator=torch.Generator().manual_seed(seed))
+    )
 
 
 def _folder(path):
@@ -43,34 +47,53 @@ KINDS = {
 Z = {"site": "z", "metric": sink_mass(0), "layers": [0]}
 QUIET = {"progress": False}
 TAKERS = {
-    "trace": lambda m, out: sl.trace(m, config=CONFIG, tokens=batch(), out=out, report=False, **QUIET).links,
+    "trace": lambda m, out: (
+        sl.trace(m, config=CONFIG, tokens=batch(), out=out, report=False, **QUIET).links
+    ),
     "sweep": lambda m, out: sl.sweep(m, GRID, tokens=batch(), out=out, **QUIET).frame,
     "capture": lambda m, out: sl.capture(m, batch(), sites=["z"])["z", 0],
     "stream": lambda m, out: sl.stream(m, batch(), [FIRST]).values["first"][1],
     "run_with": lambda m, out: sl.run_with(m, batch(), logits=True).logits,
     "patch": lambda m, out: sl.patching.patch(m, batch(), batch(1), **Z, **QUIET).frame,
-    "attribution_patch": lambda m, out: sl.patching.attribution_patch(m, batch(), batch(1), **Z).frame,
+    "attribution_patch": lambda m, out: (
+        sl.patching.attribution_patch(m, batch(), batch(1), **Z).frame
+    ),
     "path_patch": lambda m, out: (
         sl.patching.path_patch(
-            m, batch(), batch(1), sender=("z", 0, 1), receiver=("resid_post", 2), metric=sink_mass(0)
+            m,
+            batch(),
+            batch(1),
+            sender=("z", 0, 1),
+            receiver=("resid_post", 2),
+            metric=sink_mass(0),
         ).frame
     ),
     "scalar": lambda m, out: (
-        sl.run_with(lens_of(), batch(), scalar(m, layer=1, neurons=[3], dimensions=[4]), logits=True).logits
+        sl.run_with(
+            lens_of(), batch(), scalar(m, layer=1, neurons=[3], dimensions=[4]), logits=True
+        ).logits
     ),
     "generate": lambda m, out: sl.generate(m, [5, 6], max_new_tokens=2).ids,
     "preference": lambda m, out: sl.identity.preference(m, sequences=64, length=12).frame,
     "contraction": lambda m, out: sl.identity.contraction(m, sequences=64, length=12).frame,
-    "centring_means": lambda m, out: next(iter(sl.edits.centring_means(m, n_tokens=128).tensors().values())),
+    "centring_means": lambda m, out: next(
+        iter(sl.edits.centring_means(m, n_tokens=128).tensors().values())
+    ),
 }
 CASES = [("Hugging Face model", taker) for taker in TAKERS]
-CASES += [(kind, taker) for kind in ("bridge", "name", "path") for taker in ("trace", "capture", "patch", "sweep")]
+CASES += [
+    (kind, taker)
+    for kind in ("bridge", "name", "path")
+    for taker in ("trace", "capture", "patch", "sweep")
+]
 
 
 @pytest.fixture(scope="module")
 def of_lens(tmp_path_factory):
     """``of_lens(taker)``: what it gives for a ``LensModel``, computed once."""
-    return functools.cache(lambda taker: TAKERS[taker](lens_of(), tmp_path_factory.mktemp("runs") / taker))
+    return functools.cache(
+        lambda taker: TAKERS[taker](lens_of(), tmp_path_factory.mktemp("runs") / taker)
+    )
 
 
 @pytest.mark.parametrize(("kind", "taker"), CASES)
@@ -93,7 +116,14 @@ def test_models_in_memory_are_fingerprinted(tmp_path):
 
 
 def test_the_run_of_a_hugging_face_model_is_named_after_it(tmp_path):
-    sl.trace(tiny("llama"), config=CONFIG, tokens=batch(), out=tmp_path / "run", report=False, progress=False)
+    sl.trace(
+        tiny("llama"),
+        config=CONFIG,
+        tokens=batch(),
+        out=tmp_path / "run",
+        report=False,
+        progress=False,
+    )
     assert read_run(tmp_path / "run").provenance["model"] == "LlamaForCausalLM"
 
 
@@ -111,7 +141,9 @@ def test_a_name_that_is_too_long_is_one_line(tmp_path):
         lambda: sl.load(Path(too_long)),
         lambda: sl.trace(too_long),
         lambda: sl.read_run(tmp_path / too_long),
-        lambda: sl.sweep(tiny("llama"), GRID, tokens=batch(), out=tmp_path / too_long, progress=False),
+        lambda: sl.sweep(
+            tiny("llama"), GRID, tokens=batch(), out=tmp_path / too_long, progress=False
+        ),
     ):
         with pytest.raises(SinkLensError, match="too long") as caught:
             call()

@@ -90,7 +90,9 @@ def test_a_converted_gguf_gives_the_same_logits_as_the_file(tmp_path):
     assert len(said) == 1
     assert "done once" in said[0]
     found = AutoModelForCausalLM.from_pretrained(folder)
-    expected = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
+    expected = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
+    )
     assert type(found).__name__ == "LlamaForCausalLM"
     assert {parameter.dtype for parameter in found.parameters()} == {torch.float32}
     ids = torch.arange(10)[None]
@@ -106,11 +108,18 @@ def test_files_beside_the_gguf_and_in_the_working_directory_are_not_read(tmp_pat
     models.mkdir()
     file = write_gguf(models / "tiny.gguf", seed=1)
     write_gguf(work / "tiny.gguf", seed=2)
-    for name in ("config.json", "tokenizer_config.json", "adapter_config.json", "generation_config.json"):
+    for name in (
+        "config.json",
+        "tokenizer_config.json",
+        "adapter_config.json",
+        "generation_config.json",
+    ):
         (models / name).write_text("no json at all")
     monkeypatch.chdir(work)
     model = AutoModelForCausalLM.from_pretrained(bundled.converted_folder(file))
-    embedding = np.random.default_rng(1).standard_normal((len(VOCABULARY), WIDTH)).astype(np.float32)
+    embedding = (
+        np.random.default_rng(1).standard_normal((len(VOCABULARY), WIDTH)).astype(np.float32)
+    )
     assert np.array_equal(model.get_input_embeddings().weight.detach().numpy(), embedding)
 
 
@@ -127,11 +136,15 @@ DENSE = [(name, True) for name in (*UNTIED, "gemma2")] + [(name, False) for name
 @pytest.mark.parametrize("stored", ["Q4_1", "Q8_0", "F16", "F32"])
 def test_tensors_converted_one_by_one_are_those_that_transformers_reads(tmp_path, stored):
     for architecture, tied in DENSE:
-        file = write_dense(tmp_path / f"{architecture}-{tied}.gguf", architecture, stored=stored, tied=tied)
+        file = write_dense(
+            tmp_path / f"{architecture}-{tied}.gguf", architecture, stored=stored, tied=tied
+        )
         folder = tmp_path / file.stem
         folder.mkdir()
         gguf_conversion.convert_gguf(file, folder=folder)
-        expected = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32).state_dict()
+        expected = AutoModelForCausalLM.from_pretrained(
+            tmp_path, gguf_file=file.name, dtype=torch.float32
+        ).state_dict()
         found = AutoModelForCausalLM.from_pretrained(folder).state_dict()
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], one) for name, one in expected.items()), file.stem
@@ -142,7 +155,9 @@ def test_the_default_model_is_converted_bit_equal():
     file = bundled.bundled_gguf()
     folder = bundled.converted_folder(file)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    (tensor,) = (one for one in gguf.GGUFReader(file).tensors if one.name == "blk.11.ffn_down.weight")
+    (tensor,) = (
+        one for one in gguf.GGUFReader(file).tensors if one.name == "blk.11.ffn_down.weight"
+    )
     expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     assert np.array_equal(model.model.layers[11].mlp.down_proj.weight.detach().numpy(), expected)
     assert model.config.num_hidden_layers == 30
@@ -162,11 +177,23 @@ def test_the_default_model_is_converted_bit_equal():
         (lambda path: some_gguf(path, b"GGUF"), r"broken\.gguf.*damaged or cut short"),
         (lambda path: some_gguf(path, b"GGUF" + bytes(200)), r"broken\.gguf.*damaged or cut short"),
         (lambda path: some_gguf(path, b"GGUF" + b"\xff" * 200), r"broken\.gguf.*fetch it again"),
-        (lambda path: some_gguf(path, write_gguf(path).read_bytes()[:-40]), r"broken\.gguf.*cut short"),
-        (lambda path: write_gguf(path, architecture="perceptron"), "perceptron.*Load the safetensors folder"),
-        (lambda path: write_gguf(path, architecture="falcon"), "falcon.*Load the safetensors folder"),
+        (
+            lambda path: some_gguf(path, write_gguf(path).read_bytes()[:-40]),
+            r"broken\.gguf.*cut short",
+        ),
+        (
+            lambda path: write_gguf(path, architecture="perceptron"),
+            "perceptron.*Load the safetensors folder",
+        ),
+        (
+            lambda path: write_gguf(path, architecture="falcon"),
+            "falcon.*Load the safetensors folder",
+        ),
         (lambda path: write_gguf(path, split=3), "one of 3 parts"),
-        (lambda path: write_gguf(path, skip=("blk.1.ffn_down",)), r"broken\.gguf.*layers\.1\.mlp\.down_proj"),
+        (
+            lambda path: write_gguf(path, skip=("blk.1.ffn_down",)),
+            r"broken\.gguf.*layers\.1\.mlp\.down_proj",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_refused_by_name(tmp_path, cache, make, found):
@@ -178,7 +205,11 @@ def test_what_cannot_be_converted_is_refused_by_name(tmp_path, cache, make, foun
 
 def test_too_little_room_is_refused_before_conversion(tmp_path, cache, monkeypatch):
     file = write_gguf(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(gguf_conversion.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1_000_000))
+    monkeypatch.setattr(
+        gguf_conversion.shutil,
+        "disk_usage",
+        lambda path: shutil._ntuple_diskusage(10, 9, 1_000_000),
+    )
     with pytest.raises(ModelError, match=r"1 MB are free; need about .*SINK_LENS_CACHE"):
         bundled.converted_folder(file)
     assert parts(cache) == []
@@ -188,7 +219,9 @@ def test_too_little_room_is_refused_before_conversion(tmp_path, cache, monkeypat
     ("error", "raised"),
     [(OSError(28, "No space left"), ModelError), (KeyboardInterrupt(), KeyboardInterrupt)],
 )
-def test_a_disk_that_fills_up_and_ctrl_c_leave_nothing_half_written(tmp_path, cache, monkeypatch, error, raised):
+def test_a_disk_that_fills_up_and_ctrl_c_leave_nothing_half_written(
+    tmp_path, cache, monkeypatch, error, raised
+):
     def half(path, *, folder):
         (folder / "model.safetensors").write_bytes(b"half")
         raise error
@@ -238,8 +271,14 @@ def test_a_file_that_changes_while_it_is_converted_is_refused(tmp_path, cache, m
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"w" * 24), "model.safetensors has changed"),
-        (lambda folder: os.truncate(folder / "model.safetensors", 3), "model.safetensors has 3 bytes"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"w" * 24),
+            "model.safetensors has changed",
+        ),
+        (
+            lambda folder: os.truncate(folder / "model.safetensors", 3),
+            "model.safetensors has 3 bytes",
+        ),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "no whole manifest.json"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "no whole manifest.json"),
@@ -287,14 +326,19 @@ def test_a_second_process_is_waited_for_and_its_folder_is_found(tmp_path, cache,
     thread.start()
     assert held.wait()
     said = []
-    assert bundled.converted_folder(file, announce=lambda text: (said.append(text), asked.set())) == folder
+    assert (
+        bundled.converted_folder(file, announce=lambda text: (said.append(text), asked.set()))
+        == folder
+    )
     thread.join()
     assert len(said) == 1
     assert "waiting" in said[0]
     assert len(stubbed) == 1
 
 
-def test_the_conversion_of_an_earlier_version_is_made_again_and_not_called_damaged(tmp_path, stubbed, monkeypatch):
+def test_the_conversion_of_an_earlier_version_is_made_again_and_not_called_damaged(
+    tmp_path, stubbed, monkeypatch
+):
     file = some_gguf(tmp_path / "a.gguf")
     folder = bundled.converted_folder(file)
     monkeypatch.setattr(bundled, "_FORMAT", bundled._FORMAT + 1)

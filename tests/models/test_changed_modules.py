@@ -57,7 +57,14 @@ class Clipped(Around):
         return self.inner(x).clamp(-0.5, 0.5)
 
 
-PATHS = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj", "lm_head")
+PATHS = (
+    "self_attn.q_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.down_proj",
+    "lm_head",
+)
 
 
 def changed(kind, path, *, layer=1):
@@ -90,16 +97,29 @@ def numbers(lens):
         "edit": run_with(lens, clean, zero("z", layers=[1], heads=[0])).loss,
         "capture": capture(lens, clean, sites=["attn_out"])["attn_out", 1],
         "patch": torch.tensor(
-            patch(lens, clean, corrupted, site="z", by=("layer",), metric="loss", controls=0, progress=False)
+            patch(
+                lens,
+                clean,
+                corrupted,
+                site="z",
+                by=("layer",),
+                metric="loss",
+                controls=0,
+                progress=False,
+            )
             .frame["value"]
             .to_numpy()
         ),
         "gradients": torch.tensor(
-            attribution_patch(lens, clean, corrupted, site="z", by=("layer",), metric="loss").frame["effect"].to_numpy()
+            attribution_patch(lens, clean, corrupted, site="z", by=("layer",), metric="loss")
+            .frame["effect"]
+            .to_numpy()
         ),
         "heads": direct_logit_attribution(lens, clean, 5, by="head").values[:9],
         "neurons": direct_logit_attribution(lens, clean, 5, by="neuron").values.sum(0),
-        "circuit": torch.tensor(find(lens, clean, corrupted, metric=loss()).every_edge["score"].to_numpy()),
+        "circuit": torch.tensor(
+            find(lens, clean, corrupted, metric=loss()).every_edge["score"].to_numpy()
+        ),
     }
 
 
@@ -107,7 +127,9 @@ def numbers(lens):
     "path",
     [
         *(
-            pytest.param(one, marks=() if one in ("self_attn.o_proj", "lm_head") else pytest.mark.exhaustive)
+            pytest.param(
+                one, marks=() if one in ("self_attn.o_proj", "lm_head") else pytest.mark.exhaustive
+            )
             for one in PATHS
         )
     ],
@@ -121,7 +143,9 @@ def test_another_linear_module_gives_the_numbers_of_its_matrix(kind, path):
         return
     found, wanted = (numbers(wrap(model)) for model in changed(kind, path))
     for door, value in wanted.items():
-        assert torch.allclose(found[door].double(), value.double(), atol=2e-4 * max(1, float(value.abs().max()))), door
+        assert torch.allclose(
+            found[door].double(), value.double(), atol=2e-4 * max(1, float(value.abs().max()))
+        ), door
 
 
 @pytest.mark.parametrize("path", PATHS[:-1])
@@ -137,7 +161,9 @@ def test_a_module_that_is_no_matrix_runs_and_is_refused_where_weights_are_read(p
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_lens_survives_forwards_of_ones_own():
     """PEFT's adapters of experts write equal values into the parameters in each forward."""
-    adapted = peft.LoraConfig(r=2, target_parameters=["experts.down_proj"], target_modules=[], init_lora_weights=False)
+    adapted = peft.LoraConfig(
+        r=2, target_parameters=["experts.down_proj"], target_modules=[], init_lora_weights=False
+    )
     model = peft.get_peft_model(tiny("mixtral"), adapted)
     lens = wrap(model)
     before = run_with(lens, batch()).loss
@@ -170,7 +196,14 @@ def test_weights_that_are_trained_during_a_sweep_are_noticed(tmp_path):
         return run.loss
 
     with pytest.raises(ModelError, match="were changed while cells were run"):
-        sweep(lens, grid, tokens=batch(), metrics=[on_outcome(training)], out=tmp_path / "run", progress=False)
+        sweep(
+            lens,
+            grid,
+            tokens=batch(),
+            metrics=[on_outcome(training)],
+            out=tmp_path / "run",
+            progress=False,
+        )
 
 
 def test_another_thread_that_trains_the_model_during_a_sweep_is_noticed(tmp_path):
@@ -215,7 +248,9 @@ def keeps_output(model):
 
 UNCOPIED = {
     "kept of model.layers.1.mlp .a LlamaMLP": keeps_output,
-    "turn of model.norm .a LlamaRMSNorm": lambda model: setattr(model.model.norm, "turn", threading.Lock()),
+    "turn of model.norm .a LlamaRMSNorm": lambda model: setattr(
+        model.model.norm, "turn", threading.Lock()
+    ),
     "weight of model.layers.0.mlp.up_proj .a Linear": lambda model: nn.utils.weight_norm(
         model.model.layers[0].mlp.up_proj
     ),

@@ -43,13 +43,19 @@ class HeadNorm(nn.Module):
     ("model_class", "text"),
     [
         (ONormForCausalLM, r"the architecture 'ONormForCausalLM' is not known"),
-        (LlamaForCausalLM, r"\.LlamaForCausalLM has the name of a class of transformers but is a different class"),
+        (
+            LlamaForCausalLM,
+            r"\.LlamaForCausalLM has the name of a class of transformers but is a different class",
+        ),
     ],
 )
 def test_a_subclass_does_not_get_its_parents_adapter_nor_a_bridge_of_it(model_class, text):
     model = tiny("llama")
     model.__class__ = model_class
-    for made in (model, build_bridge_from_module(model, "LlamaForCausalLM", hf_config=model.config)):
+    for made in (
+        model,
+        build_bridge_from_module(model, "LlamaForCausalLM", hf_config=model.config),
+    ):
         with pytest.raises(ModelError, match=text):
             wrap(made)
 
@@ -64,7 +70,9 @@ def test_an_attention_that_was_replaced_inside_the_model_is_found_by_its_logits(
 
     model = tiny("llama")
     model.model.layers[1].self_attn.__class__ = Doubling
-    with pytest.raises(ModelError, match=r"logits differ .* the adapter skips a part of this model"):
+    with pytest.raises(
+        ModelError, match=r"logits differ .* the adapter skips a part of this model"
+    ):
         wrap(model)
 
 
@@ -73,7 +81,9 @@ def test_a_module_in_place_of_a_projection_is_used_by_both_paths():
     model.model.layers[1].self_attn.o_proj = HeadNorm(model.model.layers[1].self_attn.o_proj)
     with torch.no_grad():
         lens = wrap(model)
-        assert_rows_close(lens.bridge(tokens(), use_cache=False), lens.plain(tokens(), use_cache=False).logits)
+        assert_rows_close(
+            lens.bridge(tokens(), use_cache=False), lens.plain(tokens(), use_cache=False).logits
+        )
 
 
 def test_the_model_is_on_its_own_kernel_again_after_the_check():
@@ -81,7 +91,9 @@ def test_the_model_is_on_its_own_kernel_again_after_the_check():
     inner = copy.deepcopy(plain)
     bridge = build_bridge_from_module(inner, "LlamaForCausalLM", hf_config=inner.config)
     plain.model.norm.weight.data.mul_(2)
-    with pytest.raises(ModelError, match=r"differ from the plain model's by 5.0e-01 of their norm on 64 tokens"):
+    with pytest.raises(
+        ModelError, match=r"differ from the plain model's by 5.0e-01 of their norm on 64 tokens"
+    ):
         checks.check_bridge_logits(bridge, plain=plain, family=FAMILIES["LlamaForCausalLM"])
     assert plain.config._attn_implementation == "sdpa"
 
@@ -89,30 +101,45 @@ def test_the_model_is_on_its_own_kernel_again_after_the_check():
 def test_logits_that_are_no_numbers_and_a_type_in_which_a_pass_fails_are_refused():
     plain = tiny("llama")
     plain.model.norm.weight.data.fill_(torch.nan)
-    with pytest.raises(ModelError, match=r"logits in torch.float32 are not finite on 8 tokens; need a type"):
+    with pytest.raises(
+        ModelError, match=r"logits in torch.float32 are not finite on 8 tokens; need a type"
+    ):
         wrap(plain)
-    with pytest.raises(ModelError, match=r"a forward pass in torch.float64 .*fails \(.*\); .*Use float32"):
+    with pytest.raises(
+        ModelError, match=r"a forward pass in torch.float64 .*fails \(.*\); .*Use float32"
+    ):
         wrap(tiny("gpt_oss").double())
 
 
-@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_attn_implementation_internal"])
+@pytest.mark.parametrize(
+    "key", ["_attn_implementation", "attn_implementation", "_attn_implementation_internal"]
+)
 def test_a_kernel_of_the_hub_is_neither_fetched_nor_run(key, tmp_path, monkeypatch):
     tiny("llama").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     # transformers would fetch a kernel where flash_attn is not installed
     (tmp_path / "config.json").write_text(json.dumps(config | {key: "flash_attention_2"}))
     assert load(tmp_path, device="cpu").plain.config._attn_implementation == "sdpa"
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("opened"))
+    monkeypatch.setattr(
+        transformers.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("opened")
+    )
     for value in ("somebody/kernel", "kernels-community/flash-attn2"):
         (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
-        with pytest.raises(ModelError, match="which is code that would be fetched from the hub and run"):
+        with pytest.raises(
+            ModelError, match="which is code that would be fetched from the hub and run"
+        ):
             load(tmp_path, device="cpu")
 
 
 def test_a_fault_of_the_configuration_is_told_as_such(tmp_path):
     tiny("llama").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    for change in ({"hidden_size": "a"}, {"num_attention_heads": 0}, {"hidden_act": "nosuch"}, {"vocab_size": -3}):
+    for change in (
+        {"hidden_size": "a"},
+        {"num_attention_heads": 0},
+        {"hidden_act": "nosuch"},
+        {"vocab_size": -3},
+    ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ModelError, match=r"config\.json describes no model"):
             load(tmp_path, device="cpu")
@@ -123,7 +150,9 @@ def test_a_module_of_two_layers_is_refused(path):
     model = tiny("llama")
     layers = model.model.layers
     layers.set_submodule(f"2.{path}".rstrip("."), layers.get_submodule(f"1.{path}".rstrip(".")))
-    with pytest.raises(ModelError, match=rf"layers 1 and 2 of .* share a module \({path or 'the whole layer'}"):
+    with pytest.raises(
+        ModelError, match=rf"layers 1 and 2 of .* share a module \({path or 'the whole layer'}"
+    ):
         wrap(model)
 
 

@@ -37,7 +37,9 @@ def test_the_experts_give_what_those_of_transformers_give(family):
 def test_every_token_uses_its_two_experts_and_no_other(family):
     lens = lens_of(family)
     assert lens.d_expert is not None
-    neurons = capture(lens, tokens(), sites=["neurons"])["neurons", LAYER].unflatten(-1, (-1, lens.d_expert))
+    neurons = capture(lens, tokens(), sites=["neurons"])["neurons", LAYER].unflatten(
+        -1, (-1, lens.d_expert)
+    )
     assert ((neurons != 0).any(-1).sum(-1) == 2).all()
     columns = expert_down_projection(experts_of(lens.plain), 3)
     own = mlp_weights(lens, layer=LAYER).w_down[:, 3 * lens.d_expert : 4 * lens.d_expert]
@@ -48,7 +50,11 @@ def test_every_token_uses_its_two_experts_and_no_other(family):
 def test_edits_of_an_expert_are_those_of_its_weights_in_the_raw_model(family):
     """One neuron doubled, all neurons of an expert switched off, and some entries of the down-projections."""
     lens = lens_of(family)
-    neuron, entry, expert = 2 * lens.d_expert + 7, lens.d_expert + 3, range(2 * lens.d_expert, 3 * lens.d_expert)
+    neuron, entry, expert = (
+        2 * lens.d_expert + 7,
+        lens.d_expert + 3,
+        range(2 * lens.d_expert, 3 * lens.d_expert),
+    )
     for one, columns, factor in (
         (scale("neurons", 2.0, layers=[LAYER], units=[neuron]), (2, 7), 2),
         (zero("neurons", layers=[LAYER], units=expert), 2, 0),
@@ -76,7 +82,9 @@ def test_an_edit_may_use_an_expert_that_a_token_was_not_sent_to():
     idle = clean["neurons", LAYER][..., 3 * lens.d_expert : 4 * lens.d_expert].abs().sum(-1) == 0
     assert idle.any()
     added = edit("neurons", lambda x, at: x + 2.0, layers=[LAYER], units=[unit])
-    found = run_with(lens, tokens(), added, sites=["mlp_out"], loss=False, layers=[LAYER]).tensors["mlp_out", LAYER]
+    found = run_with(lens, tokens(), added, sites=["mlp_out"], loss=False, layers=[LAYER]).tensors[
+        "mlp_out", LAYER
+    ]
     expected = clean["mlp_out", LAYER] + 2.0 * mlp_weights(lens, layer=LAYER).w_down[:, unit]
     assert_rows_close(found, expected)
 
@@ -96,20 +104,40 @@ def test_a_saved_model_has_the_classes_of_transformers_and_its_weights(tmp_path)
 def test_a_stock_bridge_shows_the_neurons_of_its_experts(family):
     model = tiny(family)
     lens = wrap(build_bridge_from_module(model, type(model).__name__, hf_config=model.config))
-    on_bridge, plain = (capture(lens, tokens(), sites=["neurons"], path=path) for path in ("bridge", "plain"))
-    torch.testing.assert_close(on_bridge["neurons", LAYER], plain["neurons", LAYER], atol=1e-4, rtol=1e-4)
+    on_bridge, plain = (
+        capture(lens, tokens(), sites=["neurons"], path=path) for path in ("bridge", "plain")
+    )
+    torch.testing.assert_close(
+        on_bridge["neurons", LAYER], plain["neurons", LAYER], atol=1e-4, rtol=1e-4
+    )
 
 
-MIXED = ("qwen2_moe", "glm4_moe", "ernie4_5_moe", "qwen3_5_moe", "qwen3_next", "lfm2_moe", "jamba", "deepseek_v3")
+MIXED = (
+    "qwen2_moe",
+    "glm4_moe",
+    "ernie4_5_moe",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "lfm2_moe",
+    "jamba",
+    "deepseek_v3",
+)
 
 
 @pytest.mark.parametrize(
-    "family", [one if one == "qwen2_moe" else pytest.param(one, marks=pytest.mark.exhaustive) for one in MIXED]
+    "family",
+    [
+        one if one == "qwen2_moe" else pytest.param(one, marks=pytest.mark.exhaustive)
+        for one in MIXED
+    ],
 )
 @torch.no_grad()
 def test_neurons_of_routed_shared_and_dense_parts_are_units_of_one_axis(family):
     lens, model = wrap(tiny(family)), tiny(family)
-    captured = [capture(lens, tokens(), sites=["neurons", "down_out"], path=path) for path in ("auto", "plain")]
+    captured = [
+        capture(lens, tokens(), sites=["neurons", "down_out"], path=path)
+        for path in ("auto", "plain")
+    ]
     widths = set()
     for layer in range(lens.n_layers):
         columns = mlp_weights(lens, layer=layer).w_down
@@ -123,8 +151,12 @@ def test_neurons_of_routed_shared_and_dense_parts_are_units_of_one_axis(family):
         assert lens.d_mlp >= len(parts)
         assert not columns[:, len(parts) :].any()
         assert not captured[0]["neurons", layer][..., len(parts) :].any()
-        units = sorted({0, len(parts) - 1, int(captured[0]["neurons", layer].abs().amax((0, 1)).argmax())})
-        without = run_with(lens, tokens(), zero("neurons", layers=[layer], units=units), logits=True, quiet=True).logits
+        units = sorted(
+            {0, len(parts) - 1, int(captured[0]["neurons", layer].abs().amax((0, 1)).argmax())}
+        )
+        without = run_with(
+            lens, tokens(), zero("neurons", layers=[layer], units=units), logits=True, quiet=True
+        ).logits
         kept = [parts[unit].clone() for unit in units]
         for unit in units:
             parts[unit].zero_()
@@ -140,7 +172,9 @@ def _columns_of_raw(block, family):
     columns = []
     experts = getattr(block, "experts", None)
     if experts is not None:
-        columns += [weight[:, one] for weight in experts.down_proj for one in range(weight.shape[1])]
+        columns += [
+            weight[:, one] for weight in experts.down_proj for one in range(weight.shape[1])
+        ]
     dense = block if experts is None else getattr(block, family.shared or "", None)
     if dense is not None:
         weight = getattr(dense, family.dense[2]).weight

@@ -74,7 +74,9 @@ def gguf_of(model, path, *, frequencies=None, scaling=(), biases=False, context=
         for name, own in NAMES.items():
             weight = weights[f"model.layers.{layer}.{name}.weight"]
             if heads := {"attn_q": 4, "attn_k": 2}.get(own):
-                weight = rearrange(weight, "(head half pair) d -> (head pair half) d", head=heads, half=2)
+                weight = rearrange(
+                    weight, "(head half pair) d -> (head pair half) d", head=heads, half=2
+                )
             writer.add_tensor(f"blk.{layer}.{own}.weight", np.ascontiguousarray(weight))
             if biases and own == "attn_q":
                 writer.add_tensor(f"blk.{layer}.{own}.bias", np.ones(64, dtype=np.float32))
@@ -85,8 +87,14 @@ CASES = {
     "none": ({"rope_type": "default"}, {}),
     "ones": ({"rope_type": "default"}, {"frequencies": np.ones(8, dtype=np.float32)}),
     "llama3": (SCALED | {"original_max_position_embeddings": 8192}, {"frequencies": factors(8192)}),
-    "context": (SCALED | {"original_max_position_embeddings": 64}, {"frequencies": factors(64), "context": 64}),
-    "linear": ({"rope_type": "linear", "factor": 4.0}, {"scaling": (gguf.RopeScalingType.LINEAR, 4.0)}),
+    "context": (
+        SCALED | {"original_max_position_embeddings": 64},
+        {"frequencies": factors(64), "context": 64},
+    ),
+    "linear": (
+        {"rope_type": "linear", "factor": 4.0},
+        {"scaling": (gguf.RopeScalingType.LINEAR, 4.0)},
+    ),
 }
 
 
@@ -104,7 +112,10 @@ def test_scaled_rotations_are_those_of_the_file(case, tmp_path):
 def test_gemma_3_scales_its_layers_without_a_window_alone(tmp_path):
     lens = load(write_dense(tmp_path / "scaled.gguf", "gemma3", stored="F32", linear=8.0))
     found = lens.config.rope_parameters
-    assert (found["full_attention"]["rope_type"], found["full_attention"]["factor"]) == ("linear", 8.0)
+    assert (found["full_attention"]["rope_type"], found["full_attention"]["factor"]) == (
+        "linear",
+        8.0,
+    )
     assert found["sliding_attention"]["rope_type"] == "default"
     other = load(write_dense(tmp_path / "plain.gguf", "gemma3", stored="F32"))
     assert other.config.rope_parameters["full_attention"]["rope_type"] == "default"
@@ -117,17 +128,25 @@ def test_gemma_3_scales_its_layers_without_a_window_alone(tmp_path):
         ("gemma2", {"final_logit_softcapping": 10.0}, {"final_logit_softcapping": 10}),
         ("gemma2", {"attention.sliding_window": 8}, {"sliding_window": 8}),
         ("gemma2", {"attention.key_length": 16}, {"head_dim": 16, "query_pre_attn_scalar": 16}),
-        ("phi3", {"attention.sliding_window": 8, "rope.dimension_count": 8}, {"sliding_window": 8, "share": 0.5}),
+        (
+            "phi3",
+            {"attention.sliding_window": 8, "rope.dimension_count": 8},
+            {"sliding_window": 8, "share": 0.5},
+        ),
         ("phi3", {"attention.sliding_window": 0}, {"sliding_window": None}),  # Phi-4 has none
         ("llama", {"rope.dimension_count": 32}, {"head_dim": 32}),
         ("gemma2", {"rope.freq_base": 100_000.0}, {"theta": 100_000}),
     ],
 )
-def test_settings_of_the_file_win_over_the_defaults_of_the_class(architecture, said, expected, tmp_path):
+def test_settings_of_the_file_win_over_the_defaults_of_the_class(
+    architecture, said, expected, tmp_path
+):
     lens = load(write_dense(tmp_path / "model.gguf", architecture, stored="F32", said=said))
     rope = lens.config.rope_parameters
     found = {"theta": rope["rope_theta"], "share": rope.get("partial_rotary_factor")}
-    assert {name: found[name] if name in found else getattr(lens.config, name) for name in expected} == expected
+    assert {
+        name: found[name] if name in found else getattr(lens.config, name) for name in expected
+    } == expected
 
 
 @torch.no_grad()
@@ -138,16 +157,25 @@ def test_a_part_of_each_head_is_rotated_where_the_file_says_so(tmp_path):
     for part, said in files.items():
         lens = load(write_dense(tmp_path / f"{part}.gguf", "phi3", stored="F32", said=said))
         logits[part] = lens.plain(tokens).logits
-    torch.testing.assert_close(logits[16], logits[None], rtol=1e-5, atol=1e-5)  # the heads are that wide
+    torch.testing.assert_close(
+        logits[16], logits[None], rtol=1e-5, atol=1e-5
+    )  # the heads are that wide
     assert (logits[8] - logits[None]).abs().max() > 0.1
     with pytest.raises(ModelError, match="rotates 50% of each head, which is not read"):
-        load(write_dense(tmp_path / "gemma2.gguf", "gemma2", stored="F32", said={"rope.dimension_count": 8}))
+        load(
+            write_dense(
+                tmp_path / "gemma2.gguf", "gemma2", stored="F32", said={"rope.dimension_count": 8}
+            )
+        )
 
 
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ({"frequencies": factors(64)}, "factors that are not those of Llama 3 for a context of 8,192"),
+        (
+            {"frequencies": factors(64)},
+            "factors that are not those of Llama 3 for a context of 8,192",
+        ),
         ({"scaling": (gguf.RopeScalingType.YARN, 4.0)}, "scales its rotary positions .yarn."),
         ({"biases": True}, "has biases such as blk.0.attn_q.bias"),
     ],
@@ -173,7 +201,9 @@ def test_lists_are_stepped_over_and_everything_else_is_what_the_library_reads(tm
     path = write_gguf(tmp_path / "tiny.gguf")
     ours, theirs = HeaderReader(path), gguf.GGUFReader(path)
     assert list(ours.fields) == list(theirs.fields)
-    lists = {name for name, field in theirs.fields.items() if field.types[0] == gguf.GGUFValueType.ARRAY}
+    lists = {
+        name for name, field in theirs.fields.items() if field.types[0] == gguf.GGUFValueType.ARRAY
+    }
     assert {"tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges"} <= lists
     for name, field in theirs.fields.items():
         assert ours.fields[name].contents() == ([] if name in lists else field.contents())

@@ -92,7 +92,9 @@ def test_sites_and_weights_are_those_of_one_layer(family):
         if norm is not None:
             wide = first if lens.family.qk_norm == "head" else first.flatten(1)
             first = (wide / norm.divisor(wide)[..., None] * norm.gain).view_as(first)
-        rotated = stream(lens, tokens(), [reading])["q", layer][:, :, 0]  # nothing is rotated at position 0
+        rotated = stream(lens, tokens(), [reading])["q", layer][
+            :, :, 0
+        ]  # nothing is rotated at position 0
         scaling = getattr(lens.config, "attention_multiplier", lens.d_head**-0.5)
         close(rotated, first * scaling)
 
@@ -100,7 +102,9 @@ def test_sites_and_weights_are_those_of_one_layer(family):
 @EVERY
 def test_a_layer_without_attention_is_refused_by_name_and_otherwise_left_out(family, tmp_path):
     lens = lens_of(family)
-    with pytest.raises(SiteError, match=r"layers 0,2 of .* have no attention .*; need one of the layers 1,3"):
+    with pytest.raises(
+        SiteError, match=r"layers 0,2 of .* have no attention .*; need one of the layers 1,3"
+    ):
         capture(lens, tokens(), sites=["pattern"], layers=[0])
     with pytest.raises(SiteError, match="need one of the layers 1,3"):
         attention_weights(lens, layer=2)
@@ -119,15 +123,26 @@ def test_a_layer_without_attention_is_refused_by_name_and_otherwise_left_out(fam
 def test_sweeps_and_patches_go_over_the_layers_that_have_the_site(family, tmp_path):
     lens, clean = lens_of(family), tokens()
     grid = Grid.of(EditGrid(kind="zero", site="z", heads="each"))
-    found = sweep(lens, grid, tokens=from_tensor(clean), metrics=metrics.loss(), out=tmp_path / "run", progress=False)
+    found = sweep(
+        lens,
+        grid,
+        tokens=from_tensor(clean),
+        metrics=metrics.loss(),
+        out=tmp_path / "run",
+        progress=False,
+    )
     frame = found.tables["cells"]
     assert {*frame["layer"]} == {*lens.attention_layers}
     assert frame["error"].isna().all()
     options = {"metric": metrics.loss(), "progress": False}
     for site in ("resid_post", "mixer_out", "z"):
-        patched = patching.patch(lens, clean, clean.flip(0), site=site, by="layer,position", **options)
+        patched = patching.patch(
+            lens, clean, clean.flip(0), site=site, by="layer,position", **options
+        )
         assert {*patched.frame["layer"]} == {*lens.layers_with(site)}
-        first = patching.attribution_patch(lens, clean, clean.flip(0), site=site, metric=metrics.loss())
+        first = patching.attribution_patch(
+            lens, clean, clean.flip(0), site=site, metric=metrics.loss()
+        )
         assert {*first.frame["layer"]} == {*lens.layers_with(site)}
     if family in INTERLEAVED:
         with pytest.raises(InputError, match="have 'mixer_out'; need some of 0,2"):
@@ -138,12 +153,22 @@ def test_sweeps_and_patches_go_over_the_layers_that_have_the_site(family, tmp_pa
 def test_a_direct_path_freezes_the_mixers_between(family):
     """Nothing is left of a path from one layer's stream but what the residual stream itself carries."""
     lens, clean = lens_of(family), tokens()
-    at = {"sender": ("mlp_out", 0), "receiver": ("resid_post", 3), "metric": metrics.loss(), "progress": False}
+    at = {
+        "sender": ("mlp_out", 0),
+        "receiver": ("resid_post", 3),
+        "metric": metrics.loss(),
+        "progress": False,
+    }
     found = patching.path_patch(lens, clean, clean.flip(0), **at)
-    runs = [run_with(lens, batch, sites=["mlp_out", "resid_post"]).tensors for batch in (clean.flip(0), clean)]
+    runs = [
+        run_with(lens, batch, sites=["mlp_out", "resid_post"]).tensors
+        for batch in (clean.flip(0), clean)
+    ]
     given = runs[0]["resid_post", 3] + runs[1]["mlp_out", 0] - runs[0]["mlp_out", 0]
     direct = run_with(lens, clean.flip(0), freeze("resid_post", {3: given}, layers=[3])).loss
-    torch.testing.assert_close(torch.tensor(found.frame["value"]).float().mean(), direct.mean(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(found.frame["value"]).float().mean(), direct.mean(), atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +184,9 @@ def test_what_needs_every_layer_is_refused(family, reason):
 
 
 def test_a_hybrid_that_cannot_be_shown_is_refused_with_the_reason():
-    with pytest.raises(ModelError, match=r"Zamba2ForCausalLM' is not known; need one of Llama.*It is left out: its"):
+    with pytest.raises(
+        ModelError, match=r"Zamba2ForCausalLM' is not known; need one of Llama.*It is left out: its"
+    ):
         family_of("Zamba2ForCausalLM")
     with pytest.raises(ModelError, match="need 'rope' or 'nope'"):
         wrap(tiny("granitemoehybrid", position_embedding_type=None))
@@ -177,9 +204,14 @@ def test_a_jamba_without_experts_has_neurons():
 
 @pytest.mark.parametrize(
     ("name", "family", "seed"),
-    [("in_mixer_layer", "lfm2", 0), pytest.param("mixer_spike", "jamba", 5, marks=pytest.mark.exhaustive)],
+    [
+        ("in_mixer_layer", "lfm2", 0),
+        pytest.param("mixer_spike", "jamba", 5, marks=pytest.mark.exhaustive),
+    ],
 )
-def test_a_card_of_a_hybrid_names_what_writes_and_where_nothing_attends(name, family, seed, tmp_path):
+def test_a_card_of_a_hybrid_names_what_writes_and_where_nothing_attends(
+    name, family, seed, tmp_path
+):
     zoo = build(name, seed=seed, family=family)
     tokens = from_tensor(zoo.draw(6, length=32, generator=torch.Generator().manual_seed(0)))
     found = card(wrap(zoo.model), tokens=tokens, out=tmp_path / "run", progress=False)
@@ -207,8 +239,12 @@ def test_a_monitor_reads_the_attention_of_the_layers_that_have_it(family):
             f"sinks/{key}/layer_{layer}" for layer in layers
         }
     mass = Reading(
-        name="mass", sites=("mass",), function=lambda view: sink_mass(view["mass"][..., 0], valid=view.valid, key=0)
+        name="mass",
+        sites=("mass",),
+        function=lambda view: sink_mass(view["mass"][..., 0], valid=view.valid, key=0),
     )
     read = stream(lens, ids, [mass]).values["mass"]
     for layer in lens.attention_layers:
-        assert found[f"sinks/mass_first/layer_{layer}"] == pytest.approx(float(read[layer].mean()), abs=1e-5)
+        assert found[f"sinks/mass_first/layer_{layer}"] == pytest.approx(
+            float(read[layer].mean()), abs=1e-5
+        )

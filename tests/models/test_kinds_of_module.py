@@ -125,7 +125,9 @@ KINDS = {
     "the same at q_proj": at("self_attn.q_proj", Lora),
     "a module around down_proj": at("mlp.down_proj", Around),
     "a module around gate_proj": at("mlp.gate_proj", Around),
-    "a clamp around v_proj": at("self_attn.v_proj", lambda one: Around(one, lambda out: out.clamp(-0.2, 0.2))),
+    "a clamp around v_proj": at(
+        "self_attn.v_proj", lambda one: Around(one, lambda out: out.clamp(-0.2, 0.2))
+    ),
     "a tanh around o_proj": at("self_attn.o_proj", lambda one: Around(one, torch.tanh)),
     "a module around lm_head": at("lm_head", Around),
     "a module around the MLP": at("mlp", Around),
@@ -140,11 +142,14 @@ KINDS = {
     "old weight_norm": at("mlp.up_proj", nn.utils.weight_norm),
     "weight_norm": at("mlp.down_proj", lambda one: parametrizations.weight_norm(one) and None),
     "a parametrised W_O": at(
-        "self_attn.o_proj", lambda one: parametrize.register_parametrization(one, "weight", Tripled()) and None
+        "self_attn.o_proj",
+        lambda one: parametrize.register_parametrization(one, "weight", Tripled()) and None,
     ),
     "a pruned down_proj": at("mlp.down_proj", pruned),
     "a projection in 64 bit": at("self_attn.o_proj", Doubled),
-    "a Sequential with dropout": at("mlp.down_proj", lambda one: nn.Sequential(one, nn.Dropout(0.1))),
+    "a Sequential with dropout": at(
+        "mlp.down_proj", lambda one: nn.Sequential(one, nn.Dropout(0.1))
+    ),
     "LayerNorm for RMSNorm": at("post_attention_layernorm", layer_norm),
     "another activation": at("mlp.act_fn", lambda one: nn.Tanh()),
     "no MLP": at("mlp", lambda one: nn.Identity()),
@@ -152,13 +157,17 @@ KINDS = {
     "a compiled MLP": at("mlp", functools.partial(torch.compile, backend="eager")),
     "LoRA of peft": adapted(peft.LoraConfig(**LORA)),
     "DoRA of peft": adapted(peft.LoraConfig(**LORA, use_dora=True)),
-    "IA3 of peft": adapted(peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])),
+    "IA3 of peft": adapted(
+        peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
+    ),
 }
 
 
 def losses(model, tokens):
     logits = model(tokens, use_cache=False).logits
-    return nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none").mean(1)
+    return nn.functional.cross_entropy(
+        logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none"
+    ).mean(1)
 
 
 def inner(model):
@@ -201,7 +210,9 @@ class Raw:
         with torch.no_grad():
             found["run"] = self.model(clean, use_cache=False).logits
             found["capture"] = self.z(clean, 1)
-            with self.change_z(1, lambda x: torch.cat([x[..., :D_HEAD] * 0, x[..., D_HEAD:]], dim=-1)):
+            with self.change_z(
+                1, lambda x: torch.cat([x[..., :D_HEAD] * 0, x[..., D_HEAD:]], dim=-1)
+            ):
                 found["edit"] = losses(self.model, clean)
             patched = []
             for layer in range(3):
@@ -225,7 +236,9 @@ class Raw:
         tokens, given, ends = (CLEAN.tokens, CORRUPTED.tokens), {}, []
         for number, one in enumerate(tokens):
             handles = [
-                layer.mlp.register_forward_hook(lambda m, a, out, at=(number, n): given.__setitem__(at, out.detach()))
+                layer.mlp.register_forward_hook(
+                    lambda m, a, out, at=(number, n): given.__setitem__(at, out.detach())
+                )
                 for n, layer in enumerate(self.layers())
             ]
 
@@ -249,12 +262,23 @@ def doors(lens):
         "capture": lambda: capture(lens, CLEAN, sites=["z"])["z", 1].flatten(2),
         "edit": lambda: run_with(lens, CLEAN, zero("z", layers=[1], heads=[0])).loss,
         "patch": lambda: torch.tensor(
-            patch(lens, CLEAN, CORRUPTED, site="z", by=("layer",), metric="loss", controls=0, progress=False)
+            patch(
+                lens,
+                CLEAN,
+                CORRUPTED,
+                site="z",
+                by=("layer",),
+                metric="loss",
+                controls=0,
+                progress=False,
+            )
             .frame["value"]
             .to_numpy()
         ),
         "attribution": lambda: torch.tensor(
-            attribution_patch(lens, CLEAN, CORRUPTED, site="z", by=("layer",), metric="loss").frame["effect"].to_numpy()
+            attribution_patch(lens, CLEAN, CORRUPTED, site="z", by=("layer",), metric="loss")
+            .frame["effect"]
+            .to_numpy()
         ),
         "logit": lambda: direct_logit_attribution(lens, CLEAN, 5, by="neuron").values.sum(0),
         "circuit": lambda: torch.tensor(
@@ -275,9 +299,17 @@ def answers(kind):
     for name, door in asked.items():
         try:
             value = door().detach().double()
-            off = (value - wanted[name].detach().double()).abs().max() if value.shape == wanted[name].shape else 9e9
+            off = (
+                (value - wanted[name].detach().double()).abs().max()
+                if value.shape == wanted[name].shape
+                else 9e9
+            )
             right = off <= 2e-4 * max(1.0, float(wanted[name].abs().max()))
-            found[name] = "right" if right else f"WRONG by {float(off):.2g} of {float(wanted[name].abs().max()):.2g}"
+            found[name] = (
+                "right"
+                if right
+                else f"WRONG by {float(off):.2g} of {float(wanted[name].abs().max()):.2g}"
+            )
         except SinkLensError as error:
             found[name], said = "refused", str(error)
         except Exception as error:  # noqa: BLE001  # what is counted
@@ -285,11 +317,16 @@ def answers(kind):
     return found, said
 
 
-FIRST = ("a subclass of Linear, LoRA by hand, at o_proj", "a module around lm_head", "a hook that steers o_proj")
+FIRST = (
+    "a subclass of Linear, LoRA by hand, at o_proj",
+    "a module around lm_head",
+    "a hook that steers o_proj",
+)
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(one, marks=() if one in FIRST else pytest.mark.exhaustive) for one in KINDS]
+    "kind",
+    [pytest.param(one, marks=() if one in FIRST else pytest.mark.exhaustive) for one in KINDS],
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_every_door_is_right_or_refuses_whatever_stands_in_the_model(kind):

@@ -50,10 +50,16 @@ def logits(model):
 
 
 def boot(family, folder):
-    model, tokenizer = (auto.from_pretrained(folder(family)) for auto in (AutoModelForCausalLM, AutoTokenizer))
+    model, tokenizer = (
+        auto.from_pretrained(folder(family)) for auto in (AutoModelForCausalLM, AutoTokenizer)
+    )
     if family.startswith("headnorm"):  # boot_transformers knows the classes of transformers alone
-        return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=tokenizer)
-    return TransformerBridge.boot_transformers("tiny", hf_model=model, tokenizer=tokenizer, device="cpu")
+        return build_bridge_from_module(
+            model, type(model).__name__, hf_config=model.config, tokenizer=tokenizer
+        )
+    return TransformerBridge.boot_transformers(
+        "tiny", hf_model=model, tokenizer=tokenizer, device="cpu"
+    )
 
 
 def build(family, _):
@@ -71,11 +77,19 @@ def test_a_wrapped_model_is_the_plain_path_itself_and_shares_its_parameters_with
     found = wrap(model, name="mine")
     assert found.plain is model
     assert found.name == "mine"
-    assert (found.n_layers, found.n_heads, found.d_model, found.d_vocab, found.n_context) == (3, 4, 48, 300, 256)
+    assert (found.n_layers, found.n_heads, found.d_model, found.d_vocab, found.n_context) == (
+        3,
+        4,
+        48,
+        300,
+        256,
+    )
     assert found.d_mlp == (4 * 81 if family == "gpt_oss" else 80)
     assert (found.dtype, found.device) == (torch.float32, torch.device("cpu"))
     assert found.bridge.original_model.config._attn_implementation == "eager"
-    assert found.plain.config._attn_implementation == ("eager" if family in ("gemma2", "gpt_oss") else "sdpa")
+    assert found.plain.config._attn_implementation == (
+        "eager" if family in ("gemma2", "gpt_oss") else "sdpa"
+    )
     assert torch.equal(logits(model), expected)
     assert_rows_close(logits(found.bridge), expected)
     assert f"'mine', {type(model).__name__}, 3 layers" in repr(found)
@@ -93,7 +107,9 @@ def assert_shared(found, *, blind=(), buffers=True):
     for name, parameter in found.layer(1).named_parameters():
         before, plain_before = seen, plain_seen
         with torch.no_grad():
-            parameter.mul_(1.1).add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+            parameter.mul_(1.1).add_(
+                0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+            )
         seen, plain_seen = logits(found.bridge), logits(found.plain)
         assert torch.equal(seen, before) == (name in blind), name
         assert not torch.equal(plain_seen, plain_before), name
@@ -114,7 +130,9 @@ def test_a_wrapped_bridge_shares_its_parameters_with_the_plain_path(folders, fam
     # The stock adapters of two families: OPT's attention is delegated, GPT-NeoX's fused projection copied.
     assert found.uneditable == ({"pattern", "scores"} if family == "opt" else set())
     copied = family == "gpt_neox"
-    assert any("copies of the query, key and value weights" in note for note in found.notes) == copied
+    assert (
+        any("copies of the query, key and value weights" in note for note in found.notes) == copied
+    )
     blind = ("attention.query_key_value.weight", "attention.query_key_value.bias") if copied else ()
     assert_shared(found, blind=blind, buffers=False)
 
@@ -124,14 +142,19 @@ def test_a_wrapped_bridge_shares_its_parameters_with_the_plain_path(folders, fam
 def test_a_bridge_in_compatibility_mode_is_refused(folders, family):
     bridge = boot(family, folders)
     bridge.enable_compatibility_mode()
-    with pytest.raises(ModelError, match=r"weights are folded or centred.*Boot it without enable_compatibility_mode"):
+    with pytest.raises(
+        ModelError,
+        match=r"weights are folded or centred.*Boot it without enable_compatibility_mode",
+    ):
         wrap(bridge)
 
 
 def test_a_bridge_whose_hooks_change_its_logits_is_refused(folders):
     bridge = build("llama", folders)
     bridge.blocks[1].hook_resid_pre.add_perma_hook(lambda tensor, hook: tensor * 1.001)
-    with pytest.raises(ModelError, match=r"differ from the plain model's by .* need at most 1e-05.*a fresh bridge"):
+    with pytest.raises(
+        ModelError, match=r"differ from the plain model's by .* need at most 1e-05.*a fresh bridge"
+    ):
         wrap(bridge)
 
 
@@ -196,7 +219,9 @@ def test_half_precision_loads_and_passes_the_checks(folders, family):
     twin = random_init(found, seed=0)
     assert twin.dtype == torch.bfloat16
     kept = {name: buffer.dtype for name, buffer in found.plain.named_buffers()}
-    assert {name: buffer.dtype for name, buffer in twin.plain.named_buffers()} == kept  # rotary tables in float32
+    assert {
+        name: buffer.dtype for name, buffer in twin.plain.named_buffers()
+    } == kept  # rotary tables in float32
 
 
 def test_a_type_is_a_name_or_a_torch_type_and_a_place_a_device_or_a_map(folders, monkeypatch):
@@ -213,7 +238,9 @@ def test_a_type_is_a_name_or_a_torch_type_and_a_place_a_device_or_a_map(folders,
         assert_rows_close(logits(found.bridge), logits(tiny("llama")).to(found.dtype))
 
 
-@pytest.mark.parametrize(("family", "attention"), [("gpt2", "attn"), ("gptj", "attn"), ("gpt_neo", "attn.attention")])
+@pytest.mark.parametrize(
+    ("family", "attention"), [("gpt2", "attn"), ("gptj", "attn"), ("gpt_neo", "attn.attention")]
+)
 def test_masks_that_old_versions_saved_as_weights_are_no_weights(family, attention, tmp_path):
     """Checkpoints of these on the hub hold bias and masked_bias of an attention: the causal mask."""
     tiny(family).save_pretrained(tmp_path)
@@ -250,19 +277,30 @@ def test_no_service_is_asked_to_convert_pickled_weights(folders, monkeypatch):
 
 
 def test_what_is_no_model_is_refused(tmp_path):
-    with pytest.raises(ModelError, match=r"has no config.json; need a folder written by save_pretrained"):
+    with pytest.raises(
+        ModelError, match=r"has no config.json; need a folder written by save_pretrained"
+    ):
         load(tmp_path)
     (tmp_path / "model.txt").write_text("weights")
-    with pytest.raises(ModelError, match=r"model.txt is a file; need a folder .*, a .gguf file or a hub name"):
+    with pytest.raises(
+        ModelError, match=r"model.txt is a file; need a folder .*, a .gguf file or a hub name"
+    ):
         load(tmp_path / "model.txt")
     for name in ("/no/such/cache/models/abc", "./missing", "~/missing", "a/b/c"):
-        with pytest.raises(ModelError, match=r"there is no folder .*(missing|(abc|a/b/c); need one)"):
+        with pytest.raises(
+            ModelError, match=r"there is no folder .*(missing|(abc|a/b/c); need one)"
+        ):
             load(name)
-    with pytest.raises(ModelError, match=r"'nobody/nothing' is no folder and no file here, and the hub gave: .*a net"):
+    with pytest.raises(
+        ModelError,
+        match=r"'nobody/nothing' is no folder and no file here, and the hub gave: .*a net",
+    ):
         load("nobody/nothing")
     with pytest.raises(ModelError, match=r"weights of .* are on the device meta, which holds none"):
         wrap(tiny("llama").to("meta"))
-    with pytest.raises(InputError, match=r"device, dtype given with a model object; they go with a name only"):
+    with pytest.raises(
+        InputError, match=r"device, dtype given with a model object; they go with a name only"
+    ):
         load(tiny("llama"), device="cpu", dtype="float32")
 
 
@@ -275,7 +313,10 @@ def test_pickled_weights_are_never_opened(tmp_path):
     torch.save({"weights": Trap()}, tmp_path / "pytorch_model.bin")
     assert torch.equal(logits(load(tmp_path).plain), logits(tiny("llama")))
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"only pickled weights \(pytorch_model.bin\); need \*.safetensors.*run code"):
+    with pytest.raises(
+        ModelError,
+        match=r"only pickled weights \(pytorch_model.bin\); need \*.safetensors.*run code",
+    ):
         load(tmp_path)
     assert not (tmp_path / "opened").exists()
 
@@ -286,25 +327,35 @@ def test_weights_that_are_not_there_or_not_whole_are_refused(tmp_path):
     for part in (b"", whole[:4], whole[: len(whole) // 2], None):
         file.unlink()
         file.symlink_to(tmp_path / "nowhere") if part is None else file.write_bytes(part)
-        with pytest.raises(ModelError, match=r"the weights cannot be read \(.*\); need whole safetensors files"):
+        with pytest.raises(
+            ModelError, match=r"the weights cannot be read \(.*\); need whole safetensors files"
+        ):
             load(tmp_path)
     file.unlink()
     with pytest.raises(ModelError, match=r"has no weights; need \*.safetensors"):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "..", "", "gone.safetensors", None])
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/passwd", "..", "", "gone.safetensors", None]
+)
 def test_an_index_that_names_no_file_of_the_folder_is_refused(tmp_path, name):
     folder = saved(tmp_path / "model")
     (tmp_path / "outside.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"lm_head.weight": name}})
+    )
     with pytest.raises(ModelError, match=r"says that weights are in .*; need safetensors"):
         load(folder)
 
 
 def test_weights_that_are_all_zero_are_named_as_such(tmp_path):
     file = saved(tmp_path) / "model.safetensors"
-    save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    save_file(
+        {name: torch.zeros_like(tensor) for name, tensor in load_file(file).items()},
+        file,
+        {"format": "pt"},
+    )
     with pytest.raises(ModelError, match="every logit of the model is 0"):
         load(tmp_path)
 
@@ -314,12 +365,18 @@ def test_weights_that_are_all_zero_are_named_as_such(tmp_path):
     [
         ("model.layers.1.mlp.up_proj.weight", None, r"missing keys .*model.layers.1.mlp.up_proj"),
         ("o_norm", torch.ones(2), r"unexpected keys .*o_norm \(1\); need the weights of"),
-        ("model.norm.weight", torch.ones(47), r"has the shape \(47,\) in the checkpoint and \(48,\) by its config"),
+        (
+            "model.norm.weight",
+            torch.ones(47),
+            r"has the shape \(47,\) in the checkpoint and \(48,\) by its config",
+        ),
     ],
 )
 def test_weights_of_another_architecture_are_refused(tmp_path, name, weight, text):
     file = saved(tmp_path) / "model.safetensors"
-    weights = {one: value for one, value in (load_file(file) | {name: weight}).items() if value is not None}
+    weights = {
+        one: value for one, value in (load_file(file) | {name: weight}).items() if value is not None
+    }
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=text):
         load(tmp_path)
@@ -328,17 +385,32 @@ def test_weights_of_another_architecture_are_refused(tmp_path, name, weight, tex
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, r"'MambaForCausalLM' is not known; need one of Llama"),
-        ({"architectures": ["MiniCPM3ForCausalLM"]}, r"'MiniCPM3ForCausalLM' is not known; .*compressed keys"),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            r"'MambaForCausalLM' is not known; need one of Llama",
+        ),
+        (
+            {"architectures": ["MiniCPM3ForCausalLM"]},
+            r"'MiniCPM3ForCausalLM' is not known; .*compressed keys",
+        ),
         # A subclass of Llama that left model_type as it was: transformers and TransformerLens would open a Llama.
-        ({"architectures": ["ONormForCausalLM"]}, r"'ONormForCausalLM' is not known; .*families.py"),
-        ({"architectures": ["MistralForCausalLM"]}, "by MistralForCausalLM and transformers opened it as Llama"),
+        (
+            {"architectures": ["ONormForCausalLM"]},
+            r"'ONormForCausalLM' is not known; .*families.py",
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"]},
+            "by MistralForCausalLM and transformers opened it as Llama",
+        ),
         (
             {"auto_map": {"AutoModelForCausalLM": "modeling_mine.LlamaForCausalLM"}},
             r"its own code for the model \(modeling_mine.LlamaForCausalLM\), and remote code is never run",
         ),
         ({"model_type": "no_such_type"}, r"describes no model \(.*no_such_type"),
-        ({"num_hidden_layers": 10**9}, r"says 1,000,000,000 layers and the weights are \d+ tensors; need"),
+        (
+            {"num_hidden_layers": 10**9},
+            r"says 1,000,000,000 layers and the weights are \d+ tensors; need",
+        ),
     ],
 )
 def test_a_configuration_is_refused(tmp_path, changes, text):
@@ -349,17 +421,29 @@ def test_a_configuration_is_refused(tmp_path, changes, text):
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", '"text"', b"\xff\xfe", "[" * 100_000, '{"architectures": "LlamaForCausalLM"}', '{"auto_map": [1]}'],
+    [
+        "{",
+        "[]",
+        '"text"',
+        b"\xff\xfe",
+        "[" * 100_000,
+        '{"architectures": "LlamaForCausalLM"}',
+        '{"auto_map": [1]}',
+    ],
 )
 def test_a_configuration_that_is_no_json_object_or_of_the_wrong_shape_is_refused(tmp_path, content):
     file = saved(tmp_path) / "config.json"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(ModelError, match=r"cannot be read|holds no JSON object|need a list of names and a table"):
+    with pytest.raises(
+        ModelError, match=r"cannot be read|holds no JSON object|need a list of names and a table"
+    ):
         load(tmp_path)
 
 
 @pytest.mark.parametrize("named", ["index", "configuration"])
-def test_weights_of_a_pickle_that_a_safetensors_folder_names_are_not_opened(tmp_path, named, monkeypatch):
+def test_weights_of_a_pickle_that_a_safetensors_folder_names_are_not_opened(
+    tmp_path, named, monkeypatch
+):
     plain = saved(tmp_path)
     torch.save({}, tmp_path / "pytorch_model.bin")
     if named == "index":
@@ -368,7 +452,9 @@ def test_weights_of_a_pickle_that_a_safetensors_folder_names_are_not_opened(tmp_
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     else:
         file = plain / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"transformers_weights": "pytorch_model.bin"}))
+        file.write_text(
+            json.dumps(json.loads(file.read_text()) | {"transformers_weights": "pytorch_model.bin"})
+        )
     monkeypatch.setattr(torch, "load", lambda *given, **options: pytest.fail("a pickle was opened"))
     with pytest.raises(ModelError, match=r"pytorch_model\.bin.*need safetensors"):
         load(tmp_path)
@@ -378,8 +464,21 @@ DAMAGED = [
     ("tokenizer_config.json", {"bos_token": ""}),
     ("tokenizer_config.json", {"extra_special_tokens": {"__class__": "<s>"}}),
     ("tokenizer_config.json", {"extra_special_tokens": {"encode": "<s>"}}),
-    ("tokenizer.json", {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}),  # a panic
-    ("tokenizer.json", {"truncation": {"direction": "Right", "max_length": 2, "strategy": "OnlyFirst", "stride": 8}}),
+    (
+        "tokenizer.json",
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    ),  # a panic
+    (
+        "tokenizer.json",
+        {
+            "truncation": {
+                "direction": "Right",
+                "max_length": 2,
+                "strategy": "OnlyFirst",
+                "stride": 8,
+            }
+        },
+    ),
 ]
 
 
@@ -389,7 +488,9 @@ def test_a_damaged_tokenizer_is_refused(tmp_path, file, entry):
     tiny_tokenizer().save_pretrained(tmp_path)
     path = tmp_path / file
     path.write_text("{" if entry is None else json.dumps(json.loads(path.read_text()) | entry))
-    with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be read.*Repair them, or pass tokenizer="):
+    with pytest.raises(
+        ModelError, match=r"the tokenizer of .* cannot be read.*Repair them, or pass tokenizer="
+    ):
         load(tmp_path)
     assert load(tmp_path, tokenizer=tiny_tokenizer()).tokenizer is not None
 
@@ -397,9 +498,15 @@ def test_a_damaged_tokenizer_is_refused(tmp_path, file, entry):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"dtype": torch.int8}, r"dtype '.*' is not known; need float32, bfloat16, float16, float64"),
+        (
+            {"dtype": torch.int8},
+            r"dtype '.*' is not known; need float32, bfloat16, float16, float64",
+        ),
         ({"dtype": "load"}, r"dtype 'load' is not known"),
-        ({"device": "abacus"}, r"device abacus cannot be used here \(.*\); need cpu, cuda or cuda:N"),
+        (
+            {"device": "abacus"},
+            r"device abacus cannot be used here \(.*\); need cpu, cuda or cuda:N",
+        ),
         ({"device": "meta"}, "device meta cannot be used here"),
         ({"device": "cpu", "device_map": "cpu"}, "both device and device_map were given"),
     ],
@@ -415,7 +522,9 @@ def test_a_type_or_a_place_that_is_none_is_refused(folders, options, text):
 def test_the_hash_changes_with_one_weight_and_not_with_the_way_of_loading(folders):
     model = wrap(tiny("gpt2"))
     before = weights_hash(model)
-    assert before == weights_hash(load(folders("gpt2"))) == weights_hash(wrap(boot("gpt2", folders)))
+    assert (
+        before == weights_hash(load(folders("gpt2"))) == weights_hash(wrap(boot("gpt2", folders)))
+    )
     assert len(before) == 64
     with torch.no_grad():
         model.layer(2).mlp.c_proj.weight[3, 4] += 1e-6
@@ -428,7 +537,9 @@ def test_the_hash_of_a_scalar_or_a_turned_weight_is_that_of_its_numbers():
     for model in models:
         layer = model.model.layers[0]
         weight = layer.mlp.up_proj.weight.detach()
-        layer.mlp.up_proj.weight = torch.nn.Parameter(weight if model is models[0] else weight.T.contiguous().T)
+        layer.mlp.up_proj.weight = torch.nn.Parameter(
+            weight if model is models[0] else weight.T.contiguous().T
+        )
         layer.register_parameter("scalar", torch.nn.Parameter(torch.tensor(2.0)))
     assert weights_hash(wrap(models[0])) == weights_hash(wrap(models[1]))
 
@@ -442,9 +553,14 @@ def test_a_random_twin_has_the_configuration_and_other_weights(family):
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
     assert weights_hash(twin) == weights_hash(random_init(model, seed=1))
-    assert len({weights_hash(model), weights_hash(twin), weights_hash(random_init(model, seed=2))}) == 3
+    assert (
+        len({weights_hash(model), weights_hash(twin), weights_hash(random_init(model, seed=2))})
+        == 3
+    )
     assert twin.name == f"random init of {model.name} (seed 1)"
-    shapes, of_model = ({name: w.shape for name, w in one.plain.named_parameters()} for one in (twin, model))
+    shapes, of_model = (
+        {name: w.shape for name, w in one.plain.named_parameters()} for one in (twin, model)
+    )
     assert shapes == of_model
     assert twin.config.to_dict() == model.config.to_dict()
     assert twin.config is not model.config

@@ -33,7 +33,9 @@ def plain_picture(monkeypatch):
 
 
 def batch(seed=0):
-    return TokenBatch.from_tensor(torch.randint(3, 60, (3, 12), generator=torch.Generator().manual_seed(seed)))
+    return TokenBatch.from_tensor(
+        torch.randint(3, 60, (3, 12), generator=torch.Generator().manual_seed(seed))
+    )
 
 
 def in_training(family):
@@ -48,8 +50,14 @@ def state(model):
     """Everything of a model that wrapping might change."""
     return (
         {name: module.training for name, module in model.named_modules()},
-        {name: (parameter.requires_grad, id(parameter)) for name, parameter in model.named_parameters()},
-        {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in model.named_modules()},
+        {
+            name: (parameter.requires_grad, id(parameter))
+            for name, parameter in model.named_parameters()
+        },
+        {
+            name: (len(m._forward_hooks), len(m._forward_pre_hooks))
+            for name, m in model.named_modules()
+        },
         model.config._attn_implementation,
         model.config.to_dict(),
         {name: type(module) for name, module in model.named_modules()},
@@ -65,19 +73,29 @@ def numbers(lens, tmp_path):
         "bridge": capture(lens, batch(), sites=["pattern"], path="bridge")["pattern", 1],
         "run": run_with(lens, batch(), logits=True).logits,
         "scout": scout(lens, batch(), config=TraceConfig(model="tiny")),
-        "patch": patch(lens, batch(), batch(1), site="z", metric=sink_mass(0), layers=(0,)).frame["value"].tolist(),
+        "patch": patch(lens, batch(), batch(1), site="z", metric=sink_mass(0), layers=(0,))
+        .frame["value"]
+        .tolist(),
         "last": last_logits(lens, batch()),
-        "sweep": sweep(lens, grid, tokens=batch(), out=tmp_path / "sweep", progress=False).frame["effect"],
+        "sweep": sweep(lens, grid, tokens=batch(), out=tmp_path / "sweep", progress=False).frame[
+            "effect"
+        ],
     }
-    approximate = attribution_patch(lens, batch(), batch(1), site="z", metric=sink_mass(0), layers=(0,))
+    approximate = attribution_patch(
+        lens, batch(), batch(1), site="z", metric=sink_mass(0), layers=(0,)
+    )
     found["attribution"] = approximate.frame.to_dict("list")
-    found["check"] = approximate.sample(2, generator=generator, progress=False).frame.to_dict("list")
+    found["check"] = approximate.sample(2, generator=generator, progress=False).frame.to_dict(
+        "list"
+    )
     return found
 
 
 def modes(bridge):
     """Which modules train, of the bridge's own and of those that it runs."""
-    return [[module.training for module in root.modules()] for root in (bridge, bridge.original_model)]
+    return [
+        [module.training for module in root.modules()] for root in (bridge, bridge.original_model)
+    ]
 
 
 def same(one, other):

@@ -37,7 +37,9 @@ def test_an_attention_that_takes_the_interface_gives_the_numbers_of_its_own_clas
     model, other = tiny(family), tiny(family)
     give_attention_interface(other)
     assert any(type(one).__module__.startswith("sink_lens") for one in other.modules())
-    assert {name for name, _ in other.named_parameters()} == {name for name, _ in model.named_parameters()}
+    assert {name for name, _ in other.named_parameters()} == {
+        name for name, _ in model.named_parameters()
+    }
     assert_rows_close(logits(other), logits(model))
     set_attention(other, "sink_lens_cells")
     with pytest.raises((AssertionError, KeyError, TypeCheckError)):  # it is called
@@ -83,20 +85,32 @@ def test_a_variant_that_is_not_known_is_refused_with_the_reason(family, fields, 
 
 def test_both_sublayers_of_a_parallel_stablelm_read_one_norm():
     lens = wrap(tiny("stablelm", use_parallel_residual=True))
-    attention, mlp = (norm_weights(lens, layer=0, which=which) for which in ("attn_norm", "mlp_norm"))
+    attention, mlp = (
+        norm_weights(lens, layer=0, which=which) for which in ("attn_norm", "mlp_norm")
+    )
     assert torch.equal(attention.gain, mlp.gain)
 
 
 def test_granites_multiplier_is_read_from_the_configuration():
-    row = family_of_model("GraniteForCausalLM", config=config_of("granite", residual_multiplier=0.22))
+    row = family_of_model(
+        "GraniteForCausalLM", config=config_of("granite", residual_multiplier=0.22)
+    )
     assert row.attn_multiplier == row.mlp_multiplier == 0.22
 
 
 @pytest.mark.parametrize("family", [*MORE_FAMILIES, *LATENT_FAMILIES])
 def test_a_trace_runs_to_its_end(family, tmp_path):
-    settings = {"sequences": 2, "length": 16, "interventions": False, "random_init": False, "threshold": 0.1}
+    settings = {
+        "sequences": 2,
+        "length": 16,
+        "interventions": False,
+        "random_init": False,
+        "threshold": 0.1,
+    }
     config = TraceConfig(model="tiny", tokens="random", **settings)
-    result = trace(speaking(family), config=config, out=tmp_path / "run", progress=False, report=False)
+    result = trace(
+        speaking(family), config=config, out=tmp_path / "run", progress=False, report=False
+    )
     assert read_run(tmp_path / "run").status == "finished"
     assert len(result.tables["heads"]) == 3 * 4 * len(result.location.sink_positions)
     if family in LATENT_FAMILIES:

@@ -34,7 +34,9 @@ def both(request, tmp_path_factory):
     size = sum(one.numel() * 4 for one in model.parameters())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return load(folder, device="cpu"), load(folder, device_map="auto", max_memory=f"{size // 3000}KB")
+        return load(folder, device="cpu"), load(
+            folder, device_map="auto", max_memory=f"{size // 3000}KB"
+        )
 
 
 def test_most_of_it_is_on_disk_and_it_says_so(both):
@@ -56,15 +58,23 @@ def test_what_is_measured_is_the_same_and_weights_are_read_one_by_one(both):
     assert torch.equal(sink_mask(part, tokens()), sink_mask(whole, tokens()))
     assert weights_hash(part) == weights_hash(whole)
     for layer in range(3):
-        assert torch.equal(attention_weights(part, layer=layer).w_k, attention_weights(whole, layer=layer).w_k)
-        assert torch.equal(mlp_weights(part, layer=layer).w_down, mlp_weights(whole, layer=layer).w_down)
-        assert torch.equal(*(norm_weights(lens, layer=layer, which="mlp_norm").gain for lens in both))
+        assert torch.equal(
+            attention_weights(part, layer=layer).w_k, attention_weights(whole, layer=layer).w_k
+        )
+        assert torch.equal(
+            mlp_weights(part, layer=layer).w_down, mlp_weights(whole, layer=layer).w_down
+        )
+        assert torch.equal(
+            *(norm_weights(lens, layer=layer, which="mlp_norm").gain for lens in both)
+        )
     assert bytes_on_disk(part.plain) > 0  # nothing was left in memory
 
 
 def test_interventions_are_refused_with_the_reason(both):
     whole, part = both
-    text = r"of the weights of .* are on disk, and interventions need them in memory; need about .* GB"
+    text = (
+        r"of the weights of .* are on disk, and interventions need them in memory; need about .* GB"
+    )
     with pytest.raises(ModelError, match=text):
         run_with(part, tokens(), zero("z", layers=[0]))
     found, expected = (capture(one, tokens(), sites=["scores"]).tensors for one in (part, whole))
@@ -78,7 +88,9 @@ def test_interventions_are_refused_with_the_reason(both):
 def test_a_trace_measures_without_interventions_and_gives_the_same_tables(both, tmp_path):
     whole, part = both
     config = TraceConfig(model="tiny", tokens="random", sequences=3, length=20, threshold=0.1)
-    with pytest.raises(InputError, match="neither does its random-init baseline; trace without the baseline"):
+    with pytest.raises(
+        InputError, match="neither does its random-init baseline; trace without the baseline"
+    ):
         trace(part, config=config, out=tmp_path / "no", progress=False, report=False)
     options = {"random_init": False, "progress": False, "report": False}
     expected = trace(whole, config=config, out=tmp_path / "whole", interventions=False, **options)
@@ -92,7 +104,10 @@ def test_a_trace_measures_without_interventions_and_gives_the_same_tables(both, 
     ("options", "text"),
     [
         ({"max_memory": "1GB"}, "max_memory was given without device_map"),
-        ({"device_map": "auto", "max_memory": "much"}, "max_memory is 'much'; need a size, such as 8GB"),
+        (
+            {"device_map": "auto", "max_memory": "much"},
+            "max_memory is 'much'; need a size, such as 8GB",
+        ),
         ({"device_map": "some"}, "device_map 'some' is not known; need auto"),
         ({"dtype": "int8"}, "or auto"),
         ({"revision": "main"}, "which is not a hub name"),

@@ -37,7 +37,9 @@ def refused(lens, text):
 
 def test_a_function_without_a_mask_is_refused_and_told_how_to_get_one():
     def all_keys(module, query, key, value, mask, **given):
-        return FUNCTIONS["softmax1"](module, query, key, value, query.new_zeros(1) if mask is None else mask)
+        return FUNCTIONS["softmax1"](
+            module, query, key, value, query.new_zeros(1) if mask is None else mask
+        )
 
     model = tiny("llama")
     with (
@@ -98,19 +100,27 @@ class Louder(LlamaAttention):
 
 
 CHANGES = {
-    "layer_types of the configuration": lambda model, patch: model.config.layer_types.__setitem__(0, "other"),
+    "layer_types of the configuration": lambda model, patch: model.config.layer_types.__setitem__(
+        0, "other"
+    ),
     "layers.1.self_attn is .*Louder": lambda model, patch: setattr(
         model.model.layers[1].self_attn, "__class__", Louder
     ),
-    "LlamaAttention.forward": lambda model, patch: patch.setattr(LlamaAttention, "forward", Louder.forward),
-    "nn.Linear|Linear.forward": lambda model, patch: patch.setattr(nn.Linear, "forward", Louder.forward),
+    "LlamaAttention.forward": lambda model, patch: patch.setattr(
+        LlamaAttention, "forward", Louder.forward
+    ),
+    "nn.Linear|Linear.forward": lambda model, patch: patch.setattr(
+        nn.Linear, "forward", Louder.forward
+    ),
     "modeling_llama.apply_rotary_pos_emb": lambda model, patch: patch.setattr(
         modeling_llama, "apply_rotary_pos_emb", lambda q, k, *args: (q, k)
     ),
     "eager_attention_forward": lambda model, patch: patch.setattr(
         modeling_llama, "eager_attention_forward", lambda *args: None
     ),
-    "rope_parameters of the configuration": lambda model, patch: model.config.rope_parameters.update(rope_theta=3.0),
+    "rope_parameters of the configuration": lambda model, patch: (
+        model.config.rope_parameters.update(rope_theta=3.0)
+    ),
 }
 
 
@@ -154,7 +164,9 @@ class Raw:
 
 
 EDITS = {
-    "pattern": lambda: edit("pattern", lambda x, at: x * 3, layers=[1], heads=[1], positions=range(7, 19), keys=[0]),
+    "pattern": lambda: edit(
+        "pattern", lambda x, at: x * 3, layers=[1], heads=[1], positions=range(7, 19), keys=[0]
+    ),
     "v": lambda: edit("v", lambda x, at: x * 3, layers=[1], heads=[1], positions=range(5, 19)),
     "z": lambda: edit("z", lambda x, at: x * 3, layers=[1], heads=[2], positions=range(3, 19)),
 }
@@ -167,7 +179,10 @@ EDITS = {
         "llama",
         "gpt2",
         "gpt_neox",
-        *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("qwen3", "phi3", "gemma3", "opt", "mixtral")),
+        *(
+            pytest.param(one, marks=pytest.mark.exhaustive)
+            for one in ("qwen3", "phi3", "gemma3", "opt", "mixtral")
+        ),
     ],
 )
 def test_every_path_gives_the_numbers_of_the_users_own_function(name, family):
@@ -178,20 +193,33 @@ def test_every_path_gives_the_numbers_of_the_users_own_function(name, family):
             raw = Raw(name, site=site)
             with use(model, "raw", function=raw):
                 wanted = model(tokens.tokens, use_cache=False).logits
-            found = run_with(lens, tokens, [] if site is None else EDITS[site](), logits=True, sites=["pattern"])
+            found = run_with(
+                lens, tokens, [] if site is None else EDITS[site](), logits=True, sites=["pattern"]
+            )
             assert (found.logits - wanted).abs().max() < 1e-5 * wanted.abs().max(), site
             if site is None:
                 patterns = raw.patterns
-        seen = {layer: slice(1, lens.reach(layer)) for layer in range(lens.n_layers)}  # by queries that can see the key
+        seen = {
+            layer: slice(1, lens.reach(layer)) for layer in range(lens.n_layers)
+        }  # by queries that can see the key
         mass = torch.stack([patterns[layer][:, :, seen[layer], 0].mean(-1) for layer in seen])
         assert torch.allclose(run_with(lens, tokens).mass[..., 0], mass, atol=1e-5)
         for path in ("plain", "bridge"):
             assert torch.allclose(
-                capture(lens, tokens, sites=["pattern"], path=path)["pattern", 1], patterns[1], atol=1e-5
+                capture(lens, tokens, sites=["pattern"], path=path)["pattern", 1],
+                patterns[1],
+                atol=1e-5,
             )
-        seen = stream(lens, tokens, [Reading(name="first", sites=("mass",), function=lambda v: v["mass"])], keys=(0,))
+        seen = stream(
+            lens,
+            tokens,
+            [Reading(name="first", sites=("mass",), function=lambda v: v["mass"])],
+            keys=(0,),
+        )
         assert torch.allclose(seen.values["first"][1][..., 0], patterns[1][..., 0], atol=1e-5)
-        assert torch.allclose(lens.bridge(tokens.tokens, use_cache=False), run_with(lens, tokens, logits=True).logits)
+        assert torch.allclose(
+            lens.bridge(tokens.tokens, use_cache=False), run_with(lens, tokens, logits=True).logits
+        )
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -199,7 +227,16 @@ def test_patches_sweeps_and_the_monitor_run_the_users_own_function(name, tmp_pat
     model, clean, corrupted = tiny("llama"), batch(), batch(1)
     with use(model, name):
         lens = wrap(model)
-        found = patch(lens, clean, corrupted, site="z", by=("layer",), metric="loss", controls=0, progress=False)
+        found = patch(
+            lens,
+            clean,
+            corrupted,
+            site="z",
+            by=("layer",),
+            metric="loss",
+            controls=0,
+            progress=False,
+        )
         swept = sweep(
             lens,
             Grid(edits=(EditGrid(kind="zero", site="z", layers=(1,)),), controls=0),
@@ -219,7 +256,9 @@ def test_patches_sweeps_and_the_monitor_run_the_users_own_function(name, tmp_pat
             model(input_ids=clean.tokens, labels=clean.tokens).loss.backward()
             row = monitor.step()
         pattern = capture(lens, clean, sites=["pattern"])["pattern", 2]
-    assert row["sinks/mass_first/layer_2"] == pytest.approx(pattern[:, :, 1:, 0].mean().item(), abs=1e-5)
+    assert row["sinks/mass_first/layer_2"] == pytest.approx(
+        pattern[:, :, 1:, 0].mean().item(), abs=1e-5
+    )
 
 
 class Hidden:
@@ -232,20 +271,28 @@ class Hidden:
         scores = scores_of(query, key, mask, scaling).masked_fill(self.hidden, -1e9)
         pattern = PATTERNS[self.name](scores, query)
         self.patterns.append(pattern)
-        return (pattern @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)).transpose(1, 2), None
+        return (
+            pattern @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        ).transpose(1, 2), None
 
     def run(self, model, tokens):
         """Loss of each sequence, and patterns by layer."""
         with use(model, "raw", function=self), torch.no_grad():
             logits = model(tokens, use_cache=False).logits
-        loss = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
+        loss = nn.functional.cross_entropy(
+            logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none"
+        )
         return loss.mean(), torch.stack(self.patterns)
 
 
 @pytest.mark.parametrize(
     ("name", "family"),
     [
-        pytest.param(name, family, marks=() if (name, family) == ("softmax1", "llama") else pytest.mark.exhaustive)
+        pytest.param(
+            name,
+            family,
+            marks=() if (name, family) == ("softmax1", "llama") else pytest.mark.exhaustive,
+        )
         for name in PATTERNS
         for family in ("llama", "gpt2", "gpt_neox")
     ],
@@ -256,19 +303,33 @@ def test_a_trace_measures_and_intervenes_under_the_users_own_function(name, fami
     low = {"threshold": 0.01, "min_sink_rate": 0.01, "controls": 1, "intervention_sequences": 4}
     with use(model, name):
         lens = wrap(model)
-        result = trace(lens, tokens, random_init=False, report=False, out=tmp_path / "run", progress=False, **low)
+        result = trace(
+            lens,
+            tokens,
+            random_init=False,
+            report=False,
+            out=tmp_path / "run",
+            progress=False,
+            **low,
+        )
         position, target = result.location.sink_positions[0], n // 3
         heads = result.tables["heads"].query("layer == 1").sort_values("head")
         effects = result.tables["effects"].set_index(["link", "edit"])
         isolated = effects.loc["aggregation_variance", "isolation"]
         query, key = torch.arange(n)[:, None], torch.arange(n)
         _, patterns = Hidden(name, torch.zeros(n, n, dtype=torch.bool)).run(model, tokens.tokens)
-        loss, of_isolated = Hidden(name, (query == target) & (key < target)).run(model, tokens.tokens)
-        without, _ = Hidden(name, (query >= max(position + 1, n // 4)) & (key == position)).run(model, tokens.tokens)
+        loss, of_isolated = Hidden(name, (query == target) & (key < target)).run(
+            model, tokens.tokens
+        )
+        without, _ = Hidden(name, (query >= max(position + 1, n // 4)) & (key == position)).run(
+            model, tokens.tokens
+        )
     assert heads["sink_mass"].to_numpy() == pytest.approx(
         patterns[1, :, :, position + 1 :, position].mean((0, 2)).numpy(), abs=1e-5
     )
-    reads = [int(layer) for layer in isolated["read_layers"].replace("-", " ").replace(",", " ").split()]
+    reads = [
+        int(layer) for layer in isolated["read_layers"].replace("-", " ").replace(",", " ").split()
+    ]
     reads = range(reads[0], reads[-1] + 1)
     assert isolated["target_mass"] == pytest.approx(
         of_isolated[list(reads), :, :, target + 1 :, target].mean().item(), abs=1e-5
@@ -279,7 +340,9 @@ def test_a_trace_measures_and_intervenes_under_the_users_own_function(name, fami
     may_be_nothing = bool(sums.max() <= 1.01 and sums.mean() < 0.98)
     assert may_be_nothing or name not in ("softmax1", "gated")
     assert ("goes to no key" in result.headline) == may_be_nothing
-    assert "sink_logit_rate" not in set(result.tables["summary"]["quantity"])  # no logit was learned for it
+    assert "sink_logit_rate" not in set(
+        result.tables["summary"]["quantity"]
+    )  # no logit was learned for it
 
 
 def test_the_screen_of_makers_has_the_gradients_of_the_users_own_function():
@@ -293,14 +356,22 @@ def test_the_screen_of_makers_has_the_gradients_of_the_users_own_function():
         )
         setting = make_setting(lens, tokens, location=location, config=config)
         setting = dataclasses.replace(setting, read_layers=(2,))
-        found = screen_parts(setting, target="sink").query("kind == 'head' and layer == 1")["gradient"].to_numpy()
+        found = (
+            screen_parts(setting, target="sink")
+            .query("kind == 'head' and layer == 1")["gradient"]
+            .to_numpy()
+        )
         change = setting.baseline_tensors("z", layers=[1])[1]
         change = (change[:, 0] - setting.mean_ordinary(change)[:, 0]).float()
         shape, patterns = change.shape, {}
 
         def raw(module, query, key, value, mask, scaling=None, **given):
-            pattern = patterns[module.layer_idx] = PATTERNS["softmax1"](scores_of(query, key, mask, scaling), query)
-            z = (pattern @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)).transpose(1, 2)
+            pattern = patterns[module.layer_idx] = PATTERNS["softmax1"](
+                scores_of(query, key, mask, scaling), query
+            )
+            z = (
+                pattern @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+            ).transpose(1, 2)
             if module.layer_idx == 1:
                 z = torch.cat([z[:, :1] + more[:, None], z[:, 1:]], dim=1)
             return z.contiguous(), None
@@ -324,7 +395,14 @@ def test_keys_are_hidden_by_the_mask_and_a_function_that_ignores_it_is_refused(t
             with pytest.raises(SiteError, match=r"'own' .* attention_mask"):
                 run_with(lens, batch(), hiding)
         with pytest.warns(UserWarning, match="mask hides"):
-            trace(lens, batch(n=4, length=24), random_init=False, report=False, progress=False, out=tmp_path / "run")
+            trace(
+                lens,
+                batch(n=4, length=24),
+                random_init=False,
+                report=False,
+                progress=False,
+                out=tmp_path / "run",
+            )
 
 
 def _of_values(change):
@@ -359,8 +437,15 @@ def test_a_function_that_is_not_linear_in_the_values_has_no_pattern(change):
             lambda: run_with(lens, tokens, zero("pattern", layers=[1])),
             lambda: run_with(lens, tokens, sites=["pattern"]),
             lambda: capture(lens, tokens, sites=["pattern"]),
-            lambda: stream(lens, tokens, [Reading(name="a", sites=("mass",), function=lambda v: v["mass"])], keys=(0,)),
-            lambda: patch(lens, tokens, batch(1), site="z", metric=sink_mass(0), by=("layer",), progress=False),
+            lambda: stream(
+                lens,
+                tokens,
+                [Reading(name="a", sites=("mass",), function=lambda v: v["mass"])],
+                keys=(0,),
+            ),
+            lambda: patch(
+                lens, tokens, batch(1), site="z", metric=sink_mass(0), by=("layer",), progress=False
+            ),
         ):
             with pytest.raises(SiteError, match=r"'own' .* has no 'pattern'"):
                 door()
@@ -368,14 +453,20 @@ def test_a_function_that_is_not_linear_in_the_values_has_no_pattern(change):
 
 def test_the_code_of_the_page_on_families_runs():
     page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
-    (block,) = (one for one in re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S) if "softmax1" in one)
+    (block,) = (
+        one
+        for one in re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
+        if "softmax1" in one
+    )
     code, _, _ = block.replace("sink_lens.load().plain", "tiny('llama')").rpartition("result =")
     names = {"tiny": tiny}
     with use(tiny("llama"), "softmax1"):  # what the page registers is taken away again
         exec(compile(code, "families.md", "exec"), names)
         wanted = run_with(names["lens"], batch(), logits=True).logits
         with use(names["model"], "softmax1"):
-            assert torch.allclose(names["model"](batch().tokens, use_cache=False).logits, wanted, atol=1e-5)
+            assert torch.allclose(
+                names["model"](batch().tokens, use_cache=False).logits, wanted, atol=1e-5
+            )
 
 
 def test_scores_of_ones_own_function_are_refused_by_name():
@@ -390,5 +481,8 @@ def test_scores_of_ones_own_function_are_refused_by_name():
 
 
 def test_circuits_of_ones_own_function_are_refused_with_the_way_out():
-    with use(model := tiny("llama"), "softmax1"), pytest.raises(ModelError, match=r"set_attn_implementation"):
+    with (
+        use(model := tiny("llama"), "softmax1"),
+        pytest.raises(ModelError, match=r"set_attn_implementation"),
+    ):
         find(wrap(model), batch(), batch(1), metric=loss())

@@ -29,11 +29,15 @@ class Packed(nn.Module):
         scale = linear.weight.detach().abs().amax(1, keepdim=True) / 7
         codes = (linear.weight.detach() / scale).round().clamp(-7, 7).to(torch.int64) + 8
         pairs = codes.flatten().unflatten(0, (-1, 2))
-        self.weight = nn.Parameter((pairs[:, :1] * 16 + pairs[:, 1:]).to(torch.uint8), requires_grad=False)
+        self.weight = nn.Parameter(
+            (pairs[:, :1] * 16 + pairs[:, 1:]).to(torch.uint8), requires_grad=False
+        )
         self.scale, self.bias = nn.Parameter(scale), linear.bias
 
     def unpacked(self) -> torch.Tensor:
-        codes = torch.cat([self.weight // 16, self.weight % 16], dim=1).reshape(self.out_features, self.in_features)
+        codes = torch.cat([self.weight // 16, self.weight % 16], dim=1).reshape(
+            self.out_features, self.in_features
+        )
         return (codes.float() - 8) * self.scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,7 +72,10 @@ def test_what_the_kernel_of_packed_weights_rounds_is_in_a_row_of_its_own(family,
     assert torch.allclose(found.values.sum(0), found.logits, atol=1e-4)
     part = {"head": "attention", "neuron": "mlp"}[by]
     for layer in range(3):
-        own, wanted = (one.frame["layer"].eq(layer).fillna(False).to_numpy(dtype=bool) for one in (found, whole))
+        own, wanted = (
+            one.frame["layer"].eq(layer).fillna(False).to_numpy(dtype=bool)
+            for one in (found, whole)
+        )
         rounding = own & found.frame["part"].eq(part).to_numpy()
         wanted &= whole.frame["part"].eq(part).to_numpy()
         parts = found.values[own & found.frame["part"].isin([by, part]).to_numpy()]
@@ -83,15 +90,20 @@ def test_packed_weights_are_read_as_the_matrix_that_the_layer_multiplies_by(fami
     for layer in range(3):
         found, expected = (attention_weights(one, layer=layer) for one in (packed, plain))
         for name in ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k"):
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-6, rtol=0)
+            torch.testing.assert_close(
+                getattr(found, name), getattr(expected, name), atol=1e-6, rtol=0
+            )
         found, expected = (mlp_weights(one, layer=layer) for one in (packed, plain))
         for name in ("w_gate", "w_up", "w_down"):
-            torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-6, rtol=0)
+            torch.testing.assert_close(
+                getattr(found, name), getattr(expected, name), atol=1e-6, rtol=0
+            )
 
 
 def test_an_edit_that_reads_weights_has_the_effect_of_the_unpacked_model():
     logits = [
-        run_with(one, tokens(), scalar(one, layer=1, neurons=[3, 5], dimensions=[0, 7])).logits for one in both("llama")
+        run_with(one, tokens(), scalar(one, layer=1, neurons=[3, 5], dimensions=[0, 7])).logits
+        for one in both("llama")
     ]
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
 
@@ -104,11 +116,17 @@ def test_what_changes_a_packed_weight_is_refused():
 
 def test_fused_projections_that_are_packed_are_measured_and_not_changed():
     packed, plain = both("phi3")
-    found, expected = (capture(one, tokens(), sites=["q", "up", "resid_post"], path="plain") for one in (packed, plain))
+    found, expected = (
+        capture(one, tokens(), sites=["q", "up", "resid_post"], path="plain")
+        for one in (packed, plain)
+    )
     for key in expected:
         torch.testing.assert_close(found[key], expected[key], atol=1e-5, rtol=1e-5)
     assert torch.equal(sink_mask(packed, tokens()), sink_mask(plain, tokens()))
-    with pytest.raises(ModelError, match=r"fused projections of .* are packed \(Packed\), .* need weights in 16 or 32"):
+    with pytest.raises(
+        ModelError,
+        match=r"fused projections of .* are packed \(Packed\), .* need weights in 16 or 32",
+    ):
         run_with(packed, tokens(), zero("z", layers=[0]))
 
 

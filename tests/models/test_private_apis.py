@@ -22,7 +22,9 @@ from sink_lens.models import private_apis
 from tests.tiny_families import tiny
 
 PACKAGE = Path(private_apis.__file__).parents[1]
-OF_MODULES = "what a module holds, its hooks included, is read and put back without a call of its own"
+OF_MODULES = (
+    "what a module holds, its hooks included, is read and put back without a call of its own"
+)
 OF_CLASS = "transformers asks a model's class"
 PRIVATE = {
     # torch
@@ -96,7 +98,9 @@ def test_a_base_has_what_is_overridden_or_called():
 def test_a_compiled_module_says_so():
     module = torch.nn.Linear(2, 2)
     assert getattr(module, private_apis.COMPILED) is None
-    assert dict(torch.compile(module, backend="eager").named_children()) == {private_apis.UNCOMPILED: module}
+    assert dict(torch.compile(module, backend="eager").named_children()) == {
+        private_apis.UNCOMPILED: module
+    }
     module.compile(backend="eager")
     assert callable(vars(module)[private_apis.COMPILED])
 
@@ -119,8 +123,20 @@ def test_the_fused_kernels_are_there_and_that_of_the_cpu_gives_the_sums_of_rows(
     scores = (query @ key.mT * 0.5).masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
     torch.testing.assert_close(lse, scores.logsumexp(-1))
     torch.testing.assert_close(output, scores.softmax(-1) @ value)
-    names = [one.name for one in torch.ops.aten._scaled_dot_product_efficient_attention.default._schema.arguments]
-    assert names == ["query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal", "scale"]
+    names = [
+        one.name
+        for one in torch.ops.aten._scaled_dot_product_efficient_attention.default._schema.arguments
+    ]
+    assert names == [
+        "query",
+        "key",
+        "value",
+        "attn_bias",
+        "compute_log_sumexp",
+        "dropout_p",
+        "is_causal",
+        "scale",
+    ]
 
 
 def test_a_model_with_an_adapter_says_so():
@@ -145,7 +161,11 @@ def of_others(trees):
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 own.add(node.id)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                own |= {node.attr} if isinstance(node.value, ast.Name) and node.value.id == "self" else set()
+                own |= (
+                    {node.attr}
+                    if isinstance(node.value, ast.Name) and node.value.id == "self"
+                    else set()
+                )
     for path, tree in trees.items():
         for node in ast.walk(tree):
             names = [node.attr] if isinstance(node, ast.Attribute) else []
@@ -153,7 +173,11 @@ def of_others(trees):
                 names = str(node.module).split(".")
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 text = node.value.strip(".")
-                names = [text] if text in PRIVATE or (path.name == "private_apis.py" and text.isidentifier()) else []
+                names = (
+                    [text]
+                    if text in PRIVATE or (path.name == "private_apis.py" and text.isidentifier())
+                    else []
+                )
             yield from ((path, name) for name in names if is_private(name) and name not in own)
 
 
@@ -165,12 +189,18 @@ def overridden(trees):
                 continue
             names = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
             for one in node.body:
-                names |= {target.id for target in getattr(one, "targets", ()) if isinstance(target, ast.Name)}
+                names |= {
+                    target.id
+                    for target in getattr(one, "targets", ())
+                    if isinstance(target, ast.Name)
+                }
             module = import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
             bases = getattr(module, node.name).__mro__ if hasattr(module, node.name) else ()
             foreign = [one for one in bases if not one.__module__.startswith("sink_lens")]
             yield from (
-                (path, name) for name in names if is_private(name) and any(hasattr(one, name) for one in foreign)
+                (path, name)
+                for name in names
+                if is_private(name) and any(hasattr(one, name) for one in foreign)
             )
 
 
@@ -178,7 +208,11 @@ def test_each_private_name_of_another_library_is_listed_with_its_reason():
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
     named, own = {*of_others(trees)}, {*overridden(trees)}
     assert {name for _, name in named | own} == PRIVATE.keys()
-    elsewhere = {name for name, why in PRIVATE.items() if why == OF_MODULES} | OF_BASES.keys() | {"_version"}
+    elsewhere = (
+        {name for name, why in PRIVATE.items() if why == OF_MODULES}
+        | OF_BASES.keys()
+        | {"_version"}
+    )
     assert {name for path, name in named if path.name != "private_apis.py"} <= elsewhere
     assert torch.ones(1).add_(1)._version == 1
     tree = ast.parse("def f(model):\n    return model.config._attn_implementation\n")

@@ -22,7 +22,13 @@ CLEAN, CORRUPTED = batch(length=7), batch(1, length=7)
 
 def of_bitsandbytes(model, make):
     for layer in model.model.layers:
-        for path in ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
+        for path in (
+            "self_attn.q_proj",
+            "self_attn.v_proj",
+            "self_attn.o_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
+        ):
             parent, _, leaf = path.rpartition(".")
             holder = layer.get_submodule(parent)
             setattr(holder, leaf, make(getattr(holder, leaf)).to("cpu"))
@@ -33,8 +39,12 @@ def int8(model):
     import bitsandbytes as bnb
 
     def make(base):
-        made = bnb.nn.Linear8bitLt(base.in_features, base.out_features, bias=False, has_fp16_weights=False)
-        made.weight = bnb.nn.Int8Params(base.weight.data.clone(), requires_grad=False, has_fp16_weights=False)
+        made = bnb.nn.Linear8bitLt(
+            base.in_features, base.out_features, bias=False, has_fp16_weights=False
+        )
+        made.weight = bnb.nn.Int8Params(
+            base.weight.data.clone(), requires_grad=False, has_fp16_weights=False
+        )
         return made
 
     return of_bitsandbytes(model, make)
@@ -46,7 +56,9 @@ def nf4(model):
     def make(base):
         kind = {"quant_type": "nf4", "compute_dtype": torch.float32}
         made = bnb.nn.Linear4bit(base.in_features, base.out_features, bias=False, **kind)
-        made.weight = bnb.nn.Params4bit(base.weight.data.clone(), requires_grad=False, quant_type="nf4")
+        made.weight = bnb.nn.Params4bit(
+            base.weight.data.clone(), requires_grad=False, quant_type="nf4"
+        )
         return made
 
     return of_bitsandbytes(model, make)
@@ -86,7 +98,9 @@ def test_a_quantised_model_is_right_or_refused(kind):
         wanted = model(CLEAN.tokens, use_cache=False).logits
     lens = wrap(model)
     assert any("quantised model" in one for one in lens.notes)
-    rounds = kind in ("nf4", "QLoRA") or "activations" in kind  # to 16 or 8 bit in each layer, which enlarges 1e-7
+    rounds = (
+        kind in ("nf4", "QLoRA") or "activations" in kind
+    )  # to 16 or 8 bit in each layer, which enlarges 1e-7
     room = (0.1 if rounds else 1e-5) * wanted.abs().max()
     run = run_with(lens, CLEAN, logits=True)
     assert (run.logits - wanted).abs().max() < room
@@ -95,7 +109,9 @@ def test_a_quantised_model_is_right_or_refused(kind):
     assert torch.equal(run_with(lens, CLEAN, logits=True).logits, run.logits)
     assert not torch.equal(run_with(lens, CLEAN, zero("z", layers=[1])).loss, run.loss)
     z = capture(lens, CLEAN, sites=["z"], path="bridge")["z", 1]
-    found = patch(lens, CLEAN, CORRUPTED, site="z", by=("layer",), metric="loss", controls=0, progress=False)
+    found = patch(
+        lens, CLEAN, CORRUPTED, site="z", by=("layer",), metric="loss", controls=0, progress=False
+    )
     alone = run_with(lens, CORRUPTED, freeze("z", {1: z})).loss.double().mean().item()
     assert found.frame["value"][1] == pytest.approx(alone, abs=0.05 if rounds else 1e-3)
     for by in ("layer", "head", "neuron"):
@@ -104,7 +120,9 @@ def test_a_quantised_model_is_right_or_refused(kind):
         assert any("quantised model" in one for one in parts.notes)
     assert find(lens, CLEAN, CORRUPTED, metric=loss(), method="exact", edges=20).edges is not None
     try:
-        effects = attribution_patch(lens, CLEAN, CORRUPTED, site="z", by=("layer",), metric="loss").frame["effect"]
+        effects = attribution_patch(
+            lens, CLEAN, CORRUPTED, site="z", by=("layer",), metric="loss"
+        ).frame["effect"]
         assert len(find(lens, CLEAN, CORRUPTED, metric=loss()).every_edge)
     except ModelError as error:
         assert "gradients do not pass" in str(error) and "dequantize" in str(error)  # noqa: PT017, PT018
@@ -120,7 +138,9 @@ class NoBackward(nn.Module):
         super().__init__()
         self.in_features, self.out_features, self.bias = base.in_features, base.out_features, None
         scale = base.weight.detach().abs().max() / 127
-        self.weight = nn.Parameter((base.weight.detach() / scale).round().to(torch.int8), requires_grad=False)
+        self.weight = nn.Parameter(
+            (base.weight.detach() / scale).round().to(torch.int8), requires_grad=False
+        )
         self.scale = nn.Parameter(scale, requires_grad=False)
 
     def forward(self, x):
@@ -137,5 +157,7 @@ def test_gradients_that_a_packed_layer_does_not_pass_are_no_effects_of_0():
     ):
         with pytest.raises(ModelError, match=r"gradients do not pass through NoBackward"):
             door()
-    found = patch(lens, CLEAN, CORRUPTED, site="z", by=("layer",), metric="loss", controls=0, progress=False)
+    found = patch(
+        lens, CLEAN, CORRUPTED, site="z", by=("layer",), metric="loss", controls=0, progress=False
+    )
     assert found.frame["effect"].abs().min() > 0

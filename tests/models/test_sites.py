@@ -21,7 +21,18 @@ NO_GATE = ("gate", "up")
 UNGROUPED = ("gpt2", "gpt_neox", "opt", "gptj", "gpt_neo", "bloom", *LATENT_FAMILIES)
 WIDE_HEAD = (
     *("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink"),
-    *("gemma", "glm4", "qwen3_moe", "glm", "ministral3", "seed_oss", "hunyuan", "vaultgemma", "minimax_m2", "glm4_moe"),
+    *(
+        "gemma",
+        "glm4",
+        "qwen3_moe",
+        "glm",
+        "ministral3",
+        "seed_oss",
+        "hunyuan",
+        "vaultgemma",
+        "minimax_m2",
+        "glm4_moe",
+    ),
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "falcon_h1", *LATENT_FAMILIES),
 )
 MIXED = {
@@ -32,9 +43,16 @@ MIXED = {
     "jamba": 4 * 80,
 }
 """Neurons of families with routed experts beside a shared one or beside dense layers, on one axis."""
-D_MLP = dict.fromkeys(EXPERTS, 4 * 80) | MIXED | {"bloom": 192, "gpt_oss": 4 * 81, "qwen3_moe": 4 * 40}
+D_MLP = (
+    dict.fromkeys(EXPERTS, 4 * 80) | MIXED | {"bloom": 192, "gpt_oss": 4 * 81, "qwen3_moe": 4 * 40}
+)
 GEMMA4 = [
-    {"kv_head": 1 if layer % 2 else 2, "d_head": width, "d_value": width, "d_mlp": 80 if layer < 2 else 160}
+    {
+        "kv_head": 1 if layer % 2 else 2,
+        "d_head": width,
+        "d_value": width,
+        "d_mlp": 80 if layer < 2 else 160,
+    }
     for layer, width in enumerate((16, 24, 16, 24))
 ]
 """Sizes of its layers: every other one has fewer and wider heads; those with keys of an earlier layer a wider MLP."""
@@ -64,7 +82,10 @@ def baseline(family):
 @torch.no_grad()
 def edited_bridge(family, places, edit):
     model = lens(family)
-    hooks = [(bridge_hook_name(SITES[site], family=model.family, layer=layer), edit) for site, layer in places]
+    hooks = [
+        (bridge_hook_name(SITES[site], family=model.family, layer=layer), edit)
+        for site, layer in places
+    ]
     return model.bridge.run_with_hooks(tokens(), fwd_hooks=hooks, use_cache=False)
 
 
@@ -105,12 +126,19 @@ def test_a_family_has_every_site_but_those_that_it_lacks(family):
 def test_every_site_is_equal_on_both_paths(family):
     plain, bridge = captured(family, "plain"), captured(family, "bridge")
     model = lens(family)
-    expected = {(one, at) for one in sites_of(model.family) for at in model.layers_with(one) if one != "final"}
+    expected = {
+        (one, at)
+        for one in sites_of(model.family)
+        for at in model.layers_with(one)
+        if one != "final"
+    }
     assert plain.keys() == bridge.keys() == expected | {("final", 0)}
     for site, layer in plain:
         assert plain[site, layer].dtype == bridge[site, layer].dtype == torch.float32
         # A score is a product of a query and a key: where these are rounded in another way, so is a score near 0.
-        assert_close(plain[site, layer], bridge[site, layer], of=(site, layer), cancels=site == "scores")
+        assert_close(
+            plain[site, layer], bridge[site, layer], of=(site, layer), cancels=site == "scores"
+        )
 
 
 @EVERY
@@ -132,7 +160,9 @@ def test_every_site_has_the_sizes_of_its_axes(family):
     found = captured(family, "plain")
     for site, layer in found:
         here = sizes | GEMMA4[layer] if family == "gemma4" else sizes
-        assert found[site, layer].shape == tuple(here[axis] for axis in SITES[site].axes.split()), site
+        assert found[site, layer].shape == tuple(here[axis] for axis in SITES[site].axes.split()), (
+            site
+        )
         assert found[site, layer].shape[1:] == lens(family).axis_sizes(
             SITES[site].axes, n_positions=LENGTH, layer=layer
         )
@@ -145,7 +175,9 @@ def test_the_sites_add_up_to_the_stream(family):
         adds = ("attn_out", "mixer_out", "mlp_out", "per_layer_out")
         written = [sites[name, layer] for name in adds if (name, layer) in sites]
         scalar = getattr(lens(family).layer(layer), "layer_scalar", 1.0)
-        assert_close((sites["resid_pre", layer] + sum(written)) * scalar, sites["resid_post", layer])
+        assert_close(
+            (sites["resid_pre", layer] + sum(written)) * scalar, sites["resid_post", layer]
+        )
         if ("z_raw", layer) in sites:
             assert torch.equal(sites["z", layer], sites["z_raw", layer]) == (family not in NORMED)
 
@@ -161,8 +193,12 @@ def test_edits_of_every_site_with_the_same_values_leave_the_logits_as_they_are(f
 def test_an_edit_of_any_site_on_the_bridge_is_the_same_edit_of_the_raw_model(family):
     layers = (LAYER, 0) if family in HYBRID_FAMILIES else (LAYER,)  # where their mixers are
     having = lens(family).layers_with
-    for site, layer in ((one, at) for one in sites_of(lens(family).family) for at in layers if at in having(one)):
-        found = edited_bridge(family, [(site, layer)], lambda tensor, hook: tensor + noise_like(tensor))
+    for site, layer in (
+        (one, at) for one in sites_of(lens(family).family) for at in layers if at in having(one)
+    ):
+        found = edited_bridge(
+            family, [(site, layer)], lambda tensor, hook: tensor + noise_like(tensor)
+        )
         noise = (site, layer, lambda view: view.add_(noise_like(view)))
         expected = raw_logits(family, tokens(), [noise], lens=lens(family))
         assert (found - baseline(family)).norm() > 1e-2 * baseline(family).norm(), site
@@ -171,7 +207,10 @@ def test_an_edit_of_any_site_on_the_bridge_is_the_same_edit_of_the_raw_model(fam
 
 @pytest.mark.parametrize(
     ("architecture", "reason"),
-    [("GptOssForCausalLM", "it is a mixture of experts.*resid_post"), ("GPT2LMHeadModel", "it has no gate in its MLP")],
+    [
+        ("GptOssForCausalLM", "it is a mixture of experts.*resid_post"),
+        ("GPT2LMHeadModel", "it has no gate in its MLP"),
+    ],
 )
 def test_a_family_without_a_gate_says_why(architecture, reason):
     with pytest.raises(SiteError, match=rf"{architecture} has no site 'gate': {reason}"):
@@ -183,7 +222,9 @@ def test_an_unknown_site_or_architecture_is_refused_with_the_list():
         site_of("nowhere", family=family_of("LlamaForCausalLM"))
     families = [family for family in ALL_FAMILIES if not family.startswith("headnorm_")]
     assert len(FAMILIES) == len(families)
-    with pytest.raises(ModelError, match=r"'MambaForCausalLM' is not known; need one of LlamaForCausalLM, .*GptOss"):
+    with pytest.raises(
+        ModelError, match=r"'MambaForCausalLM' is not known; need one of LlamaForCausalLM, .*GptOss"
+    ):
         family_of("MambaForCausalLM")
 
 

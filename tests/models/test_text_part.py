@@ -24,12 +24,19 @@ IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, 
 QWEN = {"depth": 1, "out_hidden_size": 48, "num_position_embeddings": 16}
 CASES = {
     "gemma3": (Gemma3ForConditionalGeneration, Gemma3Config, {"image_size": 28, "patch_size": 14}),
-    "gemma4": (Gemma4ForConditionalGeneration, Gemma4Config, {"num_key_value_heads": 2, "head_dim": 8}),
+    "gemma4": (
+        Gemma4ForConditionalGeneration,
+        Gemma4Config,
+        {"num_key_value_heads": 2, "head_dim": 8},
+    ),
     "qwen3_5": (Qwen3_5ForConditionalGeneration, Qwen3_5Config, QWEN),
     "qwen3_5_moe": (Qwen3_5MoeForConditionalGeneration, Qwen3_5MoeConfig, QWEN),
 }
 """Family -> the class of the whole model, that of its configuration, and the sizes of the part that reads images."""
-GEMMA = {"gemma3": {"mm_tokens_per_image": 4, "image_token_index": 299}, "gemma4": {"audio_config": None}}
+GEMMA = {
+    "gemma3": {"mm_tokens_per_image": 4, "image_token_index": 299},
+    "gemma4": {"audio_config": None},
+}
 HYBRIDS = (Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration)
 BY_LAYER = (*HYBRIDS, Gemma4ForConditionalGeneration)
 
@@ -41,7 +48,9 @@ def whole(request):
     text = config_of(request.param, pad_token_id=0).to_dict()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return model(config(text_config=text, vision_config=images, **GEMMA.get(request.param, {}))).eval()
+        return model(
+            config(text_config=text, vision_config=images, **GEMMA.get(request.param, {}))
+        ).eval()
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +60,9 @@ def saved(whole, tmp_path_factory):
     whole.save_pretrained(folder)
     if isinstance(whole, HYBRIDS):
         file = folder / "model.safetensors"
-        save_file(load_file(file) | {"mtp.norm.weight": torch.zeros(16)}, file, metadata={"format": "pt"})
+        save_file(
+            load_file(file) | {"mtp.norm.weight": torch.zeros(16)}, file, metadata={"format": "pt"}
+        )
     return folder
 
 
@@ -63,7 +74,10 @@ def test_the_language_model_gives_its_logits_and_shares_its_parameters(whole, sa
     given, read = wrap(whole), load(saved)
     for lens in (given, read):
         assert type(lens.plain).__name__ == TEXT_PART[name]
-        for found in (lens.plain(tokens).logits, lens.bridge(tokens)):  # other masks: no claim to the last bit
+        for found in (
+            lens.plain(tokens).logits,
+            lens.bridge(tokens),
+        ):  # other masks: no claim to the last bit
             assert_rows_close(found, expected)
     assert given.plain.get_input_embeddings() is whole.get_input_embeddings()
     assert f"the language model of {name}, which reads images too" in read.notes

@@ -75,13 +75,19 @@ def test_the_callers_random_state_is_untouched(build):
 
 
 def test_unknown_families_and_fields_are_refused():
-    with pytest.raises(ModelError, match=r"no tiny model of the family 'bert'; need one of llama, mistral"):
+    with pytest.raises(
+        ModelError, match=r"no tiny model of the family 'bert'; need one of llama, mistral"
+    ):
         tiny("bert")
-    with pytest.raises(InputError, match=r"n_layers: no field of LlamaConfig; use the names of Hugging Face"):
+    with pytest.raises(
+        InputError, match=r"n_layers: no field of LlamaConfig; use the names of Hugging Face"
+    ):
         tiny("llama", n_layers=2)
 
 
-@pytest.mark.parametrize("text", ["the thing and the other", "héllo 🦊 \n\t  two  spaces", "<b>&amp;</b>", ""])
+@pytest.mark.parametrize(
+    "text", ["the thing and the other", "héllo 🦊 \n\t  two  spaces", "<b>&amp;</b>", ""]
+)
 def test_tokenizer_round_trips_any_text_and_adds_bos_only_when_asked(text):
     plain, with_bos = tiny_tokenizer(), tiny_tokenizer(adds_bos=True)
     ids = plain(text)["input_ids"]
@@ -113,7 +119,9 @@ def test_each_link_of_the_planted_chain_is_where_it_says(seed):
     truth = planted(seed=seed)
     mlp = truth.model.model.layers[truth.layer].mlp
     neurons = {}
-    handle = mlp.down_proj.register_forward_pre_hook(lambda _, inputs: neurons.update(value=inputs[0]))
+    handle = mlp.down_proj.register_forward_pre_hook(
+        lambda _, inputs: neurons.update(value=inputs[0])
+    )
     with torch.no_grad():
         stream = truth.model(with_bos(truth.bos_id), output_hidden_states=True).hidden_states
     handle.remove()
@@ -123,7 +131,10 @@ def test_each_link_of_the_planted_chain_is_where_it_says(seed):
     assert (activation[:, 0, truth.neuron] > 100 * activation[:, 1:, truth.neuron].amax(-1)).all()
     # neuron -> dimension: it writes nearly all of that dimension's change.
     before, after = stream[truth.layer][:, 0], stream[truth.layer + 1][:, 0]
-    written = neurons["value"][:, 0, truth.neuron] * mlp.down_proj.weight[truth.outlier_dimension, truth.neuron]
+    written = (
+        neurons["value"][:, 0, truth.neuron]
+        * mlp.down_proj.weight[truth.outlier_dimension, truth.neuron]
+    )
     change = (after - before)[:, truth.outlier_dimension]
     torch.testing.assert_close(written, change, rtol=0.05, atol=0.0)
     # dimension: one dominates the token, and the token is no larger than others before.

@@ -33,13 +33,19 @@ def plain_picture(monkeypatch):
 
 
 def batch(seed=0):
-    return TokenBatch.from_tensor(torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(seed)))
+    return TokenBatch.from_tensor(
+        torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(seed))
+    )
 
 
 DOORS = {
     "capture": lambda lens: capture(lens, batch(), sites=["z"]),
-    "stream": lambda lens: stream(lens, batch(), [Reading(name="size", sites=("z",), function=lambda v: v["z"])]),
-    "attribution_patch": lambda lens: attribution_patch(lens, batch(), batch(1), site="z", metric="loss"),
+    "stream": lambda lens: stream(
+        lens, batch(), [Reading(name="size", sites=("z",), function=lambda v: v["z"])]
+    ),
+    "attribution_patch": lambda lens: attribution_patch(
+        lens, batch(), batch(1), site="z", metric="loss"
+    ),
     "generate": lambda lens: generate(lens, [5, 6, 7], max_new_tokens=2),
     "fwd_hooks": lambda lens: fwd_hooks(lens, edit("z", lambda x, at: x, layers=[1])),
     "weights_hash": lambda lens: weights_hash(lens),
@@ -55,7 +61,9 @@ def test_every_door_refuses_a_model_that_was_changed(door):
     DOORS[door](lens)
     down = model.model.layers[1].mlp.down_proj
     down.weight = nn.Parameter(down.weight * 2)
-    with pytest.raises(ModelError, match=r"layers.1.mlp.down_proj.weight is another tensor; .*[Ww]rap it again"):
+    with pytest.raises(
+        ModelError, match=r"layers.1.mlp.down_proj.weight is another tensor; .*[Ww]rap it again"
+    ):
         DOORS[door](lens)
 
 
@@ -130,7 +138,11 @@ def test_threads_share_sweeps(tmp_path, monkeypatch):
     lens = wrap(tiny("llama"))
 
     def effects(n):
-        return sweep(lens, GRID, tokens=batch(), out=tmp_path / f"{n}", progress=False).frame["effect"].tolist()
+        return (
+            sweep(lens, GRID, tokens=batch(), out=tmp_path / f"{n}", progress=False)
+            .frame["effect"]
+            .tolist()
+        )
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(effects, range(1, 4))) == [pytest.approx(effects(0), abs=1e-6)] * 3

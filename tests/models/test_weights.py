@@ -23,11 +23,28 @@ SANDWICHED = ("gemma2", "gemma3")
 PARALLEL = ("gpt_neox", "cohere", "cohere2", "phi", "falcon", "gptj")
 POST_NORMED = ("olmo2", "olmo3", "exaone4", "flex_olmo")
 QK_NORMED = (
-    *("qwen3", "gemma3", "headnorm_gate", "qwen3_moe", "olmoe", "apertus", "hunyuan", "minimax_m2", "nanochat"),
+    *(
+        "qwen3",
+        "gemma3",
+        "headnorm_gate",
+        "qwen3_moe",
+        "olmoe",
+        "apertus",
+        "hunyuan",
+        "minimax_m2",
+        "nanochat",
+    ),
     "glm4_moe",
     *POST_NORMED,
 )
-CENTRED = (*set(UNGATED) - {"arcee", "apertus", "nanochat"}, "stablelm", "cohere", "cohere2", "olmo", "phimoe")
+CENTRED = (
+    *set(UNGATED) - {"arcee", "apertus", "nanochat"},
+    "stablelm",
+    "cohere",
+    "cohere2",
+    "olmo",
+    "phimoe",
+)
 
 
 @functools.cache
@@ -64,9 +81,18 @@ def test_queries_keys_and_values_come_from_the_attentions_input(family):
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_the_outputs_are_sums_over_heads_and_over_neurons(family):
     for layer in LAYERS:
-        attention, mlp = attention_weights(lens(family), layer=layer), mlp_weights(lens(family), layer=layer)
-        of_heads = einsum(sites(family)["z", layer], attention.w_o, "b position head dh, head dh d -> b position d")
-        of_neurons = einsum(sites(family)["neurons", layer], mlp.w_down, "b position n, d n -> b position d")
+        attention, mlp = (
+            attention_weights(lens(family), layer=layer),
+            mlp_weights(lens(family), layer=layer),
+        )
+        of_heads = einsum(
+            sites(family)["z", layer],
+            attention.w_o,
+            "b position head dh, head dh d -> b position d",
+        )
+        of_neurons = einsum(
+            sites(family)["neurons", layer], mlp.w_down, "b position n, d n -> b position d"
+        )
         made = through(family, "attn_post_norm", layer, of_heads + attention.b_o)
         assert_rows_close(made, sites(family)["attn_out", layer])
         made = through(family, "mlp_post_norm", layer, of_neurons + mlp.b_down)
@@ -82,7 +108,9 @@ def test_gate_and_up_come_from_the_mlps_input(family):
         assert (weights.w_gate is not None) == (family not in UNGATED)
         x = sites(family)["mlp_in", layer].diff(dim=1)
         for site, weight in (("up", weights.w_up), ("gate", weights.w_gate)):
-            if weight is not None and (site, layer) in sites(family):  # where experts stand beside, there is none
+            if weight is not None and (site, layer) in sites(
+                family
+            ):  # where experts stand beside, there is none
                 made = einsum(x, weight, "b position d, n d -> b position n")
                 assert_rows_close(made, sites(family)[site, layer].diff(dim=1), (site, layer))
 
@@ -91,10 +119,14 @@ def test_gate_and_up_come_from_the_mlps_input(family):
 def test_the_attention_and_the_mlp_read_the_stream_through_their_norms(family):
     for layer in LAYERS:
         stream = sites(family)["resid_pre", layer]
-        assert_rows_close(through(family, "attn_norm", layer, stream), sites(family)["attn_in", layer])
+        assert_rows_close(
+            through(family, "attn_norm", layer, stream), sites(family)["attn_in", layer]
+        )
         if family not in PARALLEL:  # their MLP reads the stream before the attention
             stream = stream + sites(family)["attn_out", layer]
-        assert_rows_close(through(family, "mlp_norm", layer, stream), sites(family)["mlp_in", layer])
+        assert_rows_close(
+            through(family, "mlp_norm", layer, stream), sites(family)["mlp_in", layer]
+        )
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
@@ -106,12 +138,16 @@ def test_a_family_has_the_norms_that_it_has(family):
         expected = {"attn_post_norm", "mlp_post_norm"}
     if family in QK_NORMED:
         expected |= {"q_norm", "k_norm"}
-    found = {which: norm_weights(lens(family), layer=1, which=which) for which in get_args(NormName)}
+    found = {
+        which: norm_weights(lens(family), layer=1, which=which) for which in get_args(NormName)
+    }
     assert {which for which, norm in found.items() if norm is not None} == expected
     assert {norm.centred for norm in found.values() if norm is not None} == {family in CENTRED}
 
 
-@pytest.mark.parametrize(("family", "variance"), [("llama", 25 / 48), ("gpt2", 25 / 48 - (7 / 48) ** 2)])
+@pytest.mark.parametrize(
+    ("family", "variance"), [("llama", 25 / 48), ("gpt2", 25 / 48 - (7 / 48) ** 2)]
+)
 def test_the_scale_of_a_norm_by_hand(family, variance):
     """For (3, 4, 0, ...) the mean of squares is (9 + 16) / 48; LayerNorm takes off the square of the mean, 7 / 48."""
     x = torch.zeros(48)

@@ -11,7 +11,9 @@ from sink_lens.patching import patch, path_patch
 from tests.tiny_families import tiny
 
 CLEAN, CORRUPTED = (
-    TokenBatch.from_tensor(torch.randint(3, 60, (2, 7), generator=torch.Generator().manual_seed(seed)))
+    TokenBatch.from_tensor(
+        torch.randint(3, 60, (2, 7), generator=torch.Generator().manual_seed(seed))
+    )
     for seed in (0, 1)
 )
 FAMILIES = ["qwen3_5", "falcon_h1", "gemma4"]
@@ -42,10 +44,32 @@ def test_the_parts_of_a_logit_sum_to_it(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_patch_of_every_site_has_a_row_where_a_layer_has_the_site(family):
     lens = wrap(tiny(family))
-    found = patch(lens, CLEAN, CORRUPTED, site="every", metric="loss", by=("layer",), controls=0, progress=False)
-    wanted = [(layer, site) for layer in range(lens.n_layers) for site in ("resid_pre", *lens.added_sites(layer))]
+    found = patch(
+        lens,
+        CLEAN,
+        CORRUPTED,
+        site="every",
+        metric="loss",
+        by=("layer",),
+        controls=0,
+        progress=False,
+    )
+    wanted = [
+        (layer, site)
+        for layer in range(lens.n_layers)
+        for site in ("resid_pre", *lens.added_sites(layer))
+    ]
     assert list(found.frame[["layer", "site"]].itertuples(index=False, name=None)) == wanted
-    alone = patch(lens, CLEAN, CORRUPTED, site="mlp_out", metric="loss", by=("layer",), controls=0, progress=False)
+    alone = patch(
+        lens,
+        CLEAN,
+        CORRUPTED,
+        site="mlp_out",
+        metric="loss",
+        by=("layer",),
+        controls=0,
+        progress=False,
+    )
     rows = found.frame.query("site == 'mlp_out'")
     assert rows["effect"].to_numpy() == pytest.approx(alone.frame["effect"].to_numpy(), abs=1e-6)
     assert found.values[rows.index].mean(1).numpy() == pytest.approx(rows["value"].to_numpy())
@@ -53,7 +77,15 @@ def test_a_patch_of_every_site_has_a_row_where_a_layer_has_the_site(family):
 
 def test_layers_that_do_not_exist_are_refused_before_a_patch():
     with pytest.raises(InputError, match="layers: 9"):
-        patch(wrap(tiny("qwen3_5")), CLEAN, CORRUPTED, site="every", metric="loss", layers=(0, 9), progress=False)
+        patch(
+            wrap(tiny("qwen3_5")),
+            CLEAN,
+            CORRUPTED,
+            site="every",
+            metric="loss",
+            layers=(0, 9),
+            progress=False,
+        )
 
 
 def test_a_path_between_streams_leaves_nothing_live():
@@ -63,9 +95,13 @@ def test_a_path_between_streams_leaves_nothing_live():
     options = {"receiver": ("resid_post", end), "metric": metrics.loss(), "progress": False}
     found = path_patch(lens, CLEAN, CORRUPTED, sender=("resid_pre", 0), **options)
     own, other = (
-        run_with(lens, one, sites=("resid_pre", "resid_post"), loss=False).tensors for one in (CORRUPTED, CLEAN)
+        run_with(lens, one, sites=("resid_pre", "resid_post"), loss=False).tensors
+        for one in (CORRUPTED, CLEAN)
     )
-    carried = own["resid_post", end] + (other["resid_pre", 0] - own["resid_pre", 0]) * lens.remaining_scales[0]
+    carried = (
+        own["resid_post", end]
+        + (other["resid_pre", 0] - own["resid_pre", 0]) * lens.remaining_scales[0]
+    )
 
     ended = run_with(lens, CORRUPTED, freeze("resid_post", {end: carried}, layers=[end])).loss
     assert found.frame["value"].item() == pytest.approx(ended.double().mean().item(), abs=1e-5)

@@ -27,12 +27,20 @@ def test_patching_has_no_metric_of_its_own(patched):
 
 
 @pytest.mark.parametrize(
-    ("correct", "incorrect"), [(5, 6), ("!", "?"), ([5, [6, 7], 8], 9), (["!", "?", "!"], [7, 7, 7])]
+    ("correct", "incorrect"),
+    [(5, 6), ("!", "?"), ([5, [6, 7], 8], 9), (["!", "?", "!"], [7, 7, 7])],
 )
 def test_answers_alone_are_a_logit_difference(correct, incorrect):
-    found = patch(speaking(), CLEAN, CORRUPTED, correct=correct, incorrect=incorrect, progress=False, **PART)
+    found = patch(
+        speaking(), CLEAN, CORRUPTED, correct=correct, incorrect=incorrect, progress=False, **PART
+    )
     wanted = patch(
-        speaking(), CLEAN, CORRUPTED, metric=metrics.logit_difference(correct, incorrect), progress=False, **PART
+        speaking(),
+        CLEAN,
+        CORRUPTED,
+        metric=metrics.logit_difference(correct, incorrect),
+        progress=False,
+        **PART,
     )
     assert found.metric == wanted.metric
     assert torch.equal(found.values, wanted.values)
@@ -44,7 +52,9 @@ def test_a_file_of_pairs_has_prompts_and_answers_of_each_pair(tmp_path, monkeypa
     ids = [as_batch(side[0], lens.tokenizer).tokens[0].tolist() for side in (CLEAN, CORRUPTED)]
     rows = [
         {"clean": one, "corrupted": other, "correct": right, "incorrect": 9}
-        for one, other, right in zip([ids[0], *CLEAN[1:]], [ids[1], *CORRUPTED[1:]], answers, strict=True)
+        for one, other, right in zip(
+            [ids[0], *CLEAN[1:]], [ids[1], *CORRUPTED[1:]], answers, strict=True
+        )
     ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = patch(lens, pairs_file="pairs.jsonl", progress=False, **PART)
@@ -52,7 +62,17 @@ def test_a_file_of_pairs_has_prompts_and_answers_of_each_pair(tmp_path, monkeypa
     assert torch.equal(found.values, wanted.values)
     lens.plain.save_pretrained("model")
     lens.tokenizer.save_pretrained("model")
-    asked = ["patch", "model", "--pairs-file", "pairs.jsonl", "--layers", "1", "--positions", "1,2", "--json"]
+    asked = [
+        "patch",
+        "model",
+        "--pairs-file",
+        "pairs.jsonl",
+        "--layers",
+        "1",
+        "--positions",
+        "1,2",
+        "--json",
+    ]
     said = CliRunner().invoke(app, [*asked, "--controls", "0", "--out", "run"])
     assert said.exit_code == 0, said.output
     rows = {row["position"]: row["effect"] for row in json.loads(said.stdout)["strongest"]}
@@ -71,7 +91,9 @@ def test_answers_beside_a_metric_that_reads_none_are_refused():
 
 
 @pytest.mark.parametrize("patched", [patch, attribution_patch])
-@pytest.mark.parametrize("option", [{"correct": "!"}, {"sink_position": 2}, {"metric_layers": "1"}], ids=str)
+@pytest.mark.parametrize(
+    "option", [{"correct": "!"}, {"sink_position": 2}, {"metric_layers": "1"}], ids=str
+)
 def test_an_option_beside_a_metric_that_is_an_object_is_refused(patched, option):
     (name,) = option
     for metric in (metrics.logit_difference(5, 6), lambda logits: logits[:, -1, 5]):
@@ -89,22 +111,47 @@ def test_an_approximation_reads_a_file_of_pairs(tmp_path, monkeypatch):
     lens = speaking()
     lens.plain.save_pretrained("model")
     lens.tokenizer.save_pretrained("model")
-    asked = ["patch", "model", "--pairs-file", "pairs.jsonl", "--layers", "1", "--approximate", "--check", "2"]
+    asked = [
+        "patch",
+        "model",
+        "--pairs-file",
+        "pairs.jsonl",
+        "--layers",
+        "1",
+        "--approximate",
+        "--check",
+        "2",
+    ]
     said = CliRunner().invoke(app, [*asked, "--out", "run"])
     assert said.exit_code == 0, said.output
     assert CliRunner().invoke(app, [*asked, "--controls", "2"]).exit_code == 2
 
 
 @pytest.mark.parametrize("site", ["z", "every"])
-def test_a_shard_that_is_not_the_last_ends_well_and_its_tables_say_that_they_wait(tmp_path, monkeypatch, site):
+def test_a_shard_that_is_not_the_last_ends_well_and_its_tables_say_that_they_wait(
+    tmp_path, monkeypatch, site
+):
     monkeypatch.chdir(tmp_path)
     lens = speaking()
-    how = {"correct": "!", "incorrect": "?", "site": site, "by": ("layer",), "controls": 0, "progress": False}
+    how = {
+        "correct": "!",
+        "incorrect": "?",
+        "site": site,
+        "by": ("layer",),
+        "controls": 0,
+        "progress": False,
+    }
     first = patch(lens, CLEAN, CORRUPTED, **how, out="run", shard="1/2")
     assert not first.finished
     assert str(first) == first.headline + "\nin run"
     assert "shard 1/2 is done" in first._repr_html_()
-    for read in (lambda: first.frame, lambda: first.tables, first.strongest, first.draw, first.to_transformer_lens):
+    for read in (
+        lambda: first.frame,
+        lambda: first.tables,
+        first.strongest,
+        first.draw,
+        first.to_transformer_lens,
+    ):
         with pytest.raises(RunError, match=r"sink-lens report run.* --status"):
             read()
     last = patch(lens, CLEAN, CORRUPTED, **how, out="run", shard="2/2")
@@ -124,7 +171,18 @@ def test_a_command_that_computes_a_shard_ends_with_code_0(tmp_path, monkeypatch)
     asked = {
         "patch": ["patch", "model", *texts, "--site", "z"],
         "sweep": ["sweep", "sweep.toml"],
-        "circuit": ["circuit", "model", "--task", "text", "--pairs", "40", "--length", "6", "--random", "1"],
+        "circuit": [
+            "circuit",
+            "model",
+            "--task",
+            "text",
+            "--pairs",
+            "40",
+            "--length",
+            "6",
+            "--random",
+            "1",
+        ],
     }
     for name, words in asked.items():
         for shard, finished in (("1/2", False), ("2/2", True)):

@@ -25,13 +25,23 @@ def test_the_gradient_is_that_of_finite_differences_at_every_site(family):
     lens, (clean, corrupted) = lens_of(family), pair()
     whole = family in ("llama", "gpt2", "gemma2", "gpt_neox")
     for site in sites_of(lens.family) if whole else ("scores", "z", "mlp_out"):
-        found = attribution_patch(lens, clean, corrupted, site=site, by=("layer",), layers=[1], metric=DIFFERENCE)
+        found = attribution_patch(
+            lens, clean, corrupted, site=site, by=("layer",), layers=[1], metric=DIFFERENCE
+        )
         values = found.runs.given[(site, 0 if site == "final" else 1)]
 
         def moved(step, *, site=site, values=values):
             layers = None if site == "final" else [1]
-            one = edit(site, lambda x, at: torch.where(values == x, x, x + step * (values - x)), layers=layers)
-            return float(evaluate(DIFFERENCE, run_with(lens, corrupted, one, layers=(2,), logits=True)).mean())
+            one = edit(
+                site,
+                lambda x, at: torch.where(values == x, x, x + step * (values - x)),
+                layers=layers,
+            )
+            return float(
+                evaluate(
+                    DIFFERENCE, run_with(lens, corrupted, one, layers=(2,), logits=True)
+                ).mean()
+            )
 
         slope = (moved(0.002) - moved(-0.002)) / 0.004
         assert found.frame["effect"].item() == pytest.approx(slope, rel=0.05, abs=3e-3), site
@@ -66,7 +76,9 @@ def test_it_is_exact_where_the_metric_is_linear():
 
 def test_the_cells_of_a_head_add_up_to_the_whole():
     lens, (clean, corrupted) = lens_of(), pair()
-    parts = attribution_patch(lens, clean, corrupted, site="z", by=("layer", "position", "head"), metric=DIFFERENCE)
+    parts = attribution_patch(
+        lens, clean, corrupted, site="z", by=("layer", "position", "head"), metric=DIFFERENCE
+    )
     whole = attribution_patch(lens, clean, corrupted, site="z", by=("layer",), metric=DIFFERENCE)
     summed = parts.frame.groupby("layer")["effect"].sum().tolist()
     assert summed == pytest.approx(whole.frame["effect"].tolist(), abs=1e-5)
@@ -74,12 +86,21 @@ def test_the_cells_of_a_head_add_up_to_the_whole():
 
 def test_the_sample_is_compared_with_real_patches():
     lens, (clean, corrupted) = lens_of(), pair()
-    found = attribution_patch(lens, clean, corrupted, site="z", by=("layer", "position", "head"), metric=DIFFERENCE)
+    found = attribution_patch(
+        lens, clean, corrupted, site="z", by=("layer", "position", "head"), metric=DIFFERENCE
+    )
     check = found.sample(12, generator=torch.Generator().manual_seed(3))
     again = found.sample(12, generator=torch.Generator().manual_seed(3))
     assert check.frame.equals(again.frame)
     assert check.n == 12
-    assert list(check.frame.columns) == ["layer", "position", "head", "approximation", "effect", "error"]
+    assert list(check.frame.columns) == [
+        "layer",
+        "position",
+        "head",
+        "approximation",
+        "effect",
+        "error",
+    ]
     assert (check.frame["error"] == check.frame["approximation"] - check.frame["effect"]).all()
     ranks = check.frame[["approximation", "effect"]].rank()
     assert check.rank_correlation == pytest.approx(ranks.corr().iloc[0, 1])
@@ -91,7 +112,9 @@ def test_padding_and_undefined_sequences_are_left_out():
     lengths = torch.tensor([7, 1])  # a sequence of one token has no loss
     batches = (from_tensor(tokens, lengths=lengths) for tokens in (clean, corrupted))
     found = attribution_patch(lens, *batches, site="z", by=("layer",), metric=metrics.loss())
-    alone = attribution_patch(lens, clean[:1], corrupted[:1], site="z", by=("layer",), metric=metrics.loss())
+    alone = attribution_patch(
+        lens, clean[:1], corrupted[:1], site="z", by=("layer",), metric=metrics.loss()
+    )
     assert found.frame["n"].tolist() == [1, 1, 1]
     assert found.frame["effect"].tolist() == pytest.approx(alone.frame["effect"].tolist(), abs=1e-6)
 
@@ -128,7 +151,13 @@ def test_in_steps_the_effects_of_all_embeddings_add_up_to_the_whole_difference()
 
     def missing(steps):
         found = attribution_patch(
-            lens, clean, corrupted, by=("position",), layers=[0], metric=metrics.sink_mass(0), steps=steps
+            lens,
+            clean,
+            corrupted,
+            by=("position",),
+            layers=[0],
+            metric=metrics.sink_mass(0),
+            steps=steps,
         )
         return abs(float(found.frame["effect"].sum()) - (found.source - found.baseline)), found
 
@@ -143,9 +172,21 @@ def test_screened_cells_are_the_strongest_to_first_order_and_patched_for_real():
     every = attribution_patch(lens, clean, corrupted, **asked).frame
     found = patch(lens, clean, corrupted, screen=5, progress=False, **asked).frame
     strongest = every.loc[every["effect"].abs().nlargest(5).index].sort_index()
-    assert found[["layer", "unit"]].to_numpy().tolist() == strongest[["layer", "unit"]].to_numpy().tolist()
+    assert (
+        found[["layer", "unit"]].to_numpy().tolist()
+        == strongest[["layer", "unit"]].to_numpy().tolist()
+    )
     assert found["approximation"].tolist() == pytest.approx(strongest["effect"].tolist())
     assert set(every["method"]) == {"gradient"}
     layer, unit = found.loc[0, ["layer", "unit"]]
-    one = patch(lens, clean, corrupted, by=(), site="neurons", layers=[layer], units=[unit], metric=DIFFERENCE)
+    one = patch(
+        lens,
+        clean,
+        corrupted,
+        by=(),
+        site="neurons",
+        layers=[layer],
+        units=[unit],
+        metric=DIFFERENCE,
+    )
     assert found.loc[0, "effect"] == pytest.approx(one.frame["effect"].item(), abs=1e-6)

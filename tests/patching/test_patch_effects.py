@@ -9,7 +9,17 @@ import torch
 from lenses import lens_of
 from rounding import assert_close
 
-from sink_lens import TokenBatch, capture, direct_logit_attribution, edits, generate, patching, run_with, sweep, wrap
+from sink_lens import (
+    TokenBatch,
+    capture,
+    direct_logit_attribution,
+    edits,
+    generate,
+    patching,
+    run_with,
+    sweep,
+    wrap,
+)
 from sink_lens.edits import metrics
 from sink_lens.edits.named_edits import KINDS
 from sink_lens.engine.engine import Engine
@@ -51,17 +61,23 @@ def test_an_effect_has_its_interval_over_pairs_and_random_parts_beside_it():
     effects = (result.values - result.baselines[0]).numpy()
     assert frame["baseline"].unique() == pytest.approx(float(result.baselines[0].mean()))
     assert frame["effect"].to_numpy() == pytest.approx(effects.mean(1))
-    wanted = paired_differences(result.values.numpy(), result.baselines[:1].numpy(), generator=np.random.default_rng(0))
+    wanted = paired_differences(
+        result.values.numpy(), result.baselines[:1].numpy(), generator=np.random.default_rng(0)
+    )
     assert frame["ci_low"].to_numpy() == pytest.approx([one.low for one in wanted])
     assert frame["ci_high"].to_numpy() == pytest.approx([one.high for one in wanted])
     assert (frame["n_controls"] == 5).all()
-    grid = parts_to_patch(lens(), "resid_pre", by=("layer", "position"), n_positions=T, layers=[1, 2])
+    grid = parts_to_patch(
+        lens(), "resid_pre", by=("layer", "position"), n_positions=T, layers=[1, 2]
+    )
     for row, part in enumerate(grid):
         drawn = draw_random_parts(part, sizes=(T, 48), shortest=T, draws=5, seed=0)
         places = [T * (part.layers[0] - 1) + one.indices_by_axis[0][0] for one in drawn]
         assert row not in places
         assert frame["control_effect"][row] == pytest.approx(effects[places].mean(), abs=1e-6)
-        assert frame["over_control"][row] == pytest.approx(effects[row].mean() - effects[places].mean(), abs=1e-6)
+        assert frame["over_control"][row] == pytest.approx(
+            effects[row].mean() - effects[places].mean(), abs=1e-6
+        )
     assert patched(controls=0).frame["n_controls"].eq(0).all()
 
 
@@ -84,7 +100,9 @@ def test_controls_are_other_heads_units_or_positions_of_the_layer_and_none_of_it
 
 def test_one_pair_has_no_interval():
     clean, corrupted = (TokenBatch.from_tensor(one.tokens[:1]) for one in pair())
-    frame = patching.patch(lens(), clean, corrupted, metric=METRIC, layers=[1], progress=False).frame
+    frame = patching.patch(
+        lens(), clean, corrupted, metric=METRIC, layers=[1], progress=False
+    ).frame
     assert frame["ci_low"].isna().all()
     assert frame["over_low"].isna().all()
     assert frame["control_effect"].notna().all()
@@ -101,7 +119,9 @@ def test_a_part_takes_any_edit(put):
         "mean_aligned": functools.partial(edits.mean_aligned, lens(), run),
     }[put]
     options = (
-        {"put": make} if put == "a function" else {"put": put} | ({"factor": 3.0} if put in ("scale", "set") else {})
+        {"put": make}
+        if put == "a function"
+        else {"put": put} | ({"factor": 3.0} if put in ("scale", "set") else {})
     )
     found = patched(site="z", by=("layer", "head"), **options)
     for row, (layer, head) in enumerate(found.frame[["layer", "head"]].itertuples(index=False)):
@@ -121,7 +141,9 @@ def test_an_edit_by_name_is_every_kind_of_a_sweep_with_the_options_that_it_takes
         patched(factor=2.0)
     with pytest.raises(InputError, match="need a site with positions"):
         patched(site="pattern", by=("layer", "head"), put="mean_all")
-    with pytest.raises(InputError, match="put into a part of 'z' is an edit of 'k'; need an edit of that site"):
+    with pytest.raises(
+        InputError, match="put into a part of 'z' is an edit of 'k'; need an edit of that site"
+    ):
         patched(site="z", put=lambda site, **where: edits.zero("k"))
     with pytest.raises(InputError, match="leave out screen, or put"):
         patched(put="zero", screen=3)
@@ -151,7 +173,9 @@ def test_words_are_tokens():
     several = metrics.logit_difference(["!", "?"], ["?", "!"], tokenizer).on([tokens], None)
     assert torch.equal(several.function(run).abs(), ids.function(run).abs())
     other = TokenBatch.from_tensor(tokens.tokens.flip(0))
-    found = patching.patch(lens(), tokens, other, metric=words, layers=[1], positions=[1], progress=False)
+    found = patching.patch(
+        lens(), tokens, other, metric=words, layers=[1], positions=[1], progress=False
+    )
     assert found.metric == "logit difference (! − ?)"
 
 
@@ -191,7 +215,9 @@ def test_a_run_is_kept_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
         patched(**two)
 
 
-def test_without_out_nothing_is_written_until_a_result_is_saved_or_a_call_is_stopped(tmp_path, monkeypatch):
+def test_without_out_nothing_is_written_until_a_result_is_saved_or_a_call_is_stopped(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     whole = patched(out=None, batch_size=1)
     assert list(tmp_path.iterdir()) == []
@@ -199,7 +225,10 @@ def test_without_out_nothing_is_written_until_a_result_is_saved_or_a_call_is_sto
     with pytest.raises(InputError, match="report"):
         whole.report()
     assert whole.report("page.html").is_file()
-    assert read_run(whole.save("saved")).tables["patches"]["effect"].tolist() == whole.frame["effect"].tolist()
+    assert (
+        read_run(whole.save("saved")).tables["patches"]["effect"].tolist()
+        == whole.frame["effect"].tolist()
+    )
     stop_at_the_second_block(monkeypatch)
     with pytest.raises(KeyboardInterrupt) as stopped:
         patched(out=None, batch_size=1)
@@ -212,7 +241,10 @@ def test_a_run_with_a_metric_of_ones_own_is_captioned_with_its_name(tmp_path):
     def score(logits):
         return logits[:, -1, 7]
 
-    for metric, name in ((score, "score"), (metrics.norm(0, layer=2), "norm of resid_post at position 0, layer 2")):
+    for metric, name in (
+        (score, "score"),
+        (metrics.norm(0, layer=2), "norm of resid_post at position 0, layer 2"),
+    ):
         patching.patch(lens(), *pair(), metric=metric, out=tmp_path / name, progress=False)
         part = page_content(read_run(tmp_path / name))
         assert name in part.title or name.capitalize() in part.title
@@ -220,10 +252,14 @@ def test_a_run_with_a_metric_of_ones_own_is_captioned_with_its_name(tmp_path):
 
 
 def test_pairs_without_a_patched_position_are_left_out_of_it():
-    clean, corrupted = ((torch.tensor([[5, at, 7, 8, 9, other, 6, 4]] * 3)) for at, other in ((10, 11), (12, 13)))
+    clean, corrupted = (
+        (torch.tensor([[5, at, 7, 8, 9, other, 6, 4]] * 3)) for at, other in ((10, 11), (12, 13))
+    )
     lengths = torch.tensor([8, 4, 8])
     both = [TokenBatch.from_tensor(one, lengths=lengths) for one in (clean, corrupted)]
-    result = patching.patch(lens(), *both, metric="kl", layers=[1], positions=[1, 5], progress=False)
+    result = patching.patch(
+        lens(), *both, metric="kl", layers=[1], positions=[1, 5], progress=False
+    )
     alone = [TokenBatch.from_tensor(one[:1]) for one in (clean, corrupted)]
     long = patching.patch(lens(), *alone, metric="kl", layers=[1], positions=[1, 5], progress=False)
     assert result.frame["n"].tolist() == [3, 2]
@@ -252,23 +288,36 @@ def in_notebook(text):
     ("text", "options"),
     [
         ("def g(x): return x[:, -1, 5] * {}\ndef f(x): return g(x)", lambda f: {"metric": f}),
-        ("def f(site, **where): return edits.scale(site, {}, **where)", lambda f: {"put": f, "site": "z"}),
-        ("def g(x): return x * {}\ndef f(x, at): return g(x)", lambda f: {"edits": edits.edit("z", f, layers=[1])}),
+        (
+            "def f(site, **where): return edits.scale(site, {}, **where)",
+            lambda f: {"put": f, "site": "z"},
+        ),
+        (
+            "def g(x): return x * {}\ndef f(x, at): return g(x)",
+            lambda f: {"edits": edits.edit("z", f, layers=[1])},
+        ),
     ],
     ids=["metric", "put", "edits"],
 )
-def test_a_stopped_run_does_not_go_on_with_a_function_that_was_redefined(tmp_path, monkeypatch, text, options):
+def test_a_stopped_run_does_not_go_on_with_a_function_that_was_redefined(
+    tmp_path, monkeypatch, text, options
+):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_at_the_second_block(patch)
         patched(out=tmp_path / "a", batch_size=1, **options(in_notebook(text.format(2.0))))
     with pytest.raises(RunError, match="numbers of something else"):
         patched(out=tmp_path / "a", batch_size=1, **options(in_notebook(text.format(3.0))))
     again = patched(out=tmp_path / "a", batch_size=1, **options(in_notebook(text.format(2.0))))
-    assert again.frame.equals(patched(out=tmp_path / "c", batch_size=1, **options(in_notebook(text.format(2.0)))).frame)
+    assert again.frame.equals(
+        patched(out=tmp_path / "c", batch_size=1, **options(in_notebook(text.format(2.0)))).frame
+    )
 
 
 def test_a_layer_below_0_counts_from_the_last(tmp_path):
-    own, tokens = lens_of(), torch.randint(3, 300, (1, 6), generator=torch.Generator().manual_seed(0))
+    own, tokens = (
+        lens_of(),
+        torch.randint(3, 300, (1, 6), generator=torch.Generator().manual_seed(0)),
+    )
     assert set(capture(own, tokens, sites=["z"], layers=[-1, 0])) == {("z", 0), ("z", 2)}
     assert run_with(own, tokens, layers=[-2]).layers == (1,)
     part = {"layers": [-1], "positions": [2], "controls": 0}
@@ -276,18 +325,33 @@ def test_a_layer_below_0_counts_from_the_last(tmp_path):
     assert found.frame["layer"].tolist() == [2]
 
     def everywhere(last, first):
-        some = [edits.zero("z", layers=[last, first]), edits.mean_all(own, tokens, "z", layers=[last, first])]
+        some = [
+            edits.zero("z", layers=[last, first]),
+            edits.mean_all(own, tokens, "z", layers=[last, first]),
+        ]
         some += [edits.isolate([3], layers=[last])]
         some += [edits.scalar(own, layer=last, neurons=[1, 2], dimensions=[0], factor=9.0)]
         yield from (run_with(own, tokens, one).loss for one in some)
-        yield own.bridge.run_with_hooks(tokens, fwd_hooks=edits.fwd_hooks(own, edits.zero("mlp_out", layers=[last])))
+        yield own.bridge.run_with_hooks(
+            tokens, fwd_hooks=edits.fwd_hooks(own, edits.zero("mlp_out", layers=[last]))
+        )
         yield generate(own, tokens, edits.add("z", 9.0, layers=[last]), max_new_tokens=4).ids
         one = edits.scale("resid_post", 2.0, layers=[first])
         yield direct_logit_attribution(own, tokens, 5, edits=one).values
-        asked = {"metric": "loss", "edits": edits.scale("z", 3.0, layers=[first]), "progress": False}
+        asked = {
+            "metric": "loss",
+            "edits": edits.scale("z", 3.0, layers=[first]),
+            "progress": False,
+        }
         asked |= {"put": lambda site, **where: edits.zero(site, **{**where, "layers": [last]})}
-        yield patching.patch(own, tokens, tokens.flip(1), **asked, **{**part, "layers": [last]}).values
-        ends = {"sender": ("z", first, 0), "receiver": ("q", last, 1), "metric": metrics.logit_difference(5, 7)}
+        yield patching.patch(
+            own, tokens, tokens.flip(1), **asked, **{**part, "layers": [last]}
+        ).values
+        ends = {
+            "sender": ("z", first, 0),
+            "receiver": ("q", last, 1),
+            "metric": metrics.logit_difference(5, 7),
+        }
         yield patching.path_patch(own, tokens, tokens.flip(1), **ends).frame["effect"].tolist()
         cells, out = [cell_of(edits.zero("z", layers=[first]), name="mine")], tmp_path / str(last)
         asked = {"metrics": metrics.sink_mass(0), "progress": False}
@@ -297,9 +361,15 @@ def test_a_layer_below_0_counts_from_the_last(tmp_path):
 
     for found, wanted in zip(everywhere(-1, -3), everywhere(2, 0), strict=True):
         assert torch.equal(found, wanted) if isinstance(found, torch.Tensor) else found == wanted
-    for call in (lambda: edits.freeze("z", {-1: torch.zeros(1)}), lambda: edits.normalise({-1: torch.ones(4)})):
+    for call in (
+        lambda: edits.freeze("z", {-1: torch.zeros(1)}),
+        lambda: edits.normalise({-1: torch.ones(4)}),
+    ):
         with pytest.raises(InputError, match="need layers counted from 0 on"):
             call()
-    for ask in (lambda: capture(own, tokens, sites=["z"], layers=[-4]), lambda: run_with(own, tokens, layers=[-4])):
+    for ask in (
+        lambda: capture(own, tokens, sites=["z"], layers=[-4]),
+        lambda: run_with(own, tokens, layers=[-4]),
+    ):
         with pytest.raises(InputError, match="layer -4 does not exist; need 0 to 2"):
             ask()

@@ -18,7 +18,14 @@ PAIR = ([[5, 6, 7, 8]], [[5, 9, 7, 8]])
 
 def test_a_result_is_printed_in_at_most_three_lines_with_its_largest_effect(tmp_path):
     lens = tiny("llama")
-    result = patch(lens, *map(torch.tensor, PAIR), metric="loss", controls=0, out=tmp_path / "run", progress=False)
+    result = patch(
+        lens,
+        *map(torch.tensor, PAIR),
+        metric="loss",
+        controls=0,
+        out=tmp_path / "run",
+        progress=False,
+    )
     top = result.strongest(1).iloc[0]
     assert len(repr(result).splitlines()) == 3
     assert f"{top['effect']:.4g}" in repr(result)
@@ -33,7 +40,11 @@ def test_a_result_is_printed_in_at_most_three_lines_with_its_largest_effect(tmp_
 def test_a_headline_names_the_largest_effect_that_is_shown():
     pairs = [torch.tensor(one * 3) for one in PAIR]
     result = patch(tiny("llama"), *pairs, metric="loss", controls=0, progress=False)
-    of = lambda ends, p: replace(result, rows=result.rows.assign(ci_low=ends, ci_high=ends, corrected_p=p)).headline  # noqa: E731
+
+    def of(ends, p):
+        rows = result.rows.assign(ci_low=ends, ci_high=ends, corrected_p=p)
+        return replace(result, rows=rows).headline
+
     first, second = result.strongest(2)["effect"]
     least = np.where(result.rows["effect"] == first, 1.0, 0.01)
     assert f"largest effect is {second:.4g}" in of(1.0, least)
@@ -44,7 +55,9 @@ def test_a_headline_names_the_largest_effect_that_is_shown():
 
 
 def test_a_result_without_a_folder_has_no_report():
-    result = patch(tiny("llama"), *map(torch.tensor, PAIR), metric="loss", controls=0, progress=False)
+    result = patch(
+        tiny("llama"), *map(torch.tensor, PAIR), metric="loss", controls=0, progress=False
+    )
     with pytest.raises(InputError, match="folder"):
         result.report()
 
@@ -52,13 +65,17 @@ def test_a_result_without_a_folder_has_no_report():
 def test_approximations_and_paths_are_printed_in_one_line_each():
     lens, pair = tiny("llama"), [*map(torch.tensor, PAIR)]
     assert "to first order" in repr(attribution_patch(lens, *pair, metric="loss"))
-    paths = path_patch(lens, *pair, sender=("z", 0, 0), receiver=("q", 1, 0), metric=metrics.loss(), progress=False)
+    paths = path_patch(
+        lens, *pair, sender=("z", 0, 0), receiver=("q", 1, 0), metric=metrics.loss(), progress=False
+    )
     assert len(repr(paths).splitlines()) == 1
 
 
 def test_a_patch_without_a_change_says_so():
     with pytest.warns(UserWarning, match="the same resid_pre"):
-        result = patch(tiny("llama"), *map(torch.tensor, PAIR), metric="loss", positions=[0], progress=False)
+        result = patch(
+            tiny("llama"), *map(torch.tensor, PAIR), metric="loss", positions=[0], progress=False
+        )
     assert "No patch changed anything" in result.headline
     assert "largest" not in result.headline
 
@@ -70,8 +87,14 @@ def test_a_headline_says_the_token_the_positions_and_bos():
     assert f"position {row['position']} {row['clean'].replace(' ', '·')}/" in stream.headline
     assert ", with BOS:" in stream.headline
     heads = {"site": "z", "by": ("layer", "head")}
-    for positions, said in ((None, "all positions"), ([-1], "position -1"), ([1, 2], "positions 1-2")):
-        found = patch(lens, "the cat and", "the bat and", bos="without", positions=positions, **heads, **how)
+    for positions, said in (
+        (None, "all positions"),
+        ([-1], "position -1"),
+        ([1, 2], "positions 1-2"),
+    ):
+        found = patch(
+            lens, "the cat and", "the bat and", bos="without", positions=positions, **heads, **how
+        )
         assert f", {said}." in found.headline
         assert ", without BOS:" in found.headline
 
@@ -80,7 +103,12 @@ def test_the_stream_of_a_headline_is_carried_by_the_rule_of_the_page():
     lens = tiny("llama")
     result = patch(lens, *map(torch.tensor, PAIR), metric="loss", controls=0, progress=False)
     share = result.rows["position"].eq(1) * 0.9
-    rows = result.rows.assign(normalised_effect=share, effect=share, corrected_p=0.001, ci_low=share, ci_high=share)
+    rows = result.rows.assign(
+        normalised_effect=share, effect=share, corrected_p=0.001, ci_low=share, ci_high=share
+    )
     last = rows["layer"].max()
-    assert f"is carried at position 1 <6>/<9> up to layer {last} (90%)" in replace(result, rows=rows).headline
+    assert (
+        f"is carried at position 1 <6>/<9> up to layer {last} (90%)"
+        in replace(result, rows=rows).headline
+    )
     assert "is carried" not in replace(result, rows=rows.assign(corrected_p=0.5)).headline

@@ -30,14 +30,23 @@ def test_the_matrix_writes_each_share_with_its_control_and_its_step():
 @pytest.mark.parametrize(
     ("effects", "is_sink", "said"),
     [
-        ({"link": ["key_sink"]}, True, "the sink is there before the layers in which it would be read"),
+        (
+            {"link": ["key_sink"]},
+            True,
+            "the sink is there before the layers in which it would be read",
+        ),
         ({"link": []}, False, "there is no sink to break"),
         (None, True, "the sequences are too short"),
     ],
 )
 def test_a_page_says_why_a_causal_table_is_empty(monkeypatch, effects, is_sink, said):
-    tables = {"mediation": MEDIATION.iloc[:0], "effects": effects if effects is None else pd.DataFrame(effects)}
-    run = SimpleNamespace(need=lambda name, columns: tables[name], optional=lambda name, columns: tables[name])
+    tables = {
+        "mediation": MEDIATION.iloc[:0],
+        "effects": effects if effects is None else pd.DataFrame(effects),
+    }
+    run = SimpleNamespace(
+        need=lambda name, columns: tables[name], optional=lambda name, columns: tables[name]
+    )
     monkeypatch.setattr(pages, "find_story", lambda of: SimpleNamespace(is_sink=is_sink))
     with pytest.raises(RunError, match=said):
         pages.read_intervention_table(run, "mediation", [])

@@ -22,8 +22,20 @@ def with_links(folder, *rows):
     """A run whose table of the chain has further rows, and whose table of links measures them."""
     frames = tables()
     frames["chain"] = pd.DataFrame([*reversed(KNOWN), *rows])
-    measured = {"statistic": "of_toy", "value": 4.25, "is_primary": True, "verdict": "holds", "criterion": "over 4"}
-    measured |= {"ci_low": 4.0, "ci_high": 4.5, "null_name": "shuffled", "null_value": 0.5, "intervened": ""}
+    measured = {
+        "statistic": "of_toy",
+        "value": 4.25,
+        "is_primary": True,
+        "verdict": "holds",
+        "criterion": "over 4",
+    }
+    measured |= {
+        "ci_low": 4.0,
+        "ci_high": 4.5,
+        "null_name": "shuffled",
+        "null_value": 0.5,
+        "intervened": "",
+    }
     measured |= {"link": TOY["link"], "measured": "holds"}
     share = measured | {"statistic": "intervention_share", "value": 0.5, "is_primary": False}
     frames["links"] = pd.concat([frames["links"], pd.DataFrame([measured, share])])
@@ -57,7 +69,9 @@ def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(la
     assert plain["label"] == "a small output"
     arrows = circuit.edges[circuit.edges["link"] == "sink_output"]
     assert arrows["source"].tolist() == ["heads:0", "heads:1"]
-    said = arrows[["target", "statistic_value", "verdict", "quantity", "value", "ci_low", "ci_high"]]
+    said = arrows[
+        ["target", "statistic_value", "verdict", "quantity", "value", "ci_low", "ci_high"]
+    ]
     row = ["node_a_small_output", 4.25, "holds", "intervention_share", 0.5, 4.0, 4.5]
     assert said.to_numpy().tolist() == [row, row]
     six = circuit_of(read_run(traced(later.parent / "six")))
@@ -65,34 +79,55 @@ def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(la
     pd.testing.assert_frame_equal(others, six.edges)
     figure = circuit.draw()
     said = [text.get_text() for text in figure.axes[0].texts]
-    assert "output" in said[said.index("a small") + 1] if "a small" in said else "a small output" in said
+    assert (
+        "output" in said[said.index("a small") + 1]
+        if "a small" in said
+        else "a small output" in said
+    )
     assert len(figure.axes[0].lines) == len(circuit.edges.query("quantity == 'intervention_share'"))
 
 
 def test_a_node_between_the_growth_steps_joins_them(tmp_path):
-    later = [row | {"order": row["order"] + 1} for row in (KNOWN[3] | {"source": "a down-projection"}, *KNOWN[4:])]
+    later = [
+        row | {"order": row["order"] + 1}
+        for row in (KNOWN[3] | {"source": "a down-projection"}, *KNOWN[4:])
+    ]
     rows = [*KNOWN[:3], BETWEEN, *later]
     frames = tables() | {"chain": pd.DataFrame(rows)}
     circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
     arrows = circuit.edges[circuit.edges["quantity"] == "intervention_share"]
-    assert arrows.loc[arrows["link"] == "neurons_dimension", "source"].tolist() == ["node_a_down_projection"] * 2
+    assert (
+        arrows.loc[arrows["link"] == "neurons_dimension", "source"].tolist()
+        == ["node_a_down_projection"] * 2
+    )
     circuit.draw()
 
 
 def test_a_branch_starts_again_from_its_node(tmp_path):
     with_links(tmp_path / "run", BRANCH)
-    assert [row.link for row in link_rows(read_run(tmp_path / "run")) if row.primary] == [*LINKS, "sink_output"]
+    assert [row.link for row in link_rows(read_run(tmp_path / "run")) if row.primary] == [
+        *LINKS,
+        "sink_output",
+    ]
     circuit_of(read_run(tmp_path / "run")).draw()
 
 
 def test_what_keeps_a_link_undecided_stands_under_its_claim(tmp_path):
     frames = tables()
-    links = frames["links"].assign(present="yes", necessary_or_sufficient="undecided", carries="undecided")
-    frames["links"] = links.assign(verdict=links["verdict"].mask(links["link"] == "variance_neurons", "undecided"))
+    links = frames["links"].assign(
+        present="yes", necessary_or_sufficient="undecided", carries="undecided"
+    )
+    frames["links"] = links.assign(
+        verdict=links["verdict"].mask(links["link"] == "variance_neurons", "undecided")
+    )
     at = {"control_largest": 0.01, "read_layers": "0-3", "position": 0, "baseline_sink_mass": 0.5}
     frames["effects"] = frames["effects"].assign(ci_low=0.1, ci_high=0.9, **at)
     folder = traced(tmp_path / "run", frames=frames)
     rows = {row.link: row for row in link_rows(read_run(folder)) if row.primary}
     assert len(rows["variance_neurons"].remarks) == 1
-    assert rows["variance_neurons"].remarks[0].startswith("Undecided: breaking it may remove more or less than 25%")
+    assert (
+        rows["variance_neurons"]
+        .remarks[0]
+        .startswith("Undecided: breaking it may remove more or less than 25%")
+    )
     assert rows["variance_neurons"].remarks[0] in " ".join(Page(page_html(folder)).text.split())

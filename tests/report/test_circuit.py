@@ -32,13 +32,19 @@ def texts(figure):
 
 
 def test_every_link_joins_two_nodes_with_the_share_of_its_cut(circuit):
-    assert row(circuit.edges, source="position", target="z")["value"] == SHARES["aggregation_variance"]
-    edge = row(circuit.edges, source="neurons:1", target="dimension:1", quantity="intervention_share")
+    assert (
+        row(circuit.edges, source="position", target="z")["value"] == SHARES["aggregation_variance"]
+    )
+    edge = row(
+        circuit.edges, source="neurons:1", target="dimension:1", quantity="intervention_share"
+    )
     assert edge[["link", "value", "verdict"]].tolist() == ["neurons_dimension", 0.18, "undecided"]
     assert edge[["ci_low", "ci_high", "control"]].tolist() == pytest.approx([0.13, 0.23, 0.01])
     assert edge[["statistic", "statistic_value"]].tolist() == ["of_neurons_dimension", 2.5]
     whole = circuit.edges[circuit.edges["quantity"] == "intervention_share"]
-    assert {link: set(part["verdict"]) for link, part in whole.groupby("link")} == {k: {v} for k, v in VERDICTS.items()}
+    assert {link: set(part["verdict"]) for link, part in whole.groupby("link")} == {
+        k: {v} for k, v in VERDICTS.items()
+    }
     assert len(whole) == 2 + 2 * 4  # the first two once, the others for each growth step
     assert set(circuit.edges["source"]) | set(circuit.edges["target"]) <= set(circuit.nodes["id"])
 
@@ -47,14 +53,27 @@ def test_neurons_and_heads_of_a_growth_step_are_counted(circuit):
     assert row(circuit.nodes, id="neurons:0")[["layers", "value"]].tolist() == ["layers 1–2", 4]
     heads = row(circuit.nodes, id="heads:0")
     # layers 3 to 6 lie between the steps: 4 layers of 4 heads, score layer / 12
-    assert heads[["layers", "detail", "value"]].tolist() == ["layers 3–6", "12 of 16\nabove 0.3", 12]
+    assert heads[["layers", "detail", "value"]].tolist() == [
+        "layers 3–6",
+        "12 of 16\nabove 0.3",
+        12,
+    ]
 
 
 def test_paths_join_nodes_with_what_was_read_after_the_step_of_their_end(circuit):
     edge = row(circuit.edges, source="neurons:0", target="neurons:1")
-    assert edge[["quantity", "value", "control", "verdict"]].tolist() == ["path_share", 0.35, 0.01, "raises"]
+    assert edge[["quantity", "value", "control", "verdict"]].tolist() == [
+        "path_share",
+        0.35,
+        0.01,
+        "raises",
+    ]
     assert edge[["ci_low", "ci_high"]].tolist() == pytest.approx([0.31, 0.39])
-    found = circuit.edges[circuit.edges["quantity"] == "path_share"].set_index(["source", "target"])["value"].to_dict()
+    found = (
+        circuit.edges[circuit.edges["quantity"] == "path_share"]
+        .set_index(["source", "target"])["value"]
+        .to_dict()
+    )
     for step in (0, 1):
         expected = {
             ("position", f"neurons:{step}"): 0.03,
@@ -66,7 +85,10 @@ def test_paths_join_nodes_with_what_was_read_after_the_step_of_their_end(circuit
         }
         assert {ends: found.pop(ends) for ends in expected} == expected
     assert found == {("neurons:0", "neurons:1"): 0.35}
-    assert row(circuit.edges, source="dimension:0", target="key:0", quantity="path_share")["verdict"] == "lowers"
+    assert (
+        row(circuit.edges, source="dimension:0", target="key:0", quantity="path_share")["verdict"]
+        == "lowers"
+    )
 
 
 def test_the_drawing_has_the_shares_of_the_paths(circuit):
@@ -74,11 +96,21 @@ def test_the_drawing_has_the_shares_of_the_paths(circuit):
     said = texts(figure)
     # of each growth step: from what attention writes, to the dimension, to the key past it, and to the heads; the one
     # number that joins the steps is 35%
-    for share, times in (("40%", 2), ("50%", 2), ("60%", 2), ("80%", 2), ("−30%", 2), ("35%", 1), ("3%", 0)):
+    for share, times in (
+        ("40%", 2),
+        ("50%", 2),
+        ("60%", 2),
+        ("80%", 2),
+        ("−30%", 2),
+        ("35%", 1),
+        ("3%", 0),
+    ):
         assert said.count(share) == times, share
     lines = {(line.get_color(), line.is_dashed()) for line in figure.axes[0].lines}
     assert lines == {(BLUE, False), (ORANGE, True)}
-    assert "divides by the size of the token" in " ".join(said)  # why the arrow from the dimension is negative
+    assert "divides by the size of the token" in " ".join(
+        said
+    )  # why the arrow from the dimension is negative
 
 
 @pytest.mark.parametrize("gone", ["layers", "neurons", "growth_steps", "effects", "paths"])
@@ -121,18 +153,26 @@ def test_hostile_texts_are_shown_as_text(tmp_path):
     frames["links"]["statistic"] = "<b>$x$"
     circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
     assert not re.search("<(script|img|b)[ >]", figure_svg(circuit.draw(), name="circuit"))
-    links = circuit_of(traced(tmp_path / "links", frames=frames, without=("paths",)))  # position 0 is drawn
+    links = circuit_of(
+        traced(tmp_path / "links", frames=frames, without=("paths",))
+    )  # position 0 is drawn
     assert not re.search("<(script|img|b)[ >]", figure_svg(links.draw(), name="circuit"))
     assert circuit._repr_png_().startswith(b"\x89PNG")
 
 
 def measured_alone(*, rate=None):
     """The tables of a trace without interventions; with a sink rate of every head if one is given."""
-    frames = {name: table for name, table in tables().items() if name not in ("effects", "mediation", "paths")}
+    frames = {
+        name: table
+        for name, table in tables().items()
+        if name not in ("effects", "mediation", "paths")
+    }
     links = frames["links"].loc[frames["links"]["statistic"] != "intervention_share"]
     said = {"holds": ("present", "present, not tested"), "fails": ("absent", "absent")}
     measured, verdicts = zip(*(said.get(one, (one, one)) for one in links["measured"]), strict=True)
-    frames["links"] = links.assign(intervened="no intervention", measured=measured, verdict=verdicts)
+    frames["links"] = links.assign(
+        intervened="no intervention", measured=measured, verdict=verdicts
+    )
     if rate is not None:
         frames["heads"] = frames["heads"].assign(sink_rate=rate)
         frames["links"] = frames["links"].assign(verdict="not applicable")
@@ -142,7 +182,9 @@ def measured_alone(*, rate=None):
 def test_without_interventions_nothing_holds_and_no_arrow_is_a_cause(tmp_path):
     folder = traced(tmp_path / "run", frames=measured_alone())
     circuit = circuit_of(folder)
-    assert "What was measured at position 0, the attention sink of toy" in " ".join(texts(circuit.draw()))
+    assert "What was measured at position 0, the attention sink of toy" in " ".join(
+        texts(circuit.draw())
+    )
     assert set(circuit.edges["verdict"]) == {"present, not tested", "absent", "undecided"}
     faces = {patch.get_facecolor() for patch in circuit.draw().axes[0].patches}
     assert not {to_rgba(GREEN), to_rgba(BLUE), to_rgba(ORANGE)} & faces
@@ -162,5 +204,9 @@ def test_without_a_sink_nothing_is_said_to_make_one(tmp_path):
     text = page_html(folder)
     assert "It is no attention sink, so no link was intervened on" in text
     assert "of heads have a sink score above 0.3 at position 0" in text
-    for claim in ("What makes position", "leave interventions on", "as wide as the share of the sink"):
+    for claim in (
+        "What makes position",
+        "leave interventions on",
+        "as wide as the share of the sink",
+    ):
         assert claim not in text, claim

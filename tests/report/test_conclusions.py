@@ -23,13 +23,25 @@ def a_run(folder, kind, *, config=None, provenance=None, **frames):
     return read_run(write_run(folder, kind, **record, **frames))
 
 
-MAKERS = {"set": ["half"], "control_of": "", "removed": 0.6, "ci_low": 0.5, "ci_high": 0.7, "n": 8, "target": "sink"}
+MAKERS = {
+    "set": ["half"],
+    "control_of": "",
+    "removed": 0.6,
+    "ci_low": 0.5,
+    "ci_high": 0.7,
+    "n": 8,
+    "target": "sink",
+}
 
 
 @pytest.mark.parametrize(("elsewhere", "said"), [(0, "that were not used"), (12, "that were used")])
 def test_a_page_says_whether_the_makers_were_chosen_on_other_sequences(tmp_path, elsewhere, said):
     summary = {"quantity": ["sequences_elsewhere" if elsewhere else "a"], "value": elsewhere}
-    record = {"config": {"intervention_sequences": 20}, "provenance": {"sequences": 32}, "summary": summary}
+    record = {
+        "config": {"intervention_sequences": 20},
+        "provenance": {"sequences": 32},
+        "summary": summary,
+    }
     sets = MAKERS | {"size": 1, "parts": "1.2", "control_largest": 0.0}
     see, _ = trace_tables._maker_table(a_run(tmp_path / "run", "trace", maker_sets=sets, **record))
     assert said in see
@@ -42,38 +54,82 @@ def test_one_part_is_ablated_and_two_are(tmp_path):
         beside = "([50%, 70%], 8 sequences; random parts: at most 2%)"
         assert ("60%", f"of the sink is lost if {said} {beside}") in story.headline_numbers(run)
     none = a_run(tmp_path / "none", "trace", maker_sets=frame | {"target": "outlier dimensions"})
-    assert f"of the outlier dimensions' size is lost if {said} {beside}" in dict(story.headline_numbers(none)).values()
-    neurons = {"layer": [1], "neuron": [52], "sink_position": 0, "contribution": 0.9, "is_super": True}
+    assert (
+        f"of the outlier dimensions' size is lost if {said} {beside}"
+        in dict(story.headline_numbers(none)).values()
+    )
+    neurons = {
+        "layer": [1],
+        "neuron": [52],
+        "sink_position": 0,
+        "contribution": 0.9,
+        "is_super": True,
+    }
     run = a_run(tmp_path / "untested", "trace", neurons=neurons)
     assert ("1", "super neuron, L1.N52") in story.headline_numbers(run)
 
 
 def test_an_amplification_that_only_takes_attention_away_is_not_said_to_add_most(tmp_path):
-    rows = {"centre": ["values", "values"], "factor": [1.0, 30.0], "mass": [0.007, 0.002], "baseline_mass": 0.007}
-    rows |= {"target_position": 21, "read_layers": "7-17", "times": 1.0, "change_low": 0.0, "change_high": 0.0}
-    for change, said in ((-0.005, "No factor adds as much as 0.01."), (0.2, "The most is added at factor 30 from")):
+    rows = {
+        "centre": ["values", "values"],
+        "factor": [1.0, 30.0],
+        "mass": [0.007, 0.002],
+        "baseline_mass": 0.007,
+    }
+    rows |= {
+        "target_position": 21,
+        "read_layers": "7-17",
+        "times": 1.0,
+        "change_low": 0.0,
+        "change_high": 0.0,
+    }
+    for change, said in (
+        (-0.005, "No factor adds as much as 0.01."),
+        (0.2, "The most is added at factor 30 from"),
+    ):
         frame = rows | {"change": [0.0, change]}
-        see, _ = trace_page._amplification_figure(a_run(tmp_path / str(change), "trace", amplification=frame))
+        see, _ = trace_page._amplification_figure(
+            a_run(tmp_path / str(change), "trace", amplification=frame)
+        )
         assert said in see
 
 
 def test_a_row_of_freezes_in_which_no_sink_was_made_is_said_to_be_empty(tmp_path):
-    rows = {"intervention": ["isolation", "natural"], "frozen": "neurons", "step": 0, "layers_from": 1, "layers_to": 2}
+    rows = {
+        "intervention": ["isolation", "natural"],
+        "frozen": "neurons",
+        "step": 0,
+        "layers_from": 1,
+        "layers_to": 2,
+    }
     rows |= {"surviving_share": [float("nan"), 0.1], "control_surviving_share": 1.0}
     for frame, empty in ((rows, True), (rows | {"surviving_share": [0.2, 0.1]}, False)):
-        see, _ = trace_page._mediation_figure(a_run(tmp_path / str(empty), "trace", mediation=frame))
+        see, _ = trace_page._mediation_figure(
+            a_run(tmp_path / str(empty), "trace", mediation=frame)
+        )
         assert ("Where the row is empty, the intervention made no sink." in see) == empty
 
 
 def test_patches_that_are_as_good_as_the_strongest_are_counted(tmp_path):
     patches = {"layer": [0, 1, 2, 3], "effect": [-10.0, -9.8, 9.9, -9.0], "changed": True}
     run = a_run(tmp_path / "run", "patch", config={"metric": "loss"}, patches=patches)
-    assert page_content(run).title.endswith("loss is moved most at layer 0: −10; 1 more within 5% of it")
+    assert page_content(run).title.endswith(
+        "loss is moved most at layer 0: −10; 1 more within 5% of it"
+    )
 
 
 def test_the_title_of_a_patch_names_an_effect_whose_interval_excludes_zero(tmp_path):
-    noisy = {"layer": [0, 1], "effect": [10.0, 5.0], "ci_low": [-1.0, 4.0], "ci_high": [21.0, 6.0], "changed": True}
-    for at, low, said in ((0, 4.0, "loss is moved most at layer 1: 5"), (1, -4.0, "no patch is shown to move")):
+    noisy = {
+        "layer": [0, 1],
+        "effect": [10.0, 5.0],
+        "ci_low": [-1.0, 4.0],
+        "ci_high": [21.0, 6.0],
+        "changed": True,
+    }
+    for at, low, said in (
+        (0, 4.0, "loss is moved most at layer 1: 5"),
+        (1, -4.0, "no patch is shown to move"),
+    ):
         patches = noisy | {"ci_low": [-1.0, low]}
         run = a_run(tmp_path / str(at), "patch", config={"metric": "loss"}, patches=patches)
         assert said in page_content(run).title
@@ -83,16 +139,31 @@ def test_the_title_of_a_patch_names_an_effect_whose_interval_excludes_zero(tmp_p
     ("p", "said"), [(0.011, "no patch is shown"), (0.009, "is carried at position 0 up to layer 1")]
 )
 def test_a_position_carries_what_chance_does_not(tmp_path, p, said):
-    patches = {"layer": [0, 1], "position": 0, "effect": 9.0, "normalised_effect": 0.9, "changed": True}
+    patches = {
+        "layer": [0, 1],
+        "position": 0,
+        "effect": 9.0,
+        "normalised_effect": 0.9,
+        "changed": True,
+    }
     patches |= {"ci_low": 8.0, "ci_high": 10.0, "corrected_p": p}
-    run = a_run(tmp_path / "run", "patch", config={"metric": "loss", "site": "resid_pre"}, patches=patches)
+    run = a_run(
+        tmp_path / "run", "patch", config={"metric": "loss", "site": "resid_pre"}, patches=patches
+    )
     assert said in page_content(run).title
 
 
 def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_path):
-    readings = {"step": [0, 8], "key": "rate_first", "layer": pd.array([pd.NA] * 2, dtype="Int64"), "value": 0.02}
+    readings = {
+        "step": [0, 8],
+        "key": "rate_first",
+        "layer": pd.array([pd.NA] * 2, dtype="Int64"),
+        "value": 0.02,
+    }
     alarms = pd.DataFrame({"step": [0], "rule": "", "position": 0, "sentence": ""}).head(0)
-    part = page_content(a_run(tmp_path / "run", "monitor", monitor=readings | {"unit": "1"}, alarms=alarms))
+    part = page_content(
+        a_run(tmp_path / "run", "monitor", monitor=readings | {"unit": "1"}, alarms=alarms)
+    )
     assert (
         part.title
         == "Training watched: no sink is born (2.0% of heads have it at position 0 at first, 2.0% at the end)"
@@ -102,9 +173,16 @@ def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_pat
 
 
 def swept(*, effect, ci_low, ci_high, **more):
-    rows = pd.DataFrame({"effect": effect, "ci_low": ci_low, "ci_high": ci_high}).assign(kind="zero", site="z", **more)
+    rows = pd.DataFrame({"effect": effect, "ci_low": ci_low, "ci_high": ci_high}).assign(
+        kind="zero", site="z", **more
+    )
     where = [f"layer {layer}" for layer in (1, 2, 3)]
-    named = {"cell": range(3), "where": where, "metric": "loss", "error": pd.array([None] * 3, dtype="string")}
+    named = {
+        "cell": range(3),
+        "where": where,
+        "metric": "loss",
+        "error": pd.array([None] * 3, dtype="string"),
+    }
     return rows.assign(**named, baseline=float("nan"), effect_in_sds=rows["effect"] / 0.1)
 
 
@@ -127,9 +205,15 @@ def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("p", "counted"), [((0.5, 0.02, 0.011), 0), ((0.5, 0.02, 0.009), 1), ((0.5, 0.0, 0.0), 2)])
+@pytest.mark.parametrize(
+    ("p", "counted"), [((0.5, 0.02, 0.011), 0), ((0.5, 0.02, 0.009), 1), ((0.5, 0.0, 0.0), 2)]
+)
 def test_a_title_counts_what_chance_does_not_make_the_largest_of_all(tmp_path, p, counted):
-    ends = {"effect": [-0.1, -0.5, -0.3], "ci_low": [-0.2, -0.6, -0.4], "ci_high": [0.1, -0.4, -0.2]}
+    ends = {
+        "effect": [-0.1, -0.5, -0.3],
+        "ci_low": [-0.2, -0.6, -0.4],
+        "ci_high": [0.1, -0.4, -0.2],
+    }
     shown = page_content(a_run(tmp_path / "run", "sweep", cells=swept(**ends, corrected_p=list(p))))
     assert shown.title.split(" edit")[0] == ("None of 3", "1 of 3", "2 of 3")[counted]
     assert ("layer 3" in shown.title) == (counted == 1)
@@ -137,8 +221,12 @@ def test_a_title_counts_what_chance_does_not_make_the_largest_of_all(tmp_path, p
 
 
 def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path):
-    cells = swept(effect=[0.5, 0.003, 0.002], ci_low=[0.4, 0.002, 0.001], ci_high=[0.6, 0.004, 0.003], n=2)
-    shown = page_content(a_run(tmp_path / "run", "sweep", provenance={"least_effect": 0.2}, cells=cells))
+    cells = swept(
+        effect=[0.5, 0.003, 0.002], ci_low=[0.4, 0.002, 0.001], ci_high=[0.6, 0.004, 0.003], n=2
+    )
+    shown = page_content(
+        a_run(tmp_path / "run", "sweep", provenance={"least_effect": 0.2}, cells=cells)
+    )
     assert shown.title == (
         "1 of 3 edits changes loss. The largest change is 0.5 [0.4, 0.6]†, by zero head output (z), layer 1"
     )
@@ -165,12 +253,22 @@ def test_models_of_a_fingerprint_are_named_by_what_tells_them_apart():
 
 
 def test_the_map_of_a_pair_of_prompts_names_every_token(tmp_path):
-    patches = {"layer": [0, 0, 0], "position": [0, 1, 2], "value": 1.0, "effect": [0.0, 0.5, 1.0], "changed": True}
+    patches = {
+        "layer": [0, 0, 0],
+        "position": [0, 1, 2],
+        "value": 1.0,
+        "effect": [0.0, 0.5, 1.0],
+        "changed": True,
+    }
     tokens = {"position": [0, 1, 2], "text": [" In", " Paris/ Rome", ","]}
     changed = {"sequence": [0], "position": [1], "clean": [" Paris"], "corrupted": [" Rome"]}
     run = a_run(tmp_path / "run", "patch", patches=patches, tokens=tokens, differences=changed)
     figure = patch._heatmap_figure(run)[1]
-    ticks = [label.get_text() for axes in figure.axes for label in (*axes.get_yticklabels(), *axes.get_xticklabels())]
+    ticks = [
+        label.get_text()
+        for axes in figure.axes
+        for label in (*axes.get_yticklabels(), *axes.get_xticklabels())
+    ]
     assert {"0 ·In", "1 ·Paris/·Rome", "2 ,"} <= set(ticks)
     assert patch._prompt_sentences(run) == ["changed (clean/corrupted): 1 ·Paris/·Rome"]
 

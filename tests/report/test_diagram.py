@@ -35,13 +35,17 @@ EDGES = EDGES.assign(score=4 * EDGES["share"], edge=EDGES["writer"] + "->" + EDG
 
 def chain(tmp_path, **named):
     """A trace's circuit of links, as of a run that measured no paths."""
-    return circuit_of(read_run(traced(tmp_path / "run", frames=tables(**named), without=("paths",))))
+    return circuit_of(
+        read_run(traced(tmp_path / "run", frames=tables(**named), without=("paths",)))
+    )
 
 
 def test_every_style_is_legible_with_one_number_an_arrow_and_eight_words_a_box(tmp_path):
     for drawn in (
         sketches.sketch_paths(circuit_of(traced(tmp_path / "run"))),
-        sketches.sketch_edges(EDGES, group=3, title="Indirect objects", unit="of the logit difference"),
+        sketches.sketch_edges(
+            EDGES, group=3, title="Indirect objects", unit="of the logit difference"
+        ),
     ):
         assert all(len(box.text.split()) <= 8 for box in drawn.boxes)
         for style, width in (("page", None), ("paper", 3.25), ("paper", 5.5), ("paper", 6.75)):
@@ -54,7 +58,9 @@ def test_every_style_is_legible_with_one_number_an_arrow_and_eight_words_a_box(t
 
 
 def test_a_circle_is_refused_and_so_is_what_does_not_fit():
-    circle = [Arrow(source=a, target=b, label="1%", share=0.01, kind="holds") for a, b in ("ab", "ba")]
+    circle = [
+        Arrow(source=a, target=b, label="1%", share=0.01, kind="holds") for a, b in ("ab", "ba")
+    ]
     boxes = (Box(id="a", text="one"), Box(id="b", text="two"))
     with pytest.raises(RunError, match="lead in a circle"):
         diagram.draw_diagram(Diagram(boxes=boxes, arrows=tuple(circle)), style="paper")
@@ -63,8 +69,13 @@ def test_a_circle_is_refused_and_so_is_what_does_not_fit():
     with pytest.raises(InputError, match="need one of page, paper"):
         diagram.draw_diagram(Diagram(boxes=boxes, arrows=()), style="poster")
     long = tuple(Box(id=str(n), text="supercalifragilistic") for n in range(12))
-    arrows = tuple(Arrow(source=str(n), target=str(n + 1), label="1%", share=0, kind="holds") for n in range(11))
-    with pytest.raises(InputError, match=r"do not fit into 0\.7 inches at 6 points; need about \d+"):
+    arrows = tuple(
+        Arrow(source=str(n), target=str(n + 1), label="1%", share=0, kind="holds")
+        for n in range(11)
+    )
+    with pytest.raises(
+        InputError, match=r"do not fit into 0\.7 inches at 6 points; need about \d+"
+    ):
         diagram.draw_diagram(Diagram(boxes=long, arrows=arrows), style="paper", width=0.7)
 
 
@@ -73,7 +84,15 @@ def lines_of(figure):
     return [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines]
 
 
-VERDICTS_DRAWN = ("holds", "in part", "fails", "not in this basis", "undecided", "not applicable", "absent")
+VERDICTS_DRAWN = (
+    "holds",
+    "in part",
+    "fails",
+    "not in this basis",
+    "undecided",
+    "not applicable",
+    "absent",
+)
 
 
 def test_each_verdict_has_its_own_line_or_is_dotted_and_its_word_and_sign_stand_beside_it(tmp_path):
@@ -82,14 +101,18 @@ def test_each_verdict_has_its_own_line_or_is_dotted_and_its_word_and_sign_stand_
     for verdict in VERDICTS_DRAWN:
         figure = replace(circuit, edges=circuit.edges.assign(verdict=verdict)).draw()
         assert verdict in " ".join(text.get_text() for text in figure.axes[0].texts)
-        (found[verdict],) = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in figure.axes[0].lines}
+        (found[verdict],) = {
+            (line.get_color(), str(line._unscaled_dash_pattern)) for line in figure.axes[0].lines
+        }
     decided = [found[one] for one in VERDICTS_DRAWN[:4]]
     assert len({dashes for _, dashes in decided}) == 4  # not by colour alone
     assert {found[one] for one in VERDICTS_DRAWN[4:]} & set(decided) == set()
     assert len({found[one] for one in VERDICTS_DRAWN[4:]}) == 1
 
 
-def test_a_link_of_the_picture_has_the_share_of_its_intervention_and_the_interval_once_for_all_growth_steps(tmp_path):
+def test_a_link_of_the_picture_has_the_share_of_its_intervention_and_the_interval_once_for_all_growth_steps(
+    tmp_path,
+):
     circuit = chain(tmp_path)
     for style, width in (("page", None), ("paper", 6.75), ("paper", 3.25), ("page", 4.0)):
         figure = circuit.draw(style, width=width)
@@ -129,7 +152,11 @@ def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_
 
 def test_the_edges_drawn_are_the_largest_that_lead_to_the_metric():
     drawn = sketches.sketch_edges(EDGES, group=3, most=4)
-    arrows = {("a23.h3", "metric"): "31%", ("a20.h0", "a23.h3"): "18%", ("a24.h4", "metric"): "−16%"}
+    arrows = {
+        ("a23.h3", "metric"): "31%",
+        ("a20.h0", "a23.h3"): "18%",
+        ("a24.h4", "metric"): "−16%",
+    }
     assert {(one.source, one.target): one.label for one in drawn.arrows} == arrows
     assert {box.text for box in drawn.boxes} == {"L23.H3", "L20.H0", "L24.H4", "logits"}
     more = sketches.sketch_edges(EDGES, group=3, most=6)
@@ -139,15 +166,25 @@ def test_the_edges_drawn_are_the_largest_that_lead_to_the_metric():
 
 def sink_edges():
     """A circuit of a sink with grouped keys: an edge into a key of layer 3, which is not of the metric, is inside."""
-    rows = [("m2", "a4.kv1<k>", 0.51), ("m2", "a4.kv0<k>", 0.49), ("m2", "a5.h1<q>", 0.1), ("input", "m2", 0.33)]
+    rows = [
+        ("m2", "a4.kv1<k>", 0.51),
+        ("m2", "a4.kv0<k>", 0.49),
+        ("m2", "a5.h1<q>", 0.1),
+        ("input", "m2", 0.33),
+    ]
     rows += [("a3.h2", "a5.kv0<k>", 0.2), ("input", "a3.kv1<k>", 0.05), ("m2", "a5.kv0<v>", 0.9)]
     table = pd.DataFrame(rows, columns=["writer", "reader", "share"])
     return table.assign(score=4 * table["share"])
 
 
 def test_a_circuit_of_a_sink_ends_in_the_queries_and_keys_that_the_metric_reads(tmp_path):
-    config, sizes = {"task": "text", "metric_layers": [4, 5]}, {"n_layers": 6, "n_heads": 4, "n_kv_heads": 2}
-    circuit = circuit_of(write_run(tmp_path, "circuit", config=config, provenance=sizes, circuit=sink_edges()))
+    config, sizes = (
+        {"task": "text", "metric_layers": [4, 5]},
+        {"n_layers": 6, "n_heads": 4, "n_kv_heads": 2},
+    )
+    circuit = circuit_of(
+        write_run(tmp_path, "circuit", config=config, provenance=sizes, circuit=sink_edges())
+    )
     assert circuit.outputs == ["a4.kv1<k>", "a4.kv0<k>", "a5.h1<q>", "a5.kv0<k>"]
     for width in (None, 3.25):
         figure = circuit.draw("paper", width=width)
@@ -155,7 +192,10 @@ def test_a_circuit_of_a_sink_ends_in_the_queries_and_keys_that_the_metric_reads(
         said = [text.get_text() for text in figure.axes[0].texts]
         assert {"110%", "20%", "33%", "MLP 2", "L3.H2"} <= set(said)
         words = " ".join(said)
-        assert "share of the sink mass that the edges from one box into the other carry together" in words
+        assert (
+            "share of the sink mass that the edges from one box into the other carry together"
+            in words
+        )
         assert "It shows 5 of the circuit's 7 edges." in words
 
 
@@ -163,7 +203,9 @@ def test_edges_that_lead_nowhere_and_runs_without_a_circuit_are_refused(tmp_path
     with pytest.raises(RunError, match="no edge of the circuit leads to the metric"):
         sketches.sketch_edges(sink_edges())
     folder = write_run(tmp_path / "other", "tokens", heads={"layer": [0]})
-    with pytest.raises(RunError, match=r"is a run of tokens, which has no circuit.*sink-lens circuit"):
+    with pytest.raises(
+        RunError, match=r"is a run of tokens, which has no circuit.*sink-lens circuit"
+    ):
         circuit_of(folder)
 
 
@@ -171,7 +213,12 @@ def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
     runs = [traced(tmp_path / "trace"), write_run(tmp_path / "c", "circuit", circuit=EDGES)]
     for folder in runs:
         circuit = circuit_of(folder)
-        for name in ("column.png", "column.svg", "column.pdf", *(["a.json"] if folder.name == "trace" else [])):
+        for name in (
+            "column.png",
+            "column.svg",
+            "column.pdf",
+            *(["a.json"] if folder.name == "trace" else []),
+        ):
             file = circuit.save(tmp_path / "new" / folder.name / name, style="paper")
             assert file.stat().st_size > 500
         with pytest.raises(InputError, match=r"need .*\.json, .*\.pdf"):
@@ -182,7 +229,9 @@ def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
         assert "fill: var(--card)" in drawn
         assert "fill: #ffffff" not in drawn  # white boxes under light text, in a dark page
         figure = circuit.draw("paper")
-        assert figure.save(tmp_path / "more" / f"{folder.name}.svg").read_bytes().startswith(b"<?xml")
+        assert (
+            figure.save(tmp_path / "more" / f"{folder.name}.svg").read_bytes().startswith(b"<?xml")
+        )
         with pytest.raises(InputError, match=r"need \.png, \.svg or \.pdf"):
             figure.save(tmp_path / "x.txt")
         with pytest.raises(InputError, match="belongs to the run"):
@@ -190,7 +239,9 @@ def test_circuits_of_runs_and_results_are_drawn_and_saved_by_ending(tmp_path):
 
 
 def test_undefined_numbers_are_drawn_as_such(tmp_path):
-    figure = circuit_of(traced(tmp_path / "run", without=("effects", "mediation", "paths"))).draw("paper")
+    figure = circuit_of(traced(tmp_path / "run", without=("effects", "mediation", "paths"))).draw(
+        "paper"
+    )
     said = " ".join(text.get_text() for text in figure.axes[0].texts)
     assert "No link of this run was intervened on" in said
     assert "%" not in said
@@ -203,7 +254,9 @@ def arrows_of(figure):
 
 
 def test_a_page_of_a_large_circuit_says_how_many_edges_it_shows():
-    many = pd.DataFrame({"writer": "m0", "reader": [f"m{n}" for n in range(1, 71)], "score": np.linspace(7, 1, 70)})
+    many = pd.DataFrame(
+        {"writer": "m0", "reader": [f"m{n}" for n in range(1, 71)], "score": np.linspace(7, 1, 70)}
+    )
     figure = draw_edges(many.head(60), title="The circuit", of=70)
     assert len(arrows_of(figure)) == 60
     assert figure.axes[0].get_title(loc="left") == "The circuit\nThe strongest 60 of 70 edges"
@@ -211,7 +264,14 @@ def test_a_page_of_a_large_circuit_says_how_many_edges_it_shows():
 
 
 def test_an_edge_into_a_shared_key_is_divided_among_its_heads_in_the_picture():
-    rows = [("m0", "a2.kv0<k>", 1.0), ("m0", "m1", 1.0), ("a2.h0", "logits", 0.5), ("a2.h1", "logits", 0.5)]
+    rows = [
+        ("m0", "a2.kv0<k>", 1.0),
+        ("m0", "m1", 1.0),
+        ("a2.h0", "logits", 0.5),
+        ("a2.h1", "logits", 0.5),
+    ]
     figure = draw_edges(pd.DataFrame(rows, columns=["writer", "reader", "score"]), group=2)
     widths = sorted(arrow.get_linewidth() for arrow in arrows_of(figure))
-    assert widths == pytest.approx([2.25] * 4 + [4.0])  # 0.5 + 3.5 * share: the whole edge is as wide as two halves
+    assert widths == pytest.approx(
+        [2.25] * 4 + [4.0]
+    )  # 0.5 + 3.5 * share: the whole edge is as wide as two halves

@@ -68,7 +68,9 @@ def test_every_edge_is_a_link_with_what_the_run_knows_of_it(run):
 def test_the_sink_is_read_at_queries_and_keys_of_its_layers(tmp_path):
     run = a_run(tmp_path / "run", config={"task": "text", "metric_layers": [2]})
     outputs = views.circuit_of(run).graph["metadata"]["sink_lens"]["outputs"]
-    assert sorted(outputs) == sorted([f"a2.h{head}<q>" for head in range(HEADS)] + ["a2.kv0<k>", "a2.kv1<k>"])
+    assert sorted(outputs) == sorted(
+        [f"a2.h{head}<q>" for head in range(HEADS)] + ["a2.kv0<k>", "a2.kv1<k>"]
+    )
 
 
 def test_a_graph_is_neuronpedia_s_wherever_it_is_written(run, tmp_path):
@@ -81,10 +83,17 @@ def test_a_graph_is_neuronpedia_s_wherever_it_is_written(run, tmp_path):
 def test_a_page_is_written_by_its_ending_and_asks_nobody(run, tmp_path):
     circuit = views.circuit_of(run)
     text = circuit.save(tmp_path / "new" / "c.html").read_text()
-    assert len(text) - len(explorer.explorer_script([circuit.graph])) + len(explorer.explorer_script([])) < 1_500_000
+    assert (
+        len(text)
+        - len(explorer.explorer_script([circuit.graph]))
+        + len(explorer.explorer_script([]))
+        < 1_500_000
+    )
     assert not re.search(r"https?://", text)
     assert "srcdoc=" in circuit.explore()._repr_html_()
     with pytest.raises(InputError, match=r"need \.html"):
         circuit.explore().save(tmp_path / "c.pdf")
     with pytest.raises(InputError, match=r"ends with \.html; need \.json, \.png"):
-        views.circuit_of(traced(tmp_path / "trace")).save(tmp_path / "c.html")  # a trace's is a drawing alone
+        views.circuit_of(traced(tmp_path / "trace")).save(
+            tmp_path / "c.html"
+        )  # a trace's is a drawing alone

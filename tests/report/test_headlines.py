@@ -48,24 +48,47 @@ def page(kind, *, config=None, folder="nowhere", **tables):
 
 
 def tokens(
-    *, sinks=(4, 2, 1), massive=0, first=32, dimensions=("residual", "sink token"), gap=True, given=None, by="attention"
+    *,
+    sinks=(4, 2, 1),
+    massive=0,
+    first=32,
+    dimensions=("residual", "sink token"),
+    gap=True,
+    given=None,
+    by="attention",
 ):
     between = ScoreGap(threshold=3.0, low=1.0, high=9.0, above=1, within=1) if gap else None
     found = {"gaps": between, "scores": torch.tensor([[9.0, 1.0, 1.0]]), "thresholds": 3.0}
     found = SimpleNamespace(**{name: {by: one} for name, one in found.items()})
     thresholds = marked._threshold_rows(
-        found, SimpleNamespace(sink_threshold=given, massive_threshold=None, least_share=2.5, least_norm=4.0)
+        found,
+        SimpleNamespace(
+            sink_threshold=given, massive_threshold=None, least_share=2.5, least_norm=4.0
+        ),
     )
     row = {"massive": massive, "both": 0, "sink_only": sum(sinks), "massive_only": massive}
     names = ("first", "delimiter", "other")
     agreement = [row | {"kind": "all", "tokens": 512, "sinks": sum(sinks)}]
-    agreement += [row | {"kind": name, "tokens": first, "sinks": n} for name, n in zip(names, sinks, strict=True)]
+    agreement += [
+        row | {"kind": name, "tokens": first, "sinks": n}
+        for name, n in zip(names, sinks, strict=True)
+    ]
     rows = {"kind": list(dimensions), "dimension": 7, "layer": 2, "coverage": 0.9, "ratio": 40.0}
     rows = rows if dimensions else pd.DataFrame(columns=list(rows))
     return page("tokens", thresholds=thresholds, agreement=agreement, dimensions=rows)
 
 
-def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5, bos=0.3, needed=True, written=False):
+def card_of(
+    *,
+    found=True,
+    rate=0.6,
+    to_no_key=0.0,
+    dimensions=(7,),
+    zeroed=0.5,
+    bos=0.3,
+    needed=True,
+    written=False,
+):
     change = {"value": zeroed, "low": zeroed - 0.005, "high": zeroed + 0.005}
     made = {
         "sink": {"found": found, "positions": [0], "rate": {"value": rate, "low": 0.5, "high": 0.7}},
@@ -74,8 +97,16 @@ def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5,
         "bos": {"needed": needed, "cost_without_nats": {"value": bos, "low": bos - 0.1, "high": bos + 0.1}},
     }  # fmt: skip
     made["sink"]["to_no_key"] = {"value": to_no_key}
-    row = {"sentence": card.card_sentence(made), "sink_positions": "0" if found else "", "sink_rate": rate or NAN}
-    row |= {"outlier_dimensions": ",".join(map(str, dimensions)), "sink_rate_low": 0.5, "sink_rate_high": 0.7}
+    row = {
+        "sentence": card.card_sentence(made),
+        "sink_positions": "0" if found else "",
+        "sink_rate": rate or NAN,
+    }
+    row |= {
+        "outlier_dimensions": ",".join(map(str, dimensions)),
+        "sink_rate_low": 0.5,
+        "sink_rate_high": 0.7,
+    }
     with tempfile.TemporaryDirectory() as folder:
         if written:
             (Path(folder) / "card.md").touch()
@@ -83,13 +114,34 @@ def card_of(*, found=True, rate=0.6, to_no_key=0.0, dimensions=(7,), zeroed=0.5,
 
 
 def diff(*, within=True, changed=True, loss=True, tensors=(), low=0.4, same=False):
-    change = {"change": 0.5, "change_low": 0.4, "change_high": 0.6, "first": 3.0, "second": 3.5, "unit": "nats"}
+    change = {
+        "change": 0.5,
+        "change_low": 0.4,
+        "change_high": 0.6,
+        "first": 3.0,
+        "second": 3.5,
+        "unit": "nats",
+    }
     change |= {"first_indices": [0], "second_indices": [0]}
     changes = [change | {"quantity": name, "changed": changed} for name in ("loss", "sink_rate")]
-    found = {"first": "ONE", "second": "OTHER", "within_bound": within, "most_loss": 0.01, "same_weights": same}
-    row = {"sentence": card_pair._change_sentences(found, changes, pd.DataFrame(tensors)), "loss_change_nats": 0.5}
+    found = {
+        "first": "ONE",
+        "second": "OTHER",
+        "within_bound": within,
+        "most_loss": 0.01,
+        "same_weights": same,
+    }
+    row = {
+        "sentence": card_pair._change_sentences(found, changes, pd.DataFrame(tensors)),
+        "loss_change_nats": 0.5,
+    }
     row |= {"loss_change_low": low, "loss_change_high": 0.6}
-    return page("diff", config={"others": ["OTHER"]}, summary=[row], changes=[{**changes[0], "changed": loss}])
+    return page(
+        "diff",
+        config={"others": ["OTHER"]},
+        summary=[row],
+        changes=[{**changes[0], "changed": loss}],
+    )
 
 
 def quantised(**change):
@@ -103,7 +155,13 @@ def quantised(**change):
 
 
 def patch(*, effects=(-9.0, -8.9, 1.0), config=None, by="layer", way=0.9, ci_low=NAN, **tables):
-    rows = {by: range(len(effects)), "effect": effects, "normalised_effect": way, "ci_low": ci_low, "ci_high": 2.0}
+    rows = {
+        by: range(len(effects)),
+        "effect": effects,
+        "normalised_effect": way,
+        "ci_low": ci_low,
+        "ci_high": 2.0,
+    }
     rows |= {"changed": [one != 1 for one in effects]}
     config = {"metric": "loss", "site": "resid_pre", "direction": "denoising"} | (config or {})
     return page("patch", config=config, patches=rows, **tables)
@@ -115,7 +173,15 @@ def carried(*, values):
     return page("patch", config={"metric": "loss", "site": "resid_pre"}, patches=rows)
 
 
-CELL = {"kind": "zero", "site": "z", "metric": "METRIC", "ci_low": 0.4, "ci_high": 0.6, "error": None, "n": 8}
+CELL = {
+    "kind": "zero",
+    "site": "z",
+    "metric": "METRIC",
+    "ci_low": 0.4,
+    "ci_high": 0.6,
+    "error": None,
+    "n": 8,
+}
 CELL |= {
     "changed": True,
     "baseline": 0.5,
@@ -128,7 +194,10 @@ CELL |= {
 
 def sweep(changes=({}, {}), *, metrics=("METRIC",)):
     rows = grid(cell=range(len(changes)), metric=metrics).to_dict("records")
-    rows = [CELL | row | {"where": f"L{row['cell']}", "effect": 0.5 - 0.01 * row["cell"]} for row in rows]
+    rows = [
+        CELL | row | {"where": f"L{row['cell']}", "effect": 0.5 - 0.01 * row["cell"]}
+        for row in rows
+    ]
     rows = [row | changes[row["cell"]] for row in rows]
     return page("sweep", cells=rows)
 
@@ -145,7 +214,11 @@ def train(*, rates=(0.0, 0.6), loss=True, held_out=True, kind="train", **config)
     watch = [
         one | {"measure": measure, "layer": layer, "threshold": threshold, "value": rate}
         for one, rate in zip(at, rates, strict=True)
-        for measure, layer, threshold in (("sink_rate", NAN, 0.3), ("sink_mass", 0, NAN), ("uniform_mass", NAN, NAN))
+        for measure, layer, threshold in (
+            ("sink_rate", NAN, 0.3),
+            ("sink_mass", 0, NAN),
+            ("uniform_mass", NAN, NAN),
+        )
     ]
     columns = ["step", "tokens", "position", "unit", "measure", "layer", "threshold", "value"]
     watch = pd.DataFrame(watch, columns=columns)
@@ -164,7 +237,9 @@ def compared(*, low=0.1, high=0.3, mean=0.2, n=5):
     )  # fmt: skip
 
 
-FINALS = grid(variant=["BASE", "OTHER"], seed=[0, 1, 2]).assign(curve="evaluation", loss=3.0, tokens=640.0)
+FINALS = grid(variant=["BASE", "OTHER"], seed=[0, 1, 2]).assign(
+    curve="evaluation", loss=3.0, tokens=640.0
+)
 FINALS = FINALS.assign(reached=320.0, baseline_reached=640.0, acceleration=2.0)
 
 
@@ -183,7 +258,9 @@ def reaching(*, reached=(320.0, 320.0, 320.0), ratio=2.0, decided=True):
 
 def opening(*, group_by=("lr",)):
     runs = {name: {0: None, 1: None} for name in ("BASE", "OTHER")}
-    return compare._opening_sentence(compare.Variants(group_by=group_by, runs=runs, notes=()), FINALS)
+    return compare._opening_sentence(
+        compare.Variants(group_by=group_by, runs=runs, notes=()), FINALS
+    )
 
 
 def sinks(*, tokens=64):
@@ -198,7 +275,9 @@ def disparity(*, measured=("dominance_ratio", "effective_rank")):
     runs = {name: {0: None} for name in ("BASE", "OTHER") if measured}
     table = grid(measure=measured, variant=["BASE", "OTHER"]).assign(mean=9.0)
     return " ".join(
-        compare._dominance_and_rank_sentences(compare.Variants(group_by=("lr",), runs=runs, notes=()), table)
+        compare._dominance_and_rank_sentences(
+            compare.Variants(group_by=("lr",), runs=runs, notes=()), table
+        )
     )
 
 
@@ -207,7 +286,13 @@ def notes(*, seeds=1, watched=True, texts="aa", attention="gate_headwise"):
         for variant, text in zip(("softmax", attention), texts, strict=True):
             masses = {"masses": [0.0, 0.2], "text": text} if watched else {}
             for seed in range(seeds):
-                write_run(Path(folder) / f"{variant}{seed}", [3.0, 2.0], seed=seed, attention=variant, **masses)
+                write_run(
+                    Path(folder) / f"{variant}{seed}",
+                    [3.0, 2.0],
+                    seed=seed,
+                    attention=variant,
+                    **masses,
+                )
         found = compare.compare(sorted(Path(folder).iterdir()))
     return ". ".join(found.notes).replace(f"{folder}/softmax0", "RUN")
 
@@ -216,8 +301,13 @@ def monitor(*, alarms=1, rule="sink_born", rate=True, start=0.01, end=0.02):
     values = {"mass_first": 0.5, "rate_strongest": 0.5, "strongest_position": 3.0} | (
         {"rate_first": end} if rate else {}
     )
-    readings = [{"step": 8, "key": key, "layer": NAN, "value": value, "unit": ""} for key, value in values.items()]
-    readings += [{**one, "step": 4, "value": start} for one in readings if one["key"] == "rate_first"]
+    readings = [
+        {"step": 8, "key": key, "layer": NAN, "value": value, "unit": ""}
+        for key, value in values.items()
+    ]
+    readings += [
+        {**one, "step": 4, "value": start} for one in readings if one["key"] == "rate_first"
+    ]
     told = {"step": range(alarms), "rule": rule, "position": 3, "sentence": "ALARM"}
     return page("monitor", monitor=readings, alarms=told)
 
@@ -231,7 +321,9 @@ MEASURED = (
 def surveyed(models, *, step=NAN, value=5.0):
     rows = grid(seed=range(len(models)), measure=MEASURED)
     names = [models[seed] for seed in rows["seed"]]
-    rows = rows.assign(model=[f"{name} seed {seed}" for name, seed in zip(names, rows["seed"], strict=True)])
+    rows = rows.assign(
+        model=[f"{name} seed {seed}" for name, seed in zip(names, rows["seed"], strict=True)]
+    )
     return rows.assign(variant=names, step=step, value=value, null=1.0, null_high=2.0, unit="")
 
 
@@ -240,7 +332,9 @@ def preference(models=("MODEL",), *, value=5.0):
 
 
 def contraction(models=("MODEL",), *, low=0.1, step=NAN, seeds=(0, 1)):
-    variants = grid(variant=models if step != step else [], measure=MEASURED).assign(n=3, mean=0.2, low=low, high=0.3)
+    variants = grid(variant=models if step != step else [], measure=MEASURED).assign(
+        n=3, mean=0.2, low=low, high=0.3
+    )
     variants = variants.assign(difference=NAN, difference_low=NAN, difference_high=NAN)
     pairs = [{"a": "A", "b": "B", "stage": "last", "cosine": 0.1, "chance": 0.05}]
     return page(
@@ -416,6 +510,8 @@ def test_every_kind_has_its_table(kind):
     assert kind in ("trace", "circuit") or sorted(asked) == sorted(keys(kind))
 
 
-@pytest.mark.parametrize(("say", "one", "other"), [row[:3] for rows in CASES.values() for row in rows])
+@pytest.mark.parametrize(
+    ("say", "one", "other"), [row[:3] for rows in CASES.values() for row in rows]
+)
 def test_what_is_said_if_it_holds_is_not_said_else(say, one, other):
     assert without_numbers(say(**one)) != without_numbers(say(**other))

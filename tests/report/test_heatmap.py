@@ -16,7 +16,11 @@ def sweep(**sizes):
 
 
 def images(figure):
-    return [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    return [
+        np.asarray(axes.images[0].get_array())
+        for axes in figure.axes
+        if axes.get_label() != "<colorbar>"
+    ]
 
 
 def test_columns_are_drawn_as_panels():
@@ -38,7 +42,9 @@ def test_over_three_columns_the_strongest_is_drawn_with_its_sign():
     assert heads[0, 1] == 1.0
 
 
-@pytest.mark.parametrize(("effects", "limit"), [([0.0, np.nan, 0.2, -0.3], 0.3), ([0.0] * 4, 1.0), ([np.nan] * 4, 1.0)])
+@pytest.mark.parametrize(
+    ("effects", "limit"), [([0.0, np.nan, 0.2, -0.3], 0.3), ([0.0] * 4, 1.0), ([np.nan] * 4, 1.0)]
+)
 def test_the_scale_is_even_around_zero_and_undefined_values_are_empty(effects, limit):
     figure = patch_map(sweep(layer=2, position=2).assign(effect=effects), by=("layer", "position"))
     assert next(axes.images[0] for axes in figure.axes if axes.images).get_clim() == (-limit, limit)
@@ -49,11 +55,16 @@ def test_the_scale_is_even_around_zero_and_undefined_values_are_empty(effects, l
 def test_chosen_layers_and_positions_are_numbered_and_what_a_token_says_is_shown():
     frame, hostile = sweep(layer=2, position=2), "</svg><script>alert(1)</script>"
     figure = patch_map(
-        frame.assign(layer=[7, 7, 12, 12]), by=("layer", "position"), labels={0: hostile, 1: "$x$\\frac{"}
+        frame.assign(layer=[7, 7, 12, 12]),
+        by=("layer", "position"),
+        labels={0: hostile, 1: "$x$\\frac{"},
     )
     axes = figure.axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["7", "12"]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["0 </svg><script>al…", "1 $x$\\frac{"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        "0 </svg><script>al…",
+        "1 $x$\\frac{",
+    ]
     assert "<script" not in figure_svg(figure, name="map")
     shown = figure_html(patch_map(frame, by=("layer", "position"), title="patched", unit="logits"))
     assert shown.startswith('<img alt="" src="data:image/png;base64,')

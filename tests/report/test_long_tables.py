@@ -17,7 +17,9 @@ from .circuits import grid, write_run
 def readings(steps):
     """Two layers' and the model's readings, of which no two are alike."""
     keys = ("rate_first", "mass_first", "max_activation")
-    frame = grid(step=range(0, 10 * steps, 10), key=keys, layer=[0, 1, pd.NA]).astype({"layer": "Int64"})
+    frame = grid(step=range(0, 10 * steps, 10), key=keys, layer=[0, 1, pd.NA]).astype(
+        {"layer": "Int64"}
+    )
     return frame.assign(value=np.arange(len(frame)) / len(frame), unit="1")
 
 
@@ -30,7 +32,9 @@ def test_a_long_monitor_shows_the_last_readings_and_counts_all(tmp_path, monkeyp
     assert "At step 4,990" in " ".join(part.headline)
     (said,) = [note for note in part.notes if "is made from" in note]
     assert "Monitor has 4,500 rows; this page is made from" in said
-    short = page_content(read_run(write_run(tmp_path / "short", "monitor", monitor=whole[whole["step"] > 4800])))
+    short = page_content(
+        read_run(write_run(tmp_path / "short", "monitor", monitor=whole[whole["step"] > 4800]))
+    )
     assert part.tables[-1].table.rows[:19] == short.tables[-1].table.rows  # to the digit
     assert not [note for note in short.notes if "is made from" in note]
 
@@ -41,7 +45,13 @@ def test_a_log_of_a_training_that_goes_on_is_read_as_its_table(tmp_path):
     log = RunLog(tmp_path, columns={"monitor": dtypes})
     for step, rows in whole.groupby("step"):
         blocks = [
-            {**{name: json.loads(part[name].to_json(orient="values")) for name in ("layer", "value")}, "step": step}
+            {
+                **{
+                    name: json.loads(part[name].to_json(orient="values"))
+                    for name in ("layer", "value")
+                },
+                "step": step,
+            }
             | {"key": key, "unit": "1"}
             for key, part in rows.groupby("key", sort=False)
         ]
@@ -63,7 +73,9 @@ def test_of_other_tables_the_extremes_are_read():
     assert left.steps is None
     assert left.kept == len(some) < 4_000
     assert some["effect"].agg(["max", "min"]).tolist() == [100.0, -100.0]
-    pd.testing.assert_frame_equal(some, frame[frame["layer"].isin(some["layer"])].reset_index(drop=True))
+    pd.testing.assert_frame_equal(
+        some, frame[frame["layer"].isin(some["layer"])].reset_index(drop=True)
+    )
 
 
 def test_very_many_points_keep_their_extremes():

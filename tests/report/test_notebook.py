@@ -21,7 +21,13 @@ HOSTILE = "<img src=x onerror=alert(1)></script>\u202e" + "a" * 10_000
 def test_a_trace_says_what_it_found_and_every_verdict(tmp_path):
     folder = traced(tmp_path / "run")
     (folder / "report.html").write_text("")
-    found = Trace(folder=folder, tables=tables(), headline="Position 0 is the sink.", config=None, location=None)
+    found = Trace(
+        folder=folder,
+        tables=tables(),
+        headline="Position 0 is the sink.",
+        config=None,
+        location=None,
+    )
     shown = Page(found._repr_html_())
     for text in ("Position 0 is the sink.", "holds", "fails", "undecided", "of_key_sink", "2.5"):
         assert text in shown.text
@@ -29,7 +35,9 @@ def test_a_trace_says_what_it_found_and_every_verdict(tmp_path):
 
 
 def test_a_long_table_is_cut_and_counted():
-    shown = Page(notebook.table_html(pd.DataFrame({"a_b": range(1200), "c": None}), ["a_b"], most=3))
+    shown = Page(
+        notebook.table_html(pd.DataFrame({"a_b": range(1200), "c": None}), ["a_b"], most=3)
+    )
     assert shown.text.replace(" ", "") == "ab012and1,197more"
 
 
@@ -52,9 +60,13 @@ def test_a_run_says_what_it_is_and_what_it_holds(tmp_path):
         assert text in shown.text
 
 
-@pytest.mark.parametrize("make", [new_figure, lambda: figures.draw_sink_scores(heads(), position=0)])
+@pytest.mark.parametrize(
+    "make", [new_figure, lambda: figures.draw_sink_scores(heads(), position=0)]
+)
 def test_a_figure_shows_itself_without_pyplot(make):
-    from IPython.core.formatters import DisplayFormatter  # here: half a second that collecting need not take
+    from IPython.core.formatters import (
+        DisplayFormatter,
+    )  # here: half a second that collecting need not take
 
     bundle, _ = DisplayFormatter().format(make())
     assert bundle["image/png"].startswith(b"\x89PNG")

@@ -23,7 +23,12 @@ from sink_lens.text import as_text, safe_line
 
 from .circuits import CHAIN, LINKS, NODES, grid, write_run
 
-LAYERS, HEADS, LENGTH, SUPERS = 30, 9, 64, {(1, 3): 0.61, (1, 7): 0.22, (11, 2): 0.48, (11, 5): 0.09}
+LAYERS, HEADS, LENGTH, SUPERS = (
+    30,
+    9,
+    64,
+    {(1, 3): 0.61, (1, 7): 0.22, (11, 2): 0.48, (11, 5): 0.09},
+)
 IN_WORDS = {link: f"{NODES[index]} → {NODES[index + 1]}" for index, link in enumerate(LINKS)}
 HOSTILE = (
     "<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "\"'><svg onload=alert(3)>", "‮evil‏",
@@ -48,25 +53,59 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400):
     each = grid(layer=layer, head=range(heads))
     strength = 1 / (1 + np.exp(-(each["layer"] - 3) * 1.2)) * draw.beta(6, 2, len(each))
     is_sink = strength > 0.3
-    scored = {"sink_score": strength, "sink_rate": is_sink.astype(float), "sink_mass": strength * 0.98}
+    scored = {
+        "sink_score": strength,
+        "sink_rate": is_sink.astype(float),
+        "sink_mass": strength * 0.98,
+    }
     scored |= {"entropy": 2 - strength, "label": np.where(is_sink, "no-op", "none")}
     frames = {"chain": CHAIN, "heads": each.assign(sink_position=0, **scored)}
-    ratio = np.select([layer < 1, layer < 2, layer < 11], [1.1, 6.0, 30.0], 110.0) * np.linspace(1, 1.1, layers)
-    frames["layers"] = pd.DataFrame(
-        {"layer": layer, "sink_position": 0, "norm_ratio": ratio, "outlier_value": -ratio * 12.5, "sink_mass": 0.5}
+    ratio = np.select([layer < 1, layer < 2, layer < 11], [1.1, 6.0, 30.0], 110.0) * np.linspace(
+        1, 1.1, layers
     )
-    at = grid(site=("resid_pre", "z", "attn_out", "mlp_out", "resid_post"), layer=layer, position=range(length))
+    frames["layers"] = pd.DataFrame(
+        {
+            "layer": layer,
+            "sink_position": 0,
+            "norm_ratio": ratio,
+            "outlier_value": -ratio * 12.5,
+            "sink_mass": 0.5,
+        }
+    )
+    at = grid(
+        site=("resid_pre", "z", "attn_out", "mlp_out", "resid_post"),
+        layer=layer,
+        position=range(length),
+    )
     depth, first = at["layer"] / layers, at["position"] == 0
-    law = (1 + depth) / (at["position"] + 1) ** (0.3 + 0.2 * depth) * np.exp(draw.normal(0, 0.05, len(at)))
-    frames["positions"] = at.assign(s1=law.mask(first, 0.0), s2=law, norm=20 * np.where(first, ratio[at["layer"]], 1.0))
+    law = (
+        (1 + depth)
+        / (at["position"] + 1) ** (0.3 + 0.2 * depth)
+        * np.exp(draw.normal(0, 0.05, len(at)))
+    )
+    frames["positions"] = at.assign(
+        s1=law.mask(first, 0.0), s2=law, norm=20 * np.where(first, ratio[at["layer"]], 1.0)
+    )
     at = grid(layer=[1, 2, 11], neuron=range(neurons))
     planted = pd.MultiIndex.from_frame(at).map(SUPERS)
     share = np.where(planted.isna(), draw.normal(0, 0.004, len(at)), planted)
     spike = np.where(planted.isna(), np.exp(draw.normal(0, 0.7, len(at))), 300 * planted)
     rank = at["neuron"].astype("Int64") + 1
-    made = {"activation": spike * 0.2, "spike_ratio": spike, "contribution": share * 900, "contribution_share": share}
-    made |= {"outlier_dimension": 378, "gate_norm_rank": rank, "up_norm_rank": rank, "is_super": share > 0.05}
-    frames["neurons"] = at.assign(sink_position=0, column_kurtosis=draw.gamma(2, 5, len(at)), **made)
+    made = {
+        "activation": spike * 0.2,
+        "spike_ratio": spike,
+        "contribution": share * 900,
+        "contribution_share": share,
+    }
+    made |= {
+        "outlier_dimension": 378,
+        "gate_norm_rank": rank,
+        "up_norm_rank": rank,
+        "is_super": share > 0.05,
+    }
+    frames["neurons"] = at.assign(
+        sink_position=0, column_kurtosis=draw.gamma(2, 5, len(at)), **made
+    )
     at = grid(layer=layer, dimension=[378, *range(0, 300, 20)])
     outlier, size = at["dimension"] == 378, ratio[at["layer"]]
     frames["dimensions"] = at.assign(
@@ -74,19 +113,43 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400):
         is_outlier=outlier & (at["layer"] > 0),
     )  # fmt: skip
     steps = [(0, 1, min(2, layers - 1), 1.1, 31.0, 0, 378), (1, 11, 11, 32.0, 112.0, 0, 378)]
-    names = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "sink_position", "outlier_dimension"]
-    frames["growth_steps"] = pd.DataFrame([step for step in steps if step[2] < layers], columns=names)
+    names = [
+        "step",
+        "first_layer",
+        "last_layer",
+        "ratio_before",
+        "ratio_after",
+        "sink_position",
+        "outlier_dimension",
+    ]
+    frames["growth_steps"] = pd.DataFrame(
+        [step for step in steps if step[2] < layers], columns=names
+    )
     frames["conditions"] = pd.DataFrame(
         {
             "condition": ["without", "with"], "chosen": [True, False], "sink_rate": [0.742, 0.801],
             "s2_ratio": [3.2, 3.9], "outlier_dimensions": ["378", "378,12"], "loss_nats": [3.61, 3.55],
         }
     )  # fmt: skip
-    parts = {"key_cosine_random_dimensions": 0.1, "dimension": 4.0, "rest": 1.0, "bias": 0.0, "random_dimensions": 0.1}
-    parts |= {"key_cosine_sink": 0.9, "key_cosine_other_positions": 0.4, "logit_advantage_sink": 5.0}
+    parts = {
+        "key_cosine_random_dimensions": 0.1,
+        "dimension": 4.0,
+        "rest": 1.0,
+        "bias": 0.0,
+        "random_dimensions": 0.1,
+    }
+    parts |= {
+        "key_cosine_sink": 0.9,
+        "key_cosine_other_positions": 0.4,
+        "logit_advantage_sink": 5.0,
+    }
     frames["key_split"] = pd.DataFrame({"layer": layer[2:], **parts})
-    rows = grid(link=LINKS, statistic=["ratio", "beside_it"], null_name=["other_positions", "random_init"])
-    verdicts = dict(zip(LINKS, ["holds", "fails", "holds", "holds", "undecided", "holds"], strict=True))
+    rows = grid(
+        link=LINKS, statistic=["ratio", "beside_it"], null_name=["other_positions", "random_init"]
+    )
+    verdicts = dict(
+        zip(LINKS, ["holds", "fails", "holds", "holds", "undecided", "holds"], strict=True)
+    )
     frames["links"] = rows.assign(
         value=3.21, ci_low=3.05, ci_high=3.4, null_value=rows["null_name"].map({"other_positions": 1.04}).fillna(1.11),
         criterion="holds if the interval of ratio is over 1.5 and over other_positions, random_init",
@@ -107,7 +170,9 @@ def few(*names, layers=3, heads=2, length=9, neurons=9):
 
 def patterns(*, layers=LAYERS, heads=HEADS, length=LENGTH):
     """uint8 patterns, layer x head x query x key, with the sink of `tables` in the first column."""
-    scores = np.random.default_rng(0).gamma(0.3, 1, (layers, heads, length, length)) * np.tri(length)
+    scores = np.random.default_rng(0).gamma(0.3, 1, (layers, heads, length, length)) * np.tri(
+        length
+    )
     scores[..., 0] += np.linspace(0.01, 1, layers)[:, None, None] * np.arange(1, length + 1) * 2
     return np.round(scores / scores.sum(-1, keepdims=True) * 255).astype(np.uint8)
 
@@ -125,7 +190,13 @@ SUMMARY = pd.DataFrame(
 def synthetic_run(folder, *, frames=None, summary=SUMMARY, drawn=None, without=(), **provenance):
     """A finished run folder with the tables of `frames`, but for the files named in `without`."""
     frames = tables() if frames is None else frames
-    config = {"model": "default", "threshold": 0.3, "min_sink_rate": 0.05, "super_share": 0.05, "growth_factor": 2.0}
+    config = {
+        "model": "default",
+        "threshold": 0.3,
+        "min_sink_rate": 0.05,
+        "super_share": 0.05,
+        "growth_factor": 2.0,
+    }
     known = {
         "model": "SmolLM2-135M-Instruct (synthetic)", "weights_sha256": "ab" * 32, "tokens_sha256": "cd" * 32,
         "notes": ["the default model's weights are quantised (Q4_1); what is traced is the quantised model"],
@@ -146,7 +217,9 @@ def hostile_run(folder):
     frames = few("heads", "links", "conditions", "tokens", "growth_steps", "neurons", **size)
     frames["tokens"]["text"] = [*HOSTILE, *ODD] * 2
     frames["conditions"]["condition"] = HOSTILE[1:3]
-    frames["links"]["criterion"] = [HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))]
+    frames["links"]["criterion"] = [
+        HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))
+    ]
     frames["links"]["null_name"] = HOSTILE[0]
     return synthetic_run(
         folder, frames=frames, summary=SUMMARY.assign(note=HOSTILE[1]), drawn=patterns(**size), model=HOSTILE[0],
@@ -177,7 +250,9 @@ class Page(HTMLParser):
 
 def assert_harmless(text):
     page = Page(text)
-    assert not {"iframe", "object", "embed", "link", "base", "form", "img"} & {tag for tag, _ in page.elements}
+    assert not {"iframe", "object", "embed", "link", "base", "form", "img"} & {
+        tag for tag, _ in page.elements
+    }
     assert {target["href"][:1] for tag, target in page.elements if tag == "a"} <= {"#"}
     policy = page.elements[3][1]["content"]
     assert "script-src 'sha256-" in policy
@@ -189,7 +264,10 @@ def assert_harmless(text):
         assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
         for name in ("src", "href", "xlink:href", "action", "data"):
             target = attributes.get(name)
-            assert target is None or target.startswith(("data:image/png;base64,", "#")), (tag, target)
+            assert target is None or target.startswith(("data:image/png;base64,", "#")), (
+                tag,
+                target,
+            )
     assert "@import" not in text
     assert not re.search(r"https?://", text)
     assert "default-src 'none'" in text
@@ -241,12 +319,23 @@ def test_ids_are_once_and_every_reference_has_its_target(page, whole):
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert set(re.findall(r"url\(#([^)]+)\)", whole.read_text(encoding="utf-8"))) <= set(ids)
-    assert {target[1:] for _, at in page.elements if (target := at.get("href", "")).startswith("#")} <= set(ids)
+    assert {
+        target[1:] for _, at in page.elements if (target := at.get("href", "")).startswith("#")
+    } <= set(ids)
 
 
 def test_provenance_super_neurons_and_arms_are_listed(page):
-    foot, listed = (page.text.split(title, 1)[1] for title in ("Where these numbers come from", "Tables"))
-    for value in ("ab" * 32, "cd" * 32, "sdpa", "2.13.0", "seeds.bootstrap", "thresholds.threshold"):
+    foot, listed = (
+        page.text.split(title, 1)[1] for title in ("Where these numbers come from", "Tables")
+    )
+    for value in (
+        "ab" * 32,
+        "cd" * 32,
+        "sdpa",
+        "2.13.0",
+        "seeds.bootstrap",
+        "thresholds.threshold",
+    ):
         assert value in foot
     assert "config.super_share" in foot
     for value in ("378,12", "0.61", "3.55"):
@@ -255,9 +344,17 @@ def test_provenance_super_neurons_and_arms_are_listed(page):
 
 def test_the_heads_of_tables_say_what_the_schema_says(page):
     """On hover, and in words below the table for those who cannot hover."""
-    said = [attributes["title"] for tag, attributes in page.elements if tag == "th" and "title" in attributes]
+    said = [
+        attributes["title"]
+        for tag, attributes in page.elements
+        if tag == "th" and "title" in attributes
+    ]
     neurons = table_of("trace", "neurons")
-    known = [one.meaning for one in neurons.columns if one.name in ("activation", "spike_ratio", "contribution")]
+    known = [
+        one.meaning
+        for one in neurons.columns
+        if one.name in ("activation", "spike_ratio", "contribution")
+    ]
     assert set(known) <= set(said)
     for meaning in known:
         assert page.text.count(meaning) == said.count(meaning)
@@ -276,7 +373,9 @@ def test_hostile_text_and_odd_tokens_are_shown_as_text(tmp_path):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    return synthetic_run(tmp_path_factory.mktemp("runs") / "small", frames=tables(**SMALL), drawn=patterns(**SIZE))
+    return synthetic_run(
+        tmp_path_factory.mktemp("runs") / "small", frames=tables(**SMALL), drawn=patterns(**SIZE)
+    )
 
 
 @pytest.fixture
@@ -287,7 +386,9 @@ def copied(small, tmp_path):
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("names", PARTS)
 def test_what_a_partial_run_lacks_is_named_and_the_rest_is_shown(copied, names):
-    assert {name for part in PARTS for name in part} == {path.stem for path in copied.iterdir()} - {"run"}
+    assert {name for part in PARTS for name in part} == {path.stem for path in copied.iterdir()} - {
+        "run"
+    }
     for path in [path for path in copied.iterdir() if path.stem in names]:
         path.unlink()
     page = assert_harmless(page_html(copied))
@@ -300,7 +401,9 @@ def test_what_a_partial_run_lacks_is_named_and_the_rest_is_shown(copied, names):
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_with_nothing_but_its_record_has_a_page(tmp_path):
     frames = few(*(name for part in PARTS for name in part))
-    folder = synthetic_run(tmp_path / "run", frames=frames, without=(*frames, "summary", "patterns"))
+    folder = synthetic_run(
+        tmp_path / "run", frames=frames, without=(*frames, "summary", "patterns")
+    )
     page = assert_harmless(page_html(folder))
     assert "The sink was not measured" in page.text
     assert "This run has no table 'links'" in page.text
@@ -321,17 +424,27 @@ def test_a_damaged_table_is_named_and_the_rest_is_shown(copied, tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_twenty_damaged_tables_are_named_and_the_others_counted(tmp_path):
     names = [f"table{number:02d}" for number in range(21)]
-    with create_run(tmp_path / "run", kind="trace", config={}, provenance={"model": "toy"}, expects=()) as writer:
+    with create_run(
+        tmp_path / "run", kind="trace", config={}, provenance={"model": "toy"}, expects=()
+    ) as writer:
         for name in names:
             writer.write_table(name, pd.DataFrame({"a": [1]}))
     for name in names:
         (tmp_path / "run" / f"{name}.parquet").write_bytes(b"PAR1 not really")
-    assert f"Damaged: {', '.join(names[:20])} and 1 more." in assert_harmless(page_html(tmp_path / "run")).text
+    assert (
+        f"Damaged: {', '.join(names[:20])} and 1 more."
+        in assert_harmless(page_html(tmp_path / "run")).text
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_run_says_so(tmp_path):
-    record = {"kind": "trace", "config": {}, "provenance": {"model": "toy"}, "expects": ("heads", "links")}
+    record = {
+        "kind": "trace",
+        "config": {},
+        "provenance": {"model": "toy"},
+        "expects": ("heads", "links"),
+    }
     with pytest.raises(KeyboardInterrupt), create_run(tmp_path / "run", **record) as writer:
         writer.write_table("heads", few("heads")["heads"])
         raise KeyboardInterrupt
@@ -346,7 +459,9 @@ def test_a_model_without_a_sink_is_not_given_one(tmp_path):
     frames["heads"] = frames["heads"].assign(sink_rate=0.0, sink_score=0.02)
     frames["dimensions"]["is_outlier"] = False
     frames |= {name: frames[name].head(0) for name in ("growth_steps", "neurons")}
-    folder = synthetic_run(tmp_path / "run", frames=frames, drawn=patterns(**SIZE), without=("summary",))
+    folder = synthetic_run(
+        tmp_path / "run", frames=frames, drawn=patterns(**SIZE), without=("summary",)
+    )
     page = assert_harmless(page_html(folder))
     for said in (
         "No position is an attention sink",
@@ -404,9 +519,14 @@ def test_the_command_renders_without_torch_and_the_same_again(whole, tmp_path):
 
 def test_a_page_of_a_large_model_stays_under_5_mb(tmp_path):
     size = {"layers": 80, "heads": 128, "length": 64}
-    frames = few("heads", "tokens", "neurons", "growth_steps", **size, neurons=28_672)  # what grows with the model
+    frames = few(
+        "heads", "tokens", "neurons", "growth_steps", **size, neurons=28_672
+    )  # what grows with the model
     drawn = np.zeros((80, 128, 64, 64), dtype=np.uint8)
-    assert render(synthetic_run(tmp_path / "run", frames=frames, drawn=drawn)).stat().st_size < 4_000_000
+    assert (
+        render(synthetic_run(tmp_path / "run", frames=frames, drawn=drawn)).stat().st_size
+        < 4_000_000
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,12 @@ from sink_lens.report.pages import page_of_kind
 
 from .circuits import grid, write_run
 
-MASSES = {"baseline_target_mass": 0.01, "target_mass": 0.3, "baseline_sink_mass": 0.6, "sink_mass": 0.2}
+MASSES = {
+    "baseline_target_mass": 0.01,
+    "target_mass": 0.3,
+    "baseline_sink_mass": 0.6,
+    "sink_mass": 0.2,
+}
 LOSSES = {"loss_change_nats": 0.1, "loss_change_low": 0.05, "loss_change_high": 0.2}
 READ = {"outcome": "shared", "read_layers": "3-7", "layers": "all"}
 
@@ -31,22 +36,41 @@ def frames_of(kind):
     if kind == "patch":
         at = grid(layer=range(3), position=range(4))
         share, changed = at["position"] / 3, at["position"] > 0
-        patches = at.assign(value=1.0, effect=at["position"] * 0.1, normalised_effect=share, changed=changed)
-        differences = pd.DataFrame({"sequence": [0], "position": [3], "clean": [" <b>"], "corrupted": [" Spain"]})
+        patches = at.assign(
+            value=1.0, effect=at["position"] * 0.1, normalised_effect=share, changed=changed
+        )
+        differences = pd.DataFrame(
+            {"sequence": [0], "position": [3], "clean": [" <b>"], "corrupted": [" Spain"]}
+        )
         return {
             "patches": patches,
             "differences": differences,
             "tokens": pd.DataFrame({"position": [3], "text": [" <b>/ Spain"]}),
         }
     if kind == "sweep":
-        cells = pd.DataFrame({"cell": range(6), "kind": "zero", "site": "z", "layer": [0, 0, 0, 1, 1, 1]})
-        cells = cells.assign(
-            head=[0, 1, 2] * 2, where="somewhere", metric="loss", effect=[0.1, -0.9, 0, 0, 0, 0.2], effect_in_sds=9.0
+        cells = pd.DataFrame(
+            {"cell": range(6), "kind": "zero", "site": "z", "layer": [0, 0, 0, 1, 1, 1]}
         )
-        cells = cells.assign(ci_low=-1.0, ci_high=0.0, control_effect=0.01, over_low=-1.0, over_high=0.0, baseline=3.0)
+        cells = cells.assign(
+            head=[0, 1, 2] * 2,
+            where="somewhere",
+            metric="loss",
+            effect=[0.1, -0.9, 0, 0, 0, 0.2],
+            effect_in_sds=9.0,
+        )
+        cells = cells.assign(
+            ci_low=-1.0,
+            ci_high=0.0,
+            control_effect=0.01,
+            over_low=-1.0,
+            over_high=0.0,
+            baseline=3.0,
+        )
         return {"cells": cells.assign(error=pd.array([None] * 5 + ["no room"], dtype="string"))}
     if kind == "train":
-        log = pd.DataFrame({"step": [0, 10, 20], "tokens": [0, 100, 200], "loss": [np.nan, 5.0, 4.0]})
+        log = pd.DataFrame(
+            {"step": [0, 10, 20], "tokens": [0, 100, 200], "loss": [np.nan, 5.0, 4.0]}
+        )
         rows = []
         for step, rate in ((0, 0.0), (10, 0.0), (20, 0.4)):
             rows.append((step, step * 10, "sink_rate", np.nan, np.nan, 0.3, rate))
@@ -58,31 +82,69 @@ def frames_of(kind):
             "watch": pd.DataFrame(rows, columns=columns).assign(unit=""),
         }
     if kind == "quantise":
-        kept = [("clean", False, 0), ("all", False, 0), ("tokens", True, 0), ("channels", False, 2), ("both", True, 2)]
-        rows = pd.DataFrame([*kept, ("random", True, 2)], columns=["kept", "sink_tokens", "channels"])
+        kept = [
+            ("clean", False, 0),
+            ("all", False, 0),
+            ("tokens", True, 0),
+            ("channels", False, 2),
+            ("both", True, 2),
+        ]
+        rows = pd.DataFrame(
+            [*kept, ("random", True, 2)], columns=["kept", "sink_tokens", "channels"]
+        )
         rows = rows.assign(loss_nats=[3.0, 4.0, 3.5, 3.4, 3.1, 3.9], closed_share=0.9, draw=pd.NA)
         rows = rows.assign(
-            chosen=rows["kept"] == "tokens", closed_low=0.8, closed_high=1.0, perplexity=20.0, change_nats=0.1
+            chosen=rows["kept"] == "tokens",
+            closed_low=0.8,
+            closed_high=1.0,
+            perplexity=20.0,
+            change_nats=0.1,
         )
-        summary = {"verdict": "keep", "sentence": "Keep <b> the sink tokens.", "format": "int8_tensor"}
+        summary = {
+            "verdict": "keep",
+            "sentence": "Keep <b> the sink tokens.",
+            "format": "int8_tensor",
+        }
         return {
-            "conditions": pd.concat([rows.assign(part=part) for part in ("choose", "judge")], ignore_index=True),
+            "conditions": pd.concat(
+                [rows.assign(part=part) for part in ("choose", "judge")], ignore_index=True
+            ),
             "summary": pd.DataFrame([summary]),
         }
     if kind == "monitor":
         keys = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
         readings = grid(step=[0, 50], key=keys, layer=[pd.NA, 0, 1]).astype({"layer": "Int64"})
-        alarm = {"step": 50, "rule": "sink_born", "position": 0, "sentence": "sink born by step 50 in layer 1"}
+        alarm = {
+            "step": 50,
+            "rule": "sink_born",
+            "position": 0,
+            "sentence": "sink born by step 50 in layer 1",
+        }
         return {"monitor": readings.assign(value=0.4, unit="1"), "alarms": pd.DataFrame([alarm])}
-    bands = grid(variant=list("ab"), curve=["evaluation"], quantity=["loss", "difference"], tokens=[0, 100])
+    bands = grid(
+        variant=list("ab"), curve=["evaluation"], quantity=["loss", "difference"], tokens=[0, 100]
+    )
     bands = bands.assign(mean=4.0 - bands["tokens"] / 100, low=3.0, high=5.0)
     finals = pd.DataFrame(
-        {"variant": ["a", "b"], "seed": 0, "curve": "evaluation", "loss": 4.0, "difference": [0.0, 0.1]}
+        {
+            "variant": ["a", "b"],
+            "seed": 0,
+            "curve": "evaluation",
+            "loss": 4.0,
+            "difference": [0.0, 0.1],
+        }
     )
     curves = finals.assign(tokens=100)
     found = {"variant": ["b"], "curve": "evaluation", "mean": 0.1, "low": 0.0, "high": 0.2}
-    measures = pd.DataFrame({"measure": "sink_rate", "threshold": 0.3, "variant": ["a", "b"], "mean": 0.5})
-    tables = {"bands": bands, "curves": curves, "finals": finals, "differences": pd.DataFrame(found)}
+    measures = pd.DataFrame(
+        {"measure": "sink_rate", "threshold": 0.3, "variant": ["a", "b"], "mean": 0.5}
+    )
+    tables = {
+        "bands": bands,
+        "curves": curves,
+        "finals": finals,
+        "differences": pd.DataFrame(found),
+    }
     return tables | {"measures": measures.assign(low=0.4, high=0.6)}
 
 
@@ -105,7 +167,10 @@ SAYS = {
         "None of 6 edits is shown to change loss",
         "The largest difference in loss is −0.9 [−1, 0], by zero head output (z), somewhere; random edits of the same",
     ),
-    "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
+    "train": (
+        "softmax attention and value norm shared",
+        "became a sink between 100 and 200 tokens: at the last",
+    ),
     "compare": ("Value norm b against a", "findings.txt is not in this folder."),
 }
 
@@ -114,7 +179,9 @@ def a_run(folder, kind, *, without=(), empty=None):
     frames = frames_of(kind) | (empty or {})
     kept = {name: frame for name, frame in frames.items() if name not in without}
     aside = {"value": [1]}  # the type checks of the tests look at the first
-    return write_run(folder, kind, config=CONFIGS.get(kind), expects=tuple(frames), aside=aside, **kept)
+    return write_run(
+        folder, kind, config=CONFIGS.get(kind), expects=tuple(frames), aside=aside, **kept
+    )
 
 
 @pytest.mark.parametrize("kind", SAYS)
@@ -145,7 +212,9 @@ def test_what_is_not_there_damaged_or_empty_breaks_nothing_but_its_own_part(tmp_
         path.write_bytes(b"PAR1 not really")
     damaged = page_content(read_run(folder))
     assert damaged.figures or damaged.tables
-    assert not paths or "damaged" in " ".join(one.missing for one in (*damaged.figures, *damaged.tables))
+    assert not paths or "damaged" in " ".join(
+        one.missing for one in (*damaged.figures, *damaged.tables)
+    )
 
     for name, frame in frames.items():
         part = page_content(read_run(a_run(tmp_path / name, kind, empty={name: frame.head(0)})))
@@ -158,7 +227,10 @@ def test_what_is_not_there_damaged_or_empty_breaks_nothing_but_its_own_part(tmp_
 @pytest.mark.parametrize("value", ["a text", [1, 2], None], ids=str)
 def test_whole_tables_of_other_types_break_nothing_but_their_own_part(tmp_path, kind, value):
     frames = frames_of(kind)
-    changed = {name: frame.assign(**{one: [value] * len(frame) for one in frame}) for name, frame in frames.items()}
+    changed = {
+        name: frame.assign(**{one: [value] * len(frame) for one in frame})
+        for name, frame in frames.items()
+    }
     with create_run(tmp_path, kind=kind, config={}, provenance={}) as writer:
         for name, frame in changed.items():
             writer.write_table(name, frame)
@@ -178,7 +250,9 @@ def test_three_reports_on_one_run_at_once_all_succeed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(html, "page_html", slow)
     with ThreadPoolExecutor(3) as pool:
-        drawn = [future.result() for future in [pool.submit(html.render, tmp_path) for _ in range(3)]]
+        drawn = [
+            future.result() for future in [pool.submit(html.render, tmp_path) for _ in range(3)]
+        ]
     assert drawn == [tmp_path / "report.html"] * 3
     assert drawn[0].read_text() == "a page"
     assert not list(tmp_path.glob("*.part"))
@@ -222,22 +296,33 @@ def test_figures_are_written_in_every_format_and_the_missing_are_named(tmp_path)
     folder = a_run(tmp_path / "run", "train", without=("watch",))
     files, missing = save_figures([folder], tmp_path / "figures")
     assert sorted(path.name for path in files) == ["loss.csv", "loss.pdf", "loss.png", "loss.svg"]
-    assert [path.read_bytes()[:4] for path in sorted(files)] == [b"step", b"%PDF", b"\x89PNG", b"<?xm"]
+    assert [path.read_bytes()[:4] for path in sorted(files)] == [
+        b"step",
+        b"%PDF",
+        b"\x89PNG",
+        b"<?xm",
+    ]
     assert missing == [
         "course: The checkpoints of this run were not watched. Run sink-lens watch on its folder to see it."
     ]
     again, _ = save_figures([folder, folder], tmp_path / "twice")
     assert {path.name for path in again} >= {"run-1-loss.png", "run-2-loss.png"}
-    assert (tmp_path / "twice" / "run-1-loss.svg").read_bytes() == (tmp_path / "figures" / "loss.svg").read_bytes()
+    assert (tmp_path / "twice" / "run-1-loss.svg").read_bytes() == (
+        tmp_path / "figures" / "loss.svg"
+    ).read_bytes()
 
 
-def test_one_figure_has_the_formats_that_were_asked_for_and_its_numbers_and_a_name_that_is_none_is_refused(tmp_path):
+def test_one_figure_has_the_formats_that_were_asked_for_and_its_numbers_and_a_name_that_is_none_is_refused(
+    tmp_path,
+):
     folder = a_run(tmp_path / "run", "patch")
     for name, only in (("all", []), ("one", ["map"])):
         files, missing = save_figures([folder], tmp_path / name, formats=["svg"], only=only)
         assert (sorted(path.name for path in files), missing) == (["map.csv", "map.svg"], [])
     numbers = pd.read_csv(tmp_path / "all" / "map.csv")
-    assert numbers["effect"].tolist() == pytest.approx(frames_of("patch")["patches"]["effect"].tolist())
+    assert numbers["effect"].tolist() == pytest.approx(
+        frames_of("patch")["patches"]["effect"].tolist()
+    )
     with pytest.raises(InputError, match=r"no figure 'maps'; need some of .*map"):
         save_figures([folder], tmp_path / "none", only=["maps"])
     assert not (tmp_path / "none").exists()
@@ -257,7 +342,10 @@ def test_a_figure_asked_for_by_name_that_is_not_drawn_is_an_error(tmp_path, only
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, asked)
     assert done.exit_code == code, done.output
     assert f"figures: {tmp_path / 'out'} (" in done.output
-    assert f"{'error' if code else 'warning'}: not drawn: course: The checkpoints of this run" in done.output
+    assert (
+        f"{'error' if code else 'warning'}: not drawn: course: The checkpoints of this run"
+        in done.output
+    )
 
 
 def test_every_column_of_a_table_says_what_it_means(tmp_path):
@@ -265,6 +353,11 @@ def test_every_column_of_a_table_says_what_it_means(tmp_path):
     for kind in SAYS:
         part = page_content(read_run(a_run(tmp_path / kind, kind)))
         shown = [one.table for one in part.tables if one.table is not None]
-        unsaid = [name for table in shown for name, said in zip(table.columns, table.meanings, strict=True) if not said]
+        unsaid = [
+            name
+            for table in shown
+            for name, said in zip(table.columns, table.meanings, strict=True)
+            if not said
+        ]
         found |= {kind: unsaid} if unsaid else {}
     assert found == {}

@@ -14,9 +14,16 @@ from .circuits import grid, write_run
 
 def a_run(folder, *, kept=True):
     """Two layers of two heads; the pattern of each holds 64 x layer + 32 x head + 4 x query + key."""
-    heads = grid(layer=range(2), head=range(2)).assign(sink_position=0, sink_score=[0.1, 0.9, 0.5, np.nan])
+    heads = grid(layer=range(2), head=range(2)).assign(
+        sink_position=0, sink_score=[0.1, 0.9, 0.5, np.nan]
+    )
     layer, head, query, key = np.indices((2, 2, 4, 4), dtype=np.uint8)
-    tokens = {"sequence": 0, "position": range(4), "token_id": range(4), "text": ["<b>", " the", "\u202e", "x" * 99]}
+    tokens = {
+        "sequence": 0,
+        "position": range(4),
+        "token_id": range(4),
+        "text": ["<b>", " the", "\u202e", "x" * 99],
+    }
     tensors = {"patterns": {"pattern": 64 * layer + 32 * head + 4 * query + key}} if kept else {}
     heads = heads.assign(sink_rate=0.5)
     return read_run(write_run(folder, "trace", heads=heads, tokens=tokens, tensors=tensors))
@@ -24,10 +31,17 @@ def a_run(folder, *, kept=True):
 
 def test_heads_come_strongest_first_and_a_value_lies_at_its_query_and_key(tmp_path):
     found = embed_patterns(a_run(tmp_path / "run"))
-    assert found["data"]["chosen"] == [1, 2, 0, 3]  # scores 0.9, 0.5, 0.1 and none; 2 x layer + head
+    assert found["data"]["chosen"] == [
+        1,
+        2,
+        0,
+        3,
+    ]  # scores 0.9, 0.5, 0.1 and none; 2 x layer + head
     assert found["data"]["scores"] == [[0.1, 0.9], [0.5, None]]
     assert found["said"].startswith("Patterns of all 4 heads are in this page")
-    values = np.frombuffer(base64.b64decode(found["data"]["patterns"]), dtype=np.uint8).reshape(4, 1 + 2 + 3 + 4)
+    values = np.frombuffer(base64.b64decode(found["data"]["patterns"]), dtype=np.uint8).reshape(
+        4, 1 + 2 + 3 + 4
+    )
     # query 2, key 1 is entry 2 x 3 / 2 + 1 = 4; of layer 1, head 0 (second): 64 + 4 x 2 + 1
     assert values[1, 4] == 64 + 9
     assert values[0].tolist() == [32, 36, 37, 40, 41, 42, 44, 45, 46, 47]

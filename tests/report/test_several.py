@@ -13,12 +13,24 @@ from sink_lens.report.side_by_side import COMPARED_BY, check_comparable
 
 from .circuits import CHAIN, write_run
 
-LINKS = {"link": ["key_sink"], "statistic": "positive_share", "value": 0.9, "ci_low": 0.8, "ci_high": 1.0}
+LINKS = {
+    "link": ["key_sink"],
+    "statistic": "positive_share",
+    "value": 0.9,
+    "ci_low": 0.8,
+    "ci_high": 1.0,
+}
 LINKS |= {"null_name": "chance", "null_value": 0.5, "criterion": "over 0.5", "is_primary": True}
 
 
 def a_run(folder, *, kind="trace", verdict="holds", rate=0.7, config=None, **provenance):
-    known = {"model": "toy", "weights_sha256": "ab", "tokens_sha256": "cd", "dtype": "float32", "bos": False}
+    known = {
+        "model": "toy",
+        "weights_sha256": "ab",
+        "tokens_sha256": "cd",
+        "dtype": "float32",
+        "bos": False,
+    }
     return write_run(
         folder, kind, config={"threshold": 0.3} | (config or {}), provenance=known | provenance, chain=CHAIN,
         links=LINKS | {"verdict": verdict}, summary={"quantity": ["sink_rate", "model"], "value": [rate, "toy"]},
@@ -45,7 +57,9 @@ def test_alike_runs_stand_beside_each_other_and_differences_are_marked(tmp_path)
 def test_a_part_of_one_run_stands_beside_why_the_other_lacks_it(tmp_path):
     asked = {"config": {"interventions": True}}
     sink = a_run(tmp_path / "sink", **asked)
-    none = a_run(tmp_path / "none", verdict="not applicable", model="b", weights_sha256="ef", **asked)
+    none = a_run(
+        tmp_path / "none", verdict="not applicable", model="b", weights_sha256="ef", **asked
+    )
     for runs in ((sink, none), (none, sink)):
         (table,) = page_html(*runs).split('id="run-1-effect-table-card"')[1:]
         assert table.split("</div>")[0].count('class="missing"') == 2
@@ -57,18 +71,31 @@ def test_a_part_of_one_run_stands_beside_why_the_other_lacks_it(tmp_path):
         ({}, {}, ""),
         ({"config_sha256": "1"}, {}, ""),
         ({}, {"weights_sha256": "ef"}, "weights"),
-        ({"config_sha256": "1"}, {"config_sha256": "2", "weights_sha256": "ef"}, "weights and configurations"),
+        (
+            {"config_sha256": "1"},
+            {"config_sha256": "2", "weights_sha256": "ef"},
+            "weights and configurations",
+        ),
     ],
 )
 def test_runs_of_different_models_of_one_name_are_said_to_be(tmp_path, there, here, said):
-    one, other = (a_run(tmp_path / name, token_source="text:a", **more) for name, more in (("a", there), ("b", here)))
+    one, other = (
+        a_run(tmp_path / name, token_source="text:a", **more)
+        for name, more in (("a", there), ("b", here))
+    )
     text = page_html(one, other)
     assert ("different models" in text, f"their {said} differ" in text) == (bool(said), bool(said))
 
 
 def test_other_models_may_be_compared_on_the_same_text(tmp_path):
     one = a_run(tmp_path / "one", token_source="text:a")
-    other = a_run(tmp_path / "other", model="b", weights_sha256="ef", tokens_sha256="12", token_source="text:a")
+    other = a_run(
+        tmp_path / "other",
+        model="b",
+        weights_sha256="ef",
+        tokens_sha256="12",
+        token_source="text:a",
+    )
     assert compare_runs([read_run(one), read_run(other)])[1].names == ("toy", "b")
 
 
@@ -85,7 +112,9 @@ def test_other_models_may_be_compared_on_the_same_text(tmp_path):
 )
 def test_runs_that_are_not_comparable_are_refused(tmp_path, changed, named):
     runs = [read_run(a_run(tmp_path / "one")), read_run(a_run(tmp_path / "other", **changed))]
-    with pytest.raises(RunError, match=rf"not comparable, they differ in .*{named}.*/one.*/other.*Leave some out"):
+    with pytest.raises(
+        RunError, match=rf"not comparable, they differ in .*{named}.*/one.*/other.*Leave some out"
+    ):
         check_comparable(runs)
 
 
@@ -98,7 +127,9 @@ def test_runs_that_are_not_comparable_are_refused(tmp_path, changed, named):
         ("thresholds", {"config": {"threshold": 0.1}}, "tokens"),
     ],
 )
-def test_runs_may_differ_by_what_they_are_compared_by_and_by_nothing_else(tmp_path, by, changed, other):
+def test_runs_may_differ_by_what_they_are_compared_by_and_by_nothing_else(
+    tmp_path, by, changed, other
+):
     one, two = a_run(tmp_path / "one"), a_run(tmp_path / "other", **changed)
     assert "2 runs beside each other" in page_html(one, two, group_by=[by])
     with pytest.raises(RunError, match=r"or name the difference, such as group_by='dtype'"):

@@ -20,7 +20,9 @@ def changed(frame, *, text="\x00\x1b\ufffe", number=1e308):
         if pd.api.types.is_float_dtype(frame[name]):
             frame = frame.assign(**{name: frame[name].where(frame.index % 2 == 0, number)})
         elif pd.api.types.is_string_dtype(frame[name]) or frame[name].dtype == object:
-            frame = frame.assign(**{name: [f"{one}{text}" if isinstance(one, str) else one for one in frame[name]]})
+            frame = frame.assign(
+                **{name: [f"{one}{text}" if isinstance(one, str) else one for one in frame[name]]}
+            )
     return frame
 
 

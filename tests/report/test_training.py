@@ -20,16 +20,23 @@ def texts(axes):
 
 
 def tables(*, sinks=True, low=-0.6):
-    finals = grid(variant=["none", "shared"], seed=[0, 1]).assign(curve="evaluation", loss=[3, 3, 2.4, 2.6])
+    finals = grid(variant=["none", "shared"], seed=[0, 1]).assign(
+        curve="evaluation", loss=[3, 3, 2.4, 2.6]
+    )
     finals = finals.assign(difference=[0.0, 0.0, -0.6, -0.4])
     bands = grid(variant=["none", "shared"], quantity=["loss", "difference"], tokens=[64.0, 128.0])
     bands = bands.assign(curve="evaluation", n=3, mean=[5.0, 3.0, 0.0, 0.0, 5.0, 2.5, 0.0, -0.5])
-    made = {"bands": bands.assign(low=bands["mean"] - 0.1, high=bands["mean"] + 0.1), "finals": finals}
+    made = {
+        "bands": bands.assign(low=bands["mean"] - 0.1, high=bands["mean"] + 0.1),
+        "finals": finals,
+    }
     made["curves"] = pd.concat([finals.assign(tokens=tokens) for tokens in (64, 128)])
     row = {"variant": "shared", "curve": "evaluation", "mean": -0.5, "low": low, "high": low + 0.2}
     made["differences"] = pd.DataFrame([row])
     if sinks:
-        course = grid(variant=["none", "shared"], tokens=[0.0, 128.0]).assign(measure="top_mass", low=0.1, high=0.6)
+        course = grid(variant=["none", "shared"], tokens=[0.0, 128.0]).assign(
+            measure="top_mass", low=0.1, high=0.6
+        )
         made["course"] = course.assign(mean=[0.1, 0.5] * 2)
     return made
 
@@ -53,7 +60,9 @@ def test_lines_hold_the_numbers_and_zero_tokens_have_a_place():
     x = line.get_xdata()
     assert x[1:].tolist() == [640, 1280]
     assert 0 < x[0] < 640
-    ticks = dict(zip(mass.get_xticks(), (text.get_text() for text in mass.get_xticklabels()), strict=True))
+    ticks = dict(
+        zip(mass.get_xticks(), (text.get_text() for text in mass.get_xticklabels()), strict=True)
+    )
     assert ticks[x[0]] == "0"
     assert mass.get_xscale() == "log"
 
@@ -73,12 +82,17 @@ def test_the_birth_and_the_uniform_level_are_marked():
 @pytest.mark.parametrize("masses", [[0.1], [0.0], [0.1, np.nan], [np.nan, 0.1]])
 def test_short_and_undefined_courses_are_drawn(masses):
     line = panels(draw_training(watched(masses)))["attention to position 0"].get_lines()[0]
-    assert np.array_equal(line.get_ydata(), np.array(masses) / 2, equal_nan=True)  # layer 0 has half of the mass
+    assert np.array_equal(
+        line.get_ydata(), np.array(masses) / 2, equal_nan=True
+    )  # layer 0 has half of the mass
 
 
 def test_arms_are_drawn_with_their_differences_and_sinks():
     figure = draw_comparison(tables(), variants=("none", "shared"), group_by="value_norm")
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["value_norm none", "value_norm shared"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "value_norm none",
+        "value_norm shared",
+    ]
     by_label = panels(figure)
     loss = by_label["evaluation loss, nats"]
     assert [line.get_ydata().tolist() for line in loss.get_lines()[:2]] == [[5.0, 3.0], [5.0, 2.5]]
@@ -93,9 +107,15 @@ def test_arms_are_drawn_with_their_differences_and_sinks():
 
 def test_what_was_not_watched_evaluated_or_repeated_is_drawn_without_it():
     figure = draw_comparison(tables(sinks=False), variants=("none", "shared"))
-    assert [text.get_text() for text in panels(figure)["attention to position 0, top layer"].texts] == ["not watched"]
-    ends = panels(draw_comparison(tables(low=np.nan), variants=("none", "shared")))["final evaluation loss − baseline"]
-    assert [type(one).__name__ for one in ends.collections] == ["PathCollection"]  # the dots, and no interval
+    assert [
+        text.get_text() for text in panels(figure)["attention to position 0, top layer"].texts
+    ] == ["not watched"]
+    ends = panels(draw_comparison(tables(low=np.nan), variants=("none", "shared")))[
+        "final evaluation loss − baseline"
+    ]
+    assert [type(one).__name__ for one in ends.collections] == [
+        "PathCollection"
+    ]  # the dots, and no interval
     assert ends.get_lines()[0].get_ydata().tolist() == [-0.5]
     made = {name: table.replace("evaluation", "training") for name, table in tables().items()}
     assert "training loss, nats" in panels(draw_comparison(made, variants=("none", "shared")))

@@ -75,7 +75,9 @@ def test_a_run_shows_its_strongest_heads_and_its_tokens(run):
 
 
 def test_tokens_are_coloured_by_the_attention_they_get_from_those_after_them(run):
-    assert np.isnan(views.colored_tokens(run).props["values"]).all()  # of 8 tokens none has 8 after it
+    assert np.isnan(
+        views.colored_tokens(run).props["values"]
+    ).all()  # of 8 tokens none has 8 after it
     # Uniform attention over the past: of 10 tokens the first two have 8 or more after them.
     uniform = np.tril(np.ones((10, 10))) / np.arange(1, 11)[:, None]
     view = views.colored_tokens(SimpleNamespace(tensors={("pattern", 0): uniform[None, None]}))
@@ -107,7 +109,9 @@ def test_hostile_tokens_cannot_leave_their_place():
     framed = shown["heads"]._repr_html_()
     assert 'sandbox="allow-scripts"' in framed
     assert "<script" not in framed
-    assert html.unescape(framed.split('srcdoc="')[1].rstrip("></iframe")[:-1]).startswith("<!doctype html>")
+    assert html.unescape(framed.split('srcdoc="')[1].rstrip("></iframe")[:-1]).startswith(
+        "<!doctype html>"
+    )
 
 
 def test_a_page_allows_nothing_but_its_own_scripts():
@@ -132,8 +136,16 @@ def test_what_cannot_be_shown_is_refused(run, tmp_path):
     for source, options, message in (
         (np.ones((2, 3)), {}, r"as many queries as keys; found \(1, 2, 3\)"),
         (-np.inf, {}, r"as many queries as keys; found \(\)"),
-        (np.ones((90, 90, 90)), {}, "729,000 numbers are too many for a browser; need 600,000 at most"),
-        (captured("neurons"), {}, r"'pattern' of layers \[\]|'pattern' was captured in layers \[\]"),
+        (
+            np.ones((90, 90, 90)),
+            {},
+            "729,000 numbers are too many for a browser; need 600,000 at most",
+        ),
+        (
+            captured("neurons"),
+            {},
+            r"'pattern' of layers \[\]|'pattern' was captured in layers \[\]",
+        ),
         (PATTERN, {"tokens": ["a", "b", "c"]}, "there are 3 tokens for 8 positions; need one each"),
         (captured(), {"sequence": 2}, "sequence 2 was not captured; need 0 to 1"),
         (captured(), {"heads": [4]}, "head 4 does not exist; need 0 to 3"),
@@ -165,7 +177,9 @@ def test_a_model_and_a_text_are_enough_and_show_what_a_capture_has():
     chosen = views.attention_patterns(lens, TEXT, heads=[(2, 1), (0, 3)])
     assert chosen.props["headLabels"] == ["L2.H1", "L0.H3"]
     assert chosen.props["attention"] == pytest.approx(
-        np.stack([whole["pattern", 2][0, 1].float().numpy(), whole["pattern", 0][0, 3].float().numpy()])
+        np.stack(
+            [whole["pattern", 2][0, 1].float().numpy(), whole["pattern", 0][0, 3].float().numpy()]
+        )
     )
     assert [text.strip() for text in chosen.props["tokens"]][-1].endswith("r")
     of_layer = views.attention_heads(lens, TEXT, layers=[1])
@@ -176,7 +190,10 @@ def test_a_model_and_a_text_are_enough_and_show_what_a_capture_has():
         for head in range(lens.n_heads)
     }
     ranked = sorted(to_first, key=lambda name: -to_first[name])
-    assert views.attention_heads(lens, TEXT).props["attentionHeadNames"] == [*ranked[:6], *ranked[-2:]]
+    assert views.attention_heads(lens, TEXT).props["attentionHeadNames"] == [
+        *ranked[:6],
+        *ranked[-2:],
+    ]
 
 
 def test_a_neuron_is_shown_over_the_tokens():

@@ -17,18 +17,36 @@ def tokenizer(*, adds_bos: bool = True, template: str | None = TEMPLATE):
 
 def doubled():
     made, special = tokenizer(), [("<s>", BOS_ID)]
-    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> <s> $A", special_tokens=special)
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> <s> $A", special_tokens=special
+    )
     return made
 
 
 @pytest.mark.parametrize(
     ("make", "counts", "said"),
     [
-        (tokenizer, (1, 1, 2), "puts 1 in front of a text, a chat begins with 1 (2 if its text is tokenised again)"),
+        (
+            tokenizer,
+            (1, 1, 2),
+            "puts 1 in front of a text, a chat begins with 1 (2 if its text is tokenised again)",
+        ),
         (doubled, (2, 1, 3), "puts 2 in front of a text, a chat begins with 1 (3 if"),
-        (lambda: tokenizer(adds_bos=False), (0, 1, 1), "puts none in front of a text, a chat begins with 1"),
-        (lambda: tokenizer(template=None), (1, None, None), "the tokenizer puts 1 in front of a text"),
-        (lambda: tokenizer(template="{{ messages[9].content }}"), (1, None, None), "puts 1 in front of a text"),
+        (
+            lambda: tokenizer(adds_bos=False),
+            (0, 1, 1),
+            "puts none in front of a text, a chat begins with 1",
+        ),
+        (
+            lambda: tokenizer(template=None),
+            (1, None, None),
+            "the tokenizer puts 1 in front of a text",
+        ),
+        (
+            lambda: tokenizer(template="{{ messages[9].content }}"),
+            (1, None, None),
+            "puts 1 in front of a text",
+        ),
     ],
 )
 def test_bos_is_counted_in_front_of_a_text_and_of_a_chat(make, counts, said):

@@ -22,8 +22,26 @@ model_card = import_module("sink_lens.studies.card")
 
 SIZE = {"sequences": 4, "length": 24, "progress": False}
 FIELDS = [
-    *("schema", "sentence", "sink_lens", "model", "measured_on", "sink", "cache", "bos", "outlier_dimensions"),
-    *("residual_sinks", "growth", "writers", "super_weights", "largest_activations", "loss", "chain"),
+    *(
+        "schema",
+        "sentence",
+        "sink_lens",
+        "model",
+        "measured_on",
+        "sink",
+        "cache",
+        "bos",
+        "outlier_dimensions",
+    ),
+    *(
+        "residual_sinks",
+        "growth",
+        "writers",
+        "super_weights",
+        "largest_activations",
+        "loss",
+        "chain",
+    ),
 ]
 
 
@@ -42,14 +60,21 @@ def test_a_card_has_what_was_planted(study):
     assert found["sink"]["positions"] == [0]
     assert [row["id"] for row in found["sink"]["tokens"]] == [truth.bos_id]
     assert found["cache"] == {"keep": [0], "sink_tokens": 4, "sink_tokens_kept": 4}
-    assert ("A KV cache must keep", "position 0 (4 of 4 sink tokens)") in model_card.card_text_rows(found)
+    assert ("A KV cache must keep", "position 0 (4 of 4 sink tokens)") in model_card.card_text_rows(
+        found
+    )
     assert found["sink"]["rate"]["value"] == pytest.approx(0.4)
     (outlier,), weight = found["outlier_dimensions"], found["super_weights"][0]
-    assert (outlier["dimension"], outlier["layers"]) == (truth.outlier_dimension, f"{truth.layer}-4")
+    assert (outlier["dimension"], outlier["layers"]) == (
+        truth.outlier_dimension,
+        f"{truth.layer}-4",
+    )
     assert found["writers"][0]["neurons"][0][0] == truth.neuron
     assert (weight["row"], weight["column"]) == (truth.outlier_dimension, truth.neuron)
     assert (found["chain"], found["schema"]) == ({"asked": False}, "sink_lens.card/1")
-    assert study.headline.startswith("Keep the token at position 0: it is the sink of 40% [40%, 40%] of heads; ")
+    assert study.headline.startswith(
+        "Keep the token at position 0: it is the sink of 40% [40%, 40%] of heads; "
+    )
     assert read_run(study.folder).missing == []
 
 
@@ -58,7 +83,9 @@ def test_the_same_input_gives_the_same_bytes_without_a_path_or_a_time(lens, stud
     for name in ("card.json", "card.md"):
         first, second = ((one.folder / name).read_bytes() for one in (study, again))
         assert first == second
-        assert not [one for one in (b"/tmp", str(tmp_path.parent).encode(), b"2026-") if one in first]
+        assert not [
+            one for one in (b"/tmp", str(tmp_path.parent).encode(), b"2026-") if one in first
+        ]
     assert json.loads((study.folder / "card.json").read_text()) == study.decision
 
 
@@ -108,7 +135,10 @@ def test_every_family_has_a_card(family, tmp_path):
     made = card(lens, out=tmp_path / "card", **SIZE)
     assert list(made.decision) == FIELDS
     assert len(made.tables["layers"]) == lens.n_layers
-    assert read_table_row(read_run(tmp_path / "card"))["loss"] == made.decision["loss"]["clean"]["value"]
+    assert (
+        read_table_row(read_run(tmp_path / "card"))["loss"]
+        == made.decision["loss"]["clean"]["value"]
+    )
 
 
 def test_the_expert_that_writes_an_outlier_is_found():
@@ -116,14 +146,19 @@ def test_the_expert_that_writes_an_outlier_is_found():
     mlp, tokenizer = model.model.layers[1].mlp, tiny_tokenizer(adds_bos=True)
     tokens = from_text(bundled_text(), tokenizer, sequences=4, length=16)
     inputs = []
-    with torch.no_grad(), mlp.register_forward_pre_hook(lambda module, given: inputs.append(given[0])):
+    with (
+        torch.no_grad(),
+        mlp.register_forward_pre_hook(lambda module, given: inputs.append(given[0])),
+    ):
         model.model.embed_tokens.weight[BOS_ID] *= 8
         model(tokens.tokens)
         of_bos = torch.nn.functional.normalize(inputs[0][:, 0].mean(0), dim=0)
         along = inputs[0] @ of_bos
         mlp.router.weight.zero_()
         mlp.router.bias.zero_()
-        mlp.router.weight[0] = 40 * of_bos  # BOS alone goes to expert 0, which alone writes dimension 7
+        mlp.router.weight[0] = (
+            40 * of_bos
+        )  # BOS alone goes to expert 0, which alone writes dimension 7
         mlp.router.bias[0] = -20 * (along[:, 0].min() + along[:, 1:].max())
         mlp.experts.down_proj *= 0.05
         mlp.experts.down_proj[..., 7] = 0
@@ -146,12 +181,18 @@ def test_what_granite_multiplies_by_is_in_the_shares_of_neurons():
             for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 projection.weight[[read, written]] = 0
         for neuron in range(5):  # each makes a fifth
-            mlp.gate_proj.weight[neuron], mlp.up_proj.weight[neuron], mlp.down_proj.weight[:, neuron] = 0, 0, 0
+            (
+                mlp.gate_proj.weight[neuron],
+                mlp.up_proj.weight[neuron],
+                mlp.down_proj.weight[:, neuron],
+            ) = 0, 0, 0
             mlp.gate_proj.weight[neuron, read] = mlp.up_proj.weight[neuron, read] = 5
             mlp.down_proj.weight[written, neuron] = 20
     tokens = from_text(bundled_text(), tokenizer, sequences=4, length=16)
     (row,) = [
-        one for one in ObservedModel(wrap(model, tokenizer=tokenizer), tokens).outlier_writers if one["layer"] == 1
+        one
+        for one in ObservedModel(wrap(model, tokenizer=tokenizer), tokens).outlier_writers
+        if one["layer"] == 1
     ]
     assert row["dimension"] == written
     assert [neuron for neuron, _ in sorted(row["neurons"])] == list(range(5))

@@ -35,7 +35,9 @@ def trained(model, *, steps, seed, lr, only=""):
     """The model after some steps on pieces of the bundled text, by those of its weights that a name is part of."""
     chosen = [weight for name, weight in model.named_parameters() if only in name]
     optimizer = torch.optim.AdamW(chosen, lr=lr, weight_decay=0.01)
-    ids = torch.tensor(tiny_tokenizer(adds_bos=False)(bundled_text()[:200_000], verbose=False)["input_ids"])
+    ids = torch.tensor(
+        tiny_tokenizer(adds_bos=False)(bundled_text()[:200_000], verbose=False)["input_ids"]
+    )
     generator = torch.Generator().manual_seed(seed)
     model.train()
     for _ in range(steps):
@@ -77,12 +79,16 @@ def in_another_dimension(model, truth):
 
 def noisy_unembedding(model, truth):
     weight = model.lm_head.weight
-    weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)) * weight.std())
+    weight.add_(
+        torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)) * weight.std()
+    )
 
 
 BREAKAGES = {
     "super neuron's column is zero": (
-        lambda model, truth: model.model.layers[truth.layer].mlp.down_proj.weight[:, truth.neuron].zero_(),
+        lambda model, truth: (
+            model.model.layers[truth.layer].mlp.down_proj.weight[:, truth.neuron].zero_()
+        ),
         {"sink_rate", "first_token_norm_ratio", "outlier_dimensions", "writing_neurons"},
     ),
     "keys do not read the outlier": (without_key, {"sink_rate", "first_token_attention"}),
@@ -171,13 +177,19 @@ def test_a_fine_tune_keeps_the_bound(base, tmp_path):
     assert study.decision["within_bound"]
     assert ", within the bound of 0.25 nats. " in study.headline
     changes = study.tables["changes"].set_index("quantity")
-    assert changes.loc["loss", "change_low"] <= changes.loc["loss", "change"] <= changes.loc["loss", "change_high"]
+    assert (
+        changes.loc["loss", "change_low"]
+        <= changes.loc["loss", "change"]
+        <= changes.loc["loss", "change_high"]
+    )
 
 
 def test_a_loss_that_is_no_number_is_not_within_its_bound():
     row = {"quantity": "loss", "unit": "nats", "first": 5.0, "changed": True}
     row |= dict.fromkeys(("second", "change", "change_low", "change_high"), math.nan)
-    found = _make_json_answer([row], pd.DataFrame(), names=("base", "tuned"), config=CardConfig(), n=4)
+    found = _make_json_answer(
+        [row], pd.DataFrame(), names=("base", "tuned"), config=CardConfig(), n=4
+    )
     assert not found["within_bound"]
     assert "loss 5 → undefined" in found["sentence"]
 
@@ -188,7 +200,9 @@ def test_the_difference_of_a_loss_is_paired_by_sequence(base, tmp_path):
     with torch.no_grad():
         tokens = sequences().tokens
         logits = [one(tokens).logits[:, :-1].flatten(0, 1) for one in (base, other)]
-    first, second = (float(torch.nn.functional.cross_entropy(one, tokens[:, 1:].flatten())) for one in logits)
+    first, second = (
+        float(torch.nn.functional.cross_entropy(one, tokens[:, 1:].flatten())) for one in logits
+    )
     row = study.tables["changes"].iloc[0]
     assert (row["first"], row["change"]) == pytest.approx((first, second - first), rel=1e-4)
 
@@ -201,12 +215,19 @@ def test_models_of_other_shapes_and_one_model_alone_are_refused(base, tmp_path):
     with pytest.raises(InputError, match="3 models were given; need one, or two to compare"):
         card(lens, others=("a", "b"), **given)
     half = wrap(copy.deepcopy(base).bfloat16(), tokenizer=tokenizer(), name="half")
-    with pytest.raises(InputError, match=r"differ in dtype .*need one type. Load both with the same dtype"):
+    with pytest.raises(
+        InputError, match=r"differ in dtype .*need one type. Load both with the same dtype"
+    ):
         card(lens, half, **given)
 
 
 def test_a_change_names_neurons_as_neurons():
-    row = {"quantity": "writing_neurons", "unit": "index", "first_indices": "1.49, 11.1229", "second_indices": ""}
+    row = {
+        "quantity": "writing_neurons",
+        "unit": "index",
+        "first_indices": "1.49, 11.1229",
+        "second_indices": "",
+    }
     assert _change_text(row) == "writing neurons L1.N49, L11.N1229 → none"
 
 
@@ -217,12 +238,18 @@ def test_a_model_is_not_compared_with_itself_in_memory(base):
     with torch.random.fork_rng():
         tuned = get_peft_model(held, settings).eval()
     for pair in ((held, tuned), (base, base)):
-        for made in (lambda pair=pair: card(*pair, tokens=sequences()), lambda pair=pair: cards(pair, sequences())):
+        for made in (
+            lambda pair=pair: card(*pair, tokens=sequences()),
+            lambda pair=pair: cards(pair, sequences()),
+        ):
             with pytest.raises(InputError, match="one model in memory"):
                 made()
     study = card(base, tuned, tokens=sequences(), progress=False)
     assert list(study.tables["tensors"]["tensor"])
-    assert (study.decision["first"], study.decision["second"]) == ("the first model", "the second model")
+    assert (study.decision["first"], study.decision["second"]) == (
+        "the first model",
+        "the second model",
+    )
     assert not study.decision["same_weights"]
 
 

@@ -20,10 +20,20 @@ NUMBER = {"value": 0.4, "low": 0.3, "high": 0.5, "n": 4}
 
 
 def a_card(folder):
-    loss = NUMBER | {"value": 6.0, "low": 5.9, "high": 6.1, "change": NUMBER | {"value": 0.0, "low": 0.0, "high": 0.0}}
+    loss = NUMBER | {
+        "value": 6.0,
+        "low": 5.9,
+        "high": 6.1,
+        "change": NUMBER | {"value": 0.0, "low": 0.0, "high": 0.0},
+    }
     made = {
         "sentence": "Keep it.",
-        "sink": {"positions": [0], "rate": NUMBER, "attention": NUMBER, "to_no_key": NUMBER | {"value": None}}
+        "sink": {
+            "positions": [0],
+            "rate": NUMBER,
+            "attention": NUMBER,
+            "to_no_key": NUMBER | {"value": None},
+        }
         | {"first_layer": 3},
         "outlier_dimensions": [{"dimension": 29}],
         "residual_sinks": [],
@@ -33,23 +43,38 @@ def a_card(folder):
         "largest_activations": [{"site": "z", "value": -3.0}],
         "chain": {"asked": False},
     }
-    with create_run(folder, kind="card", config={}, provenance={"model": "a_b|c", "dtype": "float32"}) as writer:
+    with create_run(
+        folder, kind="card", config={}, provenance={"model": "a_b|c", "dtype": "float32"}
+    ) as writer:
         writer.write_text("card.json", json.dumps(made))
         writer.write_csv("summary", pd.DataFrame({"sentence": ["Keep it."]}))
     return folder
 
 
 def run(*arguments):
-    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, ["card", *map(str, arguments)])
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(
+        cli.app, ["card", *map(str, arguments)]
+    )
 
 
 def test_a_card_and_a_trace_share_the_names_of_what_both_have(tmp_path):
     card, trace = make_table_rows([str(a_card(tmp_path / "a")), str(TRACE)], CardConfig())
     shared = set(card) & set(trace)
-    assert {"model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "sink_mass"} <= shared
+    assert {
+        "model",
+        "sink_rate",
+        "sink_positions",
+        "outlier_dimensions",
+        "loss",
+        "sink_mass",
+    } <= shared
     assert [card[f"sink_rate{end}"] for end in ("", "_low", "_high")] == [0.4, 0.3, 0.5]
     assert trace["sink_positions"] == "0, 2"
-    assert [round(trace[f"sink_rate{end}"], 3) for end in ("", "_low", "_high")] == [0.827, 0.816, 0.837]
+    assert [round(trace[f"sink_rate{end}"], 3) for end in ("", "_low", "_high")] == [
+        0.827,
+        0.816,
+        0.837,
+    ]
     assert card["super_weights"] == "2 [29, 62]"
     assert card["bos_needed"] is None
 
@@ -65,7 +90,9 @@ def test_one_outlier_dimension_is_no_number(tmp_path):
 
 def test_the_position_that_a_trace_studied_without_a_sink_is_no_sink(tmp_path):
     summary = read_run(TRACE).tables["summary"]
-    summary.loc[summary["quantity"] == "sink_position", "note"] = "no position has a sink rate; this one is studied"
+    summary.loc[summary["quantity"] == "sink_position", "note"] = (
+        "no position has a sink rate; this one is studied"
+    )
     with create_run(tmp_path / "run", kind="trace", config={}, provenance={"model": "m"}) as writer:
         writer.write_csv("summary", summary)
     assert "sink_positions" not in make_table_rows([str(tmp_path / "run")], CardConfig())[0]
@@ -82,7 +109,13 @@ def test_columns_are_the_main_ones_or_those_asked_for(tmp_path):
 
 def test_the_table_has_numbers_in_full_and_intervals_in_columns_of_their_own(tmp_path):
     table = cards([a_card(tmp_path / "a"), TRACE], columns=["model", "sink_rate", "bos_needed"])
-    assert table.columns.tolist() == ["model", "sink_rate", "sink_rate_low", "sink_rate_high", "bos_needed"]
+    assert table.columns.tolist() == [
+        "model",
+        "sink_rate",
+        "sink_rate_low",
+        "sink_rate_high",
+        "bos_needed",
+    ]
     assert table.iloc[0].tolist() == ["a_b|c", 0.4, 0.3, 0.5, None]
     assert str(table["sink_rate"][1]).startswith("0.82685")
 
@@ -120,7 +153,12 @@ def test_models_are_measured_and_stand_beside_runs(tmp_path):
     planted().model.save_pretrained(folder)
     tiny_tokenizer(adds_bos=True).save_pretrained(folder)
     given = {"sequences": 4, "length": 24, "progress": False}
-    table = cards([a_card(tmp_path / "a"), folder, TRACE], columns=["model", "loss"], out=tmp_path / "out", **given)
+    table = cards(
+        [a_card(tmp_path / "a"), folder, TRACE],
+        columns=["model", "loss"],
+        out=tmp_path / "out",
+        **given,
+    )
     assert list(table.columns) == ["model", "loss", "loss_low", "loss_high"]
     assert table["model"].tolist()[:2] == ["a_b|c", "mine"]
     text = (tmp_path / "out" / "2-mine" / "card.json").read_text()

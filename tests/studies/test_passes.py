@@ -48,7 +48,9 @@ def test_quantise_makes_no_more_passes_than_were_estimated(planted_folder, tmp_p
     monkeypatch.setattr(quantisation, "run_with", counted)
     quantise(planted_folder, config=config, out=tmp_path / "run", progress=False)
     made = sum(tokens) / (config.sequences * config.length)
-    assert 3 <= made <= most_passes(config, planted_folder) - 1  # the pass that finds the sinks is not counted here
+    assert (
+        3 <= made <= most_passes(config, planted_folder) - 1
+    )  # the pass that finds the sinks is not counted here
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -62,7 +64,9 @@ def test_a_planted_model_is_read_in_at_most_as_many_tokens_as_were_estimated(
         return real(self, ids)
 
     monkeypatch.setattr(torch.nn.Embedding, "forward", counted)
-    config = CardConfig(**READ, model=str(planted_folder), others=(str(planted_folder),) * (count - 1))
+    config = CardConfig(
+        **READ, model=str(planted_folder), others=(str(planted_folder),) * (count - 1)
+    )
     card(config.model, config=config, out=tmp_path / "run", progress=False)
     made = sum(embedded) / (config.sequences * config.length)
     assert made <= most_passes(config, planted_folder) <= 1.5 * made

@@ -18,7 +18,12 @@ from sink_lens.report.html import page_content
 from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.studies.config import CardConfig, QuantiseConfig
 from sink_lens.studies.pages.quantise import show_quantise
-from sink_lens.studies.quantise import draw_ordinary_tokens, draw_other_channels, largest_channels, quantise
+from sink_lens.studies.quantise import (
+    draw_ordinary_tokens,
+    draw_other_channels,
+    largest_channels,
+    quantise,
+)
 from tests.tiny_families import TINY_FAMILIES, tiny
 
 module = import_module("sink_lens.studies.quantise")
@@ -36,7 +41,9 @@ def speaking(*, sink=True, sharp=4.0, sequences=8, length=32):
         while tokens.shape[1] < length:
             logits = truth.model(tokens).logits[:, -1]
             logits[:, :3] = -torch.inf  # no special token
-            tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1, generator=generator)], dim=1)
+            tokens = torch.cat(
+                [tokens, torch.multinomial(logits.softmax(-1), 1, generator=generator)], dim=1
+            )
     lens = wrap(truth.model, tokenizer=tiny_tokenizer(adds_bos=True))
     return lens, from_tensor(tokens, tokenizer=lens.tokenizer), truth
 
@@ -52,13 +59,17 @@ def test_a_sink_that_sets_the_scale_of_the_stream_is_what_must_be_kept(tmp_path)
     assert (row["sink_tokens"], row["channels"]) == (1.0, 0)
     assert row["cost_low"] > 0.5
     assert row["closed_low"] > 0.9 > 0.3 > row["random_most"]
-    assert study.headline.startswith("Keep the sink tokens (1 a sequence, at position 0) in 16 bit: int8_tensor costs")
+    assert study.headline.startswith(
+        "Keep the sink tokens (1 a sequence, at position 0) in 16 bit: int8_tensor costs"
+    )
     assert row["left_nats"] == pytest.approx(row["kept_loss_nats"] - row["clean_loss_nats"])
 
 
 def test_without_the_sink_there_is_nothing_to_keep_and_nothing_more_is_run(tmp_path):
     lens, tokens, _ = speaking(sink=False)
-    study = quantise(lens, tokens=tokens, out=tmp_path / "run", **(STREAM | {"format": "int8_token"}))
+    study = quantise(
+        lens, tokens=tokens, out=tmp_path / "run", **(STREAM | {"format": "int8_token"})
+    )
     row = study.tables["summary"].iloc[0]
     assert row["verdict"] == "nothing to keep"
     assert study.headline.startswith("Nothing to keep: int8_token c")
@@ -79,9 +90,16 @@ def test_the_run_holds_every_condition_and_the_decision_names_the_channels(tmp_p
     assert found["channels"] > 0
     sinks = sink_mask(lens, tokens, by="norm").cpu()[:4]
     largest = module._largest_magnitudes(lens, tokens[:4], sinks=sinks, sites=list(LINEAR_INPUTS))
-    assert found["kept_channels"] == largest_channels(largest[bool(found["sink_tokens"])], found["channels"])
+    assert found["kept_channels"] == largest_channels(
+        largest[bool(found["sink_tokens"])], found["channels"]
+    )
     kept = found["kept_channels"]
-    rows = {(site, layer, one) for site, layers in kept.items() for layer, some in layers.items() for one in some}
+    rows = {
+        (site, layer, one)
+        for site, layers in kept.items()
+        for layer, some in layers.items()
+        for one in some
+    }
     assert set(study.tables["channels"].itertuples(index=False, name=None)) == rows
     shown = list(show_quantise(study))
     assert shown[1].loc[shown[1]["chosen"] == "chosen", "channels"].tolist() == [found["channels"]]
@@ -128,15 +146,23 @@ def test_the_spread_over_inputs_is_in_the_interval():
     row = half.condition_row("tokens", near)
     assert row["closed_share"] == pytest.approx(0.9)
     # The sequences do not differ, and 0.1 is the standard deviation of 1, 0.9 and 0.8.
-    assert (row["closed_low"], row["change_high"]) == (pytest.approx(0.9 - 0.196), pytest.approx(0.1 + 0.196))
+    assert (row["closed_low"], row["change_high"]) == (
+        pytest.approx(0.9 - 0.196),
+        pytest.approx(0.1 + 0.196),
+    )
 
 
 def test_the_title_is_what_held_on_the_other_half_and_the_row_is_marked(tmp_path, monkeypatch):
     lens, tokens, _ = speaking()
     study = quantise(lens, tokens=tokens, out=tmp_path / "run", **STREAM)
     marked = study.tables["conditions"].query("chosen")
-    assert set(zip(marked["part"], marked["kept"], strict=True)) == {("choose", "tokens"), ("judge", "tokens")}
-    monkeypatch.setattr(module, "_smallest_good_set", lambda rows, goal: rows[2] | {"closed_share": 1.0})
+    assert set(zip(marked["part"], marked["kept"], strict=True)) == {
+        ("choose", "tokens"),
+        ("judge", "tokens"),
+    }
+    monkeypatch.setattr(
+        module, "_smallest_good_set", lambda rows, goal: rows[2] | {"closed_share": 1.0}
+    )
     missed = quantise(lens, tokens=tokens, out=tmp_path / "missed", goal=1.0, **STREAM)
     assert missed.decision["verdict"] in ("goal missed", "no small set")
     assert not missed.headline.startswith("Keep")
@@ -147,7 +173,9 @@ def test_random_tokens_are_as_many_others():
     sinks[0, 0], sinks[1, [0, 4]] = True, True
     valid = torch.arange(10)[None] < torch.tensor([[10], [4], [10]])
     generator = torch.Generator().manual_seed(0)
-    draws = [draw_ordinary_tokens(sinks & valid, valid=valid, generator=generator) for _ in range(20)]
+    draws = [
+        draw_ordinary_tokens(sinks & valid, valid=valid, generator=generator) for _ in range(20)
+    ]
     for drawn in draws:
         assert drawn.sum(1).tolist() == [1, 1, 0]
         assert not (drawn & sinks).any()
@@ -169,7 +197,9 @@ def test_the_largest_channels_are_those_of_the_raw_model():
     sinks = sink_mask(lens, tokens, by="norm").cpu()
     found = module._largest_magnitudes(lens, tokens, sinks=sinks, sites=["z", "resid_post"])
     kept = {}
-    hook = lens.layer(2).self_attn.o_proj.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
+    hook = lens.layer(2).self_attn.o_proj.register_forward_pre_hook(
+        lambda module, args: kept.update(z=args[0])
+    )
     with torch.no_grad():
         lens.plain(tokens.tokens)
     hook.remove()
@@ -179,16 +209,31 @@ def test_the_largest_channels_are_those_of_the_raw_model():
         chosen = largest_channels(among, 2)
         assert chosen["z"][2] == among["z", 2].topk(2).indices.tolist()
     top = largest_channels(found[False], 1)["resid_post"]
-    assert all(top[layer] == [truth.outlier_dimension] for layer in range(truth.layer, lens.n_layers))
+    assert all(
+        top[layer] == [truth.outlier_dimension] for layer in range(truth.layer, lens.n_layers)
+    )
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_every_family_can_be_asked(family, tmp_path):
     lens = wrap(tiny(family))
     tokens = torch.randint(3, 300, (4, 16), generator=torch.Generator().manual_seed(0))
-    fields = {"cache": "int4_token", "channels": [2], "controls": 1, "format": "fp8_e4m3_token", "progress": False}
+    fields = {
+        "cache": "int4_token",
+        "channels": [2],
+        "controls": 1,
+        "format": "fp8_e4m3_token",
+        "progress": False,
+    }
     study = quantise(lens, tokens=from_tensor(tokens), out=tmp_path / "run", **fields)
-    sites = ["attn_in", "z", "mlp_in", *(["neurons"] if lens.family.experts is None else []), "k", "v"]
+    sites = [
+        "attn_in",
+        "z",
+        "mlp_in",
+        *(["neurons"] if lens.family.experts is None else []),
+        "k",
+        "v",
+    ]
     assert list(module._formats_by_site(lens, QuantiseConfig(cache="int4_token"))) == sites
     assert study.tables["summary"].iloc[0]["clean_loss_nats"] > 0
 
@@ -218,4 +263,6 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
         quantise(lens, tokens=tokens, config=CardConfig(), out=tmp_path / "run")
     quantised = replace(lens, name="it", notes=("the weights were read from a.gguf",))
     with pytest.raises(InputError, match="the weights of it come from a quantised file"):
-        quantise(quantised, tokens=tokens, weights="int8_token", out=tmp_path / "run", progress=False)
+        quantise(
+            quantised, tokens=tokens, weights="int8_token", out=tmp_path / "run", progress=False
+        )

@@ -26,7 +26,9 @@ TRUTH = planted()
 def seen():
     """The planted model on text with BOS."""
     lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True))
-    return ObservedModel(lens, from_text(bundled_text(), lens.tokenizer, sequences=N, length=T, bos="with"))
+    return ObservedModel(
+        lens, from_text(bundled_text(), lens.tokenizer, sequences=N, length=T, bos="with")
+    )
 
 
 @functools.cache
@@ -36,13 +38,18 @@ def raw():
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     states = []
-    hooks = [layer.register_forward_hook(lambda m, a, out: states.append(out)) for layer in model.model.layers]
+    hooks = [
+        layer.register_forward_hook(lambda m, a, out: states.append(out))
+        for layer in model.model.layers
+    ]
     with torch.no_grad():
         out = model(tokens, output_attentions=True)
     for hook in hooks:
         hook.remove()
     model.set_attn_implementation(before)
-    losses = torch.nn.functional.cross_entropy(out.logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
+    losses = torch.nn.functional.cross_entropy(
+        out.logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none"
+    )
     return torch.stack(out.attentions), torch.stack(states), losses
 
 
@@ -77,19 +84,27 @@ def test_a_quantity_is_what_the_raw_model_gives(name):
 def test_indices_are_the_planted_ones():
     assert quantities.found_sink_positions(seen()) == [0]
     assert quantities.writing_neurons(seen()) == [(TRUTH.layer, TRUTH.neuron)]
-    assert quantities.sink_onset_layer(seen(), threshold=0.3) == int((mass().mean((1, 2)) > 0.3).nonzero()[0])
+    assert quantities.sink_onset_layer(seen(), threshold=0.3) == int(
+        (mass().mean((1, 2)) > 0.3).nonzero()[0]
+    )
     assert [row["mlp_out"] for row in seen().outlier_writers] == pytest.approx([1], abs=1e-3)
 
 
 def test_a_card_of_one_or_two_models_says_these_numbers(tmp_path):
     card, number = card_contents(seen()), {name: float(NUMBERS[name]()) for name in NUMBERS}
     said = [card["sink"][name]["value"] for name in ("rate", "attention", "to_no_key")]
-    assert said == pytest.approx(list(number.values())[:3], rel=1e-3, abs=1e-6)  # a card has four digits
+    assert said == pytest.approx(
+        list(number.values())[:3], rel=1e-3, abs=1e-6
+    )  # a card has four digits
     assert card["loss"]["clean"]["value"] == pytest.approx(float(raw()[2].mean()), rel=1e-3)
     other = wrap(copy.deepcopy(seen().lens.plain), tokenizer=seen().lens.tokenizer)
-    study = make_card(seen().lens, other, tokens=seen().tokens, out=tmp_path / "diff", progress=False)
+    study = make_card(
+        seen().lens, other, tokens=seen().tokens, out=tmp_path / "diff", progress=False
+    )
     changes = study.tables["changes"].set_index("quantity")["first"]
-    assert {name: changes.get(name, 0.0) for name in number} == pytest.approx(number, rel=1e-3, abs=1e-5)
+    assert {name: changes.get(name, 0.0) for name in number} == pytest.approx(
+        number, rel=1e-3, abs=1e-5
+    )
     assert changes["loss"] == pytest.approx(float(raw()[2].mean()), rel=1e-5)
 
 

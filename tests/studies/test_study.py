@@ -12,12 +12,16 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import planted
 from sink_lens.studies import card, cards, quantise, sink_tokens
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*begin with BOS twice")  # the batch does not know that it has BOS
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*begin with BOS twice"
+)  # the batch does not know that it has BOS
 
 
 def test_a_folder_that_is_taken_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
     _, lens = planted_lens()
-    folder = quantise(lens, controls=1, tokens=sequences(), out=tmp_path / "run", progress=False).folder
+    folder = quantise(
+        lens, controls=1, tokens=sequences(), out=tmp_path / "run", progress=False
+    ).folder
     run = read_run(folder)
     assert (run.kind, run.status, run.missing) == ("quantise", "finished", [])
     assert len(run.provenance["weights_sha256"]) == 64
@@ -38,7 +42,13 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_measured(tmp_path,
 @pytest.mark.parametrize("study", [card, sink_tokens, quantise, trace])
 def test_options_of_text_beside_tokens_are_refused_and_the_record_says_what_ran(study, tmp_path):
     _, lens = planted_lens()
-    for given in ({"sequences": 3}, {"length": 9}, {"bos": "without"}, {"prompts": ["a b c"]}, {"text": "a.txt"}):
+    for given in (
+        {"sequences": 3},
+        {"length": 9},
+        {"bos": "without"},
+        {"prompts": ["a b c"]},
+        {"text": "a.txt"},
+    ):
         with pytest.raises(InputError, match=next(iter(given))):
             study(lens, tokens=sequences(), progress=False, **given)
     if study is card:
@@ -72,6 +82,9 @@ def test_a_study_started_before_it_measured(monkeypatch):
     times = iter(f"2026-01-01T00:00:0{n}+00:00" for n in range(9))
     for place in ("records.writing", "studies.study", "studies.card"):
         monkeypatch.setattr(sys.modules[f"sink_lens.{place}"], "utc_now_text", lambda: next(times))
-    for one in (card(lens, tokens=sequences(), progress=False), sink_tokens(lens, tokens=sequences(), progress=False)):
+    for one in (
+        card(lens, tokens=sequences(), progress=False),
+        sink_tokens(lens, tokens=sequences(), progress=False),
+    ):
         record = json.loads((one.run.folder / "run.json").read_text())
         assert record["started"] < record["ended"]

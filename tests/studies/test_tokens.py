@@ -22,21 +22,29 @@ def delimiters(tmp_path_factory):
     model = build("delimiter")
     tokens = model.draw(8, length=48, generator=torch.Generator().manual_seed(1))
     folder = tmp_path_factory.mktemp("runs") / "delimiters"
-    return model, tokens, sink_tokens(wrap(model.model), tokens=from_tensor(tokens), out=folder, progress=False)
+    return (
+        model,
+        tokens,
+        sink_tokens(wrap(model.model), tokens=from_tensor(tokens), out=folder, progress=False),
+    )
 
 
 def test_the_tables_name_the_planted_tokens_their_layers_and_their_dimension(delimiters):
     model, tokens, found = delimiters
     truth = model.sinks(tokens)
     table = found.tables["sink_tokens"]
-    assert set(zip(table["sequence"], table["position"], strict=True)) == set(map(tuple, truth.nonzero().tolist()))
+    assert set(zip(table["sequence"], table["position"], strict=True)) == set(
+        map(tuple, truth.nonzero().tolist())
+    )
     assert table["massive"].all()
     ((dimension,),) = {tuple(dimensions) for dimensions in model.truth.outliers.values()}
     assert set(table["dimensions"]) == {str(dimension)}
     sinks = table.loc[table["sink"]]
     first, last = min(model.truth.locked), max(model.truth.locked)
     assert set(sinks["sink_layers"]) == {f"{first}-{last}" if first < last else str(first)}
-    assert set(table["massive_layers"]) == {f"{min(model.truth.outliers)}-{max(model.truth.outliers)}"}
+    assert set(table["massive_layers"]) == {
+        f"{min(model.truth.outliers)}-{max(model.truth.outliers)}"
+    }
     assert (sinks["received"] > 0.1).all()
 
 
@@ -46,7 +54,9 @@ def test_rates_by_token_and_by_position(delimiters):
     for token in model.delimiters:
         assert ids.loc[token, "massive_rate"] == 1
         assert ids.loc[token, "tokens"] == int((tokens[:, 1:] == token).sum())
-    assert (ids.drop(index=list(model.delimiters))[["sink_rate", "massive_rate"]] == 0).all(axis=None)
+    assert (ids.drop(index=list(model.delimiters))[["sink_rate", "massive_rate"]] == 0).all(
+        axis=None
+    )
     positions = found.tables["positions"].set_index("position")["massive_rate"]
     for position, rate in positions.items():
         assert rate == pytest.approx(float(model.sinks(tokens)[:, position].float().mean()))
@@ -64,7 +74,9 @@ def test_every_table_is_there_and_the_page_shows_it(delimiters):
 def test_a_model_without_sinks_says_so(tmp_path):
     model = build("untrained", family="llama")
     tokens = model.draw(6, length=32, generator=torch.Generator().manual_seed(0))
-    found = sink_tokens(wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", progress=False)
+    found = sink_tokens(
+        wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", progress=False
+    )
     none = {"attention": "no sink", "norm": "no massive activation"}
     said = [f"by {way}: {what}, so no token is marked" for way, what in none.items()]
     assert [text.split(";")[0] for text in found.sentences] == said
@@ -84,20 +96,42 @@ def test_a_residual_sink_is_told_from_a_sink_tokens_dimension(tmp_path):
     tokens = torch.randint(3, 290, (4, 40), generator=torch.Generator().manual_seed(0))
     tokens[:, 0] = model.model.config.bos_token_id
     fields = {"massive_threshold": 2.0, "progress": False}
-    found = sink_tokens(wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", **fields)
+    found = sink_tokens(
+        wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", **fields
+    )
     residual = found.tables["dimensions"].query("kind == 'residual'")
     expected = {(free, layer, 1) for layer in range(len(model.model.model.layers))}
-    assert set(residual[["dimension", "layer", "coverage"]].itertuples(index=False, name=None)) == expected
+    assert (
+        set(residual[["dimension", "layer", "coverage"]].itertuples(index=False, name=None))
+        == expected
+    )
 
 
 def test_coverage_by_hand():
     # Four tokens, one of them marked. Dimension 7 is an outlier on two of the three others after layer 1 and on one
     # after layer 0; dimension 8 on the marked one alone.
-    every = pd.DataFrame({"sequence": 0, "position": range(4), "sink": [True, False, False, False], "massive": False})
-    rows = [(1, 1, 7, -40.0, 21.0), (1, 2, 7, 20.0, 25.0), (0, 2, 7, 3.0, 30.0), (1, 0, 8, 9.0, 50.0)]
-    outliers = pd.DataFrame(rows, columns=["layer", "position", "dimension", "value", "ratio"]).assign(sequence=0)
+    every = pd.DataFrame(
+        {"sequence": 0, "position": range(4), "sink": [True, False, False, False], "massive": False}
+    )
+    rows = [
+        (1, 1, 7, -40.0, 21.0),
+        (1, 2, 7, 20.0, 25.0),
+        (0, 2, 7, 3.0, 30.0),
+        (1, 0, 8, 9.0, 50.0),
+    ]
+    outliers = pd.DataFrame(
+        rows, columns=["layer", "position", "dimension", "value", "ratio"]
+    ).assign(sequence=0)
     table = outlier_dimension_table(outliers, every, coverage=0.5)
-    assert table.columns.tolist() == ["kind", "dimension", "layer", "coverage", "tokens", "value", "ratio"]
+    assert table.columns.tolist() == [
+        "kind",
+        "dimension",
+        "layer",
+        "coverage",
+        "tokens",
+        "value",
+        "ratio",
+    ]
     assert table.to_numpy().tolist() == [
         ["residual", 7, 0, 1 / 3, 3, 3.0, 30.0],
         ["residual", 7, 1, 2 / 3, 3, 30.0, 23.0],
@@ -108,9 +142,14 @@ def test_coverage_by_hand():
 
 def test_prompts_of_different_lengths_are_taken(tmp_path):
     given = {"prompts": ["one two three four five six seven", "a b c"], "progress": False}
-    found = sink_tokens(wrap(tiny("llama"), tokenizer=tiny_tokenizer()), out=tmp_path / "run", **given)
+    found = sink_tokens(
+        wrap(tiny("llama"), tokenizer=tiny_tokenizer()), out=tmp_path / "run", **given
+    )
     tokens = found.tables["tokens"]
-    assert tokens.groupby("sequence")["position"].max().tolist() == (tokens["sequence"].value_counts() - 1).tolist()
+    assert (
+        tokens.groupby("sequence")["position"].max().tolist()
+        == (tokens["sequence"].value_counts() - 1).tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,4 +167,6 @@ def test_what_cannot_be_run_is_refused(fields, text):
 
 def test_delimiters_have_no_letter_and_no_digit_or_are_special():
     texts = {".": True, "\n\n": True, "<s>": True, " the": False, "3": False}
-    assert {text: is_delimiter(text, 1 if text == "<s>" else 5, frozenset({1})) for text in texts} == texts
+    assert {
+        text: is_delimiter(text, 1 if text == "<s>" else 5, frozenset({1})) for text in texts
+    } == texts

@@ -73,7 +73,8 @@ def test_other_weights_in_a_worker_are_refused_by_name(saved):
     }
     worker = cluster.Worker(cluster.Job(model=str(saved), plan=None, **of), "cpu")
     with pytest.raises(
-        ModelError, match=rf"'{saved}' has other weights on a worker than in the sweep.*save_pretrained"
+        ModelError,
+        match=rf"'{saved}' has other weights on a worker than in the sweep.*save_pretrained",
     ):
         worker.run(None)
 
@@ -82,23 +83,30 @@ def test_what_the_engine_would_not_heed_is_refused_and_without_ray_it_says_how_t
     lens, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
-    with pytest.raises(InputError, match="engine 'local' with workers 2; need engine 'ray', or leave workers out"):
+    with pytest.raises(
+        InputError, match="engine 'local' with workers 2; need engine 'ray', or leave workers out"
+    ):
         swept(lens, tmp_path / "run", workers=2)
     with pytest.raises(InputError, match="workers is 0; need at least 1"):
         swept(lens, tmp_path / "run", engine="ray", workers=0)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"engine 'ray' needs Ray; install it with pip install 'sink-lens\[ray\]'"):
+    with pytest.raises(
+        InputError, match=r"engine 'ray' needs Ray; install it with pip install 'sink-lens\[ray\]'"
+    ):
         swept(lens, tmp_path / "run", engine="ray")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_cluster_that_does_not_answer_is_said_at_once_and_nothing_is_written(lens, tmp_path, monkeypatch):
+def test_a_cluster_that_does_not_answer_is_said_at_once_and_nothing_is_written(
+    lens, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
     with socket.socket() as held:  # bound and not listening: whoever connects is refused
         held.bind(("127.0.0.1", 0))
         monkeypatch.setenv("RAY_ADDRESS", f"ray://127.0.0.1:{held.getsockname()[1]}")
         with pytest.raises(
-            InputError, match=r"no Ray cluster answers at RAY_ADDRESS=ray://127.* \(.*refused.*\); need a"
+            InputError,
+            match=r"no Ray cluster answers at RAY_ADDRESS=ray://127.* \(.*refused.*\); need a",
         ):
             swept(lens, tmp_path / "run", engine="ray")
     assert not (tmp_path / "run").exists()
@@ -112,7 +120,9 @@ def two_workers():
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written into the home folder
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patched.setenv("RAY_worker_niceness", "0")  # 15 else, and beside other tests they would hardly run
+        patched.setenv(
+            "RAY_worker_niceness", "0"
+        )  # 15 else, and beside other tests they would hardly run
         patched.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray.init(
             num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
@@ -153,14 +163,18 @@ def test_a_ray_cluster_whose_workers_are_killed_gives_the_table_of_one_process(
         if name.startswith("block-"):
             written.append(name)
             if len(written) == 2:
-                killed.extend(actors())  # whoever has a block: one at least, and another that has begun
+                killed.extend(
+                    actors()
+                )  # whoever has a block: one at least, and another that has begun
                 for worker in killed:
                     os.kill(worker, signal.SIGKILL)
             if len(written) == len(blocks):
                 at_the_end.extend(actors())
         return write(self, name, frame)
 
-    monkeypatch.setattr(engine.Engine, "run", lambda *args, **options: pytest.fail("this process computed a block"))
+    monkeypatch.setattr(
+        engine.Engine, "run", lambda *args, **options: pytest.fail("this process computed a block")
+    )
     monkeypatch.setattr(RunWriter, "write_table", watched)
     result = swept(lens, tmp_path / "run", engine="ray", workers=2, **given)
     for name, table in here.tables.items():
@@ -183,5 +197,8 @@ def test_what_cannot_be_sent_to_ray_is_refused(lens, tmp_path, two_workers):
         with lock:
             return run.loss
 
-    with pytest.raises(InputError, match="a cell or a metric holds something that cannot be sent to another process"):
+    with pytest.raises(
+        InputError,
+        match="a cell or a metric holds something that cannot be sent to another process",
+    ):
         swept(lens, tmp_path / "run", metrics=[on_outcome(guarded)], engine="ray", workers=1)

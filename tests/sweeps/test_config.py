@@ -53,7 +53,10 @@ WANTED = SweepConfig(
     bos="without",
     sequences=3,
     length=9,
-    metrics=(MetricSpec(name="sink_mass", options={"sink_position": 1, "layers": "0-1"}), MetricSpec(name="loss")),
+    metrics=(
+        MetricSpec(name="sink_mass", options={"sink_position": 1, "layers": "0-1"}),
+        MetricSpec(name="loss"),
+    ),
     grid=Grid.of(
         EditGrid(kind="scale", site="z", layers=[0, "1-2"], heads=[[0, 1], 3], factors=[0.5, 2.0]),
         EditGrid(units="each"),
@@ -78,7 +81,10 @@ def test_toml_and_json_give_the_same_configuration(tmp_path):
 
 def test_sources_of_tokens_and_changes_replace_what_the_file_says(tmp_path):
     text = written(tmp_path, "some prose", name="mine.txt")
-    assert sweep_config({"tokens": {"prompts": ["one", "two"]}, "edits": EDITS}).prompts == ("one", "two")
+    assert sweep_config({"tokens": {"prompts": ["one", "two"]}, "edits": EDITS}).prompts == (
+        "one",
+        "two",
+    )
     assert sweep_config({"tokens": {"text": str(text)}, "edits": EDITS}).text == str(text)
     config = read_sweep(written(tmp_path, TOML), model="another", seed=11)
     assert (config.model, config.seed, config.grid.seed) == ("another", 11, 11)
@@ -89,12 +95,18 @@ def test_sources_of_tokens_and_changes_replace_what_the_file_says(tmp_path):
     [
         ({"colour": 1, "edits": EDITS}, "the sweep has 'colour', which is not known; .*controls"),
         ({"tokens": {"width": 3}, "edits": EDITS}, r"\[tokens\] of the sweep has 'width'"),
-        ({"edits": [{"layer": 3}]}, r"\[\[edits\]\] of the sweep has 'layer', .*did you mean layers"),
+        (
+            {"edits": [{"layer": 3}]},
+            r"\[\[edits\]\] of the sweep has 'layer', .*did you mean layers",
+        ),
         ({}, r"has no edits; need at least one table \[\[edits\]\]"),
         ({"edits": {"kind": "zero"}}, "need a list of tables"),
         ({"edits": [3]}, "is 3; need a table"),
         ({"edits": [{"kind": 3}]}, r"kind of \[\[edits\]\] of the sweep is 3; need a text"),
-        ({"tokens": {"prompts": []}, "edits": EDITS}, r"prompts of the sweep is \[\]; need a list of texts, one"),
+        (
+            {"tokens": {"prompts": []}, "edits": EDITS},
+            r"prompts of the sweep is \[\]; need a list of texts, one",
+        ),
         ({"controls": "5", "edits": EDITS}, "controls is '5'; need a whole number"),
         ({"metrics": [], "edits": EDITS}, "there is no metric; need at least one"),
         (
@@ -114,7 +126,11 @@ def test_what_cannot_be_asked_is_refused(given, text):
         ("sweep.toml", "edits = ", "cannot be read as a sweep"),
         ("sweep.json", "{", "cannot be read as a sweep"),
         ("sweep.json", "[1]", "holds no table"),
-        ("sweep.toml", "[[edits]]\nkind = 'zero'\ncolour = 1\n", r"\[\[edits\]\] of .*sweep\.toml has 'colour'"),
+        (
+            "sweep.toml",
+            "[[edits]]\nkind = 'zero'\ncolour = 1\n",
+            r"\[\[edits\]\] of .*sweep\.toml has 'colour'",
+        ),
     ],
 )
 def test_a_file_that_is_no_sweep_is_named(tmp_path, name, text, says):
@@ -128,11 +144,17 @@ def test_a_file_that_is_no_sweep_is_named(tmp_path, name, text, says):
 def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
     config = read_sweep(written(tmp_path, EXAMPLE))
     assert (config.model, config.tokens) == (DEFAULT_MODEL, "text")
-    lens = wrap(tiny("llama", num_hidden_layers=30), tokenizer=tiny_tokenizer())  # the default model has as many layers
+    lens = wrap(
+        tiny("llama", num_hidden_layers=30), tokenizer=tiny_tokenizer()
+    )  # the default model has as many layers
     cells, controls = config.grid.specs(lens, n_positions=config.length)
     assert len(cells) == 32 + 30 * lens.n_heads
     assert controls
-    (mass,) = resolve_metrics(config.metrics, lens, tokens=TokenBatch.from_tensor(torch.zeros(1, config.length).long()))
+    (mass,) = resolve_metrics(
+        config.metrics, lens, tokens=TokenBatch.from_tensor(torch.zeros(1, config.length).long())
+    )
     assert mass.layers == tuple(range(12, 30))
-    (kinds,) = (line.partition("#")[2] for line in EXAMPLE.splitlines() if line.startswith("[[edits]] "))
+    (kinds,) = (
+        line.partition("#")[2] for line in EXAMPLE.splitlines() if line.startswith("[[edits]] ")
+    )
     assert [name.strip() for name in kinds.split(",")] == list(KINDS)

@@ -37,7 +37,9 @@ def drawn_of(spec):
 
 
 def test_the_last_axis_runs_fastest_and_options_faster_than_places():
-    found = places(lens_of("llama"), layers="0-1", positions=[[2, 3]], units=[5, "7-8"], site="neurons")
+    found = places(
+        lens_of("llama"), layers="0-1", positions=[[2, 3]], units=[5, "7-8"], site="neurons"
+    )
     assert [(place.part.layers, place.part.positions, place.part.units) for place in found] == [
         ((layer,), (2, 3), units) for layer in (0, 1) for units in ((5,), (7, 8))
     ]
@@ -45,10 +47,20 @@ def test_the_last_axis_runs_fastest_and_options_faster_than_places():
         ("zero", *[None] * 3)
     }
     found = places(
-        lens_of("llama"), kind="amplify", layers="0-1", positions=[3], factors=(2.0, 5.0), centres=("values", "none")
+        lens_of("llama"),
+        kind="amplify",
+        layers="0-1",
+        positions=[3],
+        factors=(2.0, 5.0),
+        centres=("values", "none"),
     )
-    assert [(place.part.layers, place.options["factor"], place.options["centre"]) for place in found] == [
-        ((layer,), factor, centre) for layer in (0, 1) for factor in (2.0, 5.0) for centre in ("values", "none")
+    assert [
+        (place.part.layers, place.options["factor"], place.options["centre"]) for place in found
+    ] == [
+        ((layer,), factor, centre)
+        for layer in (0, 1)
+        for factor in (2.0, 5.0)
+        for centre in ("values", "none")
     ]
 
 
@@ -56,7 +68,8 @@ def test_left_out_axes_are_each_layer_and_all_of_the_rest():
     found = places(lens_of("llama"))
     assert [place.part.layers for place in found] == [(0,), (1,), (2,)]
     assert all(
-        (place.part.positions, place.part.units, place.options["seed"], place.options["centre"]) == (None,) * 4
+        (place.part.positions, place.part.units, place.options["seed"], place.options["centre"])
+        == (None,) * 4
         for place in found
     )
     assert found[0].part.site == "neurons"
@@ -68,7 +81,16 @@ def test_left_out_axes_are_each_layer_and_all_of_the_rest():
         ({"site": "resid_post", "units": "each", "layers": 1}, 48),
         ({"site": "z", "heads": "each", "positions": "each"}, 3 * 4 * LENGTH),
         ({"site": "k", "heads": "each", "units": "each"}, 3 * 2 * 12),
-        ({"site": "pattern", "keys": "each", "positions": "4-5", "heads": [[0, 1]], "layers": "all"}, LENGTH * 2),
+        (
+            {
+                "site": "pattern",
+                "keys": "each",
+                "positions": "4-5",
+                "heads": [[0, 1]],
+                "layers": "all",
+            },
+            LENGTH * 2,
+        ),
         ({"site": "final", "units": "each"}, 48),
         ({"kind": "scale", "site": "q", "factors": (0.0, 2.0, -1.0)}, 9),
         ({"kind": "resample", "site": "v", "seeds": (0, 1)}, 6),
@@ -84,7 +106,9 @@ def test_the_size_is_the_number_of_places_and_of_distinct_cells(grid, size):
 
 
 def test_a_factor_without_a_point_is_the_same_cell():
-    whole, point = (cells(lens_of("llama"), EditGrid(kind="scale", factors=[given])) for given in (2, 2.0))
+    whole, point = (
+        cells(lens_of("llama"), EditGrid(kind="scale", factors=[given])) for given in (2, 2.0)
+    )
     assert [cell.identity for cell in whole[0]] == [cell.identity for cell in point[0]]
 
 
@@ -93,12 +117,24 @@ def test_the_size_and_the_rest_of_a_grid_are_refused():
         Grid(edits=(EditGrid(),), controls=-1)
     with pytest.raises(InputError, match="the grid has no edits; need at least one"):
         cells(lens_of("llama"))
-    large = EditGrid(kind="scale", units="each", positions="each", factors=tuple(torch.arange(1000.0).tolist()))
-    with pytest.raises(InputError, match="the grid has 2,880,000 cells; need at most 1,000,000: split it"):
+    large = EditGrid(
+        kind="scale", units="each", positions="each", factors=tuple(torch.arange(1000.0).tolist())
+    )
+    with pytest.raises(
+        InputError, match="the grid has 2,880,000 cells; need at most 1,000,000: split it"
+    ):
         cells(lens_of("llama"), large)
-    with pytest.raises(InputError, match=r"the cell 'zero neurons \(layer 1, unit 4\)' twice; need each once"):
-        cells(lens_of("llama"), EditGrid(layers=1, units=[4]), EditGrid(layers=[1, 2], units=[3, 4]))
-    cells(lens_of("llama"), EditGrid(layers=1, units=[4]), EditGrid(kind="scale", factors=(0.0,), layers=1, units=[4]))
+    with pytest.raises(
+        InputError, match=r"the cell 'zero neurons \(layer 1, unit 4\)' twice; need each once"
+    ):
+        cells(
+            lens_of("llama"), EditGrid(layers=1, units=[4]), EditGrid(layers=[1, 2], units=[3, 4])
+        )
+    cells(
+        lens_of("llama"),
+        EditGrid(layers=1, units=[4]),
+        EditGrid(kind="scale", factors=(0.0,), layers=1, units=[4]),
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,8 +147,14 @@ def test_the_size_and_the_rest_of_a_grid_are_refused():
         ({"units": 80}, "units of zero neurons: 80 does not exist; need 0 to 79"),
         ({"site": "k", "heads": 2}, "heads of zero k: 2 does not exist; need 0 to 1"),
         ({"heads": 0}, "'neurons' has the axes 'batch position d_mlp', no heads; leave heads out"),
-        ({"site": "final", "layers": 0}, "'final' is computed once, after the last layer; leave layers out"),
-        ({"kind": "isolate", "site": "z"}, "isolate edits 'scores'; found site = 'z': leave it out"),
+        (
+            {"site": "final", "layers": 0},
+            "'final' is computed once, after the last layer; leave layers out",
+        ),
+        (
+            {"kind": "isolate", "site": "z"},
+            "isolate edits 'scores'; found site = 'z': leave it out",
+        ),
         (
             {"kind": "mean_all", "site": "pattern"},
             "mean_all puts in values by token, and 'pattern' has the axes 'batch head",
@@ -123,14 +165,29 @@ def test_the_size_and_the_rest_of_a_grid_are_refused():
         ({"kind": "scale", "factors": 2.0}, "factors of scale is 2.0; need a list"),
         ({"kind": "scale", "factors": ("2",)}, "a factor of scale is '2'; need numbers"),
         ({"kind": "scale", "factors": (True,)}, "a factor of scale is True; need numbers"),
-        ({"kind": "scale", "factors": (float("nan"),)}, "a factor of scale is nan; need numbers below 1e38"),
+        (
+            {"kind": "scale", "factors": (float("nan"),)},
+            "a factor of scale is nan; need numbers below 1e38",
+        ),
         ({"kind": "set", "factors": (10**400,)}, "need numbers below 1e38"),
-        ({"kind": "resample", "seeds": (-1,)}, "a seed of resample is -1; need whole numbers from 0 on"),
+        (
+            {"kind": "resample", "seeds": (-1,)},
+            "a seed of resample is -1; need whole numbers from 0 on",
+        ),
         ({"kind": "resample", "seeds": (0.5,)}, "a seed of resample is 0.5; need whole numbers"),
-        ({"kind": "add", "factors": (1.0,), "vectors": ("v.pt",)}, "a vector of add is 'v.pt'; need paths of"),
-        ({"kind": "add", "factors": (1.0,), "vectors": ("no.safetensors",)}, "there is no file no.safetensors; need"),
+        (
+            {"kind": "add", "factors": (1.0,), "vectors": ("v.pt",)},
+            "a vector of add is 'v.pt'; need paths of",
+        ),
+        (
+            {"kind": "add", "factors": (1.0,), "vectors": ("no.safetensors",)},
+            "there is no file no.safetensors; need",
+        ),
         ({"kind": "isolate"}, "isolate needs positions, each from 1 on; found all"),
-        ({"kind": "isolate", "positions": 0}, "positions of isolate scores: 0 does not exist; need 1 to"),
+        (
+            {"kind": "isolate", "positions": 0},
+            "positions of isolate scores: 0 does not exist; need 1 to",
+        ),
         (
             {"kind": "amplify", "positions": 1, "centres": ("mean",)},
             "a centre of amplify is 'mean'; need some of values",
@@ -139,7 +196,12 @@ def test_the_size_and_the_rest_of_a_grid_are_refused():
 )
 def test_what_a_grid_cannot_mean_is_refused(grid, text):
     one = EditGrid()
-    for name, value in grid.items():  # as a file gives it: the type hook of the tests would refuse some values before
+    for (
+        name,
+        value,
+    ) in (
+        grid.items()
+    ):  # as a file gives it: the type hook of the tests would refuse some values before
         object.__setattr__(one, name, value)
     with pytest.raises(InputError, match=text):
         one.__post_init__()
@@ -152,7 +214,12 @@ def test_a_site_that_the_family_lacks_is_refused():
 
 
 def test_controls_are_of_the_cell_s_group_with_none_of_its_units_and_no_more_than_asked_for():
-    found = numbered(lens_of("llama"), EditGrid(layers=1, units=[[1, 2], 5]), EditGrid(site="mlp_out"), controls=2)
+    found = numbered(
+        lens_of("llama"),
+        EditGrid(layers=1, units=[[1, 2], 5]),
+        EditGrid(site="mlp_out"),
+        controls=2,
+    )
     drawn = [found.columns[number]["where"] for number in found.drawn]
     assert (found.n, len(found.drawn), len(set(found.drawn))) == (5, 10, 10)
     for number, of_cell in enumerate(found.controls):
@@ -175,7 +242,9 @@ def test_a_control_is_made_where_it_was_drawn():
 
 
 def test_cells_of_as_many_units_in_one_layer_share_their_controls():
-    found, controls = cells(lens_of("llama"), EditGrid(layers=1, units=[1, 2, 3, [4, 5]]), controls=3)
+    found, controls = cells(
+        lens_of("llama"), EditGrid(layers=1, units=[1, 2, 3, [4, 5]]), controls=3
+    )
     assert len({control_group(cell, axis="unit") for cell in found}) == 2
     assert len(controls) == 2 * 6  # three to spare, for those that turn out to be the cell itself
     assert sorted({len(drawn_of(control)) for control in controls}) == [1, 2]
@@ -192,15 +261,21 @@ def test_cells_of_as_many_units_in_one_layer_share_their_controls():
 )
 def test_controls_are_drawn_in_the_narrowest_axis(grid, size):
     found, controls = cells(lens_of("llama"), EditGrid(layers=1, **grid), controls=20)
-    assert {drawn_of(control) for control in controls} == {(index,) for index in range(size)}  # every one, each once
+    assert {drawn_of(control) for control in controls} == {
+        (index,) for index in range(size)
+    }  # every one, each once
     axis = next(name for name in ("unit", "head", "position") if f"{name}s" in grid)
     assert {control_axis(control.part) for control in controls} == {axis}
     assert drawn_of(found[0]) in {drawn_of(control) for control in controls}
 
 
 def test_controls_leave_out_what_cannot_be_one():
-    _, controls = cells(lens_of("llama"), EditGrid(kind="isolate", layers=1, positions=[4]), controls=20)
-    assert {drawn_of(control) for control in controls} == {(position,) for position in range(1, LENGTH)}
+    _, controls = cells(
+        lens_of("llama"), EditGrid(kind="isolate", layers=1, positions=[4]), controls=20
+    )
+    assert {drawn_of(control) for control in controls} == {
+        (position,) for position in range(1, LENGTH)
+    }
     grid = Grid.of(EditGrid(site="mlp_out", layers=1, positions=[2]), controls=20)
     _, controls = grid.specs(lens_of("llama"), n_positions=LENGTH, shortest=4)
     assert {drawn_of(control) for control in controls} <= {(position,) for position in range(4)}
@@ -218,7 +293,9 @@ def test_draws_depend_on_the_seed_and_on_nothing_else():
 
     torch.rand(1)
     assert drawn(grid, seed=1) == drawn(grid, seed=1)
-    assert drawn(grid, seed=1) < drawn(EditGrid(site="z", heads=[1]), grid, seed=1)  # whatever stands beside it
+    assert drawn(grid, seed=1) < drawn(
+        EditGrid(site="z", heads=[1]), grid, seed=1
+    )  # whatever stands beside it
     assert drawn(grid, seed=1).isdisjoint(drawn(grid, seed=2))
     by_layer = [cells(lens, EditGrid(units=[[3, 9, 40]], layers=layer))[1] for layer in (0, 1)]
     units = [{drawn_of(one) for one in layer} for layer in by_layer]
@@ -247,7 +324,9 @@ def test_a_grid_says_which_vector_it_adds_and_not_only_the_file_s_name(tmp_path)
         save_file({"direction": torch.ones(size)}, path)
         found.append(Grid.of(EditGrid(kind="add", factors=(1.0,), vectors=(str(path),))).config())
     assert found[0] != found[1]
-    assert [one | {"vector_hashes": None} for one in found] == [found[0] | {"vector_hashes": None}] * 2
+    assert [one | {"vector_hashes": None} for one in found] == [
+        found[0] | {"vector_hashes": None}
+    ] * 2
 
 
 def test_a_cell_of_one_s_own_is_its_name_its_columns_and_its_places():
@@ -269,5 +348,7 @@ def test_a_cell_without_edits_or_name_or_with_a_column_of_the_numbers_is_refused
     for edits, name in (((), "mine"), (zero("z"), "")):
         with pytest.raises(InputError, match="a cell needs at least one edit, and a name"):
             cell_of(edits, name=name)
-    with pytest.raises(InputError, match="columns of a cell are called effect, n, as those of numbers are"):
+    with pytest.raises(
+        InputError, match="columns of a cell are called effect, n, as those of numbers are"
+    ):
         cell_of(zero("z"), name="mine", effect=1.0, n=3, dose=2)

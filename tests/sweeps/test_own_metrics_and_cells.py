@@ -23,9 +23,20 @@ HEADS = Grid.of(EditGrid(kind="zero", site="z", layers=[0, 1, 2], heads="each"),
 def test_the_unit_of_a_metric_does_not_change_what_counts_as_a_change(tmp_path):
     counts, chances = [], []
     for factor in (1.0, 1e-4, 1e4):
-        small = metrics.on_logits(lambda logits, factor=factor: factor * logits[:, -1].softmax(-1)[:, 5])
-        result = sweep(speaking(), HEADS, tokens=BATCH, metrics=small, out=tmp_path / str(factor), progress=False)
-        frame = result.frame.drop(columns="corrected_p")  # few sequences cannot carry the correction
+        small = metrics.on_logits(
+            lambda logits, factor=factor: factor * logits[:, -1].softmax(-1)[:, 5]
+        )
+        result = sweep(
+            speaking(),
+            HEADS,
+            tokens=BATCH,
+            metrics=small,
+            out=tmp_path / str(factor),
+            progress=False,
+        )
+        frame = result.frame.drop(
+            columns="corrected_p"
+        )  # few sequences cannot carry the correction
         counts.append(len(changed_rows(frame, "<lambda>", least=0.2)))
         chances.append(result.frame["corrected_p"].to_numpy(float))
         row = result.frame.iloc[0]
@@ -39,7 +50,14 @@ def test_the_unit_of_a_metric_does_not_change_what_counts_as_a_change(tmp_path):
 
 def test_without_controls_the_unit_is_the_spread_of_the_baseline(tmp_path):
     cell = cell_of(scale("z", 2.0, layers=[1]), name="whole")
-    result = sweep(speaking(), [cell], tokens=BATCH, metrics=metrics.loss(), out=tmp_path / "run", progress=False)
+    result = sweep(
+        speaking(),
+        [cell],
+        tokens=BATCH,
+        metrics=metrics.loss(),
+        out=tmp_path / "run",
+        progress=False,
+    )
     row, spread = result.frame.iloc[0], run_with(speaking(), BATCH).loss.double().std().item()
     assert row["n_controls"] == 0
     assert row["effect_in_sds"] == pytest.approx(row["effect"] / spread, rel=1e-4)
@@ -67,12 +85,21 @@ def test_a_cell_of_ones_own_is_compared_with_the_same_edits_elsewhere(tmp_path):
     ]
     before, found = run_with(speaking(), BATCH).loss.double(), []
     for head in (0, 1, 3):
-        elsewhere = (zero("z", layers=[1], heads=[head]), scale("z", 3.0, layers=[2], heads=[head]), edits[2])
+        elsewhere = (
+            zero("z", layers=[1], heads=[head]),
+            scale("z", 3.0, layers=[2], heads=[head]),
+            edits[2],
+        )
         found.append(float((run_with(speaking(), BATCH, elsewhere).loss.double() - before).mean()))
     assert sorted(controls["effect"]) == pytest.approx(sorted(found), abs=1e-5)
     assert row["control_effect"] == pytest.approx(np.mean(found), abs=1e-5)
     none = sweep(
-        speaking(), [cell_of(edits, name="mine")], tokens=BATCH, controls=0, out=tmp_path / "b", progress=False
+        speaking(),
+        [cell_of(edits, name="mine")],
+        tokens=BATCH,
+        controls=0,
+        out=tmp_path / "b",
+        progress=False,
     )
     assert len(none.controls) == 0
 
@@ -94,14 +121,18 @@ def test_an_edit_with_each_is_the_grid_of_it_and_texts_are_tokens(tmp_path):
         if same is not None:
             wanted = sweep(lens, Grid.of(same, seed=3), tokens=tokens, **how)
             pd.testing.assert_frame_equal(found.frame, wanted.frame)
-        assert sweep(lens, made, tokens=texts, out=tmp_path / "run", **how).frame.equals(found.frame)
+        assert sweep(lens, made, tokens=texts, out=tmp_path / "run", **how).frame.equals(
+            found.frame
+        )
     by_head = sweep(lens, zero("z", heads="each"), tokens=texts, controls=0, **how).frame
     assert by_head[["layer", "head"]].drop_duplicates().shape == (lens.n_layers * lens.n_heads, 2)
     one = zero("z", layers=[1], heads=[2])
     alone = sweep(lens, [one, scale("z", 0.0)], tokens=texts[0], controls=0, **how).frame
     row = by_head.loc[by_head["layer"].eq(1) & by_head["head"].eq(2)].iloc[0]
     assert alone["name"].tolist() == [one.label, "z x 0"]
-    assert sweep(lens, one, tokens=texts, controls=0, **how).frame["effect"].item() == pytest.approx(row["effect"])
+    assert sweep(lens, one, tokens=texts, controls=0, **how).frame[
+        "effect"
+    ].item() == pytest.approx(row["effect"])
 
 
 def test_an_edit_with_each_is_for_a_sweep_alone():
@@ -124,9 +155,14 @@ def test_a_file_takes_prompts_and_a_metric_that_may_be_imported(tmp_path, monkey
     lens.plain.save_pretrained("model")
     lens.tokenizer.save_pretrained("model")
     (tmp_path / "prompts.txt").write_text("x y z\n\ny x\n")
-    (tmp_path / "own_sweep_metrics.py").write_text("def last(logits):\n    return logits[:, -1, 5]\n")
+    (tmp_path / "own_sweep_metrics.py").write_text(
+        "def last(logits):\n    return logits[:, -1, 5]\n"
+    )
     asked = {"model": "model", "tokens": {"prompts_file": "prompts.txt"}, "controls": 0}
-    asked |= {"edits": [{"site": "z", "layers": 1}], "metrics": [{"name": "own_sweep_metrics:last"}]}
+    asked |= {
+        "edits": [{"site": "z", "layers": 1}],
+        "metrics": [{"name": "own_sweep_metrics:last"}],
+    }
     (tmp_path / "s.json").write_text(json.dumps(asked))
     with pytest.raises(InputError, match="imports='own_sweep_metrics:last'"):
         read_sweep("s.json")

@@ -15,14 +15,25 @@ from sink_lens.sweeps.page import effect_figure, swept_columns
 from sink_lens.sweeps.results import SweepResult, effect_tables, values_by_cell
 
 NAN = float("nan")
-PLACE = {"kind": "zero", "site": "neurons", "where": "", "layer": 0, "position": None, "head": None, "unit": 0}
+PLACE = {
+    "kind": "zero",
+    "site": "neurons",
+    "where": "",
+    "layer": 0,
+    "position": None,
+    "head": None,
+    "unit": 0,
+}
 PLACE |= {"key": None, "factor": None, "seed": None, "centre": None}
 
 
 def cells(names, *, n=None, drawn="", controls=(), units=()):
     """Cells by number, each called by a letter; of the first n, ``controls`` has the letters of each one's controls."""
     count = len(names) if n is None else n
-    places = [PLACE | ({"unit": units[number]} if number < len(units) else {}) for number in range(len(names))]
+    places = [
+        PLACE | ({"unit": units[number]} if number < len(units) else {})
+        for number in range(len(names))
+    ]
     return Cells(
         every=[Cell(touches=(), make=tuple)] * len(names),
         columns=places,
@@ -35,7 +46,14 @@ def cells(names, *, n=None, drawn="", controls=(), units=()):
 def numbers(values, *, metric="loss", errors=()):
     """What the blocks gave: number of a cell -> one number a sequence; those of ``errors`` failed."""
     rows = [
-        {"cell": number, "sequence": place, "metric": metric, "value": value, "changed": True, "error": None}
+        {
+            "cell": number,
+            "sequence": place,
+            "metric": metric,
+            "value": value,
+            "changed": True,
+            "error": None,
+        }
         for number, row in values.items()
         for place, value in enumerate(row)
     ]
@@ -75,9 +93,17 @@ def test_a_row_is_the_paired_mean_by_hand():
     frame, drawn = tabled("a", {"a": [2.0, 5.0]}, [1.0, 3.0])
     (row,) = frame.to_dict("records")
     assert (row["cell"], row["metric"], row["metric_unit"]) == (0, "loss", "nats")
-    assert (row["baseline"], row["value"], row["effect"], row["ci_low"], row["ci_high"]) == (2.0, 3.5, 1.5, 1.0, 2.0)
+    assert (row["baseline"], row["value"], row["effect"], row["ci_low"], row["ci_high"]) == (
+        2.0,
+        3.5,
+        1.5,
+        1.0,
+        2.0,
+    )
     assert (row["n"], row["changed"], row["n_controls"]) == (2, True, 0)
-    assert np.isnan([row[name] for name in ("control_effect", "control_sd", "over_control", "over_low")]).all()
+    assert np.isnan(
+        [row[name] for name in ("control_effect", "control_sd", "over_control", "over_low")]
+    ).all()
     assert pd.isna(row["error"])
     assert len(drawn) == 0
 
@@ -88,7 +114,9 @@ def test_controls_by_hand():
     # are (1, 2): over its controls (-1, 0), mean -1/2.
     values = {"a": [2.0, 5.0], "x": [1.0, 5.0], "y": [3.0, 3.0], "z": [5.0, 7.0]}
     units = (0, 10, 11, 12)
-    frame, drawn = tabled("axyz", values, [1.0, 3.0], n=1, drawn="xyz", controls=["xyz"], units=units)
+    frame, drawn = tabled(
+        "axyz", values, [1.0, 3.0], n=1, drawn="xyz", controls=["xyz"], units=units
+    )
     (row,) = frame.to_dict("records")
     assert (row["n_controls"], row["control_effect"]) == (3, 2.0)
     assert row["control_sd"] == pytest.approx(3**0.5)
@@ -116,7 +144,9 @@ def test_a_failed_cell_is_nan_throughout_even_where_some_of_its_sequences_were_r
     assert (sound["n_controls"], sound["control_effect"]) == (1, 3.0)
     assert sound["effect"] == 1.5
     assert (failed["n"], failed["baseline"], failed["error"]) == (0, 2.0, "EditError: not a number")
-    assert np.isnan([failed[name] for name in ("value", "effect", "ci_low", "ci_high", "over_control")]).all()
+    assert np.isnan(
+        [failed[name] for name in ("value", "effect", "ci_low", "ci_high", "over_control")]
+    ).all()
 
 
 def test_sequences_without_a_number_are_left_out_of_effect_and_n():
@@ -141,7 +171,9 @@ def test_a_cell_that_changed_something_on_any_batch_changed_something_and_axes_a
     rows = numbers({0: [2.0, 2.0]})
     rows["changed"] = [False, True]
     before = unedited([1.0, 1.0])
-    frame, _ = effect_tables(cells("a"), rows, before, metrics=[loss()], generator=np.random.default_rng(0))
+    frame, _ = effect_tables(
+        cells("a"), rows, before, metrics=[loss()], generator=np.random.default_rng(0)
+    )
     assert frame["changed"].tolist() == [True]
     frame, _ = tabled("ab", {"a": [2.0], "b": [2.0]}, [1.0], units=(0, None))
     assert str(frame["unit"].dtype) == "Int64"
@@ -151,7 +183,12 @@ def test_a_cell_that_changed_something_on_any_batch_changed_something_and_axes_a
 def test_numbers_by_cell_are_numbered_in_order_and_hold_no_control_and_no_failure():
     rows = numbers({1: [4.0, 5.0], 3: [9.0, 9.0], 0: [2.0, 3.0]}, errors={2: "broken"})
     found = values_by_cell(rows, n=3).to_numpy().tolist()
-    assert found == [[0, 0, "loss", 2.0], [0, 1, "loss", 3.0], [1, 0, "loss", 4.0], [1, 1, "loss", 5.0]]
+    assert found == [
+        [0, 0, "loss", 2.0],
+        [0, 1, "loss", 3.0],
+        [1, 0, "loss", 4.0],
+        [1, 1, "loss", 5.0],
+    ]
 
 
 # --- what a result shows
@@ -163,8 +200,17 @@ def swept_frame(axes, *, metric="loss", effect=None, **columns):
     n = grid.shape[1]
     effects = np.linspace(-1, 1, n) if effect is None else np.asarray(effect, dtype=float)
     rows = {"cell": range(n), "kind": "zero", "site": "neurons", "where": "here"}
-    rows |= dict(zip(axes, grid, strict=True)) | {"metric": metric, "baseline": 1.0, "value": effects + 1.0}
-    rows |= {"effect": effects, "ci_low": effects - 0.1, "ci_high": effects + 0.1, "control_effect": 0.0}
+    rows |= dict(zip(axes, grid, strict=True)) | {
+        "metric": metric,
+        "baseline": 1.0,
+        "value": effects + 1.0,
+    }
+    rows |= {
+        "effect": effects,
+        "ci_low": effects - 0.1,
+        "ci_high": effects + 0.1,
+        "control_effect": 0.0,
+    }
     return pd.DataFrame(rows | {"error": pd.array([None] * n, dtype="string")} | columns)
 
 
@@ -176,12 +222,17 @@ def test_one_two_and_three_axes_are_drawn(names):
     result = result_of(frame)
     for value in ("effect", "value"):
         assert figure_bytes(result.figure(value=value), "png").startswith(b"\x89PNG")
-    assert len(result.figure().axes) == (1 if len(names) == 1 else 2)  # a map has its scale of colours
+    assert len(result.figure().axes) == (
+        1 if len(names) == 1 else 2
+    )  # a map has its scale of colours
     assert '<img alt="" src="data:image/png;base64,' in result._repr_html_()
 
 
 def test_each_kind_of_edit_has_its_own_panel():
-    frame = pd.concat([swept_frame({"layer": [0, 1]}), swept_frame({"unit": [0, 1]}, kind="mean")], ignore_index=True)
+    frame = pd.concat(
+        [swept_frame({"layer": [0, 1]}), swept_frame({"unit": [0, 1]}, kind="mean")],
+        ignore_index=True,
+    )
     titles = [axes.get_title(loc="left") for axes in effect_figure(frame, title="loss").axes]
     assert titles == ["loss: zero neurons", "mean neurons"]
 
@@ -200,10 +251,18 @@ def test_cells_that_failed_are_left_empty_in_a_line_and_in_a_map():
 
 def test_without_an_axis_of_numbers_there_is_no_figure_and_a_notebook_shows_the_table():
     one = swept_frame({"unit": [4]})
-    apart = pd.concat([swept_frame({"layer": [0]}), swept_frame({"layer": [1]}, kind="mean")], ignore_index=True)
+    apart = pd.concat(
+        [swept_frame({"layer": [0]}), swept_frame({"layer": [1]}, kind="mean")], ignore_index=True
+    )
     named_cells = one.assign(unit=None, name="mine")
-    for frame in (one, apart, named_cells):  # apart: the layer differs, but between blocks of different edits
-        with pytest.raises(RunError, match="a figure needs an axis of numbers with two values or more"):
+    for frame in (
+        one,
+        apart,
+        named_cells,
+    ):  # apart: the layer differs, but between blocks of different edits
+        with pytest.raises(
+            RunError, match="a figure needs an axis of numbers with two values or more"
+        ):
             result_of(frame).figure()
         shown = result_of(frame)._repr_html_()
         assert "<img" not in shown
@@ -236,7 +295,10 @@ def test_failed_has_each_failed_cell_once_with_its_error():
     frame = swept_frame({"unit": [0, 1, 2, 3]}).assign(error=error)
     both = pd.concat([frame, frame.assign(metric="mass")], ignore_index=True)
     failed = result_of(both).failed
-    assert failed[["cell", "metric", "error"]].to_numpy().tolist() == [[1, "loss", "A: b"], [3, "loss", "C: d"]]
+    assert failed[["cell", "metric", "error"]].to_numpy().tolist() == [
+        [1, "loss", "A: b"],
+        [3, "loss", "C: d"],
+    ]
     assert len(result_of(swept_frame({"unit": [0, 1]})).failed) == 0
 
 

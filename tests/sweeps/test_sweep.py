@@ -19,7 +19,14 @@ from rounding import CLOSE, close
 import sink_lens
 from sink_lens import TokenBatch, read_run, run_with
 from sink_lens.edits.constructors import edit, scale, zero
-from sink_lens.edits.metrics import evaluate, logit_difference, loss, on_batch, on_outcome, sink_mass
+from sink_lens.edits.metrics import (
+    evaluate,
+    logit_difference,
+    loss,
+    on_batch,
+    on_outcome,
+    sink_mass,
+)
 from sink_lens.edits.references import References
 from sink_lens.engine import engine
 from sink_lens.engine import plan as planning
@@ -55,7 +62,9 @@ def llama(seed=0):
 
 
 def sequences(*, seed=1, lengths=LENGTHS):
-    ids = torch.randint(3, 300, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(
+        3, 300, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed)
+    )
     return TokenBatch.from_tensor(ids, lengths=torch.tensor(lengths))
 
 
@@ -70,7 +79,10 @@ def blocks(folder):
 
 def stamps(folder):
     """What tells a file that was written again: its name, time and content."""
-    return {path.name: (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in folder}
+    return {
+        path.name: (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in folder
+    }
 
 
 def assert_same(one, other, **options):
@@ -87,7 +99,9 @@ def assert_same(one, other, **options):
 def make_blocks_small(monkeypatch):
     """Blocks of the size of a pack, so that a small sweep has many."""
     monkeypatch.setattr(engine, "CELLS_A_BLOCK", 1)
-    monkeypatch.setattr(planning, "_CPU_TOKENS", 100)  # two cells of four sequences of twelve tokens
+    monkeypatch.setattr(
+        planning, "_CPU_TOKENS", 100
+    )  # two cells of four sequences of twelve tokens
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -129,11 +143,15 @@ def whole(tmp_path_factory):
 
 def slow_values(lens, tokens, edits):
     run = run_with(lens, tokens, edits, quiet=True)
-    return {metric.name: evaluate(metric, run).double().numpy() for metric in (sink_mass(0), loss())}
+    return {
+        metric.name: evaluate(metric, run).double().numpy() for metric in (sink_mass(0), loss())
+    }
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_oss"])
-def test_every_number_is_that_of_run_with_on_one_cell_and_the_plan_says_how_close(family, tmp_path, whole):
+def test_every_number_is_that_of_run_with_on_one_cell_and_the_plan_says_how_close(
+    family, tmp_path, whole
+):
     # gpt2's bridge multiplies in another order than its plain module; an expert sees all tokens of the forward.
     lens, tokens, grid, result = llama(), sequences(), GRID, whole
     if family != "llama":
@@ -143,10 +161,15 @@ def test_every_number_is_that_of_run_with_on_one_cell_and_the_plan_says_how_clos
     plan = json.loads((result.folder / "plan.json").read_text())
     assert plan["deviation"] < CLOSE
     assert (plan["path"], plan["pack"] > 1) == ("blocks", True)
-    found, references = grid_cells(grid, lens, n_positions=tokens.n_positions), References(lens, tokens)
+    found, references = (
+        grid_cells(grid, lens, n_positions=tokens.n_positions),
+        References(lens, tokens),
+    )
     for number, cell in enumerate(found.every[: found.n]):
         for metric, wanted in slow_values(lens, tokens, cell.make(references)).items():
-            rows = result.values[(result.values["cell"] == number) & (result.values["metric"] == metric)]
+            rows = result.values[
+                (result.values["cell"] == number) & (result.values["metric"] == metric)
+            ]
             assert rows["sequence"].tolist() == [0, 1, 2, 3]
             assert rows["value"].tolist() == close(wanted.tolist())
     assert len(result.values) == found.n * 2 * 4
@@ -169,15 +192,24 @@ def test_controls_are_as_many_units_of_the_same_layer_and_none_of_the_cell_s_own
     drawn = whole.controls.query("site == 'neurons' and metric == 'loss'")
     for row in whole.frame.query("site == 'neurons'").to_dict("records"):
         own = units_of(row["where"])
-        pool = [units_of(place) for place in drawn["where"] if place.startswith(f"layer {row['layer']},")]
+        pool = [
+            units_of(place)
+            for place in drawn["where"]
+            if place.startswith(f"layer {row['layer']},")
+        ]
         fit = [units for units in pool if len(units) == len(own) and not set(units) & set(own)][:2]
         assert len(fit) == row["n_controls"] == 2
-        values = [slow_values(lens, tokens, zero("neurons", layers=[row["layer"]], units=units)) for units in fit]
+        values = [
+            slow_values(lens, tokens, zero("neurons", layers=[row["layer"]], units=units))
+            for units in fit
+        ]
         values = np.stack([one[row["metric"]] for one in values])
         effects = (values - before[row["metric"]]).mean(1)
         assert row["control_effect"] == close(effects.mean())
         assert row["control_sd"] == close(abs(effects[0] - effects[1]) / 2**0.5)
-        assert row["over_control"] == pytest.approx(row["effect"] - row["control_effect"], rel=1e-9, abs=1e-12)
+        assert row["over_control"] == pytest.approx(
+            row["effect"] - row["control_effect"], rel=1e-9, abs=1e-12
+        )
         assert row["over_low"] <= row["over_control"] <= row["over_high"]
 
 
@@ -195,7 +227,9 @@ def test_the_run_folder_holds_what_the_result_holds(whole):
         there = run.tables[name]
         assert there.columns.tolist() == frame.columns.tolist()
         for column in ("baseline", "effect", "ci_low", "control_sd", "layer", "unit", "factor"):
-            np.testing.assert_array_equal(there[column].to_numpy(float), frame[column].to_numpy(float))
+            np.testing.assert_array_equal(
+                there[column].to_numpy(float), frame[column].to_numpy(float)
+            )
     assert run.config["metrics"] == [{"name": "sink_mass"}, {"name": "loss"}]
     assert run.config["grid"]["edits"][0]["units"] == [3, [7, 9], 40]
     assert run.provenance["kernel"] == "eager"
@@ -206,7 +240,10 @@ def test_the_headline_names_the_strongest_cell_of_each_metric_as_the_page_does(w
     run = read_run(whole.folder)
     assert whole.headline == "\n".join([f"{SWEEP.title(run)}.", *SWEEP.headline(run)])
     assert " of 14 edits " in whole.headline.splitlines()[0]
-    assert "over 4 sequences excludes 0, and if that of the change above random edits does too" in whole.headline
+    assert (
+        "over 4 sequences excludes 0, and if that of the change above random edits does too"
+        in whole.headline
+    )
     for name in ("sink mass at position 0", "loss"):
         changed = changed_rows(whole.frame, name, least=0.2)
         best = (changed if len(changed) else whole.top(1, metric=name)).to_dict("records")[0]
@@ -218,12 +255,21 @@ def test_a_configuration_is_the_same_sweep(tmp_path):
     llama().plain.save_pretrained(saved)
     llama().tokenizer.save_pretrained(saved)
     config = SweepConfig(
-        model=str(saved), device="cpu", tokens="random", sequences=3, length=10, grid=GRID, metrics=METRICS, seed=3
+        model=str(saved),
+        device="cpu",
+        tokens="random",
+        sequences=3,
+        length=10,
+        grid=GRID,
+        metrics=METRICS,
+        seed=3,
     )
     by_config = sweep(config.model, config=config, out=tmp_path / "a", progress=False)
     lens = sink_lens.load(saved, device="cpu")
     generator = torch.Generator().manual_seed(3)
-    tokens = sink_lens.TokenBatch.random(lens.tokenizer, generator=generator, sequences=3, length=10, vocab_size=300)
+    tokens = sink_lens.TokenBatch.random(
+        lens.tokenizer, generator=generator, sequences=3, length=10, vocab_size=300
+    )
     by_hand = swept(tmp_path / "b", lens=lens, tokens=tokens, seed=3)
     assert_same(by_config, by_hand)
 
@@ -234,7 +280,10 @@ def test_a_configuration_is_the_same_sweep(tmp_path):
 def test_cells_and_metrics_of_one_s_own_are_swept(tmp_path):
     twice = on_outcome(lambda run: 2 * run.loss, name="twice")
     lens, tokens = llama(), sequences()
-    edits = {"halved": scale("z", 0.5, layers=[1], heads=[2]), "both": (zero("z", layers=[0]), zero("z", layers=[2]))}
+    edits = {
+        "halved": scale("z", 0.5, layers=[1], heads=[2]),
+        "both": (zero("z", layers=[0]), zero("z", layers=[2])),
+    }
     cells = [cell_of(some, name=name, dose=dose) for dose, (name, some) in enumerate(edits.items())]
     result = swept(tmp_path, what=cells, metrics=[twice, loss()])
     assert result.frame["name"].tolist() == ["halved", "both"] * 2
@@ -268,7 +317,9 @@ def test_the_same_call_computes_nothing_and_gives_the_identical_table(tmp_path, 
     shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
     kept = stamps(blocks(tmp_path))
     monkeypatch.setattr(Engine, "run", lambda *args, **options: pytest.fail("a block was computed"))
-    monkeypatch.setattr(runner, "choose_plan", lambda *args, **options: pytest.fail("the sweep was cut again"))
+    monkeypatch.setattr(
+        runner, "choose_plan", lambda *args, **options: pytest.fail("the sweep was cut again")
+    )
     assert_same(whole, swept(tmp_path))
     assert stamps(blocks(tmp_path)) == kept
     assert read_run(tmp_path).status == "finished"
@@ -277,14 +328,22 @@ def test_the_same_call_computes_nothing_and_gives_the_identical_table(tmp_path, 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        (lambda: {"what": replace(GRID, controls=3)}, "differs in grid: .*'controls': 2.* there, .*'controls': 3"),
-        (lambda: {"metrics": METRICS[1:]}, r"differs in metrics: .*sink_mass.*there, \[\{'name': 'loss'\}\]"),
+        (
+            lambda: {"what": replace(GRID, controls=3)},
+            "differs in grid: .*'controls': 2.* there, .*'controls': 3",
+        ),
+        (
+            lambda: {"metrics": METRICS[1:]},
+            r"differs in metrics: .*sink_mass.*there, \[\{'name': 'loss'\}\]",
+        ),
         (lambda: {"tokens": sequences(seed=2)}, r"differs in tokens_sha256: \w+ there, \w+ here"),
         (lambda: {"lens": llama(seed=1)}, r"differs in weights_sha256: \w+ there, \w+ here"),
         (lambda: {"seed": 4}, "differs in interval_seed: 0 there, 4 here"),
     ],
 )
-def test_another_sweep_in_the_folder_is_refused_by_its_difference_and_left_alone(whole, changes, text):
+def test_another_sweep_in_the_folder_is_refused_by_its_difference_and_left_alone(
+    whole, changes, text
+):
     before = stamps(whole.folder.iterdir())
     with pytest.raises(RunError, match=text):
         swept(whole.folder, **changes())
@@ -301,7 +360,9 @@ def test_a_metric_of_other_tokens_is_another_sweep_though_its_name_is_the_same(t
 # --- stopped and gone on with
 
 
-def test_a_keyboard_interrupt_leaves_a_folder_to_go_on_with_as_it_was_cut(tmp_path, monkeypatch, in_small_blocks):
+def test_a_keyboard_interrupt_leaves_a_folder_to_go_on_with_as_it_was_cut(
+    tmp_path, monkeypatch, in_small_blocks
+):
     make_blocks_small(monkeypatch)
     n_blocks = len(blocks(in_small_blocks.folder))
     assert n_blocks > 6
@@ -312,7 +373,9 @@ def test_a_keyboard_interrupt_leaves_a_folder_to_go_on_with_as_it_was_cut(tmp_pa
     kept, plan = stamps(blocks(tmp_path)), (tmp_path / "plan.json").read_bytes()
     assert len(kept) == 3
     ran = watch_blocks(monkeypatch)
-    monkeypatch.setattr(planning, "_CPU_TOKENS", 12)  # less memory: a new plan would run one sequence at a time
+    monkeypatch.setattr(
+        planning, "_CPU_TOKENS", 12
+    )  # less memory: a new plan would run one sequence at a time
     result = swept(tmp_path)
     assert len(ran) == n_blocks - 3
     assert {name: stamp for name, stamp in stamps(blocks(tmp_path)).items() if name in kept} == kept
@@ -330,7 +393,11 @@ def test_without_out_nothing_is_written_until_a_result_is_saved_or_a_call_is_sto
     assert len(str(result).splitlines()) <= 3
     assert result.report("page.html").is_file()
     assert result.draw() is not None
-    assert read_run(result.save("saved")).tables["cells"].equals(read_run(in_small_blocks.folder).tables["cells"])
+    assert (
+        read_run(result.save("saved"))
+        .tables["cells"]
+        .equals(read_run(in_small_blocks.folder).tables["cells"])
+    )
     temporary, run = result.run.folder, result.run
     del result
     assert len(run.tables["cells"])  # the run holds its folder too
@@ -341,11 +408,15 @@ def test_without_out_nothing_is_written_until_a_result_is_saved_or_a_call_is_sto
         watch_blocks(patched, stop=4)
         swept(None)
     (kept,) = (tmp_path / "runs").iterdir()
-    assert [note for note in stopped.value.__notes__ if "finished" in note] == [goes_on_note(Path("runs", kept.name))]
+    assert [note for note in stopped.value.__notes__ if "finished" in note] == [
+        goes_on_note(Path("runs", kept.name))
+    ]
     assert_same(in_small_blocks, swept(kept))
 
 
-def test_blocks_whose_plan_is_gone_are_not_taken_for_those_of_another(tmp_path, monkeypatch, in_small_blocks):
+def test_blocks_whose_plan_is_gone_are_not_taken_for_those_of_another(
+    tmp_path, monkeypatch, in_small_blocks
+):
     make_blocks_small(monkeypatch)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(planning, "_CPU_TOKENS", 12)
@@ -383,7 +454,9 @@ def some_cells(state):
         return x * 0.5
 
     sound = [cell_of(zero("z", layers=[1], heads=[head]), name=f"head {head}") for head in range(4)]
-    fragile = [cell_of(edit("z", change, layers=[1]), name=name) for name in ("fragile", "also fragile")]
+    fragile = [
+        cell_of(edit("z", change, layers=[1]), name=name) for name in ("fragile", "also fragile")
+    ]
     return [*sound[:2], fragile[0], *sound[2:], fragile[1]]
 
 
@@ -399,10 +472,14 @@ def test_cells_that_fail_are_recorded_with_their_error_and_computed_again_only_w
     assert result.failed["error"].tolist() == ["ValueError: no luck"] * 2
     assert "2 edits failed; the table has the reasons." in result.headline
     failed = result.frame["error"].notna()
-    assert np.isnan(result.frame.loc[failed, ["value", "effect", "ci_low", "over_control"]].to_numpy()).all()
+    assert np.isnan(
+        result.frame.loc[failed, ["value", "effect", "ci_low", "over_control"]].to_numpy()
+    ).all()
     assert result.frame.loc[failed, "n"].tolist() == [0] * 4
     fine = ["name", "metric", "baseline", "value", "effect"]
-    pd.testing.assert_frame_equal(result.frame.loc[~failed, fine], sound.frame.loc[~failed, fine], **ROUNDING)
+    pd.testing.assert_frame_equal(
+        result.frame.loc[~failed, fine], sound.frame.loc[~failed, fine], **ROUNDING
+    )
     assert read_run(tmp_path / "a").status == "finished"
     ran.clear()
     assert len(swept(tmp_path / "a", what=cells).failed) == 2
@@ -417,7 +494,9 @@ def test_cells_that_fail_are_recorded_with_their_error_and_computed_again_only_w
     assert ran == []
 
 
-def test_a_retry_that_was_stopped_before_its_tables_does_not_leave_the_old_ones(tmp_path, monkeypatch):
+def test_a_retry_that_was_stopped_before_its_tables_does_not_leave_the_old_ones(
+    tmp_path, monkeypatch
+):
     state = Luck(broken=True)
     cells = some_cells(state)
     swept(tmp_path, what=cells)
@@ -446,11 +525,17 @@ def test_a_metric_that_cannot_be_read_is_refused_and_leaves_no_table(tmp_path):
 # --- never believing a pack
 
 
-@pytest.mark.parametrize(("wrong", "path"), [("shared", "blocks"), ("all", "bridge"), ("unedited", "bridge")])
+@pytest.mark.parametrize(
+    ("wrong", "path"), [("shared", "blocks"), ("all", "bridge"), ("unedited", "bridge")]
+)
 def test_forwards_that_are_wrong_are_run_in_another_way_and_what_is_off_by_rounding_is_taken(
     tmp_path, monkeypatch, wrong, path
 ):
-    right, pack, baseline = swept(tmp_path / "right", what=FEW), Passes.run_pack, Passes.run_baseline
+    right, pack, baseline = (
+        swept(tmp_path / "right", what=FEW),
+        Passes.run_pack,
+        Passes.run_baseline,
+    )
     by = 1e-3
 
     def wrong_pack(self, edits, **options):
@@ -462,7 +547,11 @@ def test_forwards_that_are_wrong_are_run_in_another_way_and_what_is_off_by_round
     def wrong_baseline(self, part, **named):
         found = baseline(self, part, **named)
         outcome = replace(found.outcome, mass=found.outcome.mass + by)
-        return replace(found, early=replace(found.early, outcome=outcome)) if wrong == "unedited" else found
+        return (
+            replace(found, early=replace(found.early, outcome=outcome))
+            if wrong == "unedited"
+            else found
+        )
 
     monkeypatch.setattr(Passes, "run_pack", wrong_pack)
     monkeypatch.setattr(Passes, "run_baseline", wrong_baseline)
@@ -476,7 +565,11 @@ def test_forwards_that_are_wrong_are_run_in_another_way_and_what_is_off_by_round
         by = 1e-6
         result = swept(tmp_path / "near", what=FEW)
         plan = json.loads((tmp_path / "near" / "plan.json").read_text())
-        assert (plan["path"], plan["cut"], plan["deviation"]) == ("blocks", True, pytest.approx(1e-6, rel=0.2))
+        assert (plan["path"], plan["cut"], plan["deviation"]) == (
+            "blocks",
+            True,
+            pytest.approx(1e-6, rel=0.2),
+        )
         assert np.abs(result.frame["value"] - right.frame["value"]).max() < 2e-6
 
 
@@ -487,12 +580,21 @@ def test_forwards_that_are_wrong_are_run_in_another_way_and_what_is_off_by_round
     ("call", "text"),
     [
         (lambda out: swept(out, what=None), "needs a grid"),
-        (lambda out: sweep(llama(), GRID, config=SweepConfig(grid=GRID), out=out), "has its own: leave one out"),
+        (
+            lambda out: sweep(llama(), GRID, config=SweepConfig(grid=GRID), out=out),
+            "has its own: leave one out",
+        ),
         (lambda out: swept(out, sequences=3), "has 'sequences', which is not known"),
         (lambda out: swept(out, engine="cloud"), "engine is 'cloud'; need one of local, ray"),
         (lambda out: swept(out, what=[]), "there are no cells"),
-        (lambda out: swept(out, what=[cell_of(zero("z"), name="a")] * 2), "two cells have the same name"),
-        (lambda out: swept(out, what=Grid.of(EditGrid(site="z", layers=7))), "7 does not exist; need 0 to 2"),
+        (
+            lambda out: swept(out, what=[cell_of(zero("z"), name="a")] * 2),
+            "two cells have the same name",
+        ),
+        (
+            lambda out: swept(out, what=Grid.of(EditGrid(site="z", layers=7))),
+            "7 does not exist; need 0 to 2",
+        ),
         (lambda out: swept(out, metrics=[MetricSpec(name="mass")]), "there is no metric 'mass'"),
     ],
 )
@@ -504,12 +606,20 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_written(tmp_path, ca
 
 def test_sequences_without_a_cells_position_are_left_out_of_it(tmp_path):
     ragged = sequences(lengths=(12, 6, 12, 8))
-    late, early = (cell_of(scale("z", 3.0, layers=[0], positions=[at]), name=str(at)) for at in (9, 3))
+    late, early = (
+        cell_of(scale("z", 3.0, layers=[0], positions=[at]), name=str(at)) for at in (9, 3)
+    )
     keys = cell_of(scale("pattern", 0.0, layers=[0], keys=[7]), name="key")
     total = on_batch(on_outcome(lambda run: run.loss.sum(), name="total", layers=(0,)))
     for what, rows in (
         ([early, late, keys], {"3": [0, 1, 2, 3], "9": [0, 2], "key": [0, 2, 3]}),
-        (Grid.of(EditGrid(kind="scale", site="z", layers=[0], positions=[3, 9], factors=[3.0]), controls=2), None),
+        (
+            Grid.of(
+                EditGrid(kind="scale", site="z", layers=[0], positions=[3, 9], factors=[3.0]),
+                controls=2,
+            ),
+            None,
+        ),
     ):
         out = tmp_path / ("own" if rows else "grid")
         result = swept(out, what=what, tokens=ragged, metrics=[loss(), total])
@@ -522,7 +632,9 @@ def test_sequences_without_a_cells_position_are_left_out_of_it(tmp_path):
             assert row["baseline"] == pytest.approx(before[kept].mean(), rel=1e-6)
             assert row["value"] == pytest.approx(after[kept].mean(), rel=1e-6)
             assert row["effect"] == pytest.approx((after - before)[kept].mean(), rel=1e-4)
-            values = result.values.query("metric == 'loss' and cell == @cell").set_index("sequence")["value"]
+            values = result.values.query("metric == 'loss' and cell == @cell").set_index(
+                "sequence"
+            )["value"]
             assert values.dropna().index.tolist() == kept
         whole = result.frame[result.frame["metric"] == "total"]
         assert whole["n"].tolist() == [1, 0, 0][: len(whole)]
@@ -556,11 +668,14 @@ def with_function(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"), [(READS, ("logits[:, -1, 5]", "-logits[:, -1, 5]")), (EDITS, ("x * 0", "x * 2"))]
+    ("text", "parts"),
+    [(READS, ("logits[:, -1, 5]", "-logits[:, -1, 5]")), (EDITS, ("x * 0", "x * 2"))],
 )
 def test_a_function_whose_helper_was_redefined_is_another_run(tmp_path, text, parts):
     first = swept(tmp_path / "a", **with_function(text.format(parts[0])))
-    assert_same(first, swept(tmp_path / "a", **with_function(text.format(parts[0]))))  # defined again, as it was
+    assert_same(
+        first, swept(tmp_path / "a", **with_function(text.format(parts[0])))
+    )  # defined again, as it was
     with pytest.raises(RunError, match="numbers of something else: a metric of"):
         swept(tmp_path / "a", **with_function(text.format(parts[1])))
     other = swept(tmp_path / "a", **with_function(text.format(parts[1])), overwrite=True)

@@ -23,7 +23,10 @@ def test_every_change_is_made_once_and_texts_of_errors_are_left_alone():
         condition, _, value = ast.unparse(tree).splitlines()[1:]
         found.append((kind, condition.strip()[3:-1], value.strip()[7:]))
     was = ("low <= 0 and x.ok", "-x.sum(-1) + g(x[:, 1:], dim=0, scale=2 * low)")
-    assert [(kind, *(new for new, old in zip(both, was, strict=True) if new != old)) for kind, *both in found] == [
+    assert [
+        (kind, *(new for new, old in zip(both, was, strict=True) if new != old))
+        for kind, *both in found
+    ] == [
         ("and, or", "low <= 0 or x.ok"),
         ("comparison", "low < 0 and x.ok"),
         ("off by one", "low <= 1 and x.ok"),

@@ -33,5 +33,7 @@ def test_the_commands_of_a_picture_are_taken(name, tmp_path):
     for folder, command in zip(folders, gallery.RUNS[name], strict=True):
         called, *words = gallery.words_of(command, folders, file=Path("sweep.toml"))
         assert str(folder) in words
-        with group.commands[called].make_context(called, [*words, "--quiet"]) as context:  # refuses unknown options
+        with group.commands[called].make_context(
+            called, [*words, "--quiet"]
+        ) as context:  # refuses unknown options
             assert context.params["quiet"]

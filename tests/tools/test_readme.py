@@ -12,7 +12,9 @@ def test_the_readme_shows_what_is_kept():
     assert kept["printed"]
     assert readme.with_output(page, kept["printed"]) == page
     for name, sha256 in kept["pictures_sha256"].items():
-        assert f"images/{name}.png" in page + (readme.ROOT / "docs/tutorials/patch_my_model.md").read_text("utf-8")
+        assert f"images/{name}.png" in page + (
+            readme.ROOT / "docs/tutorials/patch_my_model.md"
+        ).read_text("utf-8")
         assert readme.sha256_of(name) == sha256
         assert (readme.IMAGES / f"{name}.png").stat().st_size < 100_000
     assert len(kept["links"]) == 6

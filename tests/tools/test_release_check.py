@@ -20,7 +20,9 @@ def check(folder, *, packed, wheel, said):
     with zipfile.ZipFile(folder / "sink_lens.whl", "w") as archive:
         for name in wheel:
             archive.writestr(name, "")
-        archive.writestr("sink_lens-1.2.3.dist-info/METADATA", f"Name: sink-lens\nVersion: {said}\n")
+        archive.writestr(
+            "sink_lens-1.2.3.dist-info/METADATA", f"Name: sink-lens\nVersion: {said}\n"
+        )
     release_check.check_contents(folder / "sink_lens.whl", source, version="1.2.3")
 
 
@@ -28,8 +30,18 @@ def check(folder, *, packed, wheel, said):
     ("packed", "wheel", "said", "found"),
     [
         ("README.md sink_lens/text.py", "sink_lens/text.py", "1.2.3", "tests/test_text.py"),
-        ("README.md sink_lens/text.py tests/test_text.py runs/a", "sink_lens/text.py", "1.2.3", "runs/a"),
-        ("README.md sink_lens/text.py tests/test_text.py", "sink_lens/text.py tests/test_text.py", "1.2.3", "tests"),
+        (
+            "README.md sink_lens/text.py tests/test_text.py runs/a",
+            "sink_lens/text.py",
+            "1.2.3",
+            "runs/a",
+        ),
+        (
+            "README.md sink_lens/text.py tests/test_text.py",
+            "sink_lens/text.py tests/test_text.py",
+            "1.2.3",
+            "tests",
+        ),
         ("README.md sink_lens/text.py tests/test_text.py", "sink_lens/text.py", "1.2.2", "1.2.3"),
     ],
 )

@@ -19,13 +19,25 @@ from tests.tiny_families import tiny
 
 
 def batches(n=6, *, sequences=4, length=40, seed=0):
-    return torch.randint(3, 300, (n, sequences, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        3, 300, (n, sequences, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def trainer(folder, *callbacks, kind=Trainer, **options):
     data = [{"input_ids": row, "labels": row} for row in batches(8).flatten(0, 1)]
-    plain = {"output_dir": str(folder), "max_steps": 6, "per_device_train_batch_size": 4, "report_to": "none"}
-    plain |= {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, "log_level": "error"}
+    plain = {
+        "output_dir": str(folder),
+        "max_steps": 6,
+        "per_device_train_batch_size": 4,
+        "report_to": "none",
+    }
+    plain |= {
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "log_level": "error",
+    }
     args = TrainingArguments(**plain | options)
     return kind(model=tiny("llama"), args=args, train_dataset=data, callbacks=list(callbacks))
 
@@ -49,7 +61,10 @@ def readings(rank, how):
         model = fully_shard(plain)
     else:
         model = Fsdp1(
-            plain, auto_wrap_policy=ModuleWrapPolicy({layer}), use_orig_params=True, device_id=torch.device("cpu")
+            plain,
+            auto_wrap_policy=ModuleWrapPolicy({layer}),
+            use_orig_params=True,
+            device_id=torch.device("cpu"),
         )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     share = batches(1, seed=5)[0, 2 * rank : 2 * rank + 2]

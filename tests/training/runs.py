@@ -37,21 +37,44 @@ def watched(masses, *, tokens_sha256="a" * 64):
         place = {"step": 10 * index, "tokens": 10 * index * EACH}
         whole = {"sink_mass": mass * 0.75, "uniform_mass": 0.25, "dominance_ratio": 5 + 10 * mass}
         whole |= {"effective_rank": 20 - 10 * mass, "effective_rank_without": 20.0, "s2_ratio": 2.0}
-        whole |= {"norm_ratio": 1 + mass, "growth_steps": float(mass > 0.3), "super_neurons": 2.0 * (mass > 0.3)}
+        whole |= {
+            "norm_ratio": 1 + mass,
+            "growth_steps": float(mass > 0.3),
+            "super_neurons": 2.0 * (mass > 0.3),
+        }
         whole |= {"loss": 5.0 - index}
         rows += [place | {"measure": name, "value": value} for name, value in whole.items()]
         for level, rate in ((0.1, mass), (0.3, mass / 2)):
             rows.append(place | {"measure": "sink_rate", "threshold": level, "value": rate})
         for layer in range(2):
             share = 0.5 if layer == 0 else 1.0
-            by_layer = {"sink_mass": mass * share, "norm_ratio": 1 + mass * layer, "dominance_ratio": 5 + mass * layer}
+            by_layer = {
+                "sink_mass": mass * share,
+                "norm_ratio": 1 + mass * layer,
+                "dominance_ratio": 5 + mass * layer,
+            }
             by_layer |= {"s2_ratio": 2.0}
-            rows += [place | {"measure": name, "layer": layer, "value": value} for name, value in by_layer.items()]
-    frame = pd.DataFrame(rows).assign(position=pd.NA, unit="1", error=pd.NA, tokens_sha256=tokens_sha256)
+            rows += [
+                place | {"measure": name, "layer": layer, "value": value}
+                for name, value in by_layer.items()
+            ]
+    frame = pd.DataFrame(rows).assign(
+        position=pd.NA, unit="1", error=pd.NA, tokens_sha256=tokens_sha256
+    )
     return frame.astype({"layer": "Int64", "position": "Int64", "error": "string"})
 
 
-def write_run(folder, losses, *, masses=None, provenance=None, status=None, evaluation=True, text="a" * 64, **config):
+def write_run(
+    folder,
+    losses,
+    *,
+    masses=None,
+    provenance=None,
+    status=None,
+    evaluation=True,
+    text="a" * 64,
+    **config,
+):
     """A run folder of a training; its path."""
     known = PROVENANCE | (provenance or {})
     with (

@@ -29,7 +29,13 @@ def variants(tmp_path, *, seeds=(0, 1, 2), masses=None, other=None, **options):
     """Runs of softmax, and of it with a norm; a seed adds a tenth of itself to both, so that pairs differ alike."""
     norm = {"value_norm": "per_head", "masses": other or masses}
     return [
-        write_run(tmp_path / f"{name}-{seed}", [loss + seed * slope for loss in curve], seed=seed, **fields, **options)
+        write_run(
+            tmp_path / f"{name}-{seed}",
+            [loss + seed * slope for loss in curve],
+            seed=seed,
+            **fields,
+            **options,
+        )
         for seed in seeds
         for name, curve, slope, fields in (
             ("base", BASE, 0.1, {"masses": masses}),
@@ -57,7 +63,9 @@ def test_a_moving_mean_looks_backwards_only():
 )
 def test_a_target_is_reached_where_the_loss_stays_under_it(losses, target, tokens):
     at = 10.0 * np.arange(1, len(losses) + 1)
-    assert tokens_to_reach(at, np.array(losses), target=target) == pytest.approx(tokens, nan_ok=True)
+    assert tokens_to_reach(at, np.array(losses), target=target) == pytest.approx(
+        tokens, nan_ok=True
+    )
 
 
 def test_a_paired_difference_by_hand():
@@ -66,7 +74,9 @@ def test_a_paired_difference_by_hand():
     assert found.mean == 2
     assert (found.low, found.high) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
     assert found.t_p == pytest.approx(0.0742, abs=1e-4)
-    assert found.flip_p == found.flip_smallest == 0.25  # all of one sign: 2 of the 8 flips are as large
+    assert (
+        found.flip_p == found.flip_smallest == 0.25
+    )  # all of one sign: 2 of the 8 flips are as large
     assert not found.excludes_zero
     assert 1 <= found.boot_low <= found.boot_high <= 3
 
@@ -99,7 +109,9 @@ def test_an_arm_that_is_ahead(tmp_path):
     assert finals["acceleration"].tolist() == pytest.approx([2560 / one for one in wanted])
     row = found.tables["differences"].query("curve == 'evaluation'").iloc[0]
     # Mean -0.999, standard deviation 0.001: -+ 4.3027 * 0.001 / sqrt 3.
-    assert (row["mean"], row["low"], row["high"]) == pytest.approx((-0.999, -1.00148, -0.99652), abs=1e-5)
+    assert (row["mean"], row["low"], row["high"]) == pytest.approx(
+        (-0.999, -1.00148, -0.99652), abs=1e-5
+    )
     assert "ends at 2.1010 nats for “per_head” and at 3.1000 for “none”" in found.headline
     assert "“per_head” is ahead of the baseline: −0.9990 " in found.headline
     sooner = "reaches the baseline's final evaluation loss sooner: after 1.92k tokens, the baseline after 2.56k"
@@ -133,7 +145,9 @@ def test_without_an_evaluation_the_training_loss_is_compared(tmp_path):
 
 def test_curves_are_set_beside_each_other_seed_by_seed(tmp_path):
     found = compare(variants(tmp_path), generator=generator())
-    curves = found.tables["curves"].query("variant == 'per_head' and seed == 1 and curve == 'evaluation'")
+    curves = found.tables["curves"].query(
+        "variant == 'per_head' and seed == 1 and curve == 'evaluation'"
+    )
     assert curves["tokens"].tolist() == [640, 1280, 1920, 2560]
     assert curves["difference"].tolist() == pytest.approx([-0.499, -0.499, -0.999, -0.999])
     bands = found.tables["bands"].query("variant == 'per_head' and curve == 'evaluation'")
@@ -142,13 +156,22 @@ def test_curves_are_set_beside_each_other_seed_by_seed(tmp_path):
     assert ((loss["low"] < loss["mean"]) & (loss["mean"] < loss["high"])).all()
     # What the seeds share cancels in the difference: its interval is far narrower.
     gap = bands.query("quantity == 'difference'")
-    (end,) = found.tables["differences"].query("variant == 'per_head' and curve == 'evaluation'").to_dict("records")
-    assert tuple(gap.iloc[-1][["mean", "low", "high"]]) == pytest.approx((end["mean"], end["low"], end["high"]))
+    (end,) = (
+        found.tables["differences"]
+        .query("variant == 'per_head' and curve == 'evaluation'")
+        .to_dict("records")
+    )
+    assert tuple(gap.iloc[-1][["mean", "low", "high"]]) == pytest.approx(
+        (end["mean"], end["low"], end["high"])
+    )
     assert ((gap["high"] - gap["low"]) < 0.1 * (loss["high"] - loss["low"]).to_numpy()).all()
 
 
 def test_runs_that_logged_at_other_steps_are_compared_where_both_were(tmp_path):
-    short = [write_run(tmp_path / f"n{seed}", [6.0, 4.0], seed=seed, value_norm="shared") for seed in (0, 1)]
+    short = [
+        write_run(tmp_path / f"n{seed}", [6.0, 4.0], seed=seed, value_norm="shared")
+        for seed in (0, 1)
+    ]
     long = [write_run(tmp_path / f"b{seed}", BASE, seed=seed) for seed in (0, 1)]
     curves = compare(long + short, generator=generator()).tables["curves"]
     assert curves["tokens"].max() == 2 * 10 * EACH
@@ -158,11 +181,19 @@ def test_runs_that_logged_at_other_steps_are_compared_where_both_were(tmp_path):
 
 
 def test_sinks_are_set_beside_each_other(tmp_path):
-    found = compare(variants(tmp_path, masses=[0.0, 0.2, 0.6], other=[0.0, 0.02, 0.04]), generator=generator())
+    found = compare(
+        variants(tmp_path, masses=[0.0, 0.2, 0.6], other=[0.0, 0.02, 0.04]), generator=generator()
+    )
     assert "“none” has a sink in 3 of 3 seeds, born by 640, 640 and 640 tokens" in found.headline
     assert "“per_head” has no sink in any of 3 seeds (fewer than 5% of heads)" in found.headline
-    assert "The dominance ratio, averaged over layers, is 11 for “none” and 5.4 for “per_head”." in found.headline
-    assert "The effective rank, averaged over layers, is 14 for “none” and 19.6 for “per_head”." in found.headline
+    assert (
+        "The dominance ratio, averaged over layers, is 11 for “none” and 5.4 for “per_head”."
+        in found.headline
+    )
+    assert (
+        "The effective rank, averaged over layers, is 14 for “none” and 19.6 for “per_head”."
+        in found.headline
+    )
     rows = found.tables["measures"].query("measure == 'top_mass'").set_index("variant")
     assert rows.loc["per_head", "mean"] == pytest.approx(0.04)
     assert rows.loc["per_head", "difference"] == pytest.approx(-0.56)
@@ -195,7 +226,11 @@ def test_a_threshold_that_was_not_measured_is_refused(tmp_path):
 
 
 def test_any_field_can_be_compared_by_name(tmp_path):
-    runs = [write_run(tmp_path / f"{lr}-{seed}", BASE, lr=lr, seed=seed) for lr in (0.002, 0.001) for seed in (0, 1, 2)]
+    runs = [
+        write_run(tmp_path / f"{lr}-{seed}", BASE, lr=lr, seed=seed)
+        for lr in (0.002, 0.001)
+        for seed in (0, 1, 2)
+    ]
     found = group_runs(runs)
     assert found.group_by == ("lr",)
     assert list(found.runs) == ["0.002", "0.001"]  # the first run's variant is the baseline
@@ -206,7 +241,11 @@ def test_any_field_can_be_compared_by_name(tmp_path):
 
 def test_three_architectures_are_compared_with_the_one_that_changes_nothing(tmp_path):
     made = [{"attention": "sigmoid"}, {"value_norm": "per_head"}, {}]
-    runs = [write_run(tmp_path / f"{i}-{s}", BASE, seed=s, **one) for i, one in enumerate(made) for s in (0, 1, 2)]
+    runs = [
+        write_run(tmp_path / f"{i}-{s}", BASE, seed=s, **one)
+        for i, one in enumerate(made)
+        for s in (0, 1, 2)
+    ]
     found = group_runs(runs)
     assert found.group_by == ("attention", "value_norm")
     assert list(found.runs) == ["softmax/none", "sigmoid/none", "softmax/per_head"]
@@ -214,10 +253,18 @@ def test_three_architectures_are_compared_with_the_one_that_changes_nothing(tmp_
 
 def test_two_changes_at_once_must_be_asked_for(tmp_path):
     runs = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1, 2)]
-    runs += [write_run(tmp_path / f"n{s}", BASE, seed=s, attention="sigmoid", value_norm="shared") for s in (0, 1, 2)]
-    with pytest.raises(RunError, match="differs from the baseline in attention and value_norm at once"):
+    runs += [
+        write_run(tmp_path / f"n{s}", BASE, seed=s, attention="sigmoid", value_norm="shared")
+        for s in (0, 1, 2)
+    ]
+    with pytest.raises(
+        RunError, match="differs from the baseline in attention and value_norm at once"
+    ):
         group_runs(runs)
-    assert list(group_runs(runs, group_by="attention,value_norm").runs) == ["softmax/none", "sigmoid/shared"]
+    assert list(group_runs(runs, group_by="attention,value_norm").runs) == [
+        "softmax/none",
+        "sigmoid/shared",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +278,10 @@ def test_two_changes_at_once_must_be_asked_for(tmp_path):
 )
 def test_arms_that_differ_in_something_else_are_refused(tmp_path, fields, says):
     runs = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1, 2)]
-    runs += [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared", **fields) for s in (0, 1, 2)]
+    runs += [
+        write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared", **fields)
+        for s in (0, 1, 2)
+    ]
     for by in (None, "value_norm"):
         with pytest.raises(RunError, match=says):
             group_runs(runs, group_by=by)
@@ -243,7 +293,9 @@ def test_a_field_that_only_one_variant_has_a_use_for_may_differ_from_the_others(
     runs += [write_run(tmp_path / f"d{s}", BASE, seed=s, **norm) for s in (0, 1)]
     for by in (None, "value_norm"):
         assert list(group_runs(runs, group_by=by).runs) == ["none", "per_head"]
-    other = write_run(tmp_path / "o", BASE, seed=2, value_norm="per_head", decay_unshared_gain=False)
+    other = write_run(
+        tmp_path / "o", BASE, seed=2, value_norm="per_head", decay_unshared_gain=False
+    )
     with pytest.raises(RunError, match="also differ in decay_unshared_gain"):
         group_runs([*runs, other])
 
@@ -252,7 +304,10 @@ def test_other_software_or_devices_are_said_and_not_refused(tmp_path):
     unlike = {"watch": True}  # which touch no number: not even said
     base = [write_run(tmp_path / f"b{s}", BASE, seed=s, **unlike) for s in (0, 1, 2)]
     changed = {"provenance": {"versions": {"torch": "3.0"}, "processes": 2}, "compile": True}
-    other = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared", **changed) for s in (0, 1, 2)]
+    other = [
+        write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared", **changed)
+        for s in (0, 1, 2)
+    ]
     with pytest.warns(UserWarning, match="differ in") as said:
         found = group_runs(base + other)
     assert len(said) == len(found.notes) == 3
@@ -266,13 +321,19 @@ def test_runs_that_are_no_arms_or_not_whole_are_refused(tmp_path):
     norm = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared") for s in (0, 1, 2)]
     with pytest.raises(InputError, match="1 runs were given; need two"):
         group_runs(base[:1])
-    with pytest.raises(RunError, match="the same configuration but for the seed; need two variants"):
+    with pytest.raises(
+        RunError, match="the same configuration but for the seed; need two variants"
+    ):
         group_runs(base)
     with pytest.raises(RunError, match="all runs are softmax; need two variants"):
         group_runs(base, group_by="attention")
-    with pytest.raises(InputError, match="no run has colour; need a field of the configuration: attention, "):
+    with pytest.raises(
+        InputError, match="no run has colour; need a field of the configuration: attention, "
+    ):
         group_runs(base + norm, group_by="colour")
-    with pytest.raises(RunError, match=r"other seeds \(none: 0, 1, 2; shared: 0, 1\); need the same in each"):
+    with pytest.raises(
+        RunError, match=r"other seeds \(none: 0, 1, 2; shared: 0, 1\); need the same in each"
+    ):
         group_runs(base + norm[:2])
     with pytest.raises(RunError, match="are both none with seed 0; need each once"):
         group_runs([*base, *norm, base[0]])
@@ -301,7 +362,9 @@ def test_an_interval_of_few_seeds_is_said_to_say_little(tmp_path):
 def test_a_comparison_is_kept_as_a_run(tmp_path):
     folder = tmp_path / "out"
     config = CompareConfig(runs=("none",))  # which the folders replace
-    found = compare(variants(tmp_path, masses=[0.0, 0.2]), config=config, out=folder, generator=generator())
+    found = compare(
+        variants(tmp_path, masses=[0.0, 0.2]), config=config, out=folder, generator=generator()
+    )
     assert found.folder == folder
     kept = read_run(folder)
     assert (kept.kind, kept.status, kept.missing) == ("compare", "finished", [])

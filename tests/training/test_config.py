@@ -6,23 +6,45 @@ from dataclasses import FrozenInstanceError, asdict
 import pytest
 
 from sink_lens.errors import InputError
-from sink_lens.training.config import EXAMPLE, SIZES, TrainConfig, build_train_config, read_train_config
+from sink_lens.training.config import (
+    EXAMPLE,
+    SIZES,
+    TrainConfig,
+    build_train_config,
+    read_train_config,
+)
 from sink_lens.training.passes import count_parameters
 
 
-@pytest.mark.parametrize(("size", "millions"), [("toy", 3.4), ("small", 10.0), ("medium", 40.5), ("paper", 151.9)])
+@pytest.mark.parametrize(
+    ("size", "millions"), [("toy", 3.4), ("small", 10.0), ("medium", 40.5), ("paper", 151.9)]
+)
 def test_a_size_has_about_as_many_parameters_as_it_says(size, millions):
     assert count_parameters(TrainConfig(size=size))[0] / 1e6 == pytest.approx(millions, abs=0.1)
 
 
 def test_the_papers_size_is_its_tables_3_and_4():
     config = TrainConfig(size="paper")
-    assert (config.d_model, config.d_mlp, config.n_layers, config.n_heads, config.n_kv_heads) == (768, 3072, 12, 12, 12)
-    assert (config.vocab_size, config.rms_eps, config.rope_theta, config.tied) == (50304, 1e-6, 1e4, True)
+    assert (config.d_model, config.d_mlp, config.n_layers, config.n_heads, config.n_kv_heads) == (
+        768,
+        3072,
+        12,
+        12,
+        12,
+    )
+    assert (config.vocab_size, config.rms_eps, config.rope_theta, config.tied) == (
+        50304,
+        1e-6,
+        1e4,
+        True,
+    )
     assert (config.betas, config.weight_decay, config.clip) == ((0.9, 0.95), 0.1, 1.0)
     assert (config.lr, config.min_lr, config.warmup, config.steps) == (1e-3, 1e-4, 2000, 40_000)
     assert (config.length, config.dtype, config.init_std) == (4096, "bfloat16", 0.02)
-    assert (config.batch // config.accumulation, config.accumulation) == (12, 5)  # the authors' README
+    assert (config.batch // config.accumulation, config.accumulation) == (
+        12,
+        5,
+    )  # the authors' README
 
 
 def test_every_size_sets_the_same_fields_and_each_can_be_replaced():
@@ -33,7 +55,10 @@ def test_every_size_sets_the_same_fields_and_each_can_be_replaced():
 
 def test_a_configuration_is_whole_frozen_and_can_be_written_and_read_back():
     config = TrainConfig(checkpoints=(3, 5), n_kv_heads=2)
-    assert None not in {name: value for name, value in asdict(config).items() if name != "device"}.values()
+    assert (
+        None
+        not in {name: value for name, value in asdict(config).items() if name != "device"}.values()
+    )
     assert build_train_config(json.loads(json.dumps(asdict(config)))) == config
     with pytest.raises(FrozenInstanceError):
         config.lr = 1.0
@@ -41,7 +66,12 @@ def test_a_configuration_is_whole_frozen_and_can_be_written_and_read_back():
 
 @pytest.mark.parametrize(
     ("steps", "more", "kept"),
-    [(1, (), (0, 1)), (8, (), (0, 1, 2, 4, 8)), (10, (), (0, 1, 2, 4, 8, 10)), (10, (7, 4), (0, 1, 2, 4, 7, 8, 10))],
+    [
+        (1, (), (0, 1)),
+        (8, (), (0, 1, 2, 4, 8)),
+        (10, (), (0, 1, 2, 4, 8, 10)),
+        (10, (7, 4), (0, 1, 2, 4, 7, 8, 10)),
+    ],
 )
 def test_kept_are_zero_the_powers_of_two_and_the_end(steps, more, kept):
     assert TrainConfig(steps=steps, warmup=0, checkpoints=more).kept_steps == kept

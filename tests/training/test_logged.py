@@ -17,20 +17,26 @@ def trainer_run(folder, losses, *, rates=(), evaluation=(), checkpoint=True):
     history = [{"loss": loss, "step": 10 * n, "epoch": 0.1 * n} for n, loss in enumerate(losses, 1)]
     history += [{"eval_loss": loss, "eval_runtime": 1.0, "step": step} for step, loss in evaluation]
     history += [
-        {"sinks/rate_first": rate, "sinks/step": float(10 * n), "step": 10 * n + 1} for n, rate in enumerate(rates)
+        {"sinks/rate_first": rate, "sinks/step": float(10 * n), "step": 10 * n + 1}
+        for n, rate in enumerate(rates)
     ]
     history.append({"train_loss": 9.0, "train_runtime": 1.0, "step": 10 * len(losses)})
     for step in (10, 10 * len(losses)) if checkpoint else (10 * len(losses),):
         place = folder / f"checkpoint-{step}" if checkpoint else folder
         place.mkdir(parents=True, exist_ok=True)
         kept = [entry for entry in history if entry["step"] <= step]
-        (place / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": kept}))
+        (place / "trainer_state.json").write_text(
+            json.dumps({"global_step": step, "log_history": kept})
+        )
     return folder
 
 
 def monitor_run(folder, rates):
     """A monitor's run with readings every 10 steps."""
-    rows = [{"step": 10 * n, "key": "rate_first", "layer": pd.NA, "value": rate} for n, rate in enumerate(rates)]
+    rows = [
+        {"step": 10 * n, "key": "rate_first", "layer": pd.NA, "value": rate}
+        for n, rate in enumerate(rates)
+    ]
     rows += [{"step": 0, "key": "mass_first", "layer": 1, "value": 0.5}]
     table = pd.DataFrame(rows).assign(unit="1").astype({"layer": "Int64"})
     with create_run(folder, kind="monitor", config={"threshold": 0.3}, provenance={}) as writer:
@@ -44,7 +50,11 @@ def test_the_logs_of_two_trainers_are_put_beside_each_other_without_a_verdict(tm
     found = compare([a, b])
     values = found.frame.set_index(["run", "quantity", "step"])["value"].sort_index()
     assert values["a", "training loss"].to_dict() == {10: 5.0, 20: 4.0, 30: 3.0}
-    assert values["a", "sink rate"].to_dict() == {0: 0.0, 10: 0.3, 20: 0.5}  # of the weights, a step before the entry
+    assert values["a", "sink rate"].to_dict() == {
+        0: 0.0,
+        10: 0.3,
+        20: 0.5,
+    }  # of the weights, a step before the entry
     assert values["a", "evaluation loss"].to_dict() == {20: 3.5}
     said = found.headline
     assert "no interval" in said

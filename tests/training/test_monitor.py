@@ -31,27 +31,45 @@ from .monitor_ranks import batches, trainer
 # Dynamo looks at the gradient of what enters a graph, and torch warns about it.
 dynamo = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 FAMILIES = (
-    *("llama", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "gpt2", "gpt_neox", "gptj", "gpt_neo", "falcon"),
+    *(
+        "llama",
+        "mistral",
+        "gemma2",
+        "gemma3",
+        "phi3",
+        "olmo2",
+        "gpt2",
+        "gpt_neox",
+        "gptj",
+        "gpt_neo",
+        "falcon",
+    ),
     *("bloom", "opt", "gpt_oss", "headnorm_sink"),
 )
 
 
 def one_reading(model, tokens, *, watched=None, **options):
-    with SinkMonitor(model if watched is None else watched, every=1, sequences=len(tokens), **options) as monitor:
+    with SinkMonitor(
+        model if watched is None else watched, every=1, sequences=len(tokens), **options
+    ) as monitor:
         model(input_ids=tokens, labels=tokens).loss.backward()
         return monitor.step()
 
 
 def watched(model, tokens, *, threshold):
     """The same keys from ``watch``'s measures at the same weights and tokens."""
-    frame = chain_measures(load(copy.deepcopy(model)), TokenBatch.from_tensor(tokens), threshold=threshold)
+    frame = chain_measures(
+        load(copy.deepcopy(model)), TokenBatch.from_tensor(tokens), threshold=threshold
+    )
     frame = frame[frame["threshold"].isna() | (frame["threshold"] == threshold)]
     keys = {"sink_rate": "rate_first", "sink_mass": "mass_first", "dominance_ratio": "dominance"}
     keys["norm_ratio"] = "norm_ratio"
     frame = frame[frame["measure"].isin(list(keys))]
     return {
         f"sinks/{keys[measure]}" + ("" if pd.isna(layer) else f"/layer_{layer}"): value
-        for measure, layer, value in zip(frame["measure"], frame["layer"], frame["value"], strict=True)
+        for measure, layer, value in zip(
+            frame["measure"], frame["layer"], frame["value"], strict=True
+        )
     }
 
 
@@ -78,7 +96,10 @@ def train(model, call, *, monitored):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_reading_equals_watch_at_the_same_weights_and_tokens(family):
     model, tokens = tiny(family), batches(1)[0]
-    reading, expected = one_reading(model, tokens, threshold=0.1), watched(model, tokens, threshold=0.1)
+    reading, expected = (
+        one_reading(model, tokens, threshold=0.1),
+        watched(model, tokens, threshold=0.1),
+    )
     assert len(expected) == 4 + 2 * 3 + 2 * 4
     for key, value in expected.items():
         if math.isnan(value):  # a window too short to tell a sink: what is not defined is left out
@@ -89,7 +110,8 @@ def test_reading_equals_watch_at_the_same_weights_and_tokens(family):
 
 @dynamo
 @pytest.mark.parametrize(
-    "how", ["eager", "checkpointing", "reentrant", "compiled", "compiled outside", "in place", "layers"]
+    "how",
+    ["eager", "checkpointing", "reentrant", "compiled", "compiled outside", "in place", "layers"],
 )
 def test_reading_is_the_same_however_the_model_runs(how):
     torch._dynamo.reset()
@@ -99,9 +121,14 @@ def test_reading_is_the_same_however_the_model_runs(how):
         model.set_attn_implementation("eager")
     elif how in ("checkpointing", "reentrant"):
         # Under its new name, which the oldest transformers that is taken does not have.
-        enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+        enable = getattr(
+            model, "activation_checkpointing_enable", model.gradient_checkpointing_enable
+        )
         enable({"use_reentrant": how == "reentrant"})
-    elif how in ("compiled", "compiled outside"):  # outside: the monitor has the bare model, and another is called
+    elif how in (
+        "compiled",
+        "compiled outside",
+    ):  # outside: the monitor has the bare model, and another is called
         call = torch.compile(model, backend="eager")
         watched = model if how == "compiled outside" else call
     elif how == "in place":
@@ -115,7 +142,9 @@ def test_reading_is_the_same_however_the_model_runs(how):
 @pytest.mark.parametrize("how", first(["ddp", "fsdp1", "fsdp2"]))
 def test_two_processes_read_what_one_does(how, tmp_path):
     out = tmp_path / "readings.x"
-    code, said = forks.run(Path(__file__).with_name("monitor_ranks.py"), out, how, said=tmp_path / "said", ranks=2)
+    code, said = forks.run(
+        Path(__file__).with_name("monitor_ranks.py"), out, how, said=tmp_path / "said", ranks=2
+    )
     assert code == 0, said
     first, second = (json.loads(out.with_suffix(f".{rank}").read_text()) for rank in (0, 1))
     assert first == second
@@ -137,7 +166,9 @@ def test_other_keys_against_loops_over_hidden_states_and_attentions():
         out = model.model(input_ids=tokens, output_attentions=True, output_hidden_states=True)
     rows = np.linspace(0, 69, 64).round().astype(int)
     stream = []  # the last of Hugging Face's states has gone through the last norm: taken by a hook instead
-    handle = model.model.layers[-1].register_forward_hook(lambda module, args, output: stream.append(output))
+    handle = model.model.layers[-1].register_forward_hook(
+        lambda module, args, output: stream.append(output)
+    )
     with torch.no_grad():
         model(input_ids=tokens)
     handle.remove()
@@ -147,24 +178,33 @@ def test_other_keys_against_loops_over_hidden_states_and_attentions():
         terms = np.where(p > 0, -p * np.log(np.where(p > 0, p, 1)), 0).sum(-1)
         assert reading[f"sinks/entropy/layer_{layer}"] == pytest.approx(terms.mean(), rel=1e-4)
         h = state.double().numpy()
-        assert reading[f"sinks/max_activation/layer_{layer}"] == pytest.approx(np.abs(h).max(), rel=1e-5)
+        assert reading[f"sinks/max_activation/layer_{layer}"] == pytest.approx(
+            np.abs(h).max(), rel=1e-5
+        )
         centred = h - h.mean(-1, keepdims=True)
         kurtosis = (centred**4).mean(-1) / (centred**2).mean(-1) ** 2 - 3
         assert reading[f"sinks/kurtosis/layer_{layer}"] == pytest.approx(kurtosis.mean(), rel=1e-4)
 
 
 def test_largest_logit_is_the_scaled_product_of_rotated_query_and_key():
-    model, tokens = tiny("gpt2"), batches(1)[0]  # no rotation: the product of the projections is the logit
+    model, tokens = (
+        tiny("gpt2"),
+        batches(1)[0],
+    )  # no rotation: the product of the projections is the logit
     taken = {}
     handles = [
-        block.attn.c_attn.register_forward_hook(lambda m, a, out, layer=layer: taken.setdefault(layer, out.detach()))
+        block.attn.c_attn.register_forward_hook(
+            lambda m, a, out, layer=layer: taken.setdefault(layer, out.detach())
+        )
         for layer, block in enumerate(model.transformer.h)
     ]
     reading = one_reading(model, tokens)
     for handle in handles:
         handle.remove()
     for layer, out in taken.items():
-        q, k, _ = (part.unflatten(-1, (4, 12)).transpose(1, 2).double() for part in out.split(48, dim=-1))
+        q, k, _ = (
+            part.unflatten(-1, (4, 12)).transpose(1, 2).double() for part in out.split(48, dim=-1)
+        )
         causal = torch.ones(40, 40).tril().bool()
         largest = (q @ k.mT / math.sqrt(12))[..., causal].max()
         assert reading[f"sinks/max_logit/layer_{layer}"] == pytest.approx(float(largest), rel=1e-4)
@@ -207,7 +247,9 @@ def test_training_is_bit_identical_with_and_without(how):
         torch.manual_seed(0)
         model = tiny("gpt2", resid_pdrop=0.1, attn_pdrop=0.1, embd_pdrop=0.1).train()
         if how == "checkpointing":
-            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+            enable = getattr(
+                model, "activation_checkpointing_enable", model.gradient_checkpointing_enable
+            )
             enable({"use_reentrant": False})
         call = torch.compile(model, backend="eager") if how == "compiled" else model
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
@@ -242,14 +284,20 @@ def test_hooks_are_gone_between_readings_at_the_end_and_after_an_error():
 
 
 def foreign():
-    return {name: one for name, one in ALL_ATTENTION_FUNCTIONS.items() if not name.startswith("sink_lens")}
+    return {
+        name: one
+        for name, one in ALL_ATTENTION_FUNCTIONS.items()
+        if not name.startswith("sink_lens")
+    }
 
 
 def parts_of(model):
     return [(type(module), id(vars(module).get("config"))) for module in model.modules()]
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "headnorm_sink", "gptj", "gpt_neo", "falcon", "bloom"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "headnorm_sink", "gptj", "gpt_neo", "falcon", "bloom"]
+)
 def test_neither_the_model_nor_transformers_is_changed_while_it_is_read(name):
     """Another model, on another thread, must find what it would find without a monitor."""
     model, tokens = tiny(name), batches(1)[0]
@@ -261,7 +309,9 @@ def test_neither_the_model_nor_transformers_is_changed_while_it_is_read(name):
         seen.append(model.config._attn_implementation)
 
     handles = [
-        one.register_forward_hook(look) for one in model.modules() if not list(one.children()) and one is not model
+        one.register_forward_hook(look)
+        for one in model.modules()
+        if not list(one.children()) and one is not model
     ]
     one_reading(model, tokens)
     for handle in handles:
@@ -321,7 +371,9 @@ class Tracker(INTEGRATION_TO_CALLBACK["tensorboard"]):
         self.seen.append((state.global_step, logs))
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "bf16": True}, {"torch_compile": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_accumulation_steps": 2, "bf16": True}, {"torch_compile": True}]
+)
 def test_trainer_logs_the_readings_and_trains_the_same(options, tmp_path):
     if "torch_compile" in options:
         torch._dynamo.reset()
@@ -340,7 +392,10 @@ def test_trainer_logs_the_readings_and_trains_the_same(options, tmp_path):
     seen = [(step, logs["sinks/step"]) for step, logs in tracker.seen if "sinks/rate_first" in logs]
     assert seen == [(1, 0), (3, 2), (5, 4), (6, 5)]
     json.dumps(watched.state.log_history)
-    losses = [[entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (watched, plain)]
+    losses = [
+        [entry["loss"] for entry in one.state.log_history if "loss" in entry]
+        for one in (watched, plain)
+    ]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 2
     both = zip(watched.model.parameters(), plain.model.parameters(), strict=True)
@@ -355,17 +410,25 @@ def alarms_of(key, values, *, every=50, positions=(), sequences=16):
     alarms, found = Alarms(threshold=0.4), []
     for i, value in enumerate(values):
         at = positions[i] if positions else 0
-        reading = {(key, None): value, ("strongest_position", None): at, ("strongest_sequences", None): sequences}
+        reading = {
+            (key, None): value,
+            ("strongest_position", None): at,
+            ("strongest_sequences", None): sequences,
+        }
         found += alarms.add_reading(reading, step=every * i)
     return found
 
 
 def test_a_birth_is_said_once_and_again_after_it_has_gone():
-    (alarm,) = alarms_of("rate_strongest", [0, 0.01, 0, 0.125, 0.2, 0.2], positions=[3, 0, 0, 2, 2, 2])
+    (alarm,) = alarms_of(
+        "rate_strongest", [0, 0.01, 0, 0.125, 0.2, 0.2], positions=[3, 0, 0, 2, 2, 2]
+    )
     assert (alarm.rule, alarm.step, alarm.position) == ("sink_born", 200, 2)
     assert all(one in alarm.sentence for one in ("step 200", "position 2", "0.200", "above 0.4"))
     # 2 (0.125 - 0.02) are summed up; each 0 takes 0.02 away, so eleven of them end it.
-    assert [one.step for one in alarms_of("rate_strongest", [0, 0, 0.125, 0.125, *[0] * 11, 0.1, 0.1])] == [150, 800]
+    assert [
+        one.step for one in alarms_of("rate_strongest", [0, 0, 0.125, 0.125, *[0] * 11, 0.1, 0.1])
+    ] == [150, 800]
 
 
 @pytest.mark.parametrize(
@@ -397,7 +460,11 @@ def test_a_birth_is_gathered_over_steps_and_warns_and_is_in_the_reading():
     without, model = planted(sink=False).model, planted(sink=True).model
     tokens = batches(1)[0]
     tokens[:, 5] = 1  # BOS, the sink of the planted model
-    later, sequences, alarms = {name: one.clone() for name, one in model.state_dict().items()}, [], []
+    later, sequences, alarms = (
+        {name: one.clone() for name, one in model.state_dict().items()},
+        [],
+        [],
+    )
     model.load_state_dict(without.state_dict())
     with warnings.catch_warnings(record=True) as told, SinkMonitor(model, every=5) as monitor:
         warnings.simplefilter("always")
@@ -410,7 +477,9 @@ def test_a_birth_is_gathered_over_steps_and_warns_and_is_in_the_reading():
                 alarms.append(reading.get("sinks/alarm_sink_born", 0))
     assert sequences == [4, 16, 16, 16, 16]
     assert alarms == [0, 0, 0, 0, 1]
-    assert [(one.step, one.position) for one in monitor.alarms if one.rule == "sink_born"] == [(20, 5)]
+    assert [(one.step, one.position) for one in monitor.alarms if one.rule == "sink_born"] == [
+        (20, 5)
+    ]
     assert [str(one.message) for one in told] == [one.sentence for one in monitor.alarms]
     assert monitor.frame()["step"].max() == 22  # the last weights are read
 
@@ -427,7 +496,11 @@ def test_the_loss_is_of_a_token_also_where_the_trainer_divides_it_by_more():
 @pytest.mark.parametrize(
     ("key", "values", "steps"),
     [
-        ("rate_strongest", [0.4, 0.42, 0.38, 0.41, 0.4], []),  # there from the first reading on: no birth
+        (
+            "rate_strongest",
+            [0.4, 0.42, 0.38, 0.41, 0.4],
+            [],
+        ),  # there from the first reading on: no birth
         # Excess 0.06 - 0 - 0.02 at each reading: over 0.05 at the second; the median of what came before is still 0.
         ("rate_strongest", [0, 0, 0, 0, 0, 0.06, 0.06], [300]),
         ("rate_strongest", [0, 0, 0, 0, 0, 0.04, 0.04, 0.04], []),  # under 5% of heads
@@ -473,5 +546,7 @@ def test_an_alarm_goes_to_the_trackers_with_its_reading(caplog):
     callback.on_step_end(None, state, None)
     assert state.global_step == 4
     assert ["ZeroDivisionError" in one.getMessage() for one in caplog.records] == [True]
-    assert good.seen == [(4, {"sinks/rate_first": 0.5, "sinks/alarm_sink_born": 1.0, "sinks/step": 3})]
+    assert good.seen == [
+        (4, {"sinks/rate_first": 0.5, "sinks/alarm_sink_born": 1.0, "sinks/step": 3})
+    ]
     assert state.log_history == [{**good.seen[0][1], "step": 4}]

@@ -83,14 +83,18 @@ def test_a_killed_training_has_every_reading_and_goes_on_to_those_of_an_unbroken
     training.steps(0, 5, monitor)
     run = read_run(tmp_path / "run")
     assert (run.status, run.missing) == ("running", [])
-    pd.testing.assert_frame_equal(run.tables["monitor"], whole[whole["step"] < 5].reset_index(drop=True))
+    pd.testing.assert_frame_equal(
+        run.tables["monitor"], whole[whole["step"] < 5].reset_index(drop=True)
+    )
     assert "of 5 readings" in page_html(tmp_path / "run")
     with SinkMonitor(training.model, every=1, folder=tmp_path / "run", first_step=5) as monitor:
         training.steps(5, 9, monitor)
         pd.testing.assert_frame_equal(not_gathered(monitor.frame()), not_gathered(whole))
     run = read_run(tmp_path / "run")
     assert run.status == "finished"
-    pd.testing.assert_frame_equal(run.tables["alarms"], read_run(tmp_path / "whole").tables["alarms"])
+    pd.testing.assert_frame_equal(
+        run.tables["alarms"], read_run(tmp_path / "whole").tables["alarms"]
+    )
 
 
 def test_alarms_go_on_from_what_was_read_before(tmp_path, monkeypatch):
@@ -117,13 +121,18 @@ def test_steps_that_are_trained_again_replace_those_of_the_branch_that_was_given
     training = Training()
     training.steps(0, 8, begun(training, tmp_path / "run"))
     again = begun(Training().steps(0, 6), tmp_path / "run", first_step=6)
-    assert sorted(set(again.frame()["step"])) == list(range(8))  # until something else has been read in their place
+    assert sorted(set(again.frame()["step"])) == list(
+        range(8)
+    )  # until something else has been read in their place
     other = Training(tiny("llama", seed=1))
     again = begun(other, tmp_path / "run", first_step=6)
     other.steps(6, 7, again)
     assert sorted(set(again.frame()["step"])) == list(range(7))
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
-    assert [json.loads(line)["at"] for line in lines[1:]] == [*range(8), 6]  # they are still in the file
+    assert [json.loads(line)["at"] for line in lines[1:]] == [
+        *range(8),
+        6,
+    ]  # they are still in the file
 
 
 def test_half_a_line_that_a_kill_left_is_no_reading(tmp_path):
@@ -277,18 +286,26 @@ def test_weights_that_are_not_finite_stop_nothing():
 @pytest.mark.exhaustive
 def test_a_process_whose_monitor_stops_lets_no_other_one_wait(tmp_path):
     out = tmp_path / "readings.x"
-    code, said = forks.run(Path(__file__).with_name("monitor_ranks.py"), out, "broken", said=tmp_path / "said", ranks=2)
+    code, said = forks.run(
+        Path(__file__).with_name("monitor_ranks.py"), out, "broken", said=tmp_path / "said", ranks=2
+    )
     assert code == 0, said
-    assert [json.loads(out.with_suffix(f".{rank}").read_text()) for rank in (0, 1)] == [[None, None]] * 2
+    assert [json.loads(out.with_suffix(f".{rank}").read_text()) for rank in (0, 1)] == [
+        [None, None]
+    ] * 2
     assert "TypeError" in said
 
 
 @pytest.mark.exhaustive
 def test_a_monitor_in_one_process_of_two_stops_and_the_training_goes_on(tmp_path):
     out = tmp_path / "readings.x"
-    code, said = forks.run(Path(__file__).with_name("monitor_ranks.py"), out, "alone", said=tmp_path / "said", ranks=2)
+    code, said = forks.run(
+        Path(__file__).with_name("monitor_ranks.py"), out, "alone", said=tmp_path / "said", ranks=2
+    )
     assert code == 0, said
-    assert [json.loads(out.with_suffix(f".{rank}").read_text()) for rank in (0, 1)] == [[None, None]] * 2
+    assert [json.loads(out.with_suffix(f".{rank}").read_text()) for rank in (0, 1)] == [
+        [None, None]
+    ] * 2
     assert "not every process had one" in said
 
 
@@ -309,18 +326,30 @@ def test_a_training_that_failed_is_resumed_with_its_readings(tmp_path, caplog):
     options = {"save_steps": 2, "lr_scheduler_type": "constant"}
     whole = SinkMonitorCallback(every=1, folder=tmp_path / "whole/monitor")
     trainer(tmp_path / "whole", whole, max_steps=8, **options).train()
-    broken = trainer(tmp_path / "out", SinkMonitorCallback(every=1, folder=folder), kind=Broken, **options)
+    broken = trainer(
+        tmp_path / "out", SinkMonitorCallback(every=1, folder=folder), kind=Broken, **options
+    )
     with pytest.raises(RuntimeError, match="of the loss"):
         broken.train()
     assert steps_of(folder) == [0, 1, 2, 3, 4]
     broken.model(input_ids=batches(1)[0])
-    assert not any(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in broken.model.modules())
+    assert not any(
+        len(one._forward_hooks) + len(one._forward_pre_hooks) for one in broken.model.modules()
+    )
     for steps in (6, 8):
-        again = trainer(tmp_path / "out", SinkMonitorCallback(every=1, folder=folder), max_steps=steps, **options)
+        again = trainer(
+            tmp_path / "out",
+            SinkMonitorCallback(every=1, folder=folder),
+            max_steps=steps,
+            **options,
+        )
         again.train(resume_from_checkpoint=True)
         assert read_run(folder).status == "finished"
         assert steps_of(folder) == list(range(steps))
-    both = (not_gathered(read_run(one).tables["monitor"]) for one in (folder, tmp_path / "whole/monitor"))
+    both = (
+        not_gathered(read_run(one).tables["monitor"])
+        for one in (folder, tmp_path / "whole/monitor")
+    )
     pd.testing.assert_frame_equal(*both)
     assert warnings_of(caplog) == []
 

@@ -47,7 +47,10 @@ def flattened(found, **options):
 def batched(found):
     lengths = torch.tensor([len(one) for one in found])
     tokens = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
-    return {"input_ids": tokens, "attention_mask": (torch.arange(tokens.shape[1]) < lengths[:, None]).long()}
+    return {
+        "input_ids": tokens,
+        "attention_mask": (torch.arange(tokens.shape[1]) < lengths[:, None]).long(),
+    }
 
 
 def blocks(found):
@@ -56,7 +59,10 @@ def blocks(found):
 
 
 def reading(model, inputs, *, sequences=4):
-    with SinkMonitor(model, every=1, sequences=sequences, threshold=0.1) as monitor, torch.no_grad():
+    with (
+        SinkMonitor(model, every=1, sequences=sequences, threshold=0.1) as monitor,
+        torch.no_grad(),
+    ):
         logits = model(**inputs).logits
         return monitor.step(), logits
 
@@ -131,7 +137,10 @@ def test_a_batch_that_trl_packed():
         ("llama", {"attention_mask": torch.ones(1, 80, dtype=torch.long)}),
         ("llama", {"use_cache": True}),
         ("bloom", {}),
-        *[pytest.param(name, {}, marks=pytest.mark.exhaustive) for name in ("falcon", "opt", "gpt_oss")],
+        *[
+            pytest.param(name, {}, marks=pytest.mark.exhaustive)
+            for name in ("falcon", "opt", "gpt_oss")
+        ],
     ],
 )
 def test_what_asks_the_beginning_is_left_out_where_attention_crosses(name, more, caplog):
@@ -139,7 +148,9 @@ def test_what_asks_the_beginning_is_left_out_where_attention_crosses(name, more,
     packed, _ = reading(tiny(name), flattened(documents()) | more)
     assert not of_first_tokens(packed)
     assert {key.split("/")[1] for key in packed} == set(ANYWHERE)
-    said = [one.getMessage() for one in caplog.records if "documents are packed" in one.getMessage()]
+    said = [
+        one.getMessage() for one in caplog.records if "documents are packed" in one.getMessage()
+    ]
     assert len(said) == 1
     assert "attention crosses them" in said[0]
 
@@ -154,18 +165,27 @@ def _flash(module, query, key, value, attention_mask, scaling=None, cu_seq_lens_
     """A kernel that keeps documents apart by their lengths alone, as the flash kernels do."""
     assert attention_mask is None
     apart = [
-        torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, scale=scaling, enable_gqa=True)
-        for parts in zip(*(one.split(cu_seq_lens_q.diff().tolist(), 2) for one in (query, key, value)), strict=True)
+        torch.nn.functional.scaled_dot_product_attention(
+            *parts, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        for parts in zip(
+            *(one.split(cu_seq_lens_q.diff().tolist(), 2) for one in (query, key, value)),
+            strict=True,
+        )
     ]
     return torch.cat(apart, 2).transpose(1, 2).contiguous(), None
 
 
 def test_a_flash_kernel_keeps_documents_apart(monkeypatch):
-    monkeypatch.setattr(monitor_attention, "own_function", lambda *args, **kwargs: None)  # as if it were transformers'
+    monkeypatch.setattr(
+        monitor_attention, "own_function", lambda *args, **kwargs: None
+    )  # as if it were transformers'
     model, found = tiny("llama"), documents()
     expected, _ = reading(model, batched(found))
     AttentionInterface.register("flash_of_a_test", _flash)
-    model.config._attn_implementation_internal = "flash_of_a_test"  # the setter looks for a kernel on the hub
+    model.config._attn_implementation_internal = (
+        "flash_of_a_test"  # the setter looks for a kernel on the hub
+    )
     packed, _ = reading(model, flattened(found, return_flash_attn_kwargs=True))
     assert packed == close(expected)
 
@@ -187,7 +207,9 @@ def test_every_way_to_say_where_documents_begin():
     for given in (mask[None, None], block, {"full_attention": mask[None, None]}):
         assert where({"attention_mask": given}) == expected
     assert where({"position_ids": flat["position_ids"].expand(3, 1, 80)}) == expected
-    assert where({"position_ids": flat["position_ids"]}, batch=2)[4:] == [(1, *one[1:]) for one in expected]
+    assert where({"position_ids": flat["position_ids"]}, batch=2)[4:] == [
+        (1, *one[1:]) for one in expected
+    ]
 
 
 def test_rows_of_one_sequence_are_not_packed():
@@ -213,4 +235,6 @@ def test_a_token_batch_of_packed_rows_has_a_sequence_for_each_document():
     flat = flattened(found)
     batch = TokenBatch.from_tensor(flat["input_ids"], position_ids=flat["position_ids"])
     assert batch.lengths.tolist() == list(LENGTHS)
-    assert all(torch.equal(row[: len(one)], one) for row, one in zip(batch.tokens, found, strict=True))
+    assert all(
+        torch.equal(row[: len(one)], one) for row, one in zip(batch.tokens, found, strict=True)
+    )

@@ -17,7 +17,9 @@ from .tiny_run import config_of, stop_at, trained
 
 
 def optimizer_of(model, **named):
-    return MuonWithAdamW(model, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), undecayed=undecayed(model, **named))
+    return MuonWithAdamW(
+        model, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), undecayed=undecayed(model, **named)
+    )
 
 
 def test_every_parameter_is_in_one_of_both_and_moves_as_torchs_own_does():
@@ -31,10 +33,16 @@ def test_every_parameter_is_in_one_of_both_and_moves_as_torchs_own_does():
     matrices = {name for name, one in named.items() if one.ndim == 2 and ".layers." in name}
     assert len(matrices) == 2 * 7
     muon = torch.optim.Muon(
-        [named[name] for name in matrices], lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+        [named[name] for name in matrices],
+        lr=1e-2,
+        weight_decay=0.1,
+        adjust_lr_fn="match_rms_adamw",
     )
     rest = [
-        {"params": [one for name, one in named.items() if name not in matrices and one.ndim > 1], "weight_decay": 0.1},
+        {
+            "params": [one for name, one in named.items() if name not in matrices and one.ndim > 1],
+            "weight_decay": 0.1,
+        },
         {"params": [one for one in named.values() if one.ndim == 1], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(rest, lr=1e-2, betas=(0.9, 0.95))
@@ -66,12 +74,20 @@ def test_a_schedule_reaches_both():
 def variant(tmp_path_factory):
     """The training with some changes, which is made once for the tests of this file."""
     return functools.cache(
-        lambda **changes: trained(tmp_path_factory.mktemp("variant") / "run", config=config_of(**changes))
+        lambda **changes: trained(
+            tmp_path_factory.mktemp("variant") / "run", config=config_of(**changes)
+        )
     )
 
 
 @pytest.mark.parametrize(
-    "changes", [{"optimizer": "muon"}, {"norm": "single_scale"}, {"attention": "off_by_one"}, {"attention": "key_bias"}]
+    "changes",
+    [
+        {"optimizer": "muon"},
+        {"norm": "single_scale"},
+        {"attention": "off_by_one"},
+        {"attention": "key_bias"},
+    ],
 )
 def test_a_variant_trains_and_is_another_training(changes, variant):
     plain, varied = variant(), variant(**changes)
@@ -101,5 +117,7 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(variant, tmp_path):
     parted = trained(stop_at(tmp_path / "parted", 7, config=config), config=config)
     columns = ["step", "loss", "eval_loss", "lr"]
     pd.testing.assert_frame_equal(parted.frame[columns], whole.frame[columns])
-    first, second = (load_file(str(run.checkpoints[12] / "model.safetensors")) for run in (whole, parted))
+    first, second = (
+        load_file(str(run.checkpoints[12] / "model.safetensors")) for run in (whole, parted)
+    )
     assert all(torch.equal(one, second[name]) for name, one in first.items())

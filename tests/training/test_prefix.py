@@ -12,7 +12,13 @@ from transformers import Trainer, TrainingArguments
 
 from sink_lens import wrap
 from sink_lens.errors import InputError, ModelError
-from sink_lens.training.prefix import PrefixConfig, PrefixModel, bridge_hooks, get_prefix_model, prefix_output
+from sink_lens.training.prefix import (
+    PrefixConfig,
+    PrefixModel,
+    bridge_hooks,
+    get_prefix_model,
+    prefix_output,
+)
 from tests.tiny_families import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt2")
@@ -30,7 +36,9 @@ def filled(family, *, scale=0.3, dtype=None, **fields):
     draw = torch.Generator().manual_seed(3)
     for memory in model.memories.values():
         for matrix in memory.parameters():
-            matrix.data.copy_(torch.randn(matrix.shape, generator=draw, dtype=torch.float64) * scale)
+            matrix.data.copy_(
+                torch.randn(matrix.shape, generator=draw, dtype=torch.float64) * scale
+            )
     return model
 
 
@@ -40,7 +48,9 @@ def test_what_is_added_and_its_gradient_are_the_formula_by_nested_loops_in_float
     draw = torch.Generator().manual_seed(0)
     q = torch.randn(2, 3, 4, 5, generator=draw, dtype=torch.float64)
     up = torch.randn(q.shape, generator=draw, dtype=torch.float64)  # dL/d(what is added)
-    memory = torch.randn(2, 1 if phi == "constant" else 5, 5, generator=draw, dtype=torch.float64).requires_grad_()
+    memory = torch.randn(
+        2, 1 if phi == "constant" else 5, 5, generator=draw, dtype=torch.float64
+    ).requires_grad_()
     found = prefix_output(q, memory, phi=phi)
     (gradient,) = torch.autograd.grad(found, memory, up)
     wanted, slopes = torch.zeros_like(q), torch.zeros_like(memory)
@@ -68,7 +78,9 @@ def test_the_models_logits_and_gradients_are_those_of_the_formula_hooked_in_by_h
     gradients = torch.autograd.grad(loss, [memory.memory for memory in model.memories.values()])
 
     raw, held = tiny(family).to(torch.float64), {}
-    memories = [memory.memory.detach().clone().requires_grad_() for memory in model.memories.values()]
+    memories = [
+        memory.memory.detach().clone().requires_grad_() for memory in model.memories.values()
+    ]
     n_heads, d_head = 4, 16 if family in ("qwen3", "gemma2") else 12
     blocks = raw.transformer.h if family == "gpt2" else raw.model.layers
     for layer, (block, memory) in enumerate(zip(blocks, memories, strict=True)):
@@ -81,13 +93,22 @@ def test_the_models_logits_and_gradients_are_those_of_the_formula_hooked_in_by_h
         def add(module, args, layer=layer, memory=memory):
             query = held[layer]
             features = torch.where(query > 0, query, query.exp() - 1)
-            by_head = memory.repeat_interleave(n_heads // len(memory), dim=0)  # GQA: heads 0, 1 share the first
-            return (args[0] + torch.stack([features[:, :, h] @ by_head[h] for h in range(n_heads)], 2).flatten(2),)
+            by_head = memory.repeat_interleave(
+                n_heads // len(memory), dim=0
+            )  # GQA: heads 0, 1 share the first
+            return (
+                args[0]
+                + torch.stack([features[:, :, h] @ by_head[h] for h in range(n_heads)], 2).flatten(
+                    2
+                ),
+            )
 
         q.register_forward_hook(see)
         (attention.c_proj if family == "gpt2" else attention.o_proj).register_forward_pre_hook(add)
     wanted = raw(TOKENS).logits
-    by_hand = torch.autograd.grad(cross_entropy(wanted[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()), memories)
+    by_hand = torch.autograd.grad(
+        cross_entropy(wanted[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()), memories
+    )
     torch.testing.assert_close(model(TOKENS).logits, wanted, rtol=1e-10, atol=1e-10)
     for found, expected in zip(gradients, by_hand, strict=True):
         assert expected.abs().max() > 0
@@ -103,7 +124,9 @@ def test_it_begins_as_no_change_and_the_bridge_with_its_hooks_is_the_model_with_
     model = filled(family)
     after = model(TOKENS).logits.detach()
     assert (after - before).abs().max() > 0.1
-    assert_close(wrap(tiny(family)).bridge.run_with_hooks(TOKENS, fwd_hooks=model.bridge_hooks()), after)
+    assert_close(
+        wrap(tiny(family)).bridge.run_with_hooks(TOKENS, fwd_hooks=model.bridge_hooks()), after
+    )
 
 
 @pytest.mark.parametrize("family", HYBRID_FAMILIES)
@@ -112,7 +135,9 @@ def test_a_hybrid_gets_it_in_the_layers_that_have_attention(family):
     assert list(model.memories) == ([0, 1, 2] if family == "falcon_h1" else [1, 3])
     after = model(TOKENS).logits.detach()
     assert (after - before).abs().max() > 0.05
-    assert_close(wrap(tiny(family)).bridge.run_with_hooks(TOKENS, fwd_hooks=model.bridge_hooks()), after)
+    assert_close(
+        wrap(tiny(family)).bridge.run_with_hooks(TOKENS, fwd_hooks=model.bridge_hooks()), after
+    )
     assert_rows_close(model.unload()(TOKENS).logits.detach(), before.detach())
 
 
@@ -133,16 +158,23 @@ def test_the_counts_and_what_is_printed_are_pefts(capsys):
     assert model.get_nb_trainable_parameters()[0] == 3 * 2 * 16 * 16
     model.print_trainable_parameters()
     ours = capsys.readouterr().out
-    theirs = peft.get_peft_model(tiny("qwen3"), peft.PrefixTuningConfig(num_virtual_tokens=8, task_type="CAUSAL_LM"))
+    theirs = peft.get_peft_model(
+        tiny("qwen3"), peft.PrefixTuningConfig(num_virtual_tokens=8, task_type="CAUSAL_LM")
+    )
     theirs.print_trainable_parameters()  # d_head / 2 tokens: a key and a value of 16 numbers each
     assert ours == capsys.readouterr().out
 
 
-@pytest.mark.parametrize("fields", [{}, {"rank": 3}, {"phi": "constant"}, {"share": "head", "layers": (0, 2)}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"rank": 3}, {"phi": "constant"}, {"share": "head", "layers": (0, 2)}]
+)
 def test_save_and_load_are_equal_to_the_last_bit(tmp_path, fields):
     model = filled("qwen3", **fields)
     model.save_pretrained(tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
     loaded = PrefixModel.from_pretrained(tiny("qwen3"), tmp_path)
     assert loaded.prefix_config == model.prefix_config
     assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
@@ -167,10 +199,25 @@ def test_generation_with_a_cache_is_generation_without(family):
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_trainer_trains_it_alone_saves_it_alone_and_goes_on(family, tmp_path):
     def trainer(model, name):
-        args = {"max_steps": 6, "learning_rate": 0.03, "per_device_train_batch_size": 2, "seed": 0, "report_to": []}
-        args |= {"gradient_accumulation_steps": 2, "use_cpu": True, "disable_tqdm": True, "save_steps": 3}
+        args = {
+            "max_steps": 6,
+            "learning_rate": 0.03,
+            "per_device_train_batch_size": 2,
+            "seed": 0,
+            "report_to": [],
+        }
+        args |= {
+            "gradient_accumulation_steps": 2,
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "save_steps": 3,
+        }
         args = TrainingArguments(output_dir=str(tmp_path / name), logging_steps=1, **args)
-        return Trainer(model=model, args=args, train_dataset=[{"input_ids": TOKENS[0], "labels": TOKENS[0]}] * 24)
+        return Trainer(
+            model=model,
+            args=args,
+            train_dataset=[{"input_ids": TOKENS[0], "labels": TOKENS[0]}] * 24,
+        )
 
     base = tiny(family)
     weights = copy.deepcopy(base.state_dict())
@@ -179,7 +226,11 @@ def test_the_trainer_trains_it_alone_saves_it_alone_and_goes_on(family, tmp_path
     run.train()
     losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0] - 0.05
-    assert all(torch.equal(value, weights[name]) for name, value in base.state_dict().items() if name in weights)
+    assert all(
+        torch.equal(value, weights[name])
+        for name, value in base.state_dict().items()
+        if name in weights
+    )
     checkpoint = tmp_path / "whole" / "checkpoint-6"
     loaded = PrefixModel.from_pretrained(tiny(family), checkpoint, config=model.prefix_config)
     trained = model.eval()(TOKENS).logits  # gpt2 has dropout while it is trained
@@ -264,5 +315,9 @@ def test_hooks_of_one_layer_take_matrices_of_ones_own():
     lens = wrap(tiny("llama"))
     keys = torch.randn(2, 3, 12, generator=torch.Generator().manual_seed(0))
     before = lens.bridge(TOKENS)
-    assert torch.equal(lens.bridge.run_with_hooks(TOKENS, fwd_hooks=bridge_hooks(1, keys, 0 * keys)), before)
-    assert not torch.equal(lens.bridge.run_with_hooks(TOKENS, fwd_hooks=bridge_hooks(1, keys, keys)), before)
+    assert torch.equal(
+        lens.bridge.run_with_hooks(TOKENS, fwd_hooks=bridge_hooks(1, keys, 0 * keys)), before
+    )
+    assert not torch.equal(
+        lens.bridge.run_with_hooks(TOKENS, fwd_hooks=bridge_hooks(1, keys, keys)), before
+    )

@@ -62,7 +62,9 @@ def state(folder, name):
 
 def same_run(a, b, *, log=True):
     """Two run folders hold the same training: every checkpoint, the optimizer at the end, and the log."""
-    left, right = (pd.read_parquet(folder / "log.parquet").drop(columns="seconds") for folder in (a, b))
+    left, right = (
+        pd.read_parquet(folder / "log.parquet").drop(columns="seconds") for folder in (a, b)
+    )
     if log:
         pd.testing.assert_frame_equal(left, right, check_exact=True)
     names = sorted(path.name for path in (a / "checkpoints").iterdir())
@@ -71,7 +73,9 @@ def same_run(a, b, *, log=True):
         assert same(weights(a / "checkpoints" / name), weights(b / "checkpoints" / name)), name
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         one, two = (state(folder / f"checkpoints/checkpoint-{KEPT[-1]}", name) for folder in (a, b))
-        one.pop("python", None)  # Python's generator: the checker of shapes draws from it while the tests run
+        one.pop(
+            "python", None
+        )  # Python's generator: the checker of shapes draws from it while the tests run
         two.pop("python", None)
         assert same(one, two), name
 
@@ -124,20 +128,39 @@ def test_the_seed_makes_the_weights_and_nothing_else_does():
 
 def test_the_model_is_the_configuration():
     config = config_of(
-        attention="gate_headwise", value_norm="per_head", value_norm_init="ones", n_kv_heads=1, rms_eps=1e-5, tied=False
+        attention="gate_headwise",
+        value_norm="per_head",
+        value_norm_init="ones",
+        n_kv_heads=1,
+        rms_eps=1e-5,
+        tied=False,
     )
     model = model_of(config)
     found = model.config
-    assert (found.attention, found.value_norm, found.value_norm_init) == ("gate_headwise", "per_head", "ones")
+    assert (found.attention, found.value_norm, found.value_norm_init) == (
+        "gate_headwise",
+        "per_head",
+        "ones",
+    )
     assert (found.num_hidden_layers, found.hidden_size, found.intermediate_size) == (2, 16, 24)
-    assert (found.num_attention_heads, found.num_key_value_heads, found.rms_norm_eps) == (2, 1, 1e-5)
-    assert (found.tie_word_embeddings, found.vocab_size, found.max_position_embeddings) == (False, VOCAB_SIZE, LENGTH)
+    assert (found.num_attention_heads, found.num_key_value_heads, found.rms_norm_eps) == (
+        2,
+        1,
+        1e-5,
+    )
+    assert (found.tie_word_embeddings, found.vocab_size, found.max_position_embeddings) == (
+        False,
+        VOCAB_SIZE,
+        LENGTH,
+    )
     assert model.model.layers[0].self_attn.value_norm.gain.shape == (2, 8)
 
 
 def test_arms_of_one_seed_begin_alike_where_they_have_the_same_parameters():
     plain = dict(model_of(config_of()).named_parameters())
-    variant = model_of(config_of(attention="gate_elementwise", value_norm="shared", value_norm_init="first_token"))
+    variant = model_of(
+        config_of(attention="gate_elementwise", value_norm="shared", value_norm_init="first_token")
+    )
     variants = dict(variant.named_parameters())
     assert plain.keys() < variants.keys()
     assert all(torch.equal(plain[name], variants[name]) for name in plain)
@@ -148,21 +171,30 @@ def test_arms_of_one_seed_begin_alike_where_they_have_the_same_parameters():
 
 
 def test_matched_gains_are_measured_at_the_trainings_length_and_said(tmp_path):
-    config = config_of(value_norm="per_head", value_norm_init="matched", n_layers=3, warmup=1, steps=2)
+    config = config_of(
+        value_norm="per_head", value_norm_init="matched", n_layers=3, warmup=1, steps=2
+    )
     model, plain = model_of(config), model_of(config_of(n_layers=3))
     assert model.config.value_norm_length == LENGTH
     tokens = torch.randint(VOCAB_SIZE, (300, LENGTH), generator=torch.Generator().manual_seed(9))
     wanted = []
     for layer in plain.model.layers:
         layer.self_attn.head_out.register_forward_pre_hook(
-            lambda module, given: wanted.append(given[0].square().mean((0, 1, 3)).sqrt().mean().item())
+            lambda module, given: wanted.append(
+                given[0].square().mean((0, 1, 3)).sqrt().mean().item()
+            )
         )
     plain(tokens)
     assert model.mean_gains() == pytest.approx(wanted, rel=0.1)
     found = trained(tmp_path / "run", config=config)
     least, most = (f"{of(model.mean_gains()):.3g}" for of in (min, max))
-    assert f"value norm per_head (first gain, matched: {least} to {most} over layers)" in found.headline
-    assert trained(tmp_path / "run", config=config).headline == found.headline  # read again, not trained
+    assert (
+        f"value norm per_head (first gain, matched: {least} to {most} over layers)"
+        in found.headline
+    )
+    assert (
+        trained(tmp_path / "run", config=config).headline == found.headline
+    )  # read again, not trained
     assert "gain" not in trained(tmp_path / "plain", config=config_of(warmup=1, steps=2)).headline
 
 
@@ -173,7 +205,9 @@ def test_data_that_cannot_be_trained_on_is_refused(tmp_path):
         train(config=config_of(), out=tmp_path / "run", data=tmp_path / "text.txt")
     with pytest.raises(InputError, match="no rows were given"):
         train(config=config_of(), out=tmp_path / "run", tokenizer=tiny_tokenizer())
-    with pytest.raises(InputError, match=r"the tokenizer has 300 ids and the model 40; .*vocab_size = 300"):
+    with pytest.raises(
+        InputError, match=r"the tokenizer has 300 ids and the model 40; .*vocab_size = 300"
+    ):
         model_of(config_of(), tokenizer=tiny_tokenizer())
     bad = rows(4, seed=0)
     bad[2]["input_ids"] = bad[2]["input_ids"].clone()
@@ -182,42 +216,62 @@ def test_data_that_cannot_be_trained_on_is_refused(tmp_path):
         train(config=config_of(), out=tmp_path / "run", data=(bad, bad))
     with pytest.raises(InputError, match="the evaluation data has no sequence"):
         train(config=config_of(), out=tmp_path / "run", data=(rows(4, seed=0), []))
-    with pytest.raises(InputError, match="a sequence of the train data has 12 tokens; need length = 11"):
+    with pytest.raises(
+        InputError, match="a sequence of the train data has 12 tokens; need length = 11"
+    ):
         train(config=config_of(length=11), out=tmp_path / "run", data=data())
     assert not (tmp_path / "run").exists()
 
 
 def test_what_the_trainer_is_told_is_the_configuration(tmp_path, monkeypatch):
-    config = config_of(batch=8, accumulation=2, dtype="bfloat16", compile=True, betas=(0.8, 0.9), clip=0.5, seed=3)
+    config = config_of(
+        batch=8, accumulation=2, dtype="bfloat16", compile=True, betas=(0.8, 0.9), clip=0.5, seed=3
+    )
     args = trainer_arguments(config, tmp_path, device="cpu")
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 2)
-    assert (args.max_steps, args.learning_rate, args.weight_decay, args.max_grad_norm) == (12, 1e-2, 0.1, 0.5)
+    assert (args.max_steps, args.learning_rate, args.weight_decay, args.max_grad_norm) == (
+        12,
+        1e-2,
+        0.1,
+        0.5,
+    )
     assert (args.adam_beta1, args.adam_beta2, args.seed) == (0.8, 0.9, 3)
     assert (args.bf16, args.torch_compile, args.report_to) == (True, True, [])
-    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda self: 4))  # without a launcher: one of them
+    monkeypatch.setattr(
+        TrainingArguments, "n_gpu", property(lambda self: 4)
+    )  # without a launcher: one of them
     assert (args.n_gpu, args.train_batch_size) == (1, 4)
 
 
 def test_sharding_is_configured_and_refused_where_it_would_be_skipped(tmp_path, monkeypatch):
     config = config_of(device=None, fsdp=True)
-    with pytest.raises(InputError, match="fsdp is asked for on cpu, where it would be skipped in silence; need GPUs"):
+    with pytest.raises(
+        InputError,
+        match="fsdp is asked for on cpu, where it would be skipped in silence; need GPUs",
+    ):
         choose_device(config)
     args = trainer_arguments(config, tmp_path, device="cpu")
     assert args.fsdp_plugin_args["fsdp_version"] == 2
     assert args.fsdp_plugin_args["transformer_cls_names_to_wrap"] == "HeadNormDecoderLayer"
     assert args.fsdp_plugin_args["state_dict_type"] == "FULL_STATE_DICT"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(InputError, match="fsdp is asked for in one process; need a launcher: torchrun"):
+    with pytest.raises(
+        InputError, match="fsdp is asked for in one process; need a launcher: torchrun"
+    ):
         choose_device(config)
     monkeypatch.setenv("RANK", "0")
     assert choose_device(config) == "cuda"
 
 
-def test_a_device_that_is_not_there_and_a_batch_that_cannot_be_shared_are_refused(tmp_path, monkeypatch):
+def test_a_device_that_is_not_there_and_a_batch_that_cannot_be_shared_are_refused(
+    tmp_path, monkeypatch
+):
     with pytest.raises(InputError, match="device is cuda and there is none; need one of cpu"):
         choose_device(config_of(device="cuda"))
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(InputError, match="batch is 4 sequences, for 3 processes with 2 forwards per step each"):
+    with pytest.raises(
+        InputError, match="batch is 4 sequences, for 3 processes with 2 forwards per step each"
+    ):
         trainer_arguments(config_of(accumulation=2), tmp_path, device="cpu")
 
 
@@ -240,7 +294,13 @@ def test_it_learns_and_the_folder_is_a_whole_run(whole):
     assert run.config == json.loads((whole.folder / "config.json").read_text())
     assert run.config == json.loads(json.dumps(asdict(config_of())))
     pd.testing.assert_frame_equal(run.tables["log"], log)
-    assert {"data_sha256", "tokenizer_sha256", "bos_condition", "device", "versions"} <= run.provenance.keys()
+    assert {
+        "data_sha256",
+        "tokenizer_sha256",
+        "bos_condition",
+        "device",
+        "versions",
+    } <= run.provenance.keys()
     assert "12 steps, 576 tokens" in whole.headline
 
 
@@ -248,19 +308,27 @@ def test_the_first_loss_is_that_of_the_first_sequences_of_the_order(whole):
     model = model_of(config_of())
     numbers = training_order(n_sequences=50, drawn=48, seed=0)[:4]
     ids = torch.stack([data()[0][number]["input_ids"] for number in numbers])
-    assert whole.frame["loss"][1] == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), abs=1e-6)
+    assert whole.frame["loss"][1] == pytest.approx(
+        model(input_ids=ids, labels=ids).loss.item(), abs=1e-6
+    )
     ids = torch.stack([row["input_ids"] for row in data()[1]])
-    assert whole.frame["eval_loss"][0] == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), abs=1e-6)
+    assert whole.frame["eval_loss"][0] == pytest.approx(
+        model(input_ids=ids, labels=ids).loss.item(), abs=1e-6
+    )
 
 
 def test_checkpoints_are_those_of_the_powers_of_two_and_the_end_and_hold_no_arguments(whole):
-    assert {path.name for path in (whole.folder / "checkpoints").iterdir()} == {f"checkpoint-{step}" for step in KEPT}
+    assert {path.name for path in (whole.folder / "checkpoints").iterdir()} == {
+        f"checkpoint-{step}" for step in KEPT
+    }
     assert list(whole.checkpoints) == KEPT
     assert not list(whole.folder.rglob("training_args.bin"))
     first = model_of(config_of()).state_dict()
     del first["lm_head.weight"]
     assert same(weights(whole.checkpoints[0]), first)
-    assert [step for step, path in whole.checkpoints.items() if (path / "optimizer.pt").exists()] == [12]
+    assert [
+        step for step, path in whole.checkpoints.items() if (path / "optimizer.pt").exists()
+    ] == [12]
     for path in whole.checkpoints.values():
         assert checkpoint_files.has_whole_state(path) == (path == whole.checkpoints[12])
         assert json.loads((path / "config.json").read_text())["use_cache"] is True
@@ -269,11 +337,16 @@ def test_checkpoints_are_those_of_the_powers_of_two_and_the_end_and_hold_no_argu
 @pytest.mark.parametrize(
     ("fields", "spared"),
     [
-        ({"attention": "sink_logit"}, 2 * 4 + 1),  # two norms, gamma and the logits a layer; the last norm
+        (
+            {"attention": "sink_logit"},
+            2 * 4 + 1,
+        ),  # two norms, gamma and the logits a layer; the last norm
         ({"decay_unshared_gain": True}, 2 * 2 + 1),  # the norms of two layers, and the last one
     ],
 )
-def test_gains_and_sink_logits_are_not_decayed_but_a_gain_that_is_said_to_be(fields, spared, tmp_path):
+def test_gains_and_sink_logits_are_not_decayed_but_a_gain_that_is_said_to_be(
+    fields, spared, tmp_path
+):
     config = config_of(value_norm="per_head", steps=1, warmup=0, eval_every=0, **fields)
     trained(tmp_path / "run", config=config)
     groups = state(tmp_path / "run/checkpoints/checkpoint-1", "optimizer.pt")["param_groups"]
@@ -298,7 +371,12 @@ def test_training_leaves_the_callers_random_state_and_messages_alone(tmp_path):
 
     def states():
         legacy = np.random.get_state()  # noqa: NPY002  # Python's own is drawn from by the checker of shapes
-        return torch.get_rng_state(), legacy, logging.get_verbosity(), logging.is_progress_bar_enabled()
+        return (
+            torch.get_rng_state(),
+            legacy,
+            logging.get_verbosity(),
+            logging.is_progress_bar_enabled(),
+        )
 
     torch.manual_seed(3)
     before = states()
@@ -331,7 +409,10 @@ def test_a_killed_training_goes_on_bit_for_bit(whole, killed, place):
 
 def test_an_interrupt_ends_the_step_saves_it_and_the_same_call_goes_on(whole, tmp_path):
     out, before = tmp_path / "run", signal.getsignal(signal.SIGINT)
-    with after_step(6, lambda: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(KeyboardInterrupt):
+    with (
+        after_step(6, lambda: os.kill(os.getpid(), signal.SIGINT)),
+        pytest.raises(KeyboardInterrupt),
+    ):
         trained(out)
     assert signal.getsignal(signal.SIGINT) is before
     assert read_run(out).status == "interrupted"
@@ -343,7 +424,9 @@ def test_an_interrupt_ends_the_step_saves_it_and_the_same_call_goes_on(whole, tm
     assert loss[[7, 8]].mean() == pytest.approx(whole.frame.set_index("step")["loss"][8], rel=1e-6)
 
 
-def test_a_finished_run_is_read_and_another_configuration_or_other_data_is_refused(whole, tmp_path, monkeypatch):
+def test_a_finished_run_is_read_and_another_configuration_or_other_data_is_refused(
+    whole, tmp_path, monkeypatch
+):
     out = shutil.copytree(whole.folder, tmp_path / "run")
     with monkeypatch.context() as patched:
         patched.setattr(Loop, "training_step", lambda *given, **named: pytest.fail("it trains"))
@@ -360,14 +443,19 @@ def test_a_finished_run_is_read_and_another_configuration_or_other_data_is_refus
 def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(whole, stopped, tmp_path):
     out = shutil.copytree(stopped, tmp_path / "run")
     os.truncate(out / "checkpoints/latest-10/model.safetensors", 300)
-    with pytest.warns(UserWarning, match=r"latest-10 is damaged .*model\.safetensors has 300 bytes"):
+    with pytest.warns(
+        UserWarning, match=r"latest-10 is damaged .*model\.safetensors has 300 bytes"
+    ):
         trained(out)
     same_run(whole.folder, out)
 
 
 def test_weights_of_another_training_are_named_and_not_gone_on_from(whole, stopped, tmp_path):
     """As large as those that were written; an older checkpoint is not gone on from, and is the run's result too."""
-    out, finished = shutil.copytree(stopped, tmp_path / "run"), shutil.copytree(whole.folder, tmp_path / "whole")
+    out, finished = (
+        shutil.copytree(stopped, tmp_path / "run"),
+        shutil.copytree(whole.folder, tmp_path / "whole"),
+    )
     for folder, name in ((out, "latest-10"), (finished, "checkpoint-4")):
         shutil.copyfile(
             whole.folder / "checkpoints/checkpoint-8/model.safetensors",
@@ -378,11 +466,15 @@ def test_weights_of_another_training_are_named_and_not_gone_on_from(whole, stopp
     same_run(whole.folder, out)
 
 
-def test_an_error_of_a_resumed_training_is_that_error_and_the_next_call_goes_on(whole, stopped, tmp_path, monkeypatch):
+def test_an_error_of_a_resumed_training_is_that_error_and_the_next_call_goes_on(
+    whole, stopped, tmp_path, monkeypatch
+):
     out = shutil.copytree(stopped, tmp_path / "run")
     there = sorted(path.name for path in (out / "checkpoints").iterdir())
     with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError) as raised:
-        patched.setattr(Loop, "training_step", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
+        patched.setattr(
+            Loop, "training_step", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+        )
         trained(out)
     said = " ".join([str(raised.value), *raised.value.__notes__])
     assert "latest-10" in said
@@ -460,7 +552,9 @@ def with_own_files(stopped, tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_no_file_of_the_users_is_removed_or_replaced_in_the_folders_of_a_training(whole, with_own_files, overwrite):
+def test_no_file_of_the_users_is_removed_or_replaced_in_the_folders_of_a_training(
+    whole, with_own_files, overwrite
+):
     out, own = with_own_files
     trained(out, overwrite=overwrite)
     assert [path.read_text() for path in own] == ["mine"] * len(own)
@@ -474,7 +568,9 @@ def test_no_file_of_the_users_is_removed_or_replaced_in_the_folders_of_a_trainin
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/checkpoint-9", "checkpoints/.part"])
-def test_a_link_where_a_training_has_a_folder_is_refused_and_not_followed(stopped, tmp_path, name, overwrite):
+def test_a_link_where_a_training_has_a_folder_is_refused_and_not_followed(
+    stopped, tmp_path, name, overwrite
+):
     out, home = shutil.copytree(stopped, tmp_path / "run"), tmp_path / "home"
     if (out / name).exists():
         shutil.move(out / name, home)
@@ -487,7 +583,9 @@ def test_a_link_where_a_training_has_a_folder_is_refused_and_not_followed(stoppe
     assert sorted(home.rglob("*")) == there
 
 
-def test_a_link_in_the_folder_of_an_unfinished_checkpoint_is_refused_and_not_followed(stopped, tmp_path):
+def test_a_link_in_the_folder_of_an_unfinished_checkpoint_is_refused_and_not_followed(
+    stopped, tmp_path
+):
     out, home = shutil.copytree(stopped, tmp_path / "run"), tmp_path / "home"
     for folder in (home, out / "checkpoints" / ".part"):
         folder.mkdir()
@@ -499,7 +597,9 @@ def test_a_link_in_the_folder_of_an_unfinished_checkpoint_is_refused_and_not_fol
 
 
 @pytest.mark.parametrize("name", ["checkpoint-8/config.json", ".part/notes.txt"])
-def test_a_folder_of_a_checkpoint_that_the_training_did_not_write_is_refused(stopped, tmp_path, name):
+def test_a_folder_of_a_checkpoint_that_the_training_did_not_write_is_refused(
+    stopped, tmp_path, name
+):
     out = shutil.copytree(stopped, tmp_path / "run")
     shutil.rmtree((out / "checkpoints" / name).parent, ignore_errors=True)
     (out / "checkpoints" / name).parent.mkdir()
@@ -514,7 +614,9 @@ def test_a_folder_of_a_checkpoint_that_the_training_did_not_write_is_refused(sto
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_loss_that_is_no_number_stops_with_its_step_and_nothing_later_is_saved(tmp_path, monkeypatch, value):
+def test_a_loss_that_is_no_number_stops_with_its_step_and_nothing_later_is_saved(
+    tmp_path, monkeypatch, value
+):
     out, forward = tmp_path / "run", Loop.compute_loss
 
     def broken(self, *given, **named):
@@ -523,11 +625,15 @@ def test_a_loss_that_is_no_number_stops_with_its_step_and_nothing_later_is_saved
         return (loss, outputs) if named.get("return_outputs") else loss
 
     monkeypatch.setattr(Loop, "compute_loss", broken)
-    with pytest.raises(RunError, match=r"loss .*not finite by step 8.*The last good checkpoint is .*latest-5\."):
+    with pytest.raises(
+        RunError, match=r"loss .*not finite by step 8.*The last good checkpoint is .*latest-5\."
+    ):
         trained(out)
     assert read_run(out).status == "failed"
     assert max(checkpoint_files.list_checkpoints(out / "checkpoints")) == 5
-    assert all(torch.isfinite(tensor).all() for tensor in weights(out / "checkpoints/latest-5").values())
+    assert all(
+        torch.isfinite(tensor).all() for tensor in weights(out / "checkpoints/latest-5").values()
+    )
     assert pd.read_parquet(out / "log.parquet")["step"].max() == 6
 
 
@@ -588,7 +694,9 @@ def test_watching_changes_nothing_and_measures_every_kept_checkpoint(whole, tmp_
 def test_text_is_packed_once_and_the_tokenizer_lies_in_every_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "text.txt"
-    text.write_text("It was the best of times, it was the worst of times, and nobody knew which. " * 60)
+    text.write_text(
+        "It was the best of times, it was the worst of times, and nobody knew which. " * 60
+    )
     config = config_of(data=str(text), vocab_size=280, steps=2, warmup=0, eval_every=2)
     made = train(config=config, out=tmp_path / "run", progress=False)
     corpus = load_training_rows(config, progress=False)
@@ -598,11 +706,15 @@ def test_text_is_packed_once_and_the_tokenizer_lies_in_every_checkpoint(tmp_path
     assert len(list((tmp_path / "cache/packed").glob("*/manifest.json"))) == 1
     assert all((folder / "tokenizer.json").is_file() for folder in made.checkpoints.values())
     other = train(
-        config=config_of(**{**asdict(config), "seed": 5, "value_norm": "shared"}), out=tmp_path / "b", progress=False
+        config=config_of(**{**asdict(config), "seed": 5, "value_norm": "shared"}),
+        out=tmp_path / "b",
+        progress=False,
     )
     assert read_run(other.folder).provenance["data_sha256"] == corpus.sha256
     with pytest.raises(InputError, match="vocab_size"):
-        train(config=config_of(data=str(text), tokenizer=str(made.checkpoints[2])), out=tmp_path / "c")
+        train(
+            config=config_of(data=str(text), tokenizer=str(made.checkpoints[2])), out=tmp_path / "c"
+        )
     with pytest.raises(InputError, match="the tokenizer nowhere cannot be read"):
         train(config=config_of(data=str(text), tokenizer="nowhere"), out=tmp_path / "c")
 

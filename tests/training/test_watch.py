@@ -20,7 +20,12 @@ from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.records.checkpoints import checkpoint_folders
 from sink_lens.training.checkpoint_folders import find_checkpoints
 from sink_lens.training.sink_birth import find_birth
-from sink_lens.training.watch import load_evaluation_tokens, load_run_tokenizer, measure_checkpoint, watch
+from sink_lens.training.watch import (
+    load_evaluation_tokens,
+    load_run_tokenizer,
+    measure_checkpoint,
+    watch,
+)
 from tests.tiny_families import tiny
 
 from .runs import CONFIG, EACH, watched, write_run
@@ -29,7 +34,9 @@ watching = import_module("sink_lens.training.watch")
 
 
 def batch(sequences=3, length=24, seed=0):
-    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(seed))
+    tokens = torch.randint(
+        3, 300, (sequences, length), generator=torch.Generator().manual_seed(seed)
+    )
     tokens[:, 0] = BOS_ID
     return from_tensor(tokens)
 
@@ -56,8 +63,13 @@ def found(truth):
 def test_a_planted_sink_is_found_where_it_was_planted(truth, found):
     behind = range(truth.layer + 1, 5)
     assert all(value(found, "sink_rate", layer=layer, threshold=0.3) > 0.9 for layer in behind)
-    assert all(value(found, "sink_rate", layer=layer, threshold=0.3) < 0.1 for layer in range(truth.layer + 1))
-    assert [layer for layer in range(5) if value(found, "growth_layer", layer=layer)] == [truth.layer]
+    assert all(
+        value(found, "sink_rate", layer=layer, threshold=0.3) < 0.1
+        for layer in range(truth.layer + 1)
+    )
+    assert [layer for layer in range(5) if value(found, "growth_layer", layer=layer)] == [
+        truth.layer
+    ]
     assert value(found, "growth_steps") == 1
     assert value(found, "super_neurons") == value(found, "super_neurons", layer=truth.layer) == 1
 
@@ -69,19 +81,28 @@ def test_mass_rate_and_loss_are_those_of_hugging_face(found):
         plain = model(batch().tokens, output_attentions=True)
     for layer, pattern in enumerate(plain.attentions):
         column = pattern[..., 0]  # batch, head, query
-        assert value(found, "sink_mass", layer=layer) == pytest.approx(float(column[..., 1:].mean()), abs=1e-6)
+        assert value(found, "sink_mass", layer=layer) == pytest.approx(
+            float(column[..., 1:].mean()), abs=1e-6
+        )
         for level in (0.05, 0.1, 0.2, 0.3):
             rate = float((column.mean(-1) > level).float().mean())
-            assert value(found, "sink_rate", layer=layer, threshold=level) == pytest.approx(rate, abs=1e-6)
+            assert value(found, "sink_rate", layer=layer, threshold=level) == pytest.approx(
+                rate, abs=1e-6
+            )
     whole = np.mean([float(pattern[..., 1:, 0].mean()) for pattern in plain.attentions])
     assert value(found, "sink_mass") == pytest.approx(whole, abs=1e-6)
     logits, labels = plain.logits[:, :-1].flatten(0, 1), batch().tokens[:, 1:].flatten()
-    assert value(found, "loss") == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+    assert value(found, "loss") == pytest.approx(
+        float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5
+    )
 
 
 def test_dominance_norm_and_rank_are_those_of_the_stream(truth, found):
     streams = []
-    hooks = [layer.register_forward_hook(lambda *given: streams.append(given[2])) for layer in truth.model.model.layers]
+    hooks = [
+        layer.register_forward_hook(lambda *given: streams.append(given[2]))
+        for layer in truth.model.model.layers
+    ]
     with torch.no_grad():
         truth.model(batch().tokens)
     for hook in hooks:
@@ -100,7 +121,9 @@ def test_dominance_norm_and_rank_are_those_of_the_stream(truth, found):
                 p = p / p.sum()
                 ranks.append(float((-p * p.log()).sum().exp()))
             assert value(found, name, layer=layer) == pytest.approx(np.mean(ranks), rel=1e-4)
-    assert value(found, "norm_ratio") == max(value(found, "norm_ratio", layer=layer) for layer in range(-1, 5))
+    assert value(found, "norm_ratio") == max(
+        value(found, "norm_ratio", layer=layer) for layer in range(-1, 5)
+    )
 
 
 def test_uniform_attention_in_a_window_is_that_of_the_queries_that_see_the_first_token():
@@ -110,7 +133,9 @@ def test_uniform_attention_in_a_window_is_that_of_the_queries_that_see_the_first
             layer.self_attn.q_proj.weight.zero_()
     found = chain_measures(wrap(model), batch(sequences=2, length=24))
     assert value(found, "uniform_mass") == pytest.approx(value(found, "sink_mass"), rel=1e-4)
-    assert value(found, "uniform_mass", layer=1) == pytest.approx(value(found, "sink_mass", layer=1), rel=1e-4)
+    assert value(found, "uniform_mass", layer=1) == pytest.approx(
+        value(found, "sink_mass", layer=1), rel=1e-4
+    )
 
 
 def test_measuring_twice_gives_the_same_and_leaves_everything_as_it_was():
@@ -133,7 +158,9 @@ def test_measuring_twice_gives_the_same_and_leaves_everything_as_it_was():
 
 def test_what_cannot_be_measured_or_gone_on_with_is_refused():
     lens = wrap(tiny("llama", num_hidden_layers=2))
-    with pytest.raises(InputError, match=r"thresholds are \[.*1\.5\]; need numbers between 0 and 1"):
+    with pytest.raises(
+        InputError, match=r"thresholds are \[.*1\.5\]; need numbers between 0 and 1"
+    ):
         chain_measures(lens, batch(length=12), threshold=1.5)
     with pytest.raises(InputError, match="shortest sequence has 9 tokens; need 10"):
         chain_measures(lens, batch(length=9))
@@ -169,14 +196,20 @@ def run(made, tmp_path):
 
 def test_every_checkpoint_of_a_run_is_measured_and_kept(made):
     folder, frame = made
-    assert sorted(set(zip(frame["step"], frame["tokens"], strict=True))) == [(0, 0), (10, 640), (20, 1280)]
+    assert sorted(set(zip(frame["step"], frame["tokens"], strict=True))) == [
+        (0, 0),
+        (10, 640),
+        (20, 1280),
+    ]
     kept = read_run(folder)
     pd.testing.assert_frame_equal(kept.tables["watch"], frame)
     assert kept.status == "finished"
     assert set(frame["tokens_sha256"]) == {batch().hash}
 
 
-def test_watching_again_goes_on_where_it_stopped_and_a_stopped_watch_keeps_what_it_had(run, monkeypatch):
+def test_watching_again_goes_on_where_it_stopped_and_a_stopped_watch_keeps_what_it_had(
+    run, monkeypatch
+):
     planted(sink=True).model.save_pretrained(run / "checkpoints" / "checkpoint-30")
     measured = []
 
@@ -214,7 +247,9 @@ def test_a_second_training_into_the_same_folder_is_measured_and_not_the_first(ma
         after = watch(first, tokens=batch(), out=tmp_path / "watched", progress=False)
     fresh = watch(first, tokens=batch(), out=tmp_path / "fresh", progress=False)
     pd.testing.assert_frame_equal(after, fresh)
-    assert not after.loc[after["step"] == 10, "value"].equals(before.loc[before["step"] == 10, "value"])
+    assert not after.loc[after["step"] == 10, "value"].equals(
+        before.loc[before["step"] == 10, "value"]
+    )
 
 
 def test_a_damaged_checkpoint_is_named_and_the_rest_goes_on(run):
@@ -242,7 +277,10 @@ def test_how_a_run_ended_stays_as_it_was(tmp_path):
 
 
 def test_what_was_measured_otherwise_is_not_gone_on_with(run):
-    with pytest.raises(RunError, match=r"was measured on other tokens .*; need the same\. Give the same, or measure"):
+    with pytest.raises(
+        RunError,
+        match=r"was measured on other tokens .*; need the same\. Give the same, or measure",
+    ):
         watch(run, tokens=batch(seed=1), progress=False)
     with pytest.raises(RunError, match=r"at the thresholds 0\.05, 0\.1, 0\.2, 0\.3, not 0\.25"):
         watch(run, tokens=batch(), threshold=0.25, progress=False)
@@ -272,7 +310,10 @@ def test_rows_that_cannot_be_had_again_are_replaced_by_the_prose_and_that_is_sai
     run = read_run(course(tmp_path / "run", sinks=(False,)))
     with pytest.warns(UserWarning, match="measured on the bundled prose: .*given as rows"):
         tokens = load_evaluation_tokens(run, load_run_tokenizer(run), sequences=4, length=64)
-    assert (tokens.n_sequences, tokens.n_positions) == (4, CONFIG["length"])  # the run's context is shorter than 64
+    assert (tokens.n_sequences, tokens.n_positions) == (
+        4,
+        CONFIG["length"],
+    )  # the run's context is shorter than 64
     assert tokens.source == "text:moby_dick"
     with pytest.raises(RunError, match="has no tokenizer for other text"):
         load_evaluation_tokens(run, None, sequences=4, length=64)
@@ -288,7 +329,10 @@ def saved(folder, *, sinks=(False, True), tokens=None):
         planted(sink=sink).model.save_pretrained(path)
         tiny_tokenizer().save_pretrained(path)
         if tokens:
-            state = {"global_step": 100 * (index + 1), "num_input_tokens_seen": tokens * (index + 1)}
+            state = {
+                "global_step": 100 * (index + 1),
+                "num_input_tokens_seen": tokens * (index + 1),
+            }
             (path / "trainer_state.json").write_text(json.dumps(state))
     (folder / "runs-2026").mkdir()  # no checkpoint, though it ends in a number
     return folder
@@ -311,7 +355,9 @@ def test_a_folder_of_checkpoints_is_watched_in_the_order_of_their_steps(tmp_path
     assert (kept.kind, kept.status, kept.missing) == ("watch", "finished", [])
 
 
-@pytest.mark.parametrize(("options", "tokens"), [({}, [5000, 10000]), ({"step_tokens": 64}, [6400, 12800])])
+@pytest.mark.parametrize(
+    ("options", "tokens"), [({}, [5000, 10000]), ({"step_tokens": 64}, [6400, 12800])]
+)
 def test_tokens_of_others_are_counted_by_the_trainer_or_by_the_user(options, tokens, tmp_path):
     folder = saved(tmp_path / "trainer", tokens=5000)
     frame = watch(folder, out=tmp_path / "out", tokens=batch(), progress=False, **options)
@@ -330,7 +376,9 @@ def test_checkpoints_of_one_step_and_none_at_all_are_refused(tmp_path):
         (tmp_path / "two" / name).write_text("")
     with pytest.raises(InputError, match="are both of step 1"):
         find_checkpoints(tmp_path / "two")
-    with pytest.raises(RunError, match="is no run and has no checkpoint; need a run of sink-lens train, or folders"):
+    with pytest.raises(
+        RunError, match="is no run and has no checkpoint; need a run of sink-lens train, or folders"
+    ):
         watch(tmp_path, tokens=batch())
     run = write_run(tmp_path / "run", [5.0])
     with pytest.raises(InputError, match="out and step_tokens are for other checkpoints"):

@@ -41,7 +41,13 @@ def data():
 
 
 def trained(out, *, config=None, **options):
-    return train(config=config_of() if config is None else config, out=out, data=data(), progress=False, **options)
+    return train(
+        config=config_of() if config is None else config,
+        out=out,
+        data=data(),
+        progress=False,
+        **options,
+    )
 
 
 @contextlib.contextmanager
@@ -60,7 +66,10 @@ def after_step(n, do):
 
 def stop_at(out, n, **options):
     """A run folder whose training was stopped after a step."""
-    with after_step(n, mock.Mock(side_effect=KeyboardInterrupt)), contextlib.suppress(KeyboardInterrupt):
+    with (
+        after_step(n, mock.Mock(side_effect=KeyboardInterrupt)),
+        contextlib.suppress(KeyboardInterrupt),
+    ):
         trained(out, **options)
         raise AssertionError("it was not stopped")
     return out

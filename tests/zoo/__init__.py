@@ -159,5 +159,7 @@ def build(name: str, *, seed: int = 0, family: str | None = None) -> ZooModel:
         raise ModelError(f"no model {name!r} in the zoo; need one of {', '.join(ZOO)}")
     species = ZOO[name]
     if family is not None and family not in species.families:
-        raise ModelError(f"{name!r} cannot be written in {family!r}; need one of {', '.join(species.families)}")
+        raise ModelError(
+            f"{name!r} cannot be written in {family!r}; need one of {', '.join(species.families)}"
+        )
     return species.write(seed=seed, family=family or species.families[0])

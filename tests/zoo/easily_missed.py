@@ -14,7 +14,18 @@ from .seen_in_trained import bos_written, carry, standing
 from .truth import BESIDE, FIRST_ORDINARY, NO, NOTHING, YES, Answers, Maker, Truth, ZooModel
 from .variance import above
 from .with_sink import after_w_o, answers, clear, fire, mark, token_truth
-from .writing import D_MLP, D_MODEL, HUGE, N_HEADS, Draft, activation, draft, last_layers, lock, neuron
+from .writing import (
+    D_MLP,
+    D_MODEL,
+    HUGE,
+    N_HEADS,
+    Draft,
+    activation,
+    draft,
+    last_layers,
+    lock,
+    neuron,
+)
 
 _COMMON, _OVER = 30.0, 50.0
 """Size of what every token has, and of what the sink has beside it."""
@@ -30,14 +41,18 @@ def some(name: str, every: int, *, seed: int, family: str) -> ZooModel:
     """(aa, ab) A neuron fires for eight first tokens; one in two, or in six, of the sequences begins with one."""
     made = draft(family=family, seed=seed)
     layer, index = 1 + made.pick(2), made.pick(D_MLP)
-    firsts = tuple((FIRST_ORDINARY + 64 + torch.randperm(200, generator=made.generator)[:8]).tolist())
+    firsts = tuple(
+        (FIRST_ORDINARY + 64 + torch.randperm(200, generator=made.generator)[:8]).tolist()
+    )
     mark(made, list(firsts))
     writes = {made.outlier: made.sign * HUGE}
     fire(made, layer=layer, index=index, reads=made.trigger, writes=writes, token=firsts[0])
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
     truth = of_token(made, firsts, layer=layer, index=index)
     more = {"firsts": firsts, "first_every": every}
-    return ZooModel(name=name, family=family, seed=seed, model=made.model, bos_id=None, truth=truth, **more)
+    return ZooModel(
+        name=name, family=family, seed=seed, model=made.model, bos_id=None, truth=truth, **more
+    )
 
 
 def two_sinks(*, seed: int, family: str) -> ZooModel:
@@ -46,7 +61,14 @@ def two_sinks(*, seed: int, family: str) -> ZooModel:
     layer, index = 1 + made.pick(2), made.pick(D_MLP)
     token = FIRST_ORDINARY + 64 + made.pick(200)
     mark(made, [BOS_ID, token])
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * HUGE},
+        token=BOS_ID,
+    )
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
     truth = of_token(made, (BOS_ID, token), layer=layer, index=index)
     return token_model("two_sinks", made, seed, truth, placed=((_PLACE, token),))
@@ -64,8 +86,12 @@ def behind_bos(*, seed: int, family: str) -> ZooModel:
     makers = _write_behind(made, token=FIRST_ORDINARY, size=HUGE)
     layer = makers[1].layer
     assert layer is not None
-    beside = Answers(present="yes", necessary_or_sufficient="no", carries="yes")  # isolation brings no mark
-    truth = _behind(made, layer, makers=makers, enough=(makers,), links=(beside, YES, YES, YES, YES, YES))
+    beside = Answers(
+        present="yes", necessary_or_sufficient="no", carries="yes"
+    )  # isolation brings no mark
+    truth = _behind(
+        made, layer, makers=makers, enough=(makers,), links=(beside, YES, YES, YES, YES, YES)
+    )
     return token_model("behind_bos", made, seed, truth)
 
 
@@ -80,9 +106,13 @@ def either_embedding(*, seed: int, family: str) -> ZooModel:
     layer = makers[1].layer
     assert layer is not None
     embedded = Maker(kind="embedding", index=token)
-    written = Answers(present="yes", necessary_or_sufficient="no", carries="yes")  # the embedding writes it too
+    written = Answers(
+        present="yes", necessary_or_sufficient="no", carries="yes"
+    )  # the embedding writes it too
     links = (BESIDE, after_w_o(family), BESIDE, written, YES, YES)
-    truth = _behind(made, layer, makers=(embedded, *makers), enough=((embedded,), makers), links=links)
+    truth = _behind(
+        made, layer, makers=(embedded, *makers), enough=((embedded,), makers), links=links
+    )
     outliers = dict.fromkeys(range(-1, made.n_layers), (made.outlier,))
     truth = replace(truth, outliers=outliers, alone=(token,))
     return token_model("either_embedding", made, seed, truth, placed=((1, token),))
@@ -98,12 +128,23 @@ def held_down(*, seed: int, family: str) -> ZooModel:
     reads = {made.shared: 1.0, made.trigger: -1.0}  # BOS has as much of the one as of the other
     neuron(made, layer=layer, index=index, gate=reads, up=reads, down={})
     tokens = range(FIRST_ORDINARY, FIRST_ORDINARY + 16)
-    fires = sum(activation(made, token=token, layer=layer, index=index) for token in tokens) / len(tokens)
+    fires = sum(activation(made, token=token, layer=layer, index=index) for token in tokens) / len(
+        tokens
+    )
     takes = 1.15 * _EMBEDDED  # a little more than there is: what is left to a token draws nothing
-    neuron(made, layer=layer, index=index, gate=reads, up=reads, down={made.outlier: -made.sign * takes / fires})
+    neuron(
+        made,
+        layer=layer,
+        index=index,
+        gate=reads,
+        up=reads,
+        down={made.outlier: -made.sign * takes / fires},
+    )
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
     truth = of_token(made, (BOS_ID,), layer=layer, index=index)
-    silent = Answers(present="no", necessary_or_sufficient="yes", carries="yes")  # the one token that it does not touch
+    silent = Answers(
+        present="no", necessary_or_sufficient="yes", carries="yes"
+    )  # the one token that it does not touch
     links = answers(BESIDE, after_w_o(family), silent, silent, YES, YES)
     return token_model("held_down", made, seed, replace(truth, links=links, elsewhere=True))
 
@@ -114,7 +155,14 @@ def common_dimension(*, seed: int, family: str) -> ZooModel:
     layer, index = 1 + made.pick(2), made.pick(D_MLP)
     mark(made, [BOS_ID])
     _common(made)
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * _OVER}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * _OVER},
+        token=BOS_ID,
+    )
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign}, weight=24.0)
     truth = of_token(made, (BOS_ID,), layer=layer, index=index)
     return token_model("common_dimension", made, seed, truth)
@@ -131,7 +179,10 @@ def common_beside_direction(*, seed: int, family: str) -> ZooModel:
     clear(made, unit)
     mark(made, [BOS_ID])
     _common(made)
-    writes = {made.free[place]: float(sign) * 2 * HUGE / 6 for place, sign in zip(order, signs, strict=True)}
+    writes = {
+        made.free[place]: float(sign) * 2 * HUGE / 6
+        for place, sign in zip(order, signs, strict=True)
+    }
     fire(made, layer=layer, index=index, reads=made.trigger, writes=writes, token=BOS_ID)
     lock(made, layers=last_layers(made, after=layer), reads=unit, weight=24.0)
     links = answers(BESIDE, after_w_o(family), YES, NO, NOTHING, YES)
@@ -148,15 +199,27 @@ def token_model(
     return ZooModel(name=name, family=made.family, seed=seed, model=made.model, truth=truth, **more)
 
 
-def of_token(made: Draft, tokens: tuple[int, ...], *, layer: int, index: int, varies: bool = True) -> Truth:
+def of_token(
+    made: Draft, tokens: tuple[int, ...], *, layer: int, index: int, varies: bool = True
+) -> Truth:
     """The truth of a dimension that one neuron writes for some tokens and that later keys read."""
     maker = Maker(kind="neuron", layer=layer, index=index)
-    at = {"dimension": made.outlier, "family": made.family, "n_layers": made.n_layers, "varies": varies}
+    at = {
+        "dimension": made.outlier,
+        "family": made.family,
+        "n_layers": made.n_layers,
+        "varies": varies,
+    }
     return token_truth(tokens, makers=(maker,), enough=((maker,),), **at)
 
 
 def _behind(
-    made: Draft, layer: int, *, makers: tuple[Maker, ...], enough: tuple[tuple[Maker, ...], ...], links: tuple
+    made: Draft,
+    layer: int,
+    *,
+    makers: tuple[Maker, ...],
+    enough: tuple[tuple[Maker, ...], ...],
+    links: tuple,
 ) -> Truth:
     """The truth of a dimension that a neuron of a layer writes behind BOS."""
     return Truth(
@@ -179,7 +242,11 @@ def _write_behind(made: Draft, *, token: int, size: float) -> tuple[Maker, Maker
     layer = made.pick(2)
     head, fires = made.pick(N_HEADS), made.pick(D_MLP)
     carry(made, layer=layer, head=head, reads=made.trigger, writes=made.gathered)
-    reads = above(made, made.gathered, least=_BEHIND * standing(made, BOS_ID, layer=layer, dimension=made.gathered))
+    reads = above(
+        made,
+        made.gathered,
+        least=_BEHIND * standing(made, BOS_ID, layer=layer, dimension=made.gathered),
+    )
     reads |= {made.trigger: -reads[made.gathered]}  # not at BOS itself
     at = {"layer": layer + 1, "index": fires, "gate": reads, "up": reads}
     neuron(made, **at, down={})
@@ -188,7 +255,9 @@ def _write_behind(made: Draft, *, token: int, size: float) -> tuple[Maker, Maker
     unit = abs(standing(made, BOS_ID, token, layer=layer + 1, dimension=made.outlier) - before)
     neuron(made, **at, down={made.outlier: made.sign * size / unit})
     lock(made, layers=last_layers(made, after=layer + 1), reads={made.outlier: made.sign})
-    return Maker(kind="head", layer=layer, index=head), Maker(kind="neuron", layer=layer + 1, index=fires)
+    return Maker(kind="head", layer=layer, index=head), Maker(
+        kind="neuron", layer=layer + 1, index=fires
+    )
 
 
 @torch.no_grad()

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from .truth import Maker, ZooModel
 from .writing import N_HEADS, N_KV_HEADS
 
-_ONE_NEURON = ("bos_neuron", "redundant", "direction", "eraser", "cancelled_bias", "beside", "elsewhere")
+_ONE_NEURON = (
+    "bos_neuron",
+    "redundant",
+    "direction",
+    "eraser",
+    "cancelled_bias",
+    "beside",
+    "elsewhere",
+)
 _CHAIN = ("variance", "bimodal", "bos_without", "first_window")
 
 
@@ -33,7 +41,13 @@ def sink_edges(zoo: ZooModel) -> SinkEdges | None:
     """
     truth, name = zoo.truth, zoo.name
     keys = [reader for layer in truth.locked for reader in keys_of(layer)]
-    layers = sorted({maker.layer for maker in truth.makers if maker.kind == "neuron" and maker.layer is not None})
+    layers = sorted(
+        {
+            maker.layer
+            for maker in truth.makers
+            if maker.kind == "neuron" and maker.layer is not None
+        }
+    )
     if name == "embedding" or (name == "key_bias" and truth.sink == "token"):
         return SinkEdges(needed=edges(["input"], keys))
     if name in (*_ONE_NEURON, "regrowth"):
@@ -42,13 +56,19 @@ def sink_edges(zoo: ZooModel) -> SinkEdges | None:
         return SinkEdges(needed=written, spare=among([mlp(layers[0]), *later], keys) - written)
     if name == "two_dimensions":
         first, second = (mlp(layer) for layer in layers)
-        early = [reader for layer in truth.locked if layer <= layers[1] for reader in keys_of(layer)]
+        early = [
+            reader for layer in truth.locked if layer <= layers[1] for reader in keys_of(layer)
+        ]
         late = [one for one in keys if one not in early]
-        needed = edges(["input"], [first]) | edges([first], [*early, second]) | edges([second], late)
+        needed = (
+            edges(["input"], [first]) | edges([first], [*early, second]) | edges([second], late)
+        )
         return SinkEdges(needed=needed, spare=edges([first], late))
     if name == "upstream":
         feeds, fires = (mlp(layer) for layer in layers)
-        return SinkEdges(needed=edges(["input"], [feeds]) | edges([feeds], [fires]) | edges([fires], keys))
+        return SinkEdges(
+            needed=edges(["input"], [feeds]) | edges([feeds], [fires]) | edges([fires], keys)
+        )
     if name == "head_feeds":
         head, fires = truth.makers[0], mlp(layers[0])
         read = edges(["input"], [f"a{head.layer}.kv{head.index * N_KV_HEADS // N_HEADS}<v>"])
@@ -64,7 +84,9 @@ def sink_edges(zoo: ZooModel) -> SinkEdges | None:
         )  # a mean is smaller, so that the norm raises what every token gathers
         if name != "early_variance":
             return SinkEdges(needed=needed | edges([fires], keys), spare=sizes)
-        return SinkEdges(needed=needed, spare=sizes | among([mlp(layer) for layer in truth.grows], keys))
+        return SinkEdges(
+            needed=needed, spare=sizes | among([mlp(layer) for layer in truth.grows], keys)
+        )
     return None
 
 
@@ -96,5 +118,8 @@ def edges(writers: Iterable[str], readers: Iterable[str]) -> frozenset[str]:
 def among(mlps: list[str], keys: list[str]) -> frozenset[str]:
     """Every MLP to every later one, and to the keys after it."""
     return frozenset(
-        f"{writer}->{reader}" for writer in mlps for reader in (*mlps, *keys) if layer_of(writer) < layer_of(reader)
+        f"{writer}->{reader}"
+        for writer in mlps
+        for reader in (*mlps, *keys)
+        if layer_of(writer) < layer_of(reader)
     )

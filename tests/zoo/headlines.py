@@ -42,7 +42,11 @@ def bound_of(zoo: ZooModel) -> str | None:
 def carriers(zoo: ZooModel) -> set[str]:
     """The links whose target carries the model's sink, the outlier dimension by the key that it makes."""
     links = zoo.truth.links
-    both = {name for name, truth in links.items() if (truth.necessary_or_sufficient, truth.carries) == ("yes", "yes")}
+    both = {
+        name
+        for name, truth in links.items()
+        if (truth.necessary_or_sufficient, truth.carries) == ("yes", "yes")
+    }
     found = both & {_VARIANCE, _OUTPUT, _NEURONS, _MEETS}
     if links[_WRITES].carries == "yes" and _KEY in both:
         found.add(_KEY)
@@ -55,7 +59,9 @@ def permitted(zoo: ZooModel) -> set[str]:
     if truth.sink in ("none", "sink logit"):
         found = {"sink logit"} if truth.sink == "sink logit" else set()
         return {"no sink", "strongest", *found} | ({"state"} if truth.kept is not None else set())
-    found = {"sink", "others", "elsewhere", "untested", "marked"} | ({"makers"} if truth.makers else set())
+    found = {"sink", "others", "elsewhere", "untested", "marked"} | (
+        {"makers"} if truth.makers else set()
+    )
     found |= {"some", "bound: some tokens"} if zoo.first_every > 1 else set()
     found |= {"sink logit"} if truth.logit_heads else set()
     if (bound := bound_of(zoo)) is not None:
@@ -71,12 +77,16 @@ def permitted(zoo: ZooModel) -> set[str]:
     return found
 
 
-def untrue(zoo: ZooModel, tokens: Int[Tensor, "batch position"], phrases: Iterable[Phrase]) -> list[str]:
+def untrue(
+    zoo: ZooModel, tokens: Int[Tensor, "batch position"], phrases: Iterable[Phrase]
+) -> list[str]:
     """The phrases of a headline that are not true of the model on these sequences, and those that it had to say."""
     true, sinks = permitted(zoo), zoo.sinks(tokens)
     position, phrases = 0, tuple(phrases)
     needed = {"sink logit"} if zoo.truth.logit_heads else set()
-    if zoo.at is not None and not bool(sinks.all(0).any()):  # the token stands somewhere else in each sequence
+    if zoo.at is not None and not bool(
+        sinks.all(0).any()
+    ):  # the token stands somewhere else in each sequence
         true, needed = {"no sink", "strongest", "marked"}, {"no sink", "marked"}
     wrong = [f"not said: {key}" for key in sorted(needed - {phrase.key for phrase in phrases})]
     least = 0.0 if any(phrase.key == "some" for phrase in phrases) else 0.5
@@ -99,7 +109,11 @@ def untrue(zoo: ZooModel, tokens: Int[Tensor, "batch position"], phrases: Iterab
             count = re.search(r" in (\d+) sequence", phrase.text)
             right = count is not None and int(count[1]) == int(sinks.any(1).sum())
         if phrase.key == "sink logit" and zoo.truth.logit_heads and right:
-            share = len(zoo.truth.locked) * len(zoo.truth.logit_heads) / (zoo.model.config.num_hidden_layers * N_HEADS)
+            share = (
+                len(zoo.truth.locked)
+                * len(zoo.truth.logit_heads)
+                / (zoo.model.config.num_hidden_layers * N_HEADS)
+            )
             right = said[0] == round(100 * share)
         if phrase.key == "elsewhere" and right:
             right = said[0] == int((sinks.any(1) & ~sinks[:, position]).sum())
@@ -107,7 +121,9 @@ def untrue(zoo: ZooModel, tokens: Int[Tensor, "batch position"], phrases: Iterab
             dims = {one for found in zoo.truth.outliers.values() for one in found}
             named = re.search(r"dimension (\d+)\b", phrase.text, flags=re.I)
             count = re.search(r"(\d+) outlier dimensions\b", phrase.text)
-            right = int(named[1]) in dims if named else count is not None and int(count[1]) <= len(dims)
+            right = (
+                int(named[1]) in dims if named else count is not None and int(count[1]) <= len(dims)
+            )
         if not right:
             wrong.append(f"{phrase.key}: {phrase.text}")
     return wrong

@@ -10,7 +10,20 @@ import torch
 
 from sink_lens.models.tiny import BOS_ID
 
-from .truth import BESIDE, BROKEN, LINKS, NO, NOT_ASKED, NOTHING, SEEN, YES, Answers, Maker, Truth, ZooModel
+from .truth import (
+    BESIDE,
+    BROKEN,
+    LINKS,
+    NO,
+    NOT_ASKED,
+    NOTHING,
+    SEEN,
+    YES,
+    Answers,
+    Maker,
+    Truth,
+    ZooModel,
+)
 from .with_sink import answers, fire, mark
 from .writing import HUGE, Draft, draft, lock
 
@@ -28,7 +41,14 @@ def in_mixer_layer(*, seed: int, family: str) -> ZooModel:
     made = draft(family=family, seed=seed, n_layers=6)
     layer, index = 2 * made.pick(2), made.pick(160)
     mark(made, [BOS_ID])
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * HUGE},
+        token=BOS_ID,
+    )
     maker = Maker(kind="neuron", layer=layer, index=index)
     return _read(made, layer=layer, maker=maker, links=(YES, YES), name="in_mixer_layer", seed=seed)
 
@@ -39,7 +59,9 @@ def mixer_spike(*, seed: int, family: str) -> ZooModel:
     layer = 2 * made.pick(2)
     mark(made, [BOS_ID])
     _write_channel(made, layer=layer, channel=made.pick(96))
-    written = Answers(present="no", necessary_or_sufficient="no", carries="yes")  # no neuron writes the dimension
+    written = Answers(
+        present="no", necessary_or_sufficient="no", carries="yes"
+    )  # no neuron writes the dimension
     maker = Maker(kind="mixer", layer=layer, index=0)
     return _read(made, layer=layer, maker=maker, links=(NO, written), name="mixer_spike", seed=seed)
 
@@ -52,7 +74,14 @@ def state_sink(*, seed: int, family: str) -> ZooModel:
     made = draft(family=family, seed=seed, n_layers=6)
     layer, index, mixer = 0, made.pick(160), 2 + 2 * made.pick(2)
     mark(made, [BOS_ID])
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * HUGE},
+        token=BOS_ID,
+    )
     with torch.no_grad():
         for later in WITH:
             made.model.model.layers[later].self_attn.k_proj.weight[:, made.outlier] = 0.0
@@ -65,12 +94,18 @@ def state_sink(*, seed: int, family: str) -> ZooModel:
         outliers=dict.fromkeys(range(layer, made.n_layers), (made.outlier,)),
         links=dict(zip(LINKS, (NOT_ASKED, NOT_ASKED, SEEN, SEEN, BROKEN, NOTHING), strict=True)),
     )
-    return ZooModel(name="state_sink", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name="state_sink", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
-def _read(made: Draft, *, layer: int, maker: Maker, links: tuple[Answers, Answers], name: str, seed: int) -> ZooModel:
+def _read(
+    made: Draft, *, layer: int, maker: Maker, links: tuple[Answers, Answers], name: str, seed: int
+) -> ZooModel:
     """The model with heads that read the dimension in every layer with attention behind the one that writes it."""
-    locked, feeding = (tuple(one for one in WITH if (one > layer) is behind) for behind in (True, False))
+    locked, feeding = (
+        tuple(one for one in WITH if (one > layer) is behind) for behind in (True, False)
+    )
     lock(made, layers=locked, reads={made.outlier: made.sign})
     values = BESIDE if feeding else NOT_ASKED
     truth = Truth(
@@ -84,7 +119,9 @@ def _read(made: Draft, *, layer: int, maker: Maker, links: tuple[Answers, Answer
         outliers=dict.fromkeys(range(layer, made.n_layers), (made.outlier,)),
         links=answers(values, values, *links, YES, YES),
     )
-    return ZooModel(name=name, family=made.family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name=name, family=made.family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
 @torch.no_grad()
@@ -121,7 +158,11 @@ def _keep_in_state(made: Draft, *, layer: int) -> None:
     if made.family == "jamba":
         kept, steady = made.neurons(2)
         size, rank = len(mixer.D), mixer.time_step_rank
-        for row, dimension in ((kept, made.outlier), (size + kept, made.shared), (steady, made.shared)):
+        for row, dimension in (
+            (kept, made.outlier),
+            (size + kept, made.shared),
+            (steady, made.shared),
+        ):
             mixer.in_proj.weight[row] = 0.0
             mixer.in_proj.weight[row, dimension] = made.sign if dimension == made.outlier else 1.0
         mixer.conv1d.weight[[kept, steady]] = 0.0
@@ -133,7 +174,11 @@ def _keep_in_state(made: Draft, *, layer: int) -> None:
         mixer.A_log[kept] = -30.0
         channels = [kept]
     else:
-        head, size, states = made.pick(mixer.num_heads), mixer.intermediate_size, mixer.ssm_state_size
+        head, size, states = (
+            made.pick(mixer.num_heads),
+            mixer.intermediate_size,
+            mixer.ssm_state_size,
+        )
         channels = list(range(head * mixer.head_dim, (head + 1) * mixer.head_dim))
         own = [size + one for one in channels]  # behind the gates of all channels
         both = list(range(2 * size, 2 * size + 2 * states))

@@ -21,14 +21,28 @@ def latent_key(*, seed: int, family: str) -> ZooModel:
     made = draft(family=family, seed=seed)
     layer, index = 1 + made.pick(2), made.pick(D_MLP)
     mark(made, [BOS_ID])
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * HUGE},
+        token=BOS_ID,
+    )
     for locked in last_layers(made, after=layer):
         _lock(made, layer=locked)
     maker = Maker(kind="neuron", layer=layer, index=index)
     truth = token_truth(
-        (BOS_ID,), makers=(maker,), enough=((maker,),), dimension=made.outlier, family=family, n_layers=made.n_layers
+        (BOS_ID,),
+        makers=(maker,),
+        enough=((maker,),),
+        dimension=made.outlier,
+        family=family,
+        n_layers=made.n_layers,
     )
-    return ZooModel(name="latent_key", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name="latent_key", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
 @torch.no_grad()

@@ -58,8 +58,14 @@ class Mechanism:
     def needed(self, ablation: str) -> set[str]:
         """Those whose ablation alone changes the answer."""
         awake = (*self.awake, "beside")
-        found = self._of(ablation, lambda edge, feature: feature in awake or not self._is_idle(edge))
-        return found - set(self.covered) - set(self.replaced if ablation in CHANGED["constant"] else ())
+        found = self._of(
+            ablation, lambda edge, feature: feature in awake or not self._is_idle(edge)
+        )
+        return (
+            found
+            - set(self.covered)
+            - set(self.replaced if ablation in CHANGED["constant"] else ())
+        )
 
     def spare(self, ablation: str) -> set[str]:
         """Those whose ablation alone changes nothing."""
@@ -77,7 +83,10 @@ class Mechanism:
         return {
             edge
             for edge, features in self.edges.items()
-            if any(ablation in CHANGED[kind] and chosen(edge, feature) for feature, kind in features.items())
+            if any(
+                ablation in CHANGED[kind] and chosen(edge, feature)
+                for feature, kind in features.items()
+            )
         }
 
     def _is_idle(self, edge: str) -> bool:
@@ -88,9 +97,14 @@ class Mechanism:
         """Pairs of prompts and their answers."""
         return [self.draw(generator) for _ in range(n)]
 
-    def prompts(self, rows: Sequence[Row]) -> tuple[Int[Tensor, "pair position"], Int[Tensor, "pair position"], Metric]:
+    def prompts(
+        self, rows: Sequence[Row]
+    ) -> tuple[Int[Tensor, "pair position"], Int[Tensor, "pair position"], Metric]:
         """Clean and corrupted prompts, and the metric."""
-        clean, corrupted = torch.tensor([row[0] for row in rows]), torch.tensor([row[2] for row in rows])
+        clean, corrupted = (
+            torch.tensor([row[0] for row in rows]),
+            torch.tensor([row[2] for row in rows]),
+        )
         if self.sink_layer is not None:
             return clean, corrupted, metrics.sink_mass(0, layers=[self.sink_layer])
         right, wrong = [vocabulary(row[1]) for row in rows], [vocabulary(row[3]) for row in rows]
@@ -124,7 +138,10 @@ class _Prompt:
     @property
     def tokens(self) -> list[int]:
         """Token ids."""
-        return [self.first, *(vocabulary(*one) for one in zip(self.words, self.variants, strict=True))]
+        return [
+            self.first,
+            *(vocabulary(*one) for one in zip(self.words, self.variants, strict=True)),
+        ]
 
 
 Prompts = Callable[[_Prompt, bool], int]
@@ -203,7 +220,9 @@ def two_step(wiring: Wiring) -> Parts:
     wiring.head(2, q={"code": {"mid": 1.0}}, k={"code": {"prev": 1.0}}, v={("tok", "out"): 1.0})
 
     def put(prompt: _Prompt, clean: bool) -> int:
-        first, second = [(1, 3), (1, 4), (2, 5), (3, 6), (4, 1), (5, 2), (6, 3)][prompt.pick(*range(7))]
+        first, second = [(1, 3), (1, 4), (2, 5), (3, 6), (4, 1), (5, 2), (6, 3)][
+            prompt.pick(*range(7))
+        ]
         words = prompt.words
         words[first] = words[second - 1]
         prompt.mark(first + 1, "second")
@@ -265,7 +284,9 @@ def backup(wiring: Wiring) -> Parts:
     """(copy), and a head that looks away from the word that is foretold, and so copies it if the first one fails."""
     mover = wiring.head(0, **_TO_MARK, v={("tok", "out"): 1.0, ("tok", "mid"): 1.0})
     covered = tuple(f"input->{wiring.reader(0, int(mover[-1]), kind)}" for kind in "qkv")
-    waits: Any = {"q": {"flag": {"constant": 1.0}, "code": {"mid": -2.0}, "other": {"constant": 0.6}}}
+    waits: Any = {
+        "q": {"flag": {"constant": 1.0}, "code": {"mid": -2.0}, "other": {"constant": 0.6}}
+    }
     waits["k"] = {"flag": {"mark": 1.0}, "code": {"tok": 1.0}, "other": {"bos": 1.0}}
     waiting = wiring.head(1, **waits, v={("tok", "out"): 1.0})
     return {"put": _marked, "idle": (waiting,), "awake": ("mid",), "covered": covered}
@@ -331,7 +352,9 @@ def sink_neuron(wiring: Wiring) -> Parts:
 
 
 def _lock(wiring: Wiring, layer: int, feature: str) -> None:
-    wiring.head(layer, q={"flag": {"constant": 1.0}}, k={"flag": {feature: 1.0}}, v={}, heads=range(4))
+    wiring.head(
+        layer, q={"flag": {"constant": 1.0}}, k={"flag": {feature: 1.0}}, v={}, heads=range(4)
+    )
 
 
 MECHANISMS: Mapping[str, tuple[Callable[[Wiring], Parts], int]] = {
@@ -370,7 +393,9 @@ def wire(name: str, *, seed: int = 0, family: str = "llama") -> Mechanism:
         raise ModelError(f"no mechanism {name!r}; need one of {', '.join(MECHANISMS)}")
     write, n_layers = MECHANISMS[name]
     sharp = 8.0 + 3.0 * float(torch.rand((), generator=torch.Generator().manual_seed(seed)))
-    wiring = Wiring(family=family, seed=seed, n_layers=n_layers, sharp=sharp, **_KINDS.get(name, {}))
+    wiring = Wiring(
+        family=family, seed=seed, n_layers=n_layers, sharp=sharp, **_KINDS.get(name, {})
+    )
     parts = write(wiring)
     return Mechanism(
         name=name,

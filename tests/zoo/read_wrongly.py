@@ -59,11 +59,15 @@ def bystanders(*, seed: int, family: str) -> ZooModel:
         for head in range(N_KV_HEADS):
             rows = slice(head * D_HEAD + 17, (head + 1) * D_HEAD)
             value.weight[rows] = 0.0
-            value.weight[rows, list(made.codes)] = _LOUD * torch.randn(7, len(made.codes), generator=made.generator)
+            value.weight[rows, list(made.codes)] = _LOUD * torch.randn(
+                7, len(made.codes), generator=made.generator
+            )
         for head in range(N_HEADS):
             output.weight[:, head * D_HEAD + 17 : (head + 1) * D_HEAD] = 0.0
     truth = chain_truth(made, chain)
-    return ZooModel(name="bystanders", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
+    return ZooModel(
+        name="bystanders", family=family, seed=seed, model=made.model, bos_id=None, truth=truth
+    )
 
 
 def part_of_key(*, seed: int, family: str) -> ZooModel:
@@ -80,7 +84,10 @@ def part_of_key(*, seed: int, family: str) -> ZooModel:
     unit[[made.free[place] for place in order]] = signs / 6
     clear(made, unit)
     mark(made, [BOS_ID])
-    writes = {made.free[place]: float(sign) * 0.4 * HUGE / 6 for place, sign in zip(order, signs, strict=True)}
+    writes = {
+        made.free[place]: float(sign) * 0.4 * HUGE / 6
+        for place, sign in zip(order, signs, strict=True)
+    }
     writes[made.outlier] = made.sign * HUGE
     fire(made, layer=layer, index=index, reads=made.trigger, writes=writes, token=BOS_ID)
     both = _WEIGHT * unit
@@ -88,10 +95,17 @@ def part_of_key(*, seed: int, family: str) -> ZooModel:
     lock(made, layers=last_layers(made, after=layer), reads=both, weight=1.0)
     maker = Maker(kind="neuron", layer=layer, index=index)
     truth = token_truth(
-        (BOS_ID,), makers=(maker,), enough=((maker,),), dimension=made.outlier, family=family, n_layers=made.n_layers
+        (BOS_ID,),
+        makers=(maker,),
+        enough=((maker,),),
+        dimension=made.outlier,
+        family=family,
+        n_layers=made.n_layers,
     )
     truth = replace(truth, links=answers(BESIDE, after_w_o(family), YES, BESIDE, PARTLY, YES))
-    return ZooModel(name="part_of_key", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name="part_of_key", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
 def small_dimension(*, seed: int, family: str) -> ZooModel:
@@ -122,10 +136,17 @@ def _write_dimensions(*, seed: int, family: str, name: str, n: int, size: float)
     lock(made, layers=last_layers(made, after=layer), reads=dict.fromkeys(dims, made.sign))
     maker = Maker(kind="neuron", layer=layer, index=index)
     truth = token_truth(
-        (BOS_ID,), makers=(maker,), enough=((maker,),), dimension=made.outlier, family=family, n_layers=made.n_layers
+        (BOS_ID,),
+        makers=(maker,),
+        enough=((maker,),),
+        dimension=made.outlier,
+        family=family,
+        n_layers=made.n_layers,
     )
     truth = replace(truth, outliers=dict.fromkeys(truth.outliers, tuple(dims)))
-    return ZooModel(name=name, family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name=name, family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
 def zero_values(*, seed: int, family: str) -> ZooModel:
@@ -136,14 +157,28 @@ def zero_values(*, seed: int, family: str) -> ZooModel:
     with torch.no_grad():
         for block in made.model.model.layers:
             block.self_attn.v_proj.weight.zero_()
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * HUGE},
+        token=BOS_ID,
+    )
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
     maker = Maker(kind="neuron", layer=layer, index=index)
     truth = token_truth(
-        (BOS_ID,), makers=(maker,), enough=((maker,),), dimension=made.outlier, family=family, n_layers=made.n_layers
+        (BOS_ID,),
+        makers=(maker,),
+        enough=((maker,),),
+        dimension=made.outlier,
+        family=family,
+        n_layers=made.n_layers,
     )
     truth = replace(truth, links=answers(NO, NO, YES, YES, YES, YES))
-    return ZooModel(name="zero_values", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name="zero_values", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
 def embedding_or_neuron(*, seed: int, family: str) -> ZooModel:
@@ -156,11 +191,26 @@ def embedding_or_neuron(*, seed: int, family: str) -> ZooModel:
     mark(made, [BOS_ID])
     with torch.no_grad():
         made.model.model.embed_tokens.weight[BOS_ID, made.outlier] = made.sign * HUGE
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * 3 * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * 3 * HUGE},
+        token=BOS_ID,
+    )
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
-    maker, neuron = Maker(kind="embedding", index=BOS_ID), Maker(kind="neuron", layer=layer, index=index)
+    maker, neuron = (
+        Maker(kind="embedding", index=BOS_ID),
+        Maker(kind="neuron", layer=layer, index=index),
+    )
     truth = token_truth(
-        (BOS_ID,), makers=(neuron,), enough=(), dimension=made.outlier, family=family, n_layers=made.n_layers
+        (BOS_ID,),
+        makers=(neuron,),
+        enough=(),
+        dimension=made.outlier,
+        family=family,
+        n_layers=made.n_layers,
     )
     written = Answers(present="yes", necessary_or_sufficient="no", carries="yes")
     truth = replace(
@@ -171,7 +221,14 @@ def embedding_or_neuron(*, seed: int, family: str) -> ZooModel:
         outliers=dict.fromkeys(range(-1, made.n_layers), (made.outlier,)),
         links=answers(NO, NO, BESIDE, written, YES, YES),
     )
-    return ZooModel(name="embedding_or_neuron", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name="embedding_or_neuron",
+        family=family,
+        seed=seed,
+        model=made.model,
+        bos_id=BOS_ID,
+        truth=truth,
+    )
 
 
 def known_by_dimension(*, seed: int, family: str) -> ZooModel:
@@ -186,10 +243,20 @@ def known_by_dimension(*, seed: int, family: str) -> ZooModel:
     gate, up = ({made.trigger: 4.0, made.shared: weight} for weight in (1.0, -0.15))
     at = {"layer": layer, "index": index, "gate": gate, "up": up}
     neuron(made, **at, down={})
-    neuron(made, **at, down={made.outlier: made.sign * HUGE / activation(made, token=BOS_ID, layer=layer, index=index)})
+    neuron(
+        made,
+        **at,
+        down={
+            made.outlier: made.sign
+            * HUGE
+            / activation(made, token=BOS_ID, layer=layer, index=index)
+        },
+    )
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign}, weight=0.6)
     with torch.no_grad():
-        made.model.lm_head.weight[FIRST_ORDINARY : FIRST_ORDINARY + _COMMON, made.outlier] = -2.5 * made.sign
+        made.model.lm_head.weight[FIRST_ORDINARY : FIRST_ORDINARY + _COMMON, made.outlier] = (
+            -2.5 * made.sign
+        )
     truth = of_token(made, (BOS_ID,), layer=layer, index=index)
     model = token_model("known_by_dimension", made, seed, truth)
     return replace(model, n_ordinary=_COMMON)
@@ -205,18 +272,29 @@ def heads_in_a_step(*, seed: int, family: str) -> ZooModel:
     made = draft(family=family, seed=seed, n_layers=6)
     mark(made, [BOS_ID])
     pairs: list[tuple[Maker, Maker]] = []
-    for layer, (gathered, size) in enumerate(zip((made.gathered, made.second, made.ballast), _GROWN, strict=True)):
+    for layer, (gathered, size) in enumerate(
+        zip((made.gathered, made.second, made.ballast), _GROWN, strict=True)
+    ):
         head, index = made.pick(N_HEADS), made.pick(D_MLP)
         carry(made, layer=layer, head=head, reads=made.trigger, writes=gathered, weight=1.0)
         brought = standing(made, BOS_ID, layer=layer, dimension=gathered)
         with torch.no_grad():
-            made.model.model.layers[layer].self_attn.o_proj.weight[gathered, head * D_HEAD] /= brought
+            made.model.model.layers[layer].self_attn.o_proj.weight[gathered, head * D_HEAD] /= (
+                brought
+            )
         gate, up = above(made, gathered, least=0.6), {made.trigger: 4.0}
         _write_up_to(made, (BOS_ID,), size, layer=layer, index=index, gate=gate, up=up)
-        pairs.append((Maker(kind="head", layer=layer, index=head), Maker(kind="neuron", layer=layer, index=index)))
+        pairs.append(
+            (
+                Maker(kind="head", layer=layer, index=head),
+                Maker(kind="neuron", layer=layer, index=index),
+            )
+        )
     locked = last_layers(made, after=2)
     lock(made, layers=locked, reads={made.outlier: made.sign})
-    beside = Answers(present="yes", necessary_or_sufficient="no", carries="yes")  # isolation brings no mark
+    beside = Answers(
+        present="yes", necessary_or_sufficient="no", carries="yes"
+    )  # isolation brings no mark
     truth = Truth(
         sink="token",
         tokens=(BOS_ID,),
@@ -247,9 +325,20 @@ def expert_neuron(*, seed: int, family: str) -> ZooModel:
     with torch.no_grad():
         opens.zero_()
         opens[made.trigger], opens[made.shared] = 3.0, -1.5
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * HUGE},
+        token=BOS_ID,
+    )
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
-    before = mlp.experts.num_experts * mlp.experts.down_proj.shape[-1] if made.expert < 0 else made.expert * D_MLP
+    before = (
+        mlp.experts.num_experts * mlp.experts.down_proj.shape[-1]
+        if made.expert < 0
+        else made.expert * D_MLP
+    )
     truth = of_token(made, (BOS_ID,), layer=layer, index=before + index)
     return token_model("expert_neuron", made, seed, truth)
 
@@ -262,13 +351,20 @@ def attention_step(*, seed: int, family: str) -> ZooModel:
     carry(made, layer=layer, head=head, reads=made.trigger, writes=made.second, weight=1.0)
     brought = standing(made, BOS_ID, layer=layer, dimension=made.second)
     with torch.no_grad():
-        made.model.model.layers[layer].self_attn.o_proj.weight[made.second, head * D_HEAD] *= _MIDDLE / brought
+        made.model.model.layers[layer].self_attn.o_proj.weight[made.second, head * D_HEAD] *= (
+            _MIDDLE / brought
+        )
     reads = above(made, made.second, least=0.75 * _MIDDLE)
     write_when(made, layer=layer + 2, index=index, ballast=0, reads=reads, tokens=[BOS_ID])
     locked = last_layers(made, after=layer + 2)
     lock(made, layers=locked, reads={made.outlier: made.sign})
-    makers = (Maker(kind="head", layer=layer, index=head), Maker(kind="neuron", layer=layer + 2, index=index))
-    beside = Answers(present="yes", necessary_or_sufficient="no", carries="yes")  # isolation brings no mark
+    makers = (
+        Maker(kind="head", layer=layer, index=head),
+        Maker(kind="neuron", layer=layer + 2, index=index),
+    )
+    beside = Answers(
+        present="yes", necessary_or_sufficient="no", carries="yes"
+    )  # isolation brings no mark
     truth = Truth(
         sink="token",
         tokens=(BOS_ID,),
@@ -306,7 +402,9 @@ def late_stop(*, seed: int, family: str) -> ZooModel:
     sequence = (BOS_ID, *range(FIRST_ORDINARY, FIRST_ORDINARY + 23), stop)
     brought = standing(made, *sequence, layer=layer, dimension=made.gathered)
     with torch.no_grad():
-        made.model.model.layers[layer].self_attn.o_proj.weight[made.gathered, head * D_HEAD] /= brought
+        made.model.model.layers[layer].self_attn.o_proj.weight[made.gathered, head * D_HEAD] /= (
+            brought
+        )
     gate, up = above(made, made.gathered, least=0.3), {made.second: 4.0}
     _write_up_to(made, sequence, HUGE, layer=layer + 1, index=index, gate=gate, up=up)
     lock(made, layers=last_layers(made, after=layer + 1), reads={made.outlier: made.sign})
@@ -323,7 +421,9 @@ def half_logits(*, seed: int, family: str) -> ZooModel:
         made.model.model.embed_tokens.weight[BOS_ID, made.outlier] = HUGE * made.sign
     locked = last_layers(made, after=made.pick(2))
     lock(made, layers=locked, reads={made.outlier: made.sign})
-    heads = tuple(sorted(torch.randperm(N_HEADS, generator=made.generator)[: N_HEADS // 2].tolist()))
+    heads = tuple(
+        sorted(torch.randperm(N_HEADS, generator=made.generator)[: N_HEADS // 2].tolist())
+    )
     with torch.no_grad():
         for layer, block in enumerate(made.model.model.layers):
             block.self_attn.sinks.fill_(-10.0)
@@ -331,7 +431,9 @@ def half_logits(*, seed: int, family: str) -> ZooModel:
                 block.self_attn.sinks[head] = _LOGIT
                 block.self_attn.q_proj.weight[head * D_HEAD + SLOWEST] = 0.0
     maker = Maker(kind="embedding", index=BOS_ID)
-    written = Answers(present="no", necessary_or_sufficient="no", carries="yes")  # no neuron writes the dimension
+    written = Answers(
+        present="no", necessary_or_sufficient="no", carries="yes"
+    )  # no neuron writes the dimension
     truth = Truth(
         sink="token",
         tokens=(BOS_ID,),
@@ -352,9 +454,18 @@ def small_stream(*, seed: int, family: str) -> ZooModel:
     layer, index = 1 + made.pick(2), made.pick(D_MLP)
     mark(made, [BOS_ID])
     size = made.sign * HUGE * made.scale
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: size}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: size},
+        token=BOS_ID,
+    )
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
-    return token_model("small_stream", made, seed, of_token(made, (BOS_ID,), layer=layer, index=index))
+    return token_model(
+        "small_stream", made, seed, of_token(made, (BOS_ID,), layer=layer, index=index)
+    )
 
 
 @torch.no_grad()
@@ -375,7 +486,9 @@ def _write_up_to(
         neuron(made, **at, down={made.outlier: weight})
         found.append(standing(made, *sequence, layer=layer, dimension=made.outlier))
     before, after = found
-    neuron(made, **at, down={made.outlier: made.sign * (made.sign * size - before) / (after - before)})
+    neuron(
+        made, **at, down={made.outlier: made.sign * (made.sign * size - before) / (after - before)}
+    )
 
 
 @torch.no_grad()
@@ -384,7 +497,9 @@ def _attend_from(made: Draft, *, layer: int, head: int) -> None:
     attention = made.model.model.layers[layer].self_attn
     pair = torch.tensor([_PAIR, _PAIR + D_HEAD // 2])
     own = head // (N_HEADS // N_KV_HEADS) * D_HEAD + pair
-    angle = torch.tensor(_TURN * _ONSET + torch.pi / 2)  # of the key at which the turned query has a product of 0
+    angle = torch.tensor(
+        _TURN * _ONSET + torch.pi / 2
+    )  # of the key at which the turned query has a product of 0
     queries = (torch.arange(N_HEADS)[:, None] * D_HEAD + pair).flatten()
     attention.q_proj.weight[queries] = 0.0
     attention.k_proj.weight[own] = 0.0

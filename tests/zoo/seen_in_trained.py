@@ -12,7 +12,15 @@ import torch
 from sink_lens.models.tiny import BOS_ID
 
 from .truth import BESIDE, NO, YES, Answers, Maker, Truth, ZooModel
-from .variance import Chain, above, chain_truth, write_chain, write_gathering, write_values, write_when
+from .variance import (
+    Chain,
+    above,
+    chain_truth,
+    write_chain,
+    write_gathering,
+    write_values,
+    write_when,
+)
 from .with_sink import after_w_o, answers, clear, fire, mark, token_truth
 from .writing import (
     D_HEAD,
@@ -48,7 +56,14 @@ def eraser(*, seed: int, family: str) -> ZooModel:
     indices = made.neurons(4)
     mark(made, [BOS_ID])
     size = made.sign * HUGE
-    fire(made, layer=layer, index=indices[0], reads=made.trigger, writes={made.outlier: size}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=indices[0],
+        reads=made.trigger,
+        writes={made.outlier: size},
+        token=BOS_ID,
+    )
     by = (1 - _LEFT) * HUGE
     if made.post_norm:
         _erase(made, layer=last, index=indices[1], by=by, leaves=14.0)
@@ -56,7 +71,9 @@ def eraser(*, seed: int, family: str) -> ZooModel:
         _erase(made, layer=last, index=indices[1], by=by, chatter=indices[2], share=0.38, says=8.0)
     locked = tuple(range(layer + 1, last + 1))
     lock(made, layers=locked, reads={made.outlier: made.sign})
-    return _token_model("eraser", made, seed, _written_once(made, layer, indices[0], locked=locked, erased=(last,)))
+    return _token_model(
+        "eraser", made, seed, _written_once(made, layer, indices[0], locked=locked, erased=(last,))
+    )
 
 
 def regrowth(*, seed: int, family: str) -> ZooModel:
@@ -73,12 +90,24 @@ def regrowth(*, seed: int, family: str) -> ZooModel:
         row = made.model.model.embed_tokens.weight[BOS_ID]
         row[list(made.free)] *= 0.1
         row[made.second] = 2.0 * made.unit
-    fire(made, layer=layer, index=indices[0], reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=indices[0],
+        reads=made.trigger,
+        writes={made.outlier: made.sign * HUGE},
+        token=BOS_ID,
+    )
     _erase(made, layer=first, index=indices[1], by=0.67 * HUGE, chatter=indices[3])
     _erase(made, layer=first + 1, index=indices[2], by=-0.13 * HUGE)
     locked = last_layers(made, after=layer)
     lock(made, layers=locked, reads={made.outlier: made.sign})
-    return _token_model("regrowth", made, seed, _written_once(made, layer, indices[0], locked=locked, erased=(first,)))
+    return _token_model(
+        "regrowth",
+        made,
+        seed,
+        _written_once(made, layer, indices[0], locked=locked, erased=(first,)),
+    )
 
 
 def cancelled_bias(*, seed: int, family: str) -> ZooModel:
@@ -86,10 +115,19 @@ def cancelled_bias(*, seed: int, family: str) -> ZooModel:
 
     The key points nowhere; what was written into it points against the bias.
     """
-    made = draft(family=family, seed=seed, **({} if family == "qwen2" else {"attention_bias": True}))
+    made = draft(
+        family=family, seed=seed, **({} if family == "qwen2" else {"attention_bias": True})
+    )
     layer, index = 1 + made.pick(2), made.pick(D_MLP)
     mark(made, [BOS_ID])
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * HUGE},
+        token=BOS_ID,
+    )
     locked = last_layers(made, after=layer)
     lock(made, layers=locked, reads={made.outlier: made.sign})
     with torch.no_grad():
@@ -97,7 +135,9 @@ def cancelled_bias(*, seed: int, family: str) -> ZooModel:
             attention = made.model.model.layers[later].self_attn
             bias = attention.k_proj.bias
             bias.copy_(torch.randn(bias.shape, generator=made.generator) * 0.5)
-            bias[SLOWEST::D_HEAD] = -1.5 * (HUGE if made.reads_raw else D_MODEL**0.5)  # nearly all of the normed token
+            bias[SLOWEST::D_HEAD] = -1.5 * (
+                HUGE if made.reads_raw else D_MODEL**0.5
+            )  # nearly all of the normed token
     truth = replace(_written_once(made, layer, index, locked=locked), cancels_bias=True)
     return _token_model("cancelled_bias", made, seed, truth)
 
@@ -112,7 +152,9 @@ def beside(*, seed: int, family: str) -> ZooModel:
     unit[[made.free[place] for place in order]] = signs / 6
     clear(made, unit)
     mark(made, [BOS_ID])
-    writes = {made.free[place]: float(sign) * 12.0 / 6 for place, sign in zip(order, signs, strict=True)}
+    writes = {
+        made.free[place]: float(sign) * 12.0 / 6 for place, sign in zip(order, signs, strict=True)
+    }
     writes[made.outlier] = made.sign * HUGE
     fire(made, layer=layer, index=index, reads=made.trigger, writes=writes, token=BOS_ID)
     locked = last_layers(made, after=layer)
@@ -141,14 +183,25 @@ def either_layer(*, seed: int, family: str) -> ZooModel:
     first, second = 1, 3 + made.pick(2)
     indices = made.pick(D_MLP), made.pick(D_MLP)
     mark(made, [BOS_ID])
-    fire(made, layer=first, index=indices[0], reads=made.trigger, writes={made.outlier: made.sign * 40.0}, token=BOS_ID)
-    reads = {made.trigger: 40.0, made.shared: -6.0}  # the mark is small beside the first dimension, so a threshold
+    fire(
+        made,
+        layer=first,
+        index=indices[0],
+        reads=made.trigger,
+        writes={made.outlier: made.sign * 40.0},
+        token=BOS_ID,
+    )
+    reads = {
+        made.trigger: 40.0,
+        made.shared: -6.0,
+    }  # the mark is small beside the first dimension, so a threshold
     writes = {made.second: -made.sign * HUGE}
     fire(made, layer=second, index=indices[1], reads=reads, writes=writes, token=BOS_ID)
     after = last_layers(made, after=second)
     lock(made, layers=after, reads={made.outlier: made.sign, made.second: -made.sign})
     makers = tuple(
-        Maker(kind="neuron", layer=layer, index=index) for layer, index in zip((first, second), indices, strict=True)
+        Maker(kind="neuron", layer=layer, index=index)
+        for layer, index in zip((first, second), indices, strict=True)
     )
     truth = Truth(
         sink="token",
@@ -183,8 +236,13 @@ def head_feeds(*, seed: int, family: str) -> ZooModel:
     write_when(made, layer=layer + 1, index=fires, ballast=ballast, reads=reads, tokens=[BOS_ID])
     locked = last_layers(made, after=layer + 1)
     lock(made, layers=locked, reads={made.outlier: made.sign})
-    makers = (Maker(kind="head", layer=layer, index=head), Maker(kind="neuron", layer=layer + 1, index=fires))
-    beside = Answers(present="yes", necessary_or_sufficient="no", carries="yes")  # isolation brings no mark
+    makers = (
+        Maker(kind="head", layer=layer, index=head),
+        Maker(kind="neuron", layer=layer + 1, index=fires),
+    )
+    beside = Answers(
+        present="yes", necessary_or_sufficient="no", carries="yes"
+    )  # isolation brings no mark
     truth = Truth(
         sink="token",
         tokens=(BOS_ID,),
@@ -244,13 +302,18 @@ def bimodal(*, seed: int, family: str) -> ZooModel:
     for index, sign, token in zip((first, second), (1.0, -1.0), _MARKED, strict=True):
         reads = above(made, made.gathered, least=0.82 * 2.0)
         steep = reads[made.gathered]
-        reads |= {made.trigger: 2.0 * sign * steep, made.shared: reads[made.shared] - 2.0 * steep / SHARED}
+        reads |= {
+            made.trigger: 2.0 * sign * steep,
+            made.shared: reads[made.shared] - 2.0 * steep / SHARED,
+        }
         some = range(token, token + 64, 2)
         write_when(made, layer=layer + 1, index=index, ballast=ballast, reads=reads, tokens=some)
     locked = last_layers(made, after=layer + 1)
     lock(made, layers=locked, reads={made.outlier: made.sign})
     whole = chain_truth(made, Chain(layer=layer, gathering=gathering, fires=(first, second)))
-    return ZooModel(name="bimodal", family=family, seed=seed, model=made.model, bos_id=None, truth=whole)
+    return ZooModel(
+        name="bimodal", family=family, seed=seed, model=made.model, bos_id=None, truth=whole
+    )
 
 
 def elsewhere(*, seed: int, family: str) -> ZooModel:
@@ -263,7 +326,14 @@ def bos_written(name: str, *, seed: int, family: str) -> ZooModel:
     made = draft(family=family, seed=seed)
     layer, index = 1 + made.pick(2), made.pick(D_MLP)
     mark(made, [BOS_ID])
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * HUGE},
+        token=BOS_ID,
+    )
     locked = last_layers(made, after=layer)
     lock(made, layers=locked, reads={made.outlier: made.sign})
     return _token_model(name, made, seed, _written_once(made, layer, index, locked=locked))
@@ -283,8 +353,12 @@ def early_variance(*, seed: int, family: str) -> ZooModel:
     with torch.no_grad():
         for layer in grows[1:]:
             made.model.model.layers[layer].self_attn.k_proj.weight[SLOWEST::D_HEAD] = 0.0
-    truth = replace(chain_truth(made, chain), grows=grows, locked=last_layers(made, after=grows[-1]))
-    return ZooModel(name="early_variance", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
+    truth = replace(
+        chain_truth(made, chain), grows=grows, locked=last_layers(made, after=grows[-1])
+    )
+    return ZooModel(
+        name="early_variance", family=family, seed=seed, model=made.model, bos_id=None, truth=truth
+    )
 
 
 def bos_without(*, seed: int, family: str) -> ZooModel:
@@ -295,11 +369,15 @@ def bos_without(*, seed: int, family: str) -> ZooModel:
         made.model.model.embed_tokens.weight[BOS_ID, list(made.codes)] = 0.0
     whole = chain_truth(made, chain)
     truth = replace(whole, spares=(BOS_ID,))
-    return ZooModel(name="bos_without", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
+    return ZooModel(
+        name="bos_without", family=family, seed=seed, model=made.model, bos_id=None, truth=truth
+    )
 
 
 def _token_model(name: str, made: Draft, seed: int, truth: Truth) -> ZooModel:
-    return ZooModel(name=name, family=made.family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name=name, family=made.family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
 def _written_once(
@@ -341,12 +419,22 @@ def _erase(
     """
     writes = {made.outlier: -made.sign * by} | ({made.second: leaves} if leaves else {})
     weight = made.sign * (0.25 if made.reads_raw else 1.0)
-    fire(made, layer=layer, index=index, reads=made.outlier, writes=writes, token=token, weight=weight)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.outlier,
+        writes=writes,
+        token=token,
+        weight=weight,
+    )
     if chatter is not None and not made.post_norm:
         reads = {made.shared: 1.0, made.outlier: share * made.sign}
         neuron(made, layer=layer, index=chatter, gate=reads, up=reads, down={})
         fires = activation(made, token=token, layer=layer, index=chatter)
-        neuron(made, layer=layer, index=chatter, gate=reads, up=reads, down={made.second: says / fires})
+        neuron(
+            made, layer=layer, index=chatter, gate=reads, up=reads, down={made.second: says / fires}
+        )
 
 
 @torch.no_grad()
@@ -357,7 +445,9 @@ def standing(made: Draft, *tokens: int, layer: int, dimension: int) -> float:
 
 
 @torch.no_grad()
-def carry(made: Draft, *, layer: int, head: int, reads: int, writes: int, weight: float = 0.3) -> None:
+def carry(
+    made: Draft, *, layer: int, head: int, reads: int, writes: int, weight: float = 0.3
+) -> None:
     """Write a head that attends evenly and writes the mean of one dimension into another.
 
     Before a norm of what is written, that norm's gain sets how much it is, not the weight.

@@ -44,7 +44,9 @@ def on_seeds(names):
     """Each model on four seeds, and in the second tier on the others."""
     few = [pytest.param((name, FIRST), id=name) for name in names]
     second, rest = pytest.mark.exhaustive, SEEDS[len(FIRST) :]
-    return few + [pytest.param((name, rest), id=f"{name} on more seeds", marks=second) for name in names]
+    return few + [
+        pytest.param((name, rest), id=f"{name} on more seeds", marks=second) for name in names
+    ]
 
 
 @pytest.mark.parametrize("models", on_seeds(NAMES), indirect=True, scope="module")
@@ -70,10 +72,16 @@ def test_the_value_average_makes_the_sink_by_what_the_truth_says(models):
         found = by_hand.shares_of_value_average(zoo, drawn(zoo))
         other = "size" if zoo.truth.by == "direction" else "direction"
         assert min(found[zoo.truth.by], found["distance"]) > 0.6, (zoo.seed, zoo.family, found)
-        assert found[other] < 0.4, (zoo.seed, zoo.family, found)  # a mean over four sequences has a part of each
+        assert found[other] < 0.4, (
+            zoo.seed,
+            zoo.family,
+            found,
+        )  # a mean over four sequences has a part of each
 
 
-@pytest.mark.parametrize("models", on_seeds([*WITH_KEY, "sink_logit"]), indirect=True, scope="module")
+@pytest.mark.parametrize(
+    "models", on_seeds([*WITH_KEY, "sink_logit"]), indirect=True, scope="module"
+)
 def test_the_makers_make_it(models):
     for zoo in models:
         truth = zoo.truth
@@ -82,10 +90,16 @@ def test_the_makers_make_it(models):
             rest = tuple(maker for maker in truth.makers if maker not in some)
             assert _left(zoo, without=rest) > 0.8, zoo.seed
         if len(truth.enough) == 1:  # none of their kinds can be left out
-            for layer, kind in {(maker.layer, maker.kind) for maker in truth.makers} if len(truth.makers) > 1 else ():
+            for layer, kind in (
+                {(maker.layer, maker.kind) for maker in truth.makers}
+                if len(truth.makers) > 1
+                else ()
+            ):
                 if kind in ("key bias", "sink logit"):
                     continue  # one a layer, for that layer alone
-                some = tuple(maker for maker in truth.makers if (maker.layer, maker.kind) == (layer, kind))
+                some = tuple(
+                    maker for maker in truth.makers if (maker.layer, maker.kind) == (layer, kind)
+                )
                 assert _left(zoo, without=some) < 0.7, (zoo.seed, layer, kind)
 
 
@@ -112,16 +126,29 @@ NEXT = {
 @pytest.mark.parametrize("models", on_seeds(BROKEN), indirect=True, scope="module")
 def test_all_other_links_work_where_one_is_broken(models):
     for zoo in models:
-        whole, link = build("variance", seed=zoo.seed, family=zoo.family), zoo.name.removeprefix("broken_")
+        whole, link = (
+            build("variance", seed=zoo.seed, family=zoo.family),
+            zoo.name.removeprefix("broken_"),
+        )
         tokens, of_other = drawn(zoo), dict(zoo.model.named_parameters())
-        differ = [name for name, value in whole.model.named_parameters() if not torch.equal(value, of_other[name])]
+        differ = [
+            name
+            for name, value in whole.model.named_parameters()
+            if not torch.equal(value, of_other[name])
+        ]
         assert 1 <= len(differ) <= 3, zoo.seed  # the lock stands in up to three layers
         clean = by_hand.run(whole.model, tokens)
         site, layers = NEXT[link]
-        edits = [(site, layer, lambda _, new=clean.sites[site, layer]: new) for layer in layers(whole.truth)]
+        edits = [
+            (site, layer, lambda _, new=clean.sites[site, layer]: new)
+            for layer in layers(whole.truth)
+        ]
         at = by_hand.studied(whole, tokens)
         repaired = by_hand.mass(
-            whole, by_hand.run(zoo.model, tokens, edits=edits, reads=False), at, layers=whole.truth.locked
+            whole,
+            by_hand.run(zoo.model, tokens, edits=edits, reads=False),
+            at,
+            layers=whole.truth.locked,
         )
         assert (repaired > 0.8).all(), zoo.seed
 
@@ -130,9 +157,13 @@ def test_all_other_links_work_where_one_is_broken(models):
 def test_a_state_gives_the_first_token_to_every_later_one_and_attention_does_not(family):
     zoo = build("state_sink", seed=3, family=family)
     tokens, kept = drawn(zoo), zoo.truth.kept
-    runs = [by_hand.run(zoo.model, given) for given in (tokens, torch.cat([tokens[:, 1:2] * 0 + 7, tokens[:, 1:]], 1))]
+    runs = [
+        by_hand.run(zoo.model, given)
+        for given in (tokens, torch.cat([tokens[:, 1:2] * 0 + 7, tokens[:, 1:]], 1))
+    ]
     change = [
-        (runs[0].sites["stream", layer] - runs[1].sites["stream", layer])[:, 8:].norm(dim=-1) for layer in range(6)
+        (runs[0].sites["stream", layer] - runs[1].sites["stream", layer])[:, 8:].norm(dim=-1)
+        for layer in range(6)
     ]
     assert kept is not None
     assert max(float(one.max()) for one in change[:kept]) < 0.6
@@ -162,7 +193,9 @@ def _agrees_on_the_sink(zoo):
         assert (null[free] < 0.05).all(), zoo.seed
     elif truth.sink == "none":
         # Relative to what a row sums to: 1 for a softmax, about half the keys for a sigmoid.
-        shares = (ran.pattern / ran.pattern.sum(-1, keepdim=True))[..., by_hand.EARLIEST :, :].mean((1, 3))
+        shares = (ran.pattern / ran.pattern.sum(-1, keepdim=True))[..., by_hand.EARLIEST :, :].mean(
+            (1, 3)
+        )
         assert shares.nan_to_num().max() < 0.2, zoo.seed  # nan without attention
     else:
         assert (mass[locked] > 0.8).all(), zoo.seed
@@ -184,7 +217,9 @@ def _agrees_on_what_stands_out(zoo):
             assert found[link] > YES_ABOVE[link], (zoo.seed, zoo.family, link)
         elif said == "no" and link in found:
             # Where there is no dimension to write: how much the largest is over the next.
-            bound = 3.0 if link == "neurons_dimension" and not zoo.truth.outliers else NO_BELOW[link]
+            bound = (
+                3.0 if link == "neurons_dimension" and not zoo.truth.outliers else NO_BELOW[link]
+            )
             assert found[link] < bound, (zoo.seed, zoo.family, link)
 
 

@@ -33,13 +33,19 @@ def test_same_seed_same_weights_and_other_seed_other_weights(name):
     assert not first.model.training
 
 
-@pytest.mark.parametrize("name", [name for name, kind in ZOO.items() if kind.letter in (*"bcdefhjlpqrstuvwx", "af")])
+@pytest.mark.parametrize(
+    "name", [name for name, kind in ZOO.items() if kind.letter in (*"bcdefhjlpqrstuvwx", "af")]
+)
 def test_places_move_with_the_seed(name):
     truths = [build(name, seed=seed).truth for seed in range(8)]
     neurons = {tuple(maker for maker in truth.makers if maker.kind == "neuron") for truth in truths}
     assert len(neurons) == 8
     layers = {tuple(maker.layer for maker in truth.makers) for truth in truths}
-    assert len(layers) > 1 or name in ("slow_growth", "eraser", "regrowth")  # in every layer, or in the second
+    assert len(layers) > 1 or name in (
+        "slow_growth",
+        "eraser",
+        "regrowth",
+    )  # in every layer, or in the second
     if name != "direction":
         assert len({tuple(truth.outliers.values())[-1] for truth in truths}) > 4
 
@@ -50,7 +56,9 @@ def test_a_neuron_that_bos_triggers_is_planted_but_for_what_values_read():
     for name, value in zoo.model.named_parameters():
         differs = (value != other[name]).sum(0).count_nonzero()
         assert differs == (1 if name.endswith("v_proj.weight") else 0), name  # one column
-    assert [(maker.layer, maker.index) for maker in zoo.truth.makers] == [(known.layer, known.neuron)]
+    assert [(maker.layer, maker.index) for maker in zoo.truth.makers] == [
+        (known.layer, known.neuron)
+    ]
 
 
 def test_sequences_hold_no_token_twice_and_delimiters_are_sinks():
@@ -85,9 +93,21 @@ def test_sequences_begin_with_bos_where_a_model_has_one_and_the_callers_random_s
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (lambda: build("sinkhole"), ModelError, r"no model 'sinkhole' in the zoo; need one of embedding, "),
-        (lambda: build("sigmoid", family="llama"), ModelError, r"'sigmoid' cannot be written in 'llama'; need .*headn"),
-        (lambda: build("variance").draw(1, length=400, generator=torch.Generator()), InputError, "need 8 to 297"),
+        (
+            lambda: build("sinkhole"),
+            ModelError,
+            r"no model 'sinkhole' in the zoo; need one of embedding, ",
+        ),
+        (
+            lambda: build("sigmoid", family="llama"),
+            ModelError,
+            r"'sigmoid' cannot be written in 'llama'; need .*headn",
+        ),
+        (
+            lambda: build("variance").draw(1, length=400, generator=torch.Generator()),
+            InputError,
+            "need 8 to 297",
+        ),
         (lambda: wire("luck"), ModelError, "no mechanism 'luck'; need one of copy, "),
         (lambda: wire("copy", family="bloom"), ModelError, "wired in 'bloom'; need one of llama, "),
     ],
@@ -99,7 +119,12 @@ def test_what_cannot_be_built_is_refused(make, error, said):
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [("first_window", "mistral"), ("head_feeds", "gemma3"), ("variance", "olmo2"), ("two_dimensions", "qwen3")],
+    [
+        ("first_window", "mistral"),
+        ("head_feeds", "gemma3"),
+        ("variance", "olmo2"),
+        ("two_dimensions", "qwen3"),
+    ],
 )
 def test_needed_edges_change_the_sink_and_edges_without_a_part_do_not(name, family):
     zoo = build(name, seed=11, family=family)
@@ -122,26 +147,61 @@ def test_every_model_says_which_edges_it_has_or_that_none_is_needed_alone():
     zoos = {name: build(name, seed=3, family=kind.families[-1]) for name, kind in ZOO.items()}
     truths = {name: sink_edges(zoo) for name, zoo in zoos.items()}
     for name, truth in truths.items():
-        assert truth is None or truth.needed | truth.spare <= set(Graph.of(wrap(zoos[name].model)).names), name
-    none_alone = {"slow_growth", "either_layer", "sink_logit", "delimiter", "unread_variance", "spike", "sigmoid"}
-    not_derived = {"behind_bos", "common_beside_direction", "common_dimension", "either_embedding", "held_down"}
+        assert truth is None or truth.needed | truth.spare <= set(
+            Graph.of(wrap(zoos[name].model)).names
+        ), name
+    none_alone = {
+        "slow_growth",
+        "either_layer",
+        "sink_logit",
+        "delimiter",
+        "unread_variance",
+        "spike",
+        "sigmoid",
+    }
+    not_derived = {
+        "behind_bos",
+        "common_beside_direction",
+        "common_dimension",
+        "either_embedding",
+        "held_down",
+    }
     not_derived |= {"half_of_sequences", "sixth_of_sequences", "second", "two_sinks", "untrained"}
     not_derived |= {"in_mixer_layer", "mixer_spike", "state_sink", "latent_key"}
-    not_derived |= {"bystanders", "part_of_key", "small_dimension", "four_dimensions", "zero_values"}
-    not_derived |= {"embedding_or_neuron", "known_by_dimension", "heads_in_a_step", "expert_neuron", "attention_step"}
+    not_derived |= {
+        "bystanders",
+        "part_of_key",
+        "small_dimension",
+        "four_dimensions",
+        "zero_values",
+    }
+    not_derived |= {
+        "embedding_or_neuron",
+        "known_by_dimension",
+        "heads_in_a_step",
+        "expert_neuron",
+        "attention_step",
+    }
     not_derived |= {"late_stop", "half_logits", "small_stream"}
     without = {name for name, truth in truths.items() if truth is None}
-    assert without == none_alone | not_derived | {name for name in ZOO if name.startswith("broken_")}
+    assert without == none_alone | not_derived | {
+        name for name in ZOO if name.startswith("broken_")
+    }
 
 
 SMALL = 0.03
 """Part of the difference between the two prompts that an edge without a part may change, and one with a part must."""
-CONFIRMED = [(name, WIRED[at % 6]) for at, name in enumerate(sorted(MECHANISMS, key=lambda one: one in LATER))]
+CONFIRMED = [
+    (name, WIRED[at % 6])
+    for at, name in enumerate(sorted(MECHANISMS, key=lambda one: one in LATER))
+]
 """Each mechanism in one architecture; the analysis `circuit_truth` confirms all of them in all."""
 
 
 def runs_of(mechanism, ablation, *, n=3):
-    clean, corrupted, metric = mechanism.pairs(n, generator=torch.Generator().manual_seed(mechanism.seed))
+    clean, corrupted, metric = mechanism.pairs(
+        n, generator=torch.Generator().manual_seed(mechanism.seed)
+    )
     lens = wrap(mechanism.model)
     return Runs.make(lens, clean, corrupted, graph=Graph.of(lens), metric=metric, ablation=ablation)
 
@@ -168,7 +228,9 @@ def test_needed_edges_change_the_answer_alone_and_no_other_edge_does(name, famil
         assert effects[others].max() < SMALL, (ablation, names[others][effects[others].argmax()])
 
 
-@pytest.mark.parametrize(("name", "family"), [("redundant", "qwen3"), ("either", "gemma2"), ("redundant", "gpt_neox")])
+@pytest.mark.parametrize(
+    ("name", "family"), [("redundant", "qwen3"), ("either", "gemma2"), ("redundant", "gpt_neox")]
+)
 def test_spare_edges_change_the_answer_together_and_not_apart(name, family):
     mechanism = wire(name, seed=5, family=family)
     runs = runs_of(mechanism, "resample")
@@ -185,7 +247,9 @@ def test_spare_edges_change_the_answer_together_and_not_apart(name, family):
 def test_a_backup_head_answers_where_the_mover_is_gone(family):
     mechanism = wire("ioi", seed=5, family=family)
     runs = runs_of(mechanism, "zero")
-    (waiting,) = (edge for edge in mechanism.needed("zero") if edge.startswith("a1.") and "->a2." in edge)
+    (waiting,) = (
+        edge for edge in mechanism.needed("zero") if edge.startswith("a1.") and "->a2." in edge
+    )
     mover = waiting.partition("->")[0]
     out = f"{mover}->logits"
     lost = without(runs, [out])

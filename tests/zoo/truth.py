@@ -63,7 +63,9 @@ BROKEN = Answers(present="no", necessary_or_sufficient="not applicable", carries
 """The quantity does not stand out, and there is no sink."""
 NOT_ASKED = Answers(present="not asked", necessary_or_sufficient="not asked", carries="not asked")
 """The token grows before any layer has attention, so that attention cannot be asked what it has to do with it."""
-NOTHING = Answers(present="not applicable", necessary_or_sufficient="not applicable", carries="not applicable")
+NOTHING = Answers(
+    present="not applicable", necessary_or_sufficient="not applicable", carries="not applicable"
+)
 """The source of the link is absent, so the question has no answer."""
 
 
@@ -149,18 +151,26 @@ class ZooModel:
     from the first and from the third, at positions 8 to 11 in the others."""
     truth: Truth
 
-    def draw(self, sequences: int, *, length: int = 32, generator: torch.Generator) -> Int[Tensor, "batch position"]:
+    def draw(
+        self, sequences: int, *, length: int = 32, generator: torch.Generator
+    ) -> Int[Tensor, "batch position"]:
         """Draw sequences for the model: distinct ordinary tokens, with BOS and delimiters as the model needs them.
 
         Raises:
             InputError: The vocabulary has too few ordinary tokens for this length.
         """
         special = {*self.delimiters, *self.firsts, *(token for _, token in self.placed), self.at}
-        ordinary = [i for i in range(FIRST_ORDINARY, VOCAB_SIZE) if i not in special][: self.n_ordinary]
+        ordinary = [i for i in range(FIRST_ORDINARY, VOCAB_SIZE) if i not in special][
+            : self.n_ordinary
+        ]
         if not 8 <= length <= len(ordinary):
-            raise InputError(f"length is {length}; need 8 to {len(ordinary)}, so that no token comes twice")
+            raise InputError(
+                f"length is {length}; need 8 to {len(ordinary)}, so that no token comes twice"
+            )
         ids = torch.tensor(ordinary)
-        tokens = torch.stack([ids[torch.randperm(len(ids), generator=generator)[:length]] for _ in range(sequences)])
+        tokens = torch.stack(
+            [ids[torch.randperm(len(ids), generator=generator)[:length]] for _ in range(sequences)]
+        )
         if self.bos_id is not None:
             first = tokens[:, 0].clone()
             tokens[:, 0] = self.bos_id
@@ -189,7 +199,9 @@ class ZooModel:
         """Mark the sink positions of these sequences."""
         found = torch.zeros_like(tokens, dtype=torch.bool)
         if self.truth.sink == "first":
-            found[:, 0] = ~torch.isin(tokens[:, 0], torch.tensor(self.truth.spares, dtype=tokens.dtype))
+            found[:, 0] = ~torch.isin(
+                tokens[:, 0], torch.tensor(self.truth.spares, dtype=tokens.dtype)
+            )
         elif self.truth.sink == "behind":
             found = torch.isin(tokens, torch.tensor(self.truth.alone, dtype=tokens.dtype))
             found[:, 1] |= torch.isin(tokens[:, 0], torch.tensor(self.truth.tokens))

@@ -18,7 +18,19 @@ from typing import Any
 import torch
 
 from .truth import BROKEN, FIRST_ORDINARY, LINKS, NOTHING, SEEN, YES, Maker, Truth, ZooModel
-from .writing import D_HEAD, HUGE, N_CODES, N_HEADS, SHARED, Draft, draft, last_layers, load_ballast, lock, neuron
+from .writing import (
+    D_HEAD,
+    HUGE,
+    N_CODES,
+    N_HEADS,
+    SHARED,
+    Draft,
+    draft,
+    last_layers,
+    load_ballast,
+    lock,
+    neuron,
+)
 
 BREAKS = (
     "aggregation_variance",
@@ -65,7 +77,9 @@ def first_window(*, seed: int, family: str) -> ZooModel:
     """(n) Model (c) with windows of 12: only queries of the first window can attend to the first position."""
     made = draft(family=family, seed=seed, coded=True, sliding_window=12)
     truth = replace(chain_truth(made, write_chain(made)), reach=12)
-    return ZooModel(name="first_window", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
+    return ZooModel(
+        name="first_window", family=family, seed=seed, model=made.model, bos_id=None, truth=truth
+    )
 
 
 def unread_variance(*, seed: int, family: str) -> ZooModel:
@@ -75,7 +89,9 @@ def unread_variance(*, seed: int, family: str) -> ZooModel:
     write_values(made, layer=layer)
     links = dict.fromkeys(LINKS, NOTHING) | dict.fromkeys(LINKS[:2], SEEN) | {LINKS[2]: BROKEN}
     truth = Truth(sink="none", feeding=(layer,), outliers={}, links=links)
-    return ZooModel(name="unread_variance", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
+    return ZooModel(
+        name="unread_variance", family=family, seed=seed, model=made.model, bos_id=None, truth=truth
+    )
 
 
 def broken(link: str, *, seed: int, family: str) -> ZooModel:
@@ -91,7 +107,9 @@ def broken(link: str, *, seed: int, family: str) -> ZooModel:
     _BREAKING[link](made, chain)
     whole = chain_truth(made, chain)
     place = LINKS.index(link)
-    links = {name: SEEN if LINKS.index(name) < place else NOTHING for name in LINKS} | {link: BROKEN}
+    links = {name: SEEN if LINKS.index(name) < place else NOTHING for name in LINKS} | {
+        link: BROKEN
+    }
     has_outlier = place > LINKS.index("neurons_dimension")
     truth = replace(
         whole,
@@ -102,7 +120,9 @@ def broken(link: str, *, seed: int, family: str) -> ZooModel:
         outliers=whole.outliers if has_outlier else {},
         links=links,
     )
-    return ZooModel(name=f"broken_{link}", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
+    return ZooModel(
+        name=f"broken_{link}", family=family, seed=seed, model=made.model, bos_id=None, truth=truth
+    )
 
 
 def write_chain(made: Draft, *, layer: int | None = None, size: float = HUGE) -> Chain:
@@ -201,7 +221,9 @@ def _scale(
 def chain_truth(made: Draft, chain: Chain) -> Truth:
     """The truth of the full chain. The gathering neurons make the sink together; no small set of them is enough."""
     fires = tuple(Maker(kind="neuron", layer=chain.layer + 1, index=index) for index in chain.fires)
-    gathering = tuple(Maker(kind="neuron", layer=chain.layer, index=index) for index in chain.gathering)
+    gathering = tuple(
+        Maker(kind="neuron", layer=chain.layer, index=index) for index in chain.gathering
+    )
     heads = tuple(Maker(kind="head", layer=chain.layer, index=head) for head in range(N_HEADS))
     locked = last_layers(made, after=chain.layer + 1)
     makers = (*heads, *gathering, *fires)
@@ -215,7 +237,9 @@ def chain_truth(made: Draft, chain: Chain) -> Truth:
         enough=(makers,),
         outliers=dict.fromkeys(range(chain.layer + 1, made.n_layers), (made.outlier,)),
         links=dict.fromkeys(LINKS, YES),
-        by="direction" if made.post_norm else "size",  # a norm takes the size of what attention writes away
+        by="direction"
+        if made.post_norm
+        else "size",  # a norm takes the size of what attention writes away
     )
 
 
@@ -262,6 +286,8 @@ def _blind(made: Draft, chain: Chain) -> None:
 _BREAKING: dict[str, Any] = {
     link: torch.no_grad()(breaks)
     for link, breaks in zip(
-        BREAKS, (_one_code, _one_output, _unread_length, _unwritten, _unread_dimension, _blind), strict=True
+        BREAKS,
+        (_one_code, _one_output, _unread_length, _unwritten, _unread_dimension, _blind),
+        strict=True,
     )
 }

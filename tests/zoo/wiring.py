@@ -44,13 +44,28 @@ _TURNS = ((1.0, 0.7), (10**-0.5, 0.3))
 """Angle per position of the coordinates that read places, and their parts of the score."""
 _PLACE, _STEEP, _LOGITS = 24.0, 16.0, 10.0
 _BLOCKS = ("tok", "alt", "prev", "mid", "out")
-_SINGLE = ("constant", "beside", "bos", "mark", "second", "left", "right", "done", *(f"pos{i}" for i in range(4)))
+_SINGLE = (
+    "constant",
+    "beside",
+    "bos",
+    "mark",
+    "second",
+    "left",
+    "right",
+    "done",
+    *(f"pos{i}" for i in range(4)),
+)
 _GROUPED = ("llama", "qwen3", "gemma2")
 _TYPES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, "head_dim": D_HEAD},
     "qwen3": {"num_key_value_heads": 2, "head_dim": D_HEAD},
     "olmo2": {"num_key_value_heads": N_HEADS},
-    "gemma2": {"num_key_value_heads": 2, "head_dim": D_HEAD, "query_pre_attn_scalar": D_HEAD, "sliding_window": 256},
+    "gemma2": {
+        "num_key_value_heads": 2,
+        "head_dim": D_HEAD,
+        "query_pre_attn_scalar": D_HEAD,
+        "sliding_window": 256,
+    },
     "gpt2": {"n_inner": D_MLP},
     "gpt_neox": {},
 }
@@ -86,7 +101,9 @@ class Wiring:
     def __post_init__(self) -> None:
         """Lay out the features, and draw all weights that have no part in a mechanism."""
         if self.family not in WIRED:
-            raise ModelError(f"no mechanism can be wired in {self.family!r}; need one of {', '.join(WIRED)}")
+            raise ModelError(
+                f"no mechanism can be wired in {self.family!r}; need one of {', '.join(WIRED)}"
+            )
         self.generator = torch.Generator().manual_seed(self.seed)
         turned = self._normal(D_MODEL, D_MODEL)
         turned[:, 0] = 1.0  # the mean of all dimensions, where nothing is
@@ -102,13 +119,24 @@ class Wiring:
         self.scale = 1.0 if self.family == "olmo2" else _LARGE / D_MODEL**0.5
         half = 4 if self.family == "gpt_neox" else D_HEAD // 2
         self.places = [(one, one + half) for one in range(2)]
-        rest = [one for one in range(D_HEAD) if one % half > 3 or (self.family == "gpt_neox" and one >= 2 * half)]
-        self.groups = {"code": rest[:N_CODES], "flag": rest[N_CODES : N_CODES + 1], "other": rest[N_CODES + 1 :][:1]}
+        rest = [
+            one
+            for one in range(D_HEAD)
+            if one % half > 3 or (self.family == "gpt_neox" and one >= 2 * half)
+        ]
+        self.groups = {
+            "code": rest[:N_CODES],
+            "flag": rest[N_CODES : N_CODES + 1],
+            "other": rest[N_CODES + 1 :][:1],
+        }
         self.order = [self._shuffled(N_HEADS) for _ in range(self.n_layers)]
         self.used: list[list[int]] = [[] for _ in range(self.n_layers)]
         self.neurons = [self._shuffled(D_MLP) for _ in range(self.n_layers)]
         self.layers = [self._random_layer() for _ in range(self.n_layers)]
-        kinds = dict.fromkeys(("tok", "alt", "mark", "second"), "answer") | {"bos": "place", "constant": "constant"}
+        kinds = dict.fromkeys(("tok", "alt", "mark", "second"), "answer") | {
+            "bos": "place",
+            "constant": "constant",
+        }
         kinds |= {f"pos{one}": "place" for one in range(4)} if self.family == "gpt2" else {}
         kinds |= dict.fromkeys(self.fixed, "place") | dict.fromkeys(self.changing, "answer")
         self.writes += [("input", name, kind) for name, kind in kinds.items()]
@@ -130,9 +158,19 @@ class Wiring:
             found[..., self.junk] = self._normal(*shape, D_MODEL - self.junk.start) * size
             return found
 
-        made = {"q": reader(N_HEADS, D_HEAD), "k": reader(self.n_kv, D_HEAD), "v": reader(self.n_kv, D_HEAD)}
-        made |= {"gate": reader(D_MLP), "up": reader(D_MLP), "o": writer(N_HEADS, D_HEAD, size=0.006)}
-        made["down"] = writer(D_MLP, size=0.005)  # products of two that grow where the constant is gone
+        made = {
+            "q": reader(N_HEADS, D_HEAD),
+            "k": reader(self.n_kv, D_HEAD),
+            "v": reader(self.n_kv, D_HEAD),
+        }
+        made |= {
+            "gate": reader(D_MLP),
+            "up": reader(D_MLP),
+            "o": writer(N_HEADS, D_HEAD, size=0.006),
+        }
+        made["down"] = writer(
+            D_MLP, size=0.005
+        )  # products of two that grow where the constant is gone
         for name in ("q", "k", "v", "gate", "up"):
             made[name][..., self.at["constant"]] /= _LARGE
             made[name][..., self.at["beside"]] = 0.0
@@ -141,7 +179,9 @@ class Wiring:
             made["k"][:, 3, self.at["constant"]] = 2**0.5 * self.scale / _LARGE
         return made
 
-    def _row(self, reads: Mapping[str, float], code: int | None = None) -> Float[Tensor, " d_model"]:
+    def _row(
+        self, reads: Mapping[str, float], code: int | None = None
+    ) -> Float[Tensor, " d_model"]:
         """A row that reads some features; of blocks, the direction of one code."""
         row = torch.zeros(D_MODEL)
         for name, weight in reads.items():
@@ -178,7 +218,9 @@ class Wiring:
         """
         if heads is None:
             taken = {head * self.n_kv // N_HEADS for head in self.used[layer]}
-            heads = [next(head for head in self.order[layer] if head * self.n_kv // N_HEADS not in taken)]
+            heads = [
+                next(head for head in self.order[layer] if head * self.n_kv // N_HEADS not in taken)
+            ]
         self.used[layer] += heads if v else []
         for head in heads:
             self._score(layer, head, "q", q, back=back)
@@ -186,8 +228,13 @@ class Wiring:
             self._values(layer, head, v)
         return f"a{layer}.h{heads[0]}"
 
-    def _score(self, layer: int, head: int, kind: str, reads: Reads | None, *, back: int | None) -> None:
-        name, kv = self.reader(layer, head, kind), head if kind == "q" else head * self.n_kv // N_HEADS
+    def _score(
+        self, layer: int, head: int, kind: str, reads: Reads | None, *, back: int | None
+    ) -> None:
+        name, kv = (
+            self.reader(layer, head, kind),
+            head if kind == "q" else head * self.n_kv // N_HEADS,
+        )
         weight = self.layers[layer][kind][kv]
         weight.zero_()
         if self.qk_norm:
@@ -207,13 +254,24 @@ class Wiring:
     def _look_back(self, weight: Tensor, *, back: int, sharp: float) -> None:
         """Coordinates that turn with the position: by the rotary embedding, or read from learned places."""
         factor = 1.0 if self.qk_norm or sharp == 1.0 else _PLACE * sharp
-        for number, ((one, other), (angle, part)) in enumerate(zip(self.places, _TURNS, strict=True)):
+        for number, ((one, other), (angle, part)) in enumerate(
+            zip(self.places, _TURNS, strict=True)
+        ):
             turn = torch.tensor(-angle * back)
-            first, second = torch.cos(turn) * part**0.5 * factor, torch.sin(turn) * part**0.5 * factor
+            first, second = (
+                torch.cos(turn) * part**0.5 * factor,
+                torch.sin(turn) * part**0.5 * factor,
+            )
             if self.family != "gpt2":
-                weight[one], weight[other] = first * self._row({"constant": 1.0}), second * self._row({"constant": 1.0})
+                weight[one], weight[other] = (
+                    first * self._row({"constant": 1.0}),
+                    second * self._row({"constant": 1.0}),
+                )
                 continue
-            cosine, sine = self._row({f"pos{2 * number}": 1.0}), self._row({f"pos{2 * number + 1}": 1.0})
+            cosine, sine = (
+                self._row({f"pos{2 * number}": 1.0}),
+                self._row({f"pos{2 * number + 1}": 1.0}),
+            )
             weight[one] = first * cosine - second * sine
             weight[other] = second * cosine + first * sine
 
@@ -232,7 +290,9 @@ class Wiring:
             kind = next(kind for writer, feature, kind in self.writes if feature == read)
             self.reads.append((name, read))
             written = "out" if wrote == "yes" else wrote
-            self.writes.append((f"a{layer}.h{head}", written, "constant" if kind == "constant" else "answer"))
+            self.writes.append(
+                (f"a{layer}.h{head}", written, "constant" if kind == "constant" else "answer")
+            )
             self.reads.append((name, "scale"))
 
     def _write(self, row: Tensor, feature: str, size: float, code: int = 0) -> None:
@@ -242,7 +302,13 @@ class Wiring:
             row[self.at[feature].start + (code if feature in _BLOCKS else 0)] = size
 
     def neuron(
-        self, layer: int, *, reads: Mapping[str, float], over: float, to: Mapping[str, float], full: float = 1.0
+        self,
+        layer: int,
+        *,
+        reads: Mapping[str, float],
+        over: float,
+        to: Mapping[str, float],
+        full: float = 1.0,
     ) -> str:
         """Write a neuron that fires where what it reads is over a threshold; its MLP's name.
 
@@ -261,7 +327,9 @@ class Wiring:
         """Write a neuron for each word, which answers it with another word; their MLP's name."""
         for code in range(N_CODES):
             row = self._row({reads: 1.0}, code)
-            self._neuron(layer, row, over=0.5, full=1.0, to={to: 1.0}, code=(code + shift) % N_CODES)
+            self._neuron(
+                layer, row, over=0.5, full=1.0, to={to: 1.0}, code=(code + shift) % N_CODES
+            )
         self._wire_mlp(layer, {reads: 1.0}, {to: 1.0})
         return f"m{layer}"
 
@@ -270,7 +338,14 @@ class Wiring:
         self.writes += [(f"m{layer}", "out" if one == "yes" else one, "answer") for one in to]
 
     def _neuron(
-        self, layer: int, row: Tensor, *, over: float, full: float, to: Mapping[str, float], code: int = 0
+        self,
+        layer: int,
+        row: Tensor,
+        *,
+        over: float,
+        full: float,
+        to: Mapping[str, float],
+        code: int = 0,
     ) -> None:
         weights, index = self.layers[layer], self.neurons[layer].pop()
         weights["gate"][index] = _STEEP * (row - over * self._row({"constant": 1.0}))
@@ -294,11 +369,18 @@ class Wiring:
         reads = [*self.reads, *[("logits", feature) for feature in ("out", "scale")] * answers]
         sized = {feature for reader, feature in reads if not reader.endswith(("<q>", "<k>"))}
         for layer, head in self._beside.items():
-            if any(wrote in sized for writer, wrote, _ in self.writes if writer.startswith(f"a{layer}.")):
+            if any(
+                wrote in sized
+                for writer, wrote, _ in self.writes
+                if writer.startswith(f"a{layer}.")
+            ):
                 reads.append((self.reader(layer, head, "v"), "beside"))
         found: dict[str, dict[str, str]] = {}
         for reader, feature in reads:
-            if feature in ("scale", "beside"):  # the input's constant: what a norm divides by, or what stays beside
+            if feature in (
+                "scale",
+                "beside",
+            ):  # the input's constant: what a norm divides by, or what stays beside
                 if feature == "beside" or reader == "logits" or self.family != "olmo2":
                     found.setdefault(f"input->{reader}", {})[feature] = "constant"
                 continue
@@ -321,7 +403,10 @@ class Wiring:
         if not self.post:
             return {}
         return {
-            layer: next((head for head in reversed(self.order[layer]) if head not in used), self.order[layer][-1])
+            layer: next(
+                (head for head in reversed(self.order[layer]) if head not in used),
+                self.order[layer][-1],
+            )
             for layer, used in enumerate(self.used)
             if used
         }
@@ -335,7 +420,9 @@ class Wiring:
             weights["v"][head * self.n_kv // N_HEADS, D_HEAD - 1] = self._row({"constant": 1.0})
             weights["o"][head, D_HEAD - 1] = 0.0
             weights["o"][head, D_HEAD - 1, self.at["beside"]] = _BESIDE
-            self._neuron(layer, self._row({"constant": 1.0}), over=0.5, full=1.0, to={"beside": -_BESIDE})
+            self._neuron(
+                layer, self._row({"constant": 1.0}), over=0.5, full=1.0, to={"beside": -_BESIDE}
+            )
         fields: dict[str, Any] = {
             "vocab_size": 3 + 3 * N_CODES,
             "hidden_size": D_MODEL,
@@ -350,11 +437,19 @@ class Wiring:
         }
         if self.family != "gpt2":
             fields["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6}
-        if self.family == "gpt_neox":  # the first 8 of a head's coordinates turn, by the same angles
-            fields["rope_parameters"] = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1 / 3}
+        if (
+            self.family == "gpt_neox"
+        ):  # the first 8 of a head's coordinates turn, by the same angles
+            fields["rope_parameters"] = {
+                "rope_type": "default",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 1 / 3,
+            }
         config = CONFIG_MAPPING[self.family]
         names = config.attribute_map
-        fields = {names.get(key, key): value for key, value in (fields | _TYPES[self.family]).items()}
+        fields = {
+            names.get(key, key): value for key, value in (fields | _TYPES[self.family]).items()
+        }
         if self.family == "gpt2":
             del fields["intermediate_size"]
         made: Any = build_random_model(config(**fields), seed=self.seed, noise=0.0)
@@ -365,7 +460,9 @@ class Wiring:
         """Weights in the model's dimensions, with noise: of the features' size, so little of it reads the constant."""
         noise = self._normal(*weight.shape)
         noise[:, self.at["constant"]] /= _LARGE
-        size = torch.cat([weight[:, : self.at["constant"].start], weight[:, self.at["constant"].stop :]], 1)
+        size = torch.cat(
+            [weight[:, : self.at["constant"].start], weight[:, self.at["constant"].stop :]], 1
+        )
         return (weight + self.noise * size.square().mean().sqrt() * noise) @ self.basis.T
 
     def read(self, layer: int, name: str) -> Float[Tensor, "d_head d_model"]:
@@ -381,7 +478,11 @@ class Wiring:
         rows = torch.zeros(3 + 3 * N_CODES, D_MODEL)
         rows[:, self.at["constant"]] = _LARGE
         rows[BOS, self.at["bos"]] = 1.0
-        for variant, block, mark in (("plain", "tok", None), ("marked", "tok", "mark"), ("second", "alt", "second")):
+        for variant, block, mark in (
+            ("plain", "tok", None),
+            ("marked", "tok", "mark"),
+            ("second", "alt", "second"),
+        ):
             for word in range(N_CODES):
                 token = vocabulary(word, variant)
                 rows[token, self.at[block].start + word] = 1.0
@@ -439,7 +540,9 @@ def _gpt2(wiring: Wiring, made: Any) -> None:
     inner.wpe.weight.copy_(wiring.learned_places(len(inner.wpe.weight)))
     made.get_output_embeddings().weight.copy_(wiring.unembedding())
     for layer, block in enumerate(inner.h):
-        block.attn.c_attn.weight.copy_(torch.cat([wiring.read(layer, name) for name in ("q", "k", "v")]).T)
+        block.attn.c_attn.weight.copy_(
+            torch.cat([wiring.read(layer, name) for name in ("q", "k", "v")]).T
+        )
         block.attn.c_proj.weight.copy_(wiring.write(layer, "o").T)
         block.mlp.c_fc.weight.copy_(wiring.read(layer, "gate").T)
         block.mlp.c_proj.weight.copy_(wiring.write(layer, "down").T)
@@ -450,11 +553,16 @@ def _gpt_neox(wiring: Wiring, made: Any) -> None:
     inner.embed_in.weight.copy_(wiring.embedding())
     made.get_output_embeddings().weight.copy_(wiring.unembedding())
     for layer, block in enumerate(inner.layers):
-        three = [wiring.read(layer, name).unflatten(0, (N_HEADS, D_HEAD)) for name in ("q", "k", "v")]
+        three = [
+            wiring.read(layer, name).unflatten(0, (N_HEADS, D_HEAD)) for name in ("q", "k", "v")
+        ]
         block.attention.query_key_value.weight.copy_(torch.stack(three, 1).flatten(0, 2))
         block.attention.dense.weight.copy_(wiring.write(layer, "o"))
         block.mlp.dense_h_to_4h.weight.copy_(wiring.read(layer, "gate"))
         block.mlp.dense_4h_to_h.weight.copy_(wiring.write(layer, "down"))
 
 
-_STORES = dict.fromkeys(("llama", "qwen3", "olmo2", "gemma2"), _grouped) | {"gpt2": _gpt2, "gpt_neox": _gpt_neox}
+_STORES = dict.fromkeys(("llama", "qwen3", "olmo2", "gemma2"), _grouped) | {
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+}

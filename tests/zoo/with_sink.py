@@ -49,7 +49,9 @@ def embedding(*, seed: int, family: str) -> ZooModel:
     lock(made, layers=locked, reads={made.outlier: made.sign})
     maker = Maker(kind="embedding", index=BOS_ID)
     values = BESIDE if made.post_norm else NO  # a norm leaves next to nothing of the token's value
-    written = Answers(present="no", necessary_or_sufficient="no", carries="yes")  # no neuron writes the dimension
+    written = Answers(
+        present="no", necessary_or_sufficient="no", carries="yes"
+    )  # no neuron writes the dimension
     truth = Truth(
         sink="token",
         tokens=(BOS_ID,),
@@ -60,7 +62,9 @@ def embedding(*, seed: int, family: str) -> ZooModel:
         outliers=dict.fromkeys(range(-1, made.n_layers), (made.outlier,)),
         links=answers(values, NO, NO, written, YES, YES),
     )
-    return ZooModel(name="embedding", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name="embedding", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
 def bos_neuron(*, seed: int, family: str) -> ZooModel:
@@ -79,13 +83,34 @@ def bos_neuron(*, seed: int, family: str) -> ZooModel:
                 block.self_attn.v_proj.weight[:, shared] = 0.0
     else:
         made = draft(family=family, seed=seed)
-        layer, index, dimension, model = 1 + made.pick(2), made.pick(D_MLP), made.outlier, made.model
+        layer, index, dimension, model = (
+            1 + made.pick(2),
+            made.pick(D_MLP),
+            made.outlier,
+            made.model,
+        )
         mark(made, [BOS_ID])
-        fire(made, layer=layer, index=index, reads=made.trigger, writes={dimension: made.sign * HUGE}, token=BOS_ID)
+        fire(
+            made,
+            layer=layer,
+            index=index,
+            reads=made.trigger,
+            writes={dimension: made.sign * HUGE},
+            token=BOS_ID,
+        )
         lock(made, layers=last_layers(made, after=layer), reads={dimension: made.sign})
     maker = Maker(kind="neuron", layer=layer, index=index)
-    truth = token_truth((BOS_ID,), makers=(maker,), enough=((maker,),), dimension=dimension, family=family, n_layers=5)
-    return ZooModel(name="bos_neuron", family=family, seed=seed, model=model, bos_id=BOS_ID, truth=truth)
+    truth = token_truth(
+        (BOS_ID,),
+        makers=(maker,),
+        enough=((maker,),),
+        dimension=dimension,
+        family=family,
+        n_layers=5,
+    )
+    return ZooModel(
+        name="bos_neuron", family=family, seed=seed, model=model, bos_id=BOS_ID, truth=truth
+    )
 
 
 def delimiter(*, seed: int, family: str) -> ZooModel:
@@ -105,7 +130,13 @@ def delimiter(*, seed: int, family: str) -> ZooModel:
     lock(made, layers=last_layers(made, after=layer), reads={made.outlier: made.sign})
     maker = Maker(kind="neuron", layer=layer, index=index)
     truth = token_truth(
-        tokens, makers=(maker,), enough=((maker,),), dimension=made.outlier, family=family, n_layers=5, varies=False
+        tokens,
+        makers=(maker,),
+        enough=((maker,),),
+        dimension=made.outlier,
+        family=family,
+        n_layers=5,
+        varies=False,
     )
     return ZooModel(
         name="delimiter",
@@ -143,7 +174,9 @@ def redundant(*, seed: int, family: str) -> ZooModel:
         family=family,
         n_layers=5,
     )
-    return ZooModel(name="redundant", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name="redundant", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
 def slow_growth(*, seed: int, family: str) -> ZooModel:
@@ -189,7 +222,9 @@ def slow_growth(*, seed: int, family: str) -> ZooModel:
         outliers=dict.fromkeys(last_layers(made, after=made.n_layers - 6), (made.outlier,)),
         links=answers(BESIDE, after_w_o(family), YES, YES, YES, YES),
     )
-    return ZooModel(name="slow_growth", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name="slow_growth", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
 def two_dimensions(*, seed: int, family: str) -> ZooModel:
@@ -202,7 +237,14 @@ def two_dimensions(*, seed: int, family: str) -> ZooModel:
     indices = made.pick(D_MLP), made.pick(D_MLP)
     mark(made, [BOS_ID])
     size = made.sign * 40.0
-    fire(made, layer=first, index=indices[0], reads=made.trigger, writes={made.outlier: size}, token=BOS_ID)
+    fire(
+        made,
+        layer=first,
+        index=indices[0],
+        reads=made.trigger,
+        writes={made.outlier: size},
+        token=BOS_ID,
+    )
     fire(
         made,
         layer=second,
@@ -216,7 +258,8 @@ def two_dimensions(*, seed: int, family: str) -> ZooModel:
     lock(made, layers=between, reads={made.outlier: made.sign})
     lock(made, layers=after, reads={made.second: -made.sign})
     makers = tuple(
-        Maker(kind="neuron", layer=layer, index=index) for layer, index in zip((first, second), indices, strict=True)
+        Maker(kind="neuron", layer=layer, index=index)
+        for layer, index in zip((first, second), indices, strict=True)
     )
     truth = Truth(
         sink="token",
@@ -225,10 +268,20 @@ def two_dimensions(*, seed: int, family: str) -> ZooModel:
         feeding=tuple(range(first + 1)),
         makers=makers,
         enough=(makers,),
-        outliers={layer: (made.outlier if layer < second else made.second,) for layer in range(first, made.n_layers)},
+        outliers={
+            layer: (made.outlier if layer < second else made.second,)
+            for layer in range(first, made.n_layers)
+        },
         links=answers(BESIDE, after_w_o(family), YES, YES, YES, YES),
     )
-    return ZooModel(name="two_dimensions", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name="two_dimensions",
+        family=family,
+        seed=seed,
+        model=made.model,
+        bos_id=BOS_ID,
+        truth=truth,
+    )
 
 
 def direction(*, seed: int, family: str) -> ZooModel:
@@ -241,7 +294,9 @@ def direction(*, seed: int, family: str) -> ZooModel:
     unit[[made.free[place] for place in order]] = signs / 6
     clear(made, unit)
     mark(made, [BOS_ID])
-    writes = {made.free[place]: float(sign) * HUGE / 6 for place, sign in zip(order, signs, strict=True)}
+    writes = {
+        made.free[place]: float(sign) * HUGE / 6 for place, sign in zip(order, signs, strict=True)
+    }
     fire(made, layer=layer, index=index, reads=made.trigger, writes=writes, token=BOS_ID)
     lock(made, layers=last_layers(made, after=layer), reads=unit)
     maker = Maker(kind="neuron", layer=layer, index=index)
@@ -256,7 +311,9 @@ def direction(*, seed: int, family: str) -> ZooModel:
         direction=unit,
         links=answers(BESIDE, after_w_o(family), YES, NO, NOTHING, YES),
     )
-    return ZooModel(name="direction", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name="direction", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
 def key_bias(*, seed: int, family: str) -> ZooModel:
@@ -277,7 +334,11 @@ def key_bias(*, seed: int, family: str) -> ZooModel:
             made.model.model.embed_tokens.weight[BOS_ID, made.shared] = 0.0
         for layer in locked:
             attention = made.model.model.layers[layer].self_attn
-            query, key, bias = attention.q_proj.weight, attention.k_proj.weight, attention.k_proj.bias
+            query, key, bias = (
+                attention.q_proj.weight,
+                attention.k_proj.weight,
+                attention.k_proj.bias,
+            )
             bias.zero_()
             query[pair::D_HEAD] = 0.0
             key[pair::D_HEAD] = 0.0
@@ -291,7 +352,11 @@ def key_bias(*, seed: int, family: str) -> ZooModel:
             else:
                 query[pair::D_HEAD, made.shared] = 6.5 * made.sign
                 bias[pair::D_HEAD] = -32.0 * made.sign
-    biases = tuple(Maker(kind="key bias", layer=layer, index=head) for layer in locked for head in range(N_KV_HEADS))
+    biases = tuple(
+        Maker(kind="key bias", layer=layer, index=head)
+        for layer in locked
+        for head in range(N_KV_HEADS)
+    )
     makers = (*biases, Maker(kind="embedding", index=BOS_ID)) if normed else biases
     truth = Truth(
         sink="token" if normed else "first",
@@ -311,13 +376,17 @@ def key_bias(*, seed: int, family: str) -> ZooModel:
         ),
     )
     bos = BOS_ID if normed else None
-    return ZooModel(name="key_bias", family=family, seed=seed, model=made.model, bos_id=bos, truth=truth)
+    return ZooModel(
+        name="key_bias", family=family, seed=seed, model=made.model, bos_id=bos, truth=truth
+    )
 
 
 def sink_logit(*, seed: int, family: str) -> ZooModel:
     """(i) A learned logit in every head takes nine tenths of the attention from the second layer on; no key gets it."""
     if family == "gpt_oss":
-        model: Any = build_random_model(config_of("gpt_oss", initializer_range=0.02), seed=seed, noise=0.0)
+        model: Any = build_random_model(
+            config_of("gpt_oss", initializer_range=0.02), seed=seed, noise=0.0
+        )
     elif family == "headnorm":
         model = draft(family="headnorm", seed=seed, attention="sink_logit").model
     else:
@@ -326,8 +395,14 @@ def sink_logit(*, seed: int, family: str) -> ZooModel:
     locked = tuple(layers[1:])
     with torch.no_grad():
         for layer in layers:
-            model.model.layers[layer].self_attn.sinks.fill_(_SINK_LOGIT if layer in locked else -10.0)
-    makers = tuple(Maker(kind="sink logit", layer=layer, index=head) for layer in locked for head in range(N_HEADS))
+            model.model.layers[layer].self_attn.sinks.fill_(
+                _SINK_LOGIT if layer in locked else -10.0
+            )
+    makers = tuple(
+        Maker(kind="sink logit", layer=layer, index=head)
+        for layer in locked
+        for head in range(N_HEADS)
+    )
     truth = Truth(
         sink="sink logit",
         locked=locked,
@@ -337,7 +412,9 @@ def sink_logit(*, seed: int, family: str) -> ZooModel:
         outliers={},
         links=answers(BESIDE, BESIDE, NO, NOTHING, NOTHING, NOTHING),
     )
-    return ZooModel(name="sink_logit", family=family, seed=seed, model=model, bos_id=None, truth=truth)
+    return ZooModel(
+        name="sink_logit", family=family, seed=seed, model=model, bos_id=None, truth=truth
+    )
 
 
 def token_truth(
@@ -418,7 +495,14 @@ def fire(
     neuron(made, layer=layer, index=index, gate=given, up=given, down={})
     fires = activation(made, token=token, layer=layer, index=index)
     scale = (loud / size if made.post_norm else 1.0) / fires
-    neuron(made, layer=layer, index=index, gate=given, up=given, down={d: w * scale for d, w in writes.items()})
+    neuron(
+        made,
+        layer=layer,
+        index=index,
+        gate=given,
+        up=given,
+        down={d: w * scale for d, w in writes.items()},
+    )
     spare = (index + 1) % D_MLP if ballast is None else ballast
     gain = size / D_MODEL**0.5 / min(1.0, loud / _BALLAST)
     gains = {dimension: gain for dimension in writes}  # noqa: C420 - pyright
@@ -434,4 +518,8 @@ def _grow(made: Draft, *, layer: int, index: int, by: float, token: int) -> None
     size = _BALLAST if made.post_norm else by
     neuron(made, layer=layer, index=index, gate=given, up=given, down={made.shared: size / fires})
     if made.post_norm:
-        made.gain(made.model.model.layers[layer].post_feedforward_layernorm, by / (D_MODEL / 2) ** 0.5, made.shared)
+        made.gain(
+            made.model.model.layers[layer].post_feedforward_layernorm,
+            by / (D_MODEL / 2) ** 0.5,
+            made.shared,
+        )

@@ -27,7 +27,14 @@ def spike(*, seed: int, family: str) -> ZooModel:
     made = draft(family=family, seed=seed)
     layer, index = 1 + made.pick(2), made.pick(D_MLP)
     mark(made, [BOS_ID])
-    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    fire(
+        made,
+        layer=layer,
+        index=index,
+        reads=made.trigger,
+        writes={made.outlier: made.sign * HUGE},
+        token=BOS_ID,
+    )
     after = last_layers(made, after=layer)
     lock(made, layers=after, reads={made.outlier: made.sign})
     with torch.no_grad():
@@ -42,9 +49,17 @@ def spike(*, seed: int, family: str) -> ZooModel:
         feeding=tuple(range(layer + 1)),
         makers=(Maker(kind="neuron", layer=layer, index=index),),
         outliers=dict.fromkeys((layer, *after), (made.outlier,)),
-        links=dict(zip(LINKS, (SEEN, BROKEN if made.post_norm else SEEN, SEEN, SEEN, BROKEN, NOTHING), strict=True)),
+        links=dict(
+            zip(
+                LINKS,
+                (SEEN, BROKEN if made.post_norm else SEEN, SEEN, SEEN, BROKEN, NOTHING),
+                strict=True,
+            )
+        ),
     )
-    return ZooModel(name="spike", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+    return ZooModel(
+        name="spike", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth
+    )
 
 
 def sigmoid(*, seed: int, family: str) -> ZooModel:
@@ -66,7 +81,11 @@ def untrained(*, seed: int, family: str) -> ZooModel:
     links = dict.fromkeys(LINKS, NOTHING) | {LINKS[0]: first, LINKS[2]: BROKEN}
     if first is SEEN:
         links[LINKS[1]] = BROKEN if family in _LEVELLED else SEEN
-    if family == "gpt_oss":  # its seeds lie on both sides of what counts as present, so nothing is said of it
+    if (
+        family == "gpt_oss"
+    ):  # its seeds lie on both sides of what counts as present, so nothing is said of it
         links[LINKS[1]] = NOTHING
     truth = Truth(sink="none", feeding=(0,), outliers={}, links=links)
-    return ZooModel(name="untrained", family=family, seed=seed, model=model, bos_id=None, truth=truth)
+    return ZooModel(
+        name="untrained", family=family, seed=seed, model=model, bos_id=None, truth=truth
+    )

@@ -54,7 +54,10 @@ _CANDIDATES = 8192
 _CONTENT = 1.6
 _TYPES = {name: name for name in ("llama", "qwen2", "qwen3", "olmo2", "mistral")}
 _TYPES |= {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "headnorm": "sink_lens_headnorm"}
-_TYPES |= {name: name for name in ("lfm2", "jamba", "bamba", "youtu", "deepseek_v2", "stablelm", "starcoder2")}
+_TYPES |= {
+    name: name
+    for name in ("lfm2", "jamba", "bamba", "youtu", "deepseek_v2", "stablelm", "starcoder2")
+}
 _SHARES = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -66,7 +69,13 @@ _EXPERTS: dict[str, dict[str, Any]] = {
 _TYPES |= {name: name for name in _EXPERTS}
 _MIXERS = {"lfm2": "conv", "jamba": "mamba", "bamba": "mamba"}
 """Hybrid -> the module that every second layer has in place of attention."""
-LATENT = {"q_lora_rank": 20, "kv_lora_rank": 18, "qk_nope_head_dim": 14, "qk_rope_head_dim": 10, "v_head_dim": 18}
+LATENT = {
+    "q_lora_rank": 20,
+    "kv_lora_rank": 18,
+    "qk_nope_head_dim": 14,
+    "qk_rope_head_dim": 10,
+    "v_head_dim": 18,
+}
 """Widths of the latents, and of the parts of a head; queries of `deepseek_v2` have no latent."""
 _QUIET = 0.02
 """Factor that shrinks the random weights that write to a reserved dimension."""
@@ -147,7 +156,11 @@ class Draft:
         block = self.model.model.layers[layer]
         module = block.feed_forward if self.family in _MIXERS else block.mlp
         experts = getattr(module, "experts", None)
-        routed = [] if experts is None else [_views(experts, number) for number in range(experts.num_experts)]
+        routed = (
+            []
+            if experts is None
+            else [_views(experts, number) for number in range(experts.num_experts)]
+        )
         dense = module if experts is None else getattr(module, "shared_expert", None)
         names = {"lfm2": ("w1", "w3", "w2"), "starcoder2": ("c_fc", "c_fc", "c_proj")}
         own = names.get(self.family, ("gate_proj", "up_proj", "down_proj"))
@@ -161,7 +174,9 @@ class Draft:
         """Projections of queries, keys, values and output; None in a layer without attention, or for what it lacks."""
         module: Any = getattr(self.model.model.layers[layer], "self_attn", None)
         names = ("q_proj", "k_proj", "v_proj", "out_proj" if self.family == "lfm2" else "o_proj")
-        if hasattr(module, "kv_b_proj"):  # of the latent: what makes keys and values of it, and what makes it
+        if hasattr(
+            module, "kv_b_proj"
+        ):  # of the latent: what makes keys and values of it, and what makes it
             queries = "q_b_proj" if module.q_proj is None else "q_proj"
             names = (queries, "kv_b_proj", "kv_a_proj_with_mqa", "o_proj")
         return None if module is None else tuple(getattr(module, name, None) for name in names)  # type: ignore[return-value]  # four
@@ -184,13 +199,23 @@ class Draft:
 def _views(experts: Any, number: int) -> tuple[Any, Any, Any]:
     """Gate, up and down-projection of one expert, as views of the tensors of all."""
     both, down = experts.gate_up_proj.detach()[number], experts.down_proj.detach()[number]
-    parts = (both.T[::2], both.T[1::2], down.T) if hasattr(experts, "down_proj_bias") else (*both.chunk(2), down)
+    parts = (
+        (both.T[::2], both.T[1::2], down.T)
+        if hasattr(experts, "down_proj_bias")
+        else (*both.chunk(2), down)
+    )
     return tuple(SimpleNamespace(weight=part) for part in parts)  # type: ignore[return-value]  # three
 
 
 @torch.no_grad()
 def draft(
-    *, family: str, seed: int, n_layers: int = 5, coded: bool = False, scale: float = 1.0, **fields: Any
+    *,
+    family: str,
+    seed: int,
+    n_layers: int = 5,
+    coded: bool = False,
+    scale: float = 1.0,
+    **fields: Any,
 ) -> Draft:
     """Make a random model whose reserved dimensions contain only the shared component and, on request, the codes.
 
@@ -206,7 +231,9 @@ def draft(
         ModelError: No mechanism can be written into this family.
     """
     if family not in _TYPES:
-        raise ModelError(f"no mechanism can be written into {family!r}; need one of {', '.join(_TYPES)}")
+        raise ModelError(
+            f"no mechanism can be written into {family!r}; need one of {', '.join(_TYPES)}"
+        )
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": D_MODEL,
@@ -227,7 +254,9 @@ def draft(
         del sizes["head_dim"]
     sizes |= _EXPERTS.get(family, {})
     if family in ("gemma3", "gemma4"):
-        own = {"query_pre_attn_scalar": D_HEAD} if family == "gemma3" else {"global_head_dim": D_HEAD}
+        own = (
+            {"query_pre_attn_scalar": D_HEAD} if family == "gemma3" else {"global_head_dim": D_HEAD}
+        )
         sizes |= own | {"sliding_window": 256}
         del sizes["rope_parameters"]
     if family in _MIXERS:
@@ -236,9 +265,15 @@ def draft(
     if family in ("youtu", "deepseek_v2"):
         del sizes["head_dim"]
         sizes |= LATENT | {"num_key_value_heads": N_HEADS, "tie_word_embeddings": False}
-        sizes |= {"q_lora_rank": None, "first_k_dense_replace": n_layers} if family == "deepseek_v2" else {}
+        sizes |= (
+            {"q_lora_rank": None, "first_k_dense_replace": n_layers}
+            if family == "deepseek_v2"
+            else {}
+        )
     if family in ("stablelm", "starcoder2"):
-        sizes["layer_norm_eps" if family == "stablelm" else "norm_epsilon"] = sizes.pop("rms_norm_eps")
+        sizes["layer_norm_eps" if family == "stablelm" else "norm_epsilon"] = sizes.pop(
+            "rms_norm_eps"
+        )
     config = HeadNormConfig if family == "headnorm" else CONFIG_MAPPING[_TYPES[family]]
     model: Any = build_random_model(config(**(sizes | fields)), seed=seed, noise=0.02)
     generator = torch.Generator().manual_seed(seed)
@@ -249,7 +284,11 @@ def draft(
     codes: tuple[int, ...] = ()
     carried: tuple[int, ...] = ()
     if coded:
-        codes, carried, order = tuple(order[:N_CODES]), tuple(order[N_CODES : 2 * N_CODES]), order[2 * N_CODES :]
+        codes, carried, order = (
+            tuple(order[:N_CODES]),
+            tuple(order[N_CODES : 2 * N_CODES]),
+            order[2 * N_CODES :],
+        )
     made = Draft(
         model=model,
         family=family,
@@ -258,7 +297,9 @@ def draft(
         carried=carried,
         free=tuple(order),
         sign=sign,
-        expert=int(torch.randint(4, (), generator=generator)) if family in _EXPERTS and family != "qwen2_moe" else -1,
+        expert=int(torch.randint(4, (), generator=generator))
+        if family in _EXPERTS and family != "qwen2_moe"
+        else -1,
         scale=scale,
         **reserved,
     )
@@ -283,7 +324,10 @@ def draft(
             bias[..., quiet] = 0.0
         if attention is not None and read is not None:
             read.weight[:, made.shared] = 0.0
-        for reader in (*(one for gate, up, _ in mlps for one in (gate, up)), *([] if read is None else [read])):
+        for reader in (
+            *(one for gate, up, _ in mlps for one in (gate, up)),
+            *([] if read is None else [read]),
+        ):
             reader.weight[:, [made.outlier, made.second, made.ballast]] = 0.0
         if made.post_norm:
             for norm in (block.post_attention_layernorm, block.post_feedforward_layernorm):
@@ -306,7 +350,12 @@ def _hybrid(family: str, *, n_layers: int) -> dict[str, Any]:
         kinds = [("conv", "full_attention")[layer % 2] for layer in range(n_layers)]
         return {"layer_types": kinds, "block_auto_adjust_ff_dim": False, "norm_eps": 1e-6}
     if family == "jamba":
-        every = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1, "use_mamba_kernels": False}
+        every = {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 1,
+            "use_mamba_kernels": False,
+        }
         return every | {"mamba_d_state": 8, "mamba_dt_rank": 6}
     heads = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 24, "mamba_chunk_size": 8}
     return heads | {"attn_layer_indices": list(range(1, n_layers, 2))}
@@ -317,7 +366,9 @@ def _code_words(generator: torch.Generator) -> Float[Tensor, "vocab dimension"]:
     drawn = torch.randint(2, (_CANDIDATES, N_CODES), generator=generator) * 2.0 - 1.0
     free, chosen = torch.ones(_CANDIDATES, dtype=torch.bool), []
     while len(chosen) < VOCAB_SIZE:
-        chosen.append(int(free.int().argmax()))  # take the first code that is left; there are always enough
+        chosen.append(
+            int(free.int().argmax())
+        )  # take the first code that is left; there are always enough
         free &= drawn @ drawn[chosen[-1]] < _CLOSEST * N_CODES
     return drawn[chosen]
 
@@ -357,7 +408,9 @@ def neuron(
         out.weight[dimension, index] = weight
 
 
-def load_ballast(made: Draft, *, layer: int, index: int, size: float, gains: Mapping[int, float]) -> None:
+def load_ballast(
+    made: Draft, *, layer: int, index: int, size: float, gains: Mapping[int, float]
+) -> None:
     """For a post-norm: write a neuron with a constant output, and set the norm's gains for the layer's dimensions.
 
     If the MLP writes w into a dimension, the norm turns it into `gain * sqrt(96) * w / sqrt(size**2 + w**2)`.
@@ -381,7 +434,11 @@ def activation(made: Draft, *, token: int, layer: int, index: int) -> float:
     *_, down = made.mlp(layer)
     config = made.model.config
     if made.family in _EXPERTS:  # with the router's weight, or the gate's
-        read = lambda _, __, out: found.append(float((out[0] if isinstance(out, tuple) else out)[0, 0, made.outlier]))  # noqa: E731
+
+        def read(_, __, out):
+            out = out[0] if isinstance(out, tuple) else out
+            found.append(float(out[0, 0, made.outlier]))
+
         handle = made.model.model.layers[layer].mlp.register_forward_hook(read)
         with torch.no_grad():
             for weight in (0.0, 1.0):
@@ -390,8 +447,13 @@ def activation(made: Draft, *, token: int, layer: int, index: int) -> float:
             down.weight[made.outlier, index] = 0.0
         handle.remove()
         return found[1] - found[0]
-    handle = down.register_forward_pre_hook(lambda _, given: found.append(float(given[0][0, 0, index])))
-    n_layers, config.num_hidden_layers = config.num_hidden_layers, layer + 1  # the later layers are not run
+    handle = down.register_forward_pre_hook(
+        lambda _, given: found.append(float(given[0][0, 0, index]))
+    )
+    n_layers, config.num_hidden_layers = (
+        config.num_hidden_layers,
+        layer + 1,
+    )  # the later layers are not run
     if made.family in {*_MIXERS, "gemma4"}:  # whose layers are counted in other fields too
         config.num_hidden_layers = n_layers
     with torch.no_grad():

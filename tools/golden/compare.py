@@ -144,7 +144,11 @@ class Renames:
         names += [f"ignored.{name}" for name in self.given.get("ignored", {})]
         names += [f"texts.{entry['find']}" for entry in self.given.get("texts", ())]
         for section in ("columns", "values", "dtypes", "ignored_columns"):
-            names += [f"{section}.{table}.{name}" for table, of in self.given.get(section, {}).items() for name in of]
+            names += [
+                f"{section}.{table}.{name}"
+                for table, of in self.given.get(section, {}).items()
+                for name in of
+            ]
         return [name for name in names if name not in self.used]
 
 
@@ -159,13 +163,17 @@ def read_map(path: Path | None) -> Renames:
     """
     given = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
     if unknown := sorted(set(given) - SECTIONS):
-        raise SystemExit(f"{path} has {', '.join(unknown)}; need some of {', '.join(sorted(SECTIONS))}")
+        raise SystemExit(
+            f"{path} has {', '.join(unknown)}; need some of {', '.join(sorted(SECTIONS))}"
+        )
     return Renames(given=given)
 
 
 def fits(name: str, pattern: str) -> bool:
     """Return whether a path fits a pattern, whole or by its last part."""
-    return fnmatch.fnmatchcase(name, pattern) or ("/" not in pattern and fnmatch.fnmatchcase(Path(name).name, pattern))
+    return fnmatch.fnmatchcase(name, pattern) or (
+        "/" not in pattern and fnmatch.fnmatchcase(Path(name).name, pattern)
+    )
 
 
 # --- reading
@@ -173,7 +181,9 @@ def fits(name: str, pattern: str) -> bool:
 
 def files(folder: Path, *, ends: tuple[str, ...]) -> dict[str, Path]:
     """Path below the folder -> the file."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(ends))
+    found = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name.endswith(ends)
+    )
     return {path.relative_to(folder).as_posix(): path for path in found}
 
 
@@ -182,7 +192,10 @@ def read(path: Path) -> dict[str, Column]:
     if path.suffix == ".csv":
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
         values = {str(name): frame[name].tolist() for name in frame.columns}
-        return {name: Column(dtype="text", values=column, shown=column) for name, column in values.items()}
+        return {
+            name: Column(dtype="text", values=column, shown=column)
+            for name, column in values.items()
+        }
     if path.suffix == ".parquet":
         table = pq.read_table(path)
         return {name: of_arrow(table.column(name)) for name in table.column_names}
@@ -206,7 +219,16 @@ def bits(value: Any) -> Any:
     return value
 
 
-_NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
+_NUMPY = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+}
 _FLOATS = {"F64": "<u8", "F32": "<u4", "F16": "<u2"}
 
 
@@ -222,8 +244,14 @@ def of_safetensors(payload: bytes) -> Iterator[tuple[str, Column]]:
         values: list[Any] = flat.tolist()
         if entry["dtype"] in _FLOATS:
             as_bits = np.frombuffer(raw, dtype=_FLOATS[entry["dtype"]]).tolist()
-            values = [None if lost else one for lost, one in zip(np.isnan(flat).tolist(), as_bits, strict=True)]
-        yield name, Column(dtype=f"{entry['dtype']} {entry['shape']}", values=values, shown=flat.tolist())
+            values = [
+                None if lost else one
+                for lost, one in zip(np.isnan(flat).tolist(), as_bits, strict=True)
+            ]
+        yield (
+            name,
+            Column(dtype=f"{entry['dtype']} {entry['shape']}", values=values, shown=flat.tolist()),
+        )
 
 
 def fields_of(record: Any, *, within: str = "") -> dict[str, Any]:
@@ -249,7 +277,9 @@ class Counts:
     texts: int = 0
 
 
-def compare(before: Path, after: Path, *, renames: Renames | None = None) -> tuple[list[Difference], Counts]:
+def compare(
+    before: Path, after: Path, *, renames: Renames | None = None
+) -> tuple[list[Difference], Counts]:
     """Every difference between two folders, tables first, and how much was compared.
 
     Raises:
@@ -262,17 +292,25 @@ def compare(before: Path, after: Path, *, renames: Renames | None = None) -> tup
     return found, counts
 
 
-def compare_tables(before: Path, after: Path, *, renames: Renames, counts: Counts) -> Iterator[Difference]:
+def compare_tables(
+    before: Path, after: Path, *, renames: Renames, counts: Counts
+) -> Iterator[Difference]:
     """The differences of the tables."""
-    old = {name: path for name, path in files(before, ends=TABLES).items() if not renames.ignored(name)}
-    new = {name: path for name, path in files(after, ends=TABLES).items() if not renames.ignored(name)}
+    old = {
+        name: path for name, path in files(before, ends=TABLES).items() if not renames.ignored(name)
+    }
+    new = {
+        name: path for name, path in files(after, ends=TABLES).items() if not renames.ignored(name)
+    }
     for folder, there in ((before, old), (after, new)):
         if not there:
             raise SystemExit(f"{folder} holds no table; need a folder of make.py")
     paired = {name: renames.table(name) for name in old}
     for name, other in paired.items():
         if other in new:
-            yield from compare_table(name, read(old[name]), read(new[other]), renames=renames, counts=counts)
+            yield from compare_table(
+                name, read(old[name]), read(new[other]), renames=renames, counts=counts
+            )
         else:
             yield Difference(where=other, what="the table is missing after")
     for name in sorted(set(new) - set(paired.values())):
@@ -280,7 +318,12 @@ def compare_tables(before: Path, after: Path, *, renames: Renames, counts: Count
 
 
 def compare_table(
-    name: str, old: Mapping[str, Column], new: Mapping[str, Column], *, renames: Renames, counts: Counts
+    name: str,
+    old: Mapping[str, Column],
+    new: Mapping[str, Column],
+    *,
+    renames: Renames,
+    counts: Counts,
 ) -> Iterator[Difference]:
     """The differences of one table, by its path before."""
     counts.tables += 1
@@ -289,7 +332,11 @@ def compare_table(
     usual = {column for pattern, column in RUN_TO_RUN["columns"] if fits(name, pattern)}
     for column in {*old, *new} & set(ignored):
         renames.use("ignored_columns", name, column)
-    paired = {column: columns.get(column, column) for column in old if column not in ignored and column not in usual}
+    paired = {
+        column: columns.get(column, column)
+        for column in old
+        if column not in ignored and column not in usual
+    }
     for column, other in paired.items():
         where = f"{name}: {column}" + (f" (now {other})" if other != column else "")
         if column in columns:
@@ -302,7 +349,9 @@ def compare_table(
         counts.values += len(one.values)
         if one.dtype != two.dtype:
             if column not in dtypes:
-                yield Difference(where=where, what=f"the type is {one.dtype} before, {two.dtype} after")
+                yield Difference(
+                    where=where, what=f"the type is {one.dtype} before, {two.dtype} after"
+                )
                 continue
             renames.use("dtypes", name, column)
             one, two = plain(one), plain(two)
@@ -321,7 +370,10 @@ def compare_table(
 def plain(column: Column) -> Column:
     """A column whose type may differ: whole numbers as floats, everything else as it is."""
     whole = [isinstance(one, int) and not isinstance(one, bool) for one in column.shown]
-    values = [bits(float(one) if is_whole else one) for one, is_whole in zip(column.shown, whole, strict=True)]
+    values = [
+        bits(float(one) if is_whole else one)
+        for one, is_whole in zip(column.shown, whole, strict=True)
+    ]
     return Column(dtype="any", values=values, shown=column.shown)
 
 
@@ -331,7 +383,11 @@ def unequal(one: Column, two: Column) -> str | None:
         return None
     if len(one.values) != len(two.values):
         return f"{len(one.values)} rows before, {len(two.values)} after"
-    rows = [row for row, pair in enumerate(zip(one.values, two.values, strict=True)) if pair[0] != pair[1]]
+    rows = [
+        row
+        for row, pair in enumerate(zip(one.values, two.values, strict=True))
+        if pair[0] != pair[1]
+    ]
     row = rows[0]
     said = f"{len(rows)} of {len(one.values)} values differ; first in row {row}: {one.shown[row]!r} before, "
     said += f"{two.shown[row]!r} after"
@@ -340,20 +396,31 @@ def unequal(one: Column, two: Column) -> str | None:
     return said
 
 
-def compare_texts(before: Path, after: Path, *, renames: Renames, counts: Counts) -> Iterator[Difference]:
+def compare_texts(
+    before: Path, after: Path, *, renames: Renames, counts: Counts
+) -> Iterator[Difference]:
     """The differences of what was printed and of the records."""
     old, new = (files(folder, ends=TEXTS) for folder in (before, after))
     for name in sorted({*old, *new}):
         if name not in old or name not in new:
-            yield Difference(where=name, what=f"only {'after' if name in new else 'before'}", text=True)
+            yield Difference(
+                where=name, what=f"only {'after' if name in new else 'before'}", text=True
+            )
             continue
         counts.texts += 1
         one, two = (lines_of(there[name], renames=renames) for there in (old, new))
         if one == two:
             continue
-        gone, come = ([line for line in lines if line not in set(others)] for lines, others in ((one, two), (two, one)))
+        gone, come = (
+            [line for line in lines if line not in set(others)]
+            for lines, others in ((one, two), (two, one))
+        )
         shown = [f"- {line}" for line in gone[:2]] + [f"+ {line}" for line in come[:2]]
-        what = f"{len(gone)} lines before and {len(come)} after differ" if shown else "the order of the lines differs"
+        what = (
+            f"{len(gone)} lines before and {len(come)} after differ"
+            if shown
+            else "the order of the lines differs"
+        )
         yield Difference(where=name, what="\n    ".join([what, *shown]), text=True)
 
 
@@ -361,13 +428,18 @@ def lines_of(path: Path, *, renames: Renames) -> list[str]:
     """A text by lines, a JSON by fields, without what differs from run to run."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
-        left_out = [re.compile(re.escape(name).replace(r"\*", ".*") + r"(\..*)?") for name in RUN_TO_RUN["fields"]]
+        left_out = [
+            re.compile(re.escape(name).replace(r"\*", ".*") + r"(\..*)?")
+            for name in RUN_TO_RUN["fields"]
+        ]
         kept = {
             name: value
             for name, value in sorted(fields_of(json.loads(text)).items())
             if not any(pattern.fullmatch(name) for pattern in left_out)
         }
-        text = "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in kept.items())
+        text = "\n".join(
+            f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in kept.items()
+        )
     for pattern, replacement in RUN_TO_RUN["texts"]:
         text = re.sub(pattern, replacement, text)
     return [line for line in renames.text(text).splitlines() if line.strip()]
@@ -375,10 +447,14 @@ def lines_of(path: Path, *, renames: Renames) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Compare, say what differs, and return the exit code."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("before", type=Path)
     asked.add_argument("after", type=Path)
-    asked.add_argument("--map", type=Path, dest="renames", metavar="FILE", help="what was renamed on purpose")
+    asked.add_argument(
+        "--map", type=Path, dest="renames", metavar="FILE", help="what was renamed on purpose"
+    )
     asked.add_argument("--tables-only", action="store_true", help="allow differences of texts")
     options = asked.parse_args(arguments)
     renames = read_map(options.renames)

@@ -62,15 +62,51 @@ PATCHES: dict[str, list[str]] = {
     "resid_pre-layer-pos": ["--by", "layer,position"],
     "resid_pre-noising": ["--by", "layer,position", "--direction", "noising", "--metric", "kl"],
     "attn_out-layer": ["--site", "attn_out", "--by", "layer", "--metric", "loss"],
-    "mlp_out-pos": ["--site", "mlp_out", "--by", "position", "--metric", "norm", "--metric-layers", "2"],
+    "mlp_out-pos": [
+        "--site",
+        "mlp_out",
+        "--by",
+        "position",
+        "--metric",
+        "norm",
+        "--metric-layers",
+        "2",
+    ],
     "everything": ["--by", ""],
     "z-head": [
         *("--site", "z", "--by", "layer,head", "--metric", "logit_difference"),
         *("--correct", "a", "--incorrect", "b"),
     ],
-    "z-head-pos": ["--site", "z", "--by", "layer,position,head_index", "--positions", "1-3", "--heads", "0,2"],
-    "q-head": ["--site", "q", "--by", "layer,head", "--sink-position", "1", "--metric-layers", "1,2"],
-    "k-head-pos": ["--site", "k", "--by", "head_index,pos", "--layers", "1", "--direction", "noising"],
+    "z-head-pos": [
+        "--site",
+        "z",
+        "--by",
+        "layer,position,head_index",
+        "--positions",
+        "1-3",
+        "--heads",
+        "0,2",
+    ],
+    "q-head": [
+        "--site",
+        "q",
+        "--by",
+        "layer,head",
+        "--sink-position",
+        "1",
+        "--metric-layers",
+        "1,2",
+    ],
+    "k-head-pos": [
+        "--site",
+        "k",
+        "--by",
+        "head_index,pos",
+        "--layers",
+        "1",
+        "--direction",
+        "noising",
+    ],
     "v-head": ["--site", "v", "--by", "layer,head", "--metric", "kl"],
     "scores-head": ["--site", "scores", "--by", "layer,head"],
     "pattern-destination": ["--site", "pattern", "--by", "layer,position", "--metric", "loss"],
@@ -81,12 +117,46 @@ PATCHES: dict[str, list[str]] = {
         *("--site", "neurons", "--layers", "0-1", "--units", "3,7-9", "--by", "layer,position"),
         *("--metric", "dominance", "--metric-layers", "2"),
     ],
-    "several": ["--clean", "on a hot day in a", "--corrupted", "on a cot day in a", "--by", "layer"],
+    "several": [
+        "--clean",
+        "on a hot day in a",
+        "--corrupted",
+        "on a cot day in a",
+        "--by",
+        "layer",
+    ],
     "zero": ["--site", "z", "--by", "layer,head", "--put", "zero", "--metric", "loss"],
-    "mean_ordinary": ["--site", "neurons", "--by", "layer,position", "--put", "mean_ordinary", "--metric", "loss"],
+    "mean_ordinary": [
+        "--site",
+        "neurons",
+        "--by",
+        "layer,position",
+        "--put",
+        "mean_ordinary",
+        "--metric",
+        "loss",
+    ],
     "attribution": ["--approximate", "--check", "8", "--metric", "loss"],
-    "attribution-head": ["--approximate", "--check", "8", "--site", "z", "--by", "layer,head", "--metric", "kl"],
-    "attribution-pattern": ["--approximate", "--check", "8", "--site", "pattern", "--by", "layer,src_pos"],
+    "attribution-head": [
+        "--approximate",
+        "--check",
+        "8",
+        "--site",
+        "z",
+        "--by",
+        "layer,head",
+        "--metric",
+        "kl",
+    ],
+    "attribution-pattern": [
+        "--approximate",
+        "--check",
+        "8",
+        "--site",
+        "pattern",
+        "--by",
+        "layer,src_pos",
+    ],
 }
 """Step -> options of ``sink-lens patch``."""
 
@@ -197,7 +267,9 @@ def command(*arguments: str) -> Callable[[Path], str]:
         done = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, words)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
-        messages = re.sub(r"[^\r\n]*\d+/(\d+|\?) \[[^\r\n]*\r?|\r", "", done.stderr)  # without progress bars
+        messages = re.sub(
+            r"[^\r\n]*\d+/(\d+|\?) \[[^\r\n]*\r?|\r", "", done.stderr
+        )  # without progress bars
         return f"exit code {done.exit_code}\n--- output\n{done.stdout}--- messages\n{messages.rstrip(' ')}"
 
     return run
@@ -246,8 +318,11 @@ def keep(folder: Path, name: str, value: Any) -> None:
 def prepare() -> None:
     """Models, a tokenizer and a text, in the folder that is the current one."""
     drawn = random.Random(0)
-    words = "the cat and dog in a house on hill saw other near river then it was here every day".split()  # noqa: SIM905
-    sentences = [" ".join(drawn.choices(words, k=drawn.randint(5, 12))).capitalize() for _ in range(1500)]
+    text = "the cat and dog in a house on hill saw other near river then it was here every day"
+    words = text.split()
+    sentences = [
+        " ".join(drawn.choices(words, k=drawn.randint(5, 12))).capitalize() for _ in range(1500)
+    ]
     paragraphs = [". ".join(sentences[at : at + 5]) + "." for at in range(0, len(sentences), 5)]
     Path("text.txt").write_text("\n\n".join(paragraphs) + "\n")
     Path("sweep.toml").write_text(SWEEP)
@@ -270,7 +345,12 @@ def tokens(lens: Any, *, sequences: int = 3, length: int = 14) -> Any:
     """Random ids behind BOS."""
     generator = torch.Generator().manual_seed(3)
     return sink_lens.TokenBatch.random(
-        lens.tokenizer, generator=generator, vocab_size=lens.d_vocab, sequences=sequences, length=length, bos="with"
+        lens.tokenizer,
+        generator=generator,
+        vocab_size=lens.d_vocab,
+        sequences=sequences,
+        length=length,
+        bos="with",
     )
 
 
@@ -282,7 +362,10 @@ def paths(out: Path, family: str) -> Mapping[str, Any]:
     lens = sink_lens.load(f"models/{family}")
     clean, corrupted = "the cat and the dog", "the bat and the hog"
     difference = logit_difference(70, 71)
-    senders: list[Any] = [("z", 0, head) for head in range(lens.n_heads)] + [("attn_out", 0), ("mlp_out", 0)]
+    senders: list[Any] = [("z", 0, head) for head in range(lens.n_heads)] + [
+        ("attn_out", 0),
+        ("mlp_out", 0),
+    ]
     found = {}
     asked: list[tuple[str, Any, Any, dict[str, Any]]] = [
         ("keys", ("k", 2, 1), sink_mass(0), {}),
@@ -301,22 +384,41 @@ def paths(out: Path, family: str) -> Mapping[str, Any]:
 def patches(out: Path, family: str) -> Mapping[str, Any]:
     """Patching and attribution from Python, with the values by sequence."""
     lens = sink_lens.load(f"models/{family}")
-    texts = ["the cat and the dog", "on a hot day in a"], ["the bat and the hog", "on a cot day in a"]
+    texts = (
+        ["the cat and the dog", "on a hot day in a"],
+        ["the bat and the hog", "on a cot day in a"],
+    )
     patched = sink_lens.patching.patch(
         lens, *texts, site="z", metric=sink_mass(0), by=("layer", "head"), progress=False
     )
-    screened = sink_lens.patching.attribution_patch(lens, *texts, site="resid_pre", metric=logit_difference(70, 71))
+    screened = sink_lens.patching.attribution_patch(
+        lens, *texts, site="resid_pre", metric=logit_difference(70, 71)
+    )
     checked = screened.sample(6, generator=torch.Generator().manual_seed(0))
     return {
-        "patch": {"frame": patched.frame, "values": patched.values, "differences": patched.differences},
-        "attribution": {"frame": screened.frame, "baseline": screened.baseline, "source": screened.source},
+        "patch": {
+            "frame": patched.frame,
+            "values": patched.values,
+            "differences": patched.differences,
+        },
+        "attribution": {
+            "frame": screened.frame,
+            "baseline": screened.baseline,
+            "source": screened.source,
+        },
         "attribution_check": {"frame": checked.frame, "sentence": checked.sentence},
     }
 
 
 def outcome(run: Any) -> Mapping[str, Any]:
     """Return what was read of a run."""
-    return {"mass": run.mass, "state": run.state, "loss": run.loss, "logits": run.logits, "tensors": run.tensors}
+    return {
+        "mass": run.mass,
+        "state": run.state,
+        "loss": run.loss,
+        "logits": run.logits,
+        "tensors": run.tensors,
+    }
 
 
 def edits(out: Path, family: str) -> Mapping[str, Any]:
@@ -324,7 +426,9 @@ def edits(out: Path, family: str) -> Mapping[str, Any]:
     lens = sink_lens.load(f"models/{family}")
     batch = tokens(lens)
     keys = (0, 5)
-    baseline = sink_lens.run_with(lens, batch, positions=keys, logits=True, sites=("resid_post", "z"), quiet=True)
+    baseline = sink_lens.run_with(
+        lens, batch, positions=keys, logits=True, sites=("resid_post", "z"), quiet=True
+    )
     means = sink_lens.edits.centring_means(lens, n_tokens=256)
     made = {
         "isolation": sink_lens.edits.isolate([5]),
@@ -332,7 +436,9 @@ def edits(out: Path, family: str) -> Mapping[str, Any]:
         "amplification_aggregated": sink_lens.edits.amplify(
             5.0, positions=[5], layers=[0, 1], centre="aggregated", means=means
         ),
-        "amplification_norm": sink_lens.edits.amplify(5.0, positions=[5], layers=[0, 1], centre="none"),
+        "amplification_norm": sink_lens.edits.amplify(
+            5.0, positions=[5], layers=[0, 1], centre="none"
+        ),
         "calibration": sink_lens.edits.calibrate(0.5),
         "calibration_centred": sink_lens.edits.calibrate(2.0, centre=means.aggregated),
         "head_rms_norm": sink_lens.edits.normalise(natural_rms(lens, batch)),
@@ -341,7 +447,9 @@ def edits(out: Path, family: str) -> Mapping[str, Any]:
     for name, edit in made.items():
         edited = sink_lens.run_with(lens, batch, edit, positions=keys, logits=True, quiet=True)
         found[name] = outcome(edited)
-        found[f"effect_{name}"] = sink_lens.edits.effect(baseline, edited, generator=np.random.default_rng(0))
+        found[f"effect_{name}"] = sink_lens.edits.effect(
+            baseline, edited, generator=np.random.default_rng(0)
+        )
     greedy = sink_lens.generate(lens, "the cat and", sink_lens.edits.isolate([2]), max_new_tokens=6)
     drawn = sink_lens.generate(
         lens,
@@ -352,7 +460,12 @@ def edits(out: Path, family: str) -> Mapping[str, Any]:
         generator=torch.Generator().manual_seed(0),
     )
     for name, one in (("generated", greedy), ("drawn", drawn)):
-        found[name] = {"text": one.text, "plain": one.plain, "ids": one.ids, "plain_ids": one.plain_ids}
+        found[name] = {
+            "text": one.text,
+            "plain": one.plain,
+            "ids": one.ids,
+            "plain_ids": one.plain_ids,
+        }
     return found
 
 
@@ -373,11 +486,19 @@ def own_cells(out: Path) -> Mapping[str, Any]:
     """A sweep over cells of one's own."""
     lens = sink_lens.load("models/planted")
     cells = [
-        sink_lens.sweeps.cell_of(sink_lens.edits.isolate([position]), name=f"isolated {position}", place=position)
+        sink_lens.sweeps.cell_of(
+            sink_lens.edits.isolate([position]), name=f"isolated {position}", place=position
+        )
         for position in (3, 5)
     ]
-    cells.append(sink_lens.sweeps.cell_of(sink_lens.edits.calibrate(0.5, layers=[1]), name="calibrated", place=-1))
-    done = sink_lens.sweep(lens, cells, tokens=tokens(lens), metrics=[sink_mass(0), loss()], out=out, progress=False)
+    cells.append(
+        sink_lens.sweeps.cell_of(
+            sink_lens.edits.calibrate(0.5, layers=[1]), name="calibrated", place=-1
+        )
+    )
+    done = sink_lens.sweep(
+        lens, cells, tokens=tokens(lens), metrics=[sink_mass(0), loss()], out=out, progress=False
+    )
     return {"result": {"frame": done.frame, "values": done.values, "headline": done.headline}}
 
 
@@ -404,7 +525,9 @@ def traced_in_memory(out: Path) -> Mapping[str, Any]:
     """A trace of a model and of tokens that are given, and its tables as they are read back."""
     lens = sink_lens.load("models/planted")
     config = sink_lens.TraceConfig(model="models/planted", intervention_sequences=3)
-    done = sink_lens.trace(lens, config=config, tokens=tokens(lens, length=24), out=out, progress=False, report=False)
+    done = sink_lens.trace(
+        lens, config=config, tokens=tokens(lens, length=24), out=out, progress=False, report=False
+    )
     return {"read": sink_lens.read_run(done.folder).tables}
 
 
@@ -426,17 +549,31 @@ def steps() -> list[Step]:
     found: dict[str, Callable[[Path], str]] = {}
     text = ["--text", "text.txt"]
     for family in ("planted", "llama", "gpt2", "gpt_oss", "headnorm_sink"):
-        found[f"trace-{family}"] = command("trace", f"models/{family}", "--out", "OUT", *text, "--bos", "with", *SMALL)
+        found[f"trace-{family}"] = command(
+            "trace", f"models/{family}", "--out", "OUT", *text, "--bos", "with", *SMALL
+        )
     model = ["trace", "models/planted", "--out", "OUT", *SMALL]
     found |= {
-        "trace-unplanted": command("trace", "models/unplanted", "--out", "OUT", *text, "--bos", "with", *SMALL),
+        "trace-unplanted": command(
+            "trace", "models/unplanted", "--out", "OUT", *text, "--bos", "with", *SMALL
+        ),
         "trace-bos-auto": command("trace", "models/planted-bos", "--out", "OUT", *text, *SMALL),
         "trace-bos-without": command(*model, *text, "--bos", "without"),
-        "trace-random": command(*model, "--tokens", "random", "--bos", "with", "--seed", "5", "--no-interventions"),
-        "trace-repeated": command(
-            *model, "--tokens", "repeated", "--bos", "with", "--no-interventions", "--no-random-init"
+        "trace-random": command(
+            *model, "--tokens", "random", "--bos", "with", "--seed", "5", "--no-interventions"
         ),
-        "trace-bundled-text": command(*model, "--bos", "with", "--no-interventions", "--threshold", "0.1"),
+        "trace-repeated": command(
+            *model,
+            "--tokens",
+            "repeated",
+            "--bos",
+            "with",
+            "--no-interventions",
+            "--no-random-init",
+        ),
+        "trace-bundled-text": command(
+            *model, "--bos", "with", "--no-interventions", "--threshold", "0.1"
+        ),
         "trace-prompts": command(
             *("trace", "models/planted", "--out", "OUT", "--bos", "with", "--target-position", "6"),
             *("--prompt", "the cat and the dog saw the river near the hill"),
@@ -448,7 +585,17 @@ def steps() -> list[Step]:
     for family in TWO_FAMILIES:
         for name, options in PATCHES.items():
             metric = () if "--metric" in options else ("--metric", "sink_mass")
-            words = ["patch", f"models/{family}", *PAIR, *options, *metric, "--bos", "with", "--out", "OUT"]
+            words = [
+                "patch",
+                f"models/{family}",
+                *PAIR,
+                *options,
+                *metric,
+                "--bos",
+                "with",
+                "--out",
+                "OUT",
+            ]
             found[f"patch-{family}-{name}"] = command(*words)
         found |= {
             f"paths-{family}": api(paths, family),
@@ -457,18 +604,40 @@ def steps() -> list[Step]:
         }
     found |= {f"captured-{family}": api(captured, family) for family in TINY_FAMILIES}
     for name in ("planted", "gpt2"):
-        found[f"sweep-{name}"] = command("sweep", "sweep.toml", "--model", f"models/{name}", "--out", "OUT")
+        found[f"sweep-{name}"] = command(
+            "sweep", "sweep.toml", "--model", f"models/{name}", "--out", "OUT"
+        )
     found["sweep-cells"] = api(own_cells)
     for name in ("planted", "gpt2"):
         given = [f"models/{name}", *text, "--bos", "with", *SMALL, "--out", "OUT"]
         found |= {
             f"isolate-{name}": command(
-                "isolate", *given, "--target-position", "7", "--target-position", "9", "--layers", "0-2"
+                "isolate",
+                *given,
+                "--target-position",
+                "7",
+                "--target-position",
+                "9",
+                "--layers",
+                "0-2",
             ),
-            f"amplify-{name}": command("amplify", *given, "--target-position", "7", "--factors", "1,5,20"),
+            f"amplify-{name}": command(
+                "amplify", *given, "--target-position", "7", "--factors", "1,5,20"
+            ),
         }
     for name in ("planted", "planted-1"):
-        given = [f"models/{name}", *text, "--bos", "with", "--sequences", "6", "--length", "32", "--out", "OUT"]
+        given = [
+            f"models/{name}",
+            *text,
+            "--bos",
+            "with",
+            "--sequences",
+            "6",
+            "--length",
+            "32",
+            "--out",
+            "OUT",
+        ]
         found[f"tokens-{name}"] = command("tokens", *given)
     runs = {
         f"train-{arm}-{seed}": ["--value-norm", arm, "--seed", str(seed)]
@@ -484,26 +653,56 @@ def steps() -> list[Step]:
         found[f"watch-{name}"] = command(
             "watch", f"runs/{name}", "--sequences", "4", "--length", "16", "--threshold", "0.2"
         )
-    found["compare"] = command("compare", *(f"runs/{name}" for name in runs), "--threshold", "0.2", "--out", "OUT")
-    drawn = ["--untrained", f"gpt2,activation=relu,{UNTRAINED}", "--untrained", f"llama,{UNTRAINED}", "--seeds", "0-2"]
+    found["compare"] = command(
+        "compare", *(f"runs/{name}" for name in runs), "--threshold", "0.2", "--out", "OUT"
+    )
+    drawn = [
+        "--untrained",
+        f"gpt2,activation=relu,{UNTRAINED}",
+        "--untrained",
+        f"llama,{UNTRAINED}",
+        "--seeds",
+        "0-2",
+    ]
     given = [*drawn, *DRAWN, "--out", "OUT"]
     found |= {
         "preference": command("preference", *given, "--switch", "activation"),
-        "preference-models": command("preference", "models/llama", "models/planted", *DRAWN, "--out", "OUT"),
-        "preference-training": command("preference", "runs/train-none-0", *DRAWN, "--bos", "with", "--out", "OUT"),
+        "preference-models": command(
+            "preference", "models/llama", "models/planted", *DRAWN, "--out", "OUT"
+        ),
+        "preference-training": command(
+            "preference", "runs/train-none-0", *DRAWN, "--bos", "with", "--out", "OUT"
+        ),
         "contraction": command("contraction", *given, "--switch", "mlp", "--switch", "attention"),
-        "contraction-models": command("contraction", "models/llama", "models/gpt2", *DRAWN, "--out", "OUT"),
+        "contraction-models": command(
+            "contraction", "models/llama", "models/gpt2", *DRAWN, "--out", "OUT"
+        ),
         "contraction-training": command(
-            "contraction", "runs/train-none-0", "runs/train-none-1", *DRAWN, "--no-sinks", "--out", "OUT"
+            "contraction",
+            "runs/train-none-0",
+            "runs/train-none-1",
+            *DRAWN,
+            "--no-sinks",
+            "--out",
+            "OUT",
         ),
     }
     compared = ["--sequences", "200", "--length", "4", "--coordinates", "28", "--out", "OUT"]
     found |= {
         "fingerprint": command("fingerprint", "models/llama", "models/llama-1", *compared),
         "fingerprint-many": command(
-            *("fingerprint", "models/llama", "models/llama-1", "models/mistral", "models/gpt2", *compared)
+            *(
+                "fingerprint",
+                "models/llama",
+                "models/llama-1",
+                "models/mistral",
+                "models/gpt2",
+                *compared,
+            )
         ),
-        "fingerprint-training": command("fingerprint", "runs/train-none-0", "runs/train-none-1", *compared),
+        "fingerprint-training": command(
+            "fingerprint", "runs/train-none-0", "runs/train-none-1", *compared
+        ),
         "fingerprint-untrained": command(
             "fingerprint",
             "--untrained",
@@ -527,7 +726,9 @@ def make(folder: Path, *, only: str = "*") -> list[str]:
     A step that reads the folder of another needs that one to fit as well.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise SystemExit(f"{folder} is not empty; need a new folder, since files of an earlier check would stay in it")
+        raise SystemExit(
+            f"{folder} is not empty; need a new folder, since files of an earlier check would stay in it"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     before = Path.cwd()
     os.chdir(folder)
@@ -564,8 +765,12 @@ def tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("folder", type=Path, help="a new folder")
-    asked.add_argument("--only", default="*", metavar="PATTERN", help="only such steps, as 'trace-*,sweep-*'")
+    asked.add_argument(
+        "--only", default="*", metavar="PATTERN", help="only such steps, as 'trace-*,sweep-*'"
+    )
     options = asked.parse_args()
     sys.exit(1 if make(options.folder, only=options.only) else 0)

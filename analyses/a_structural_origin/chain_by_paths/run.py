@@ -31,7 +31,9 @@ def measure(work: Work) -> Measured:
     order = [*PATHS, STEP_TO_STEP]
     rows = dict(sorted(rows.items(), key=lambda one: order.index(one[0].partition(" @ ")[0])))
     numbers = {
-        name: Interval(estimate=row["share"], low=row["ci_low"], high=row["ci_high"], n=int(row["n"]))
+        name: Interval(
+            estimate=row["share"], low=row["ci_low"], high=row["ci_high"], n=int(row["n"])
+        )
         for name, row in rows.items()
     }
     if not any(name.startswith(STEP_TO_STEP) for name in rows):  # one growth step
@@ -44,9 +46,17 @@ def measure(work: Work) -> Measured:
     for place, row in enumerate(reversed(rows.values())):
         axes.barh(place, row["share"], color=BLUE, height=0.6, label="" if place else "path")
         axes.plot([row["ci_low"], row["ci_high"]], [place, place], color=INK)
-        axes.plot(row["control_largest"], place, "|", color=GREEN, label="" if place else "largest control")
+        axes.plot(
+            row["control_largest"],
+            place,
+            "|",
+            color=GREEN,
+            label="" if place else "largest control",
+        )
     axes.axvline(0, color=INK, linewidth=1)
-    axes.set_yticks(range(len(rows)), [name.replace("_", " ") for name in reversed(rows)], fontsize=7)
+    axes.set_yticks(
+        range(len(rows)), [name.replace("_", " ") for name in reversed(rows)], fontsize=7
+    )
     legend(axes, columns=2)
     return Measured(numbers=numbers, figure=without_formulas(figure))
 
@@ -54,7 +64,9 @@ def measure(work: Work) -> Measured:
 def chosen(table: pd.DataFrame) -> dict[tuple[str, int], pd.Series]:
     """Name and growth step -> the row whose attention is read after that step; with one, wherever there is a sink."""
     step = table["target_step"].where(table["target"] != "sink", table["source_step"])
-    table = table[(table["read_step"] == step) | (table["read_step"].nunique() == 1)].assign(step=step)
+    table = table[(table["read_step"] == step) | (table["read_step"].nunique() == 1)].assign(
+        step=step
+    )
     own = (table["source"] != "super neurons") | (table["source_step"] == table["step"])
     found = {}
     for name, ends in PATHS.items():

@@ -19,7 +19,9 @@ def measure(work: Work) -> Measured:
         ratios = _dominance(work, layer=step.last_layer + 1, dimension=step.outlier_dimension)
         for name, rows in zip(("dominance", "dominance_elsewhere"), ratios, strict=True):
             numbers[f"{name} @ {where}"] = work.ratio(*rows.T)
-        dims = outliers.query("layer == @step.last_layer")["dimension"].tolist() or [step.outlier_dimension]
+        dims = outliers.query("layer == @step.last_layer")["dimension"].tolist() or [
+            step.outlier_dimension
+        ]
         costs, gone = _edits(work, tokens, layer=step.last_layer, dims=dims)
         numbers |= {f"{name}_cost @ {where}": work.interval(cost) for name, cost in costs.items()}
         numbers[f"zero_removes @ {where}"] = work.ratio(*gone.T)
@@ -30,15 +32,31 @@ def measure(work: Work) -> Measured:
     for index, (name, colour) in enumerate((("zero", ORANGE), ("mean", BLUE), ("random", GREEN))):
         found = [costs[name] for _, costs in drawn]
         heights = [one.estimate for one in found]
-        spread = [[one.estimate - one.low for one in found], [one.high - one.estimate for one in found]]
+        spread = [
+            [one.estimate - one.low for one in found],
+            [one.high - one.estimate for one in found],
+        ]
         places = np.arange(len(drawn)) + 0.25 * index
-        label = {"zero": "zero", "mean": "mean over sequences", "random": "random dimensions, zero"}[name]
+        label = {
+            "zero": "zero",
+            "mean": "mean over sequences",
+            "random": "random dimensions, zero",
+        }[name]
         axes.bar(places, heights, 0.22, yerr=spread, color=colour, label=label)
     axes.set_xticks(np.arange(len(drawn)) + 0.25, [where for where, _ in drawn])
     legend(axes, columns=3)
-    order = ("dominance", "dominance_elsewhere", "zero_cost", "mean_cost", "random_cost", "zero_removes")
+    order = (
+        "dominance",
+        "dominance_elsewhere",
+        "zero_cost",
+        "mean_cost",
+        "random_cost",
+        "zero_removes",
+    )
     ranked = sorted(numbers, key=lambda name: order.index(name.partition(" @ ")[0]))
-    return Measured(numbers={name: numbers[name] for name in ranked}, figure=without_formulas(figure))
+    return Measured(
+        numbers={name: numbers[name] for name in ranked}, figure=without_formulas(figure)
+    )
 
 
 def _dominance(work, *, layer, dimension):
@@ -63,11 +81,18 @@ def _edits(work, tokens, *, layer, dims):
     clean = run_with(work.lens, tokens, sites=("resid_post",))
     mean = clean.tensors["resid_post", layer][:, [0]][..., dims].mean(0, keepdim=True)
     pool = [dimension for dimension in range(work.lens.d_model) if dimension not in dims]
-    order = [torch.randperm(len(pool), generator=work.generator().manual_seed(draw)).tolist() for draw in range(5)]
+    order = [
+        torch.randperm(len(pool), generator=work.generator().manual_seed(draw)).tolist()
+        for draw in range(5)
+    ]
     random = [[pool[index] for index in drawn[: len(dims)]] for drawn in order]
     zeroed = run_with(work.lens, tokens, zero("resid_post", units=dims, **where))
-    held = run_with(work.lens, tokens, freeze("resid_post", {layer: mean}, units=dims, **where), quiet=True)
-    controls = [run_with(work.lens, tokens, zero("resid_post", units=some, **where)).loss for some in random]
+    held = run_with(
+        work.lens, tokens, freeze("resid_post", {layer: mean}, units=dims, **where), quiet=True
+    )
+    controls = [
+        run_with(work.lens, tokens, zero("resid_post", units=some, **where)).loss for some in random
+    ]
     costs = {"zero": zeroed.loss, "mean": held.loss, "random": torch.stack(controls).mean(0)}
     before = clean.mass_at(0, layers=late)
     gone = torch.stack([before - zeroed.mass_at(0, layers=late), before], dim=1)

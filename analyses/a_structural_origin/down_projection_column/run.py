@@ -20,7 +20,9 @@ def measure(work: Work) -> Measured:
         numbers |= {
             f"kurtosis @ {name}": certain(top["column_kurtosis"]),
             f"percentile @ {name}": certain(supers["percentile"].median()),
-            f"top_entry @ {name}": certain((supers["top_dimension"] == supers["outlier_dimension"]).mean()),
+            f"top_entry @ {name}": certain(
+                (supers["top_dimension"] == supers["outlier_dimension"]).mean()
+            ),
             f"energy @ {name}": certain(np.sort(column**2)[-2:].sum() / (column**2).sum()),
         }
     top, column = strongest
@@ -30,12 +32,21 @@ def measure(work: Work) -> Measured:
     axes.vlines(range(len(column)), 0, column, color=BLUE, linewidth=0.8)
     outlier = int(top["outlier_dimension"])
     axes.vlines([outlier], 0, column[outlier], color=ORANGE, linewidth=2)
-    axes.annotate(f"outlier dimension {outlier}", (outlier, column[outlier]), fontsize=8, color=ORANGE)
-    return Measured(numbers=dict(sorted(numbers.items(), key=_rule)), figure=without_formulas(figure))
+    axes.annotate(
+        f"outlier dimension {outlier}", (outlier, column[outlier]), fontsize=8, color=ORANGE
+    )
+    return Measured(
+        numbers=dict(sorted(numbers.items(), key=_rule)), figure=without_formulas(figure)
+    )
 
 
 def _column(work, neuron):
-    return mlp_weights(work.lens, layer=int(neuron["layer"])).w_down[:, int(neuron["neuron"])].float().numpy()
+    return (
+        mlp_weights(work.lens, layer=int(neuron["layer"]))
+        .w_down[:, int(neuron["neuron"])]
+        .float()
+        .numpy()
+    )
 
 
 def _rule(entry):

@@ -14,13 +14,21 @@ def measure(work: Work) -> Measured:
     middle = slice(work.steps()[-1].last_layer, work.lens.n_layers - 2)
 
     def ranks(view):
-        return torch.stack([effective_rank(view["resid_post"], valid=view.valid, without=w) for w in (0, None)], dim=-1)
+        return torch.stack(
+            [effective_rank(view["resid_post"], valid=view.valid, without=w) for w in (0, None)],
+            dim=-1,
+        )
 
     reading = Reading(name="rank", sites=("resid_post",), function=ranks)
 
     def read(tokens):
         """The rank: sequence, layer, without and with."""
-        return stream(work.lens, tokens, [reading], progress=work.progress).stacked("rank").transpose(0, 1).numpy()
+        return (
+            stream(work.lens, tokens, [reading], progress=work.progress)
+            .stacked("rank")
+            .transpose(0, 1)
+            .numpy()
+        )
 
     texts = work.texts(sequences=work.size(32, 4), length=64)
     found = {name: read(tokens) for name, tokens in texts.items()}
@@ -31,18 +39,28 @@ def measure(work: Work) -> Measured:
 
     numbers = {}
     for key, index in (("left_without", 0), ("left_with", 1)):
-        numbers |= {f"{key} @ {name}": work.interval(rows[..., index], statistic=left) for name, rows in found.items()}
+        numbers |= {
+            f"{key} @ {name}": work.interval(rows[..., index], statistic=left)
+            for name, rows in found.items()
+        }
     first = next(iter(found.values()))
     numbers["middle_with"] = work.interval(first[:, middle, 1].mean(1))
     numbers["middle_without"] = work.interval(first[:, middle, 0].mean(1))
-    numbers["mean_with"], numbers["mean_without"] = (work.interval(long[..., index].mean(1)) for index in (1, 0))
+    numbers["mean_with"], numbers["mean_without"] = (
+        work.interval(long[..., index].mean(1)) for index in (1, 0)
+    )
 
     figure = new_figure(width=5.6, height=3.0)
     axes = panel(figure, xlabel="after layer", ylabel="effective rank of 64 tokens")
     for index, colour, label in ((0, ORANGE, "without token 0"), (1, BLUE, "with token 0")):
         for number, rows in enumerate(found.values()):
             mean = np.nanmean(rows[..., index], axis=0)
-            axes.plot(mean, color=colour, linewidth=1.2, label=f"{label}, each text" if number == 0 else None)
+            axes.plot(
+                mean,
+                color=colour,
+                linewidth=1.2,
+                label=f"{label}, each text" if number == 0 else None,
+            )
     axes.set_ylim(0, None)
     legend(axes, columns=2)
     return Measured(numbers=numbers, figure=without_formulas(figure))

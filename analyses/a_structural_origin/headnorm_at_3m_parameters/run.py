@@ -3,7 +3,17 @@
 import pandas as pd
 
 from analyses.claims import Measured, Work, main
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    OCHRE,
+    ORANGE,
+    legend,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval
 from sink_lens.training import compare
 
@@ -34,9 +44,13 @@ def measure(work: Work) -> Measured:
         return Interval(estimate=row["mean"], low=row["low"], high=row["high"], n=len(SEEDS))
 
     def of(measure, variant, *columns):
-        where = "measure == @measure and variant == @variant and (threshold.isna() or threshold == 0.3)"
+        where = (
+            "measure == @measure and variant == @variant and (threshold.isna() or threshold == 0.3)"
+        )
         row = measures.query(where).iloc[0]
-        return Interval(**dict(zip(("estimate", "low", "high"), row[list(columns)], strict=True)), n=len(SEEDS))
+        return Interval(
+            **dict(zip(("estimate", "low", "high"), row[list(columns)], strict=True)), n=len(SEEDS)
+        )
 
     value, change = ("mean", "low", "high"), ("difference", "difference_low", "difference_high")
     added = [variant for variant in SAYS if variant != "shared"]
@@ -54,13 +68,22 @@ def measure(work: Work) -> Measured:
 
     figure = new_figure(width=9.6, height=3.2)
     axes = panel(figure, place=(1, 2, 1), ylabel="evaluation loss, nats")
-    ends = finals.query("curve == 'evaluation'").pivot(index="seed", columns="variant", values="loss")
+    ends = finals.query("curve == 'evaluation'").pivot(
+        index="seed", columns="variant", values="loss"
+    )
     for row in ends[["none", *SAYS]].to_numpy():
         axes.plot(["softmax", *SAYS.values()], row, color=BLUE, marker="o")
     axes = panel(figure, place=(1, 2, 2), ylabel="variant ÷ softmax")
-    names = {"dominance_ratio": "dominance", "effective_rank": "rank", "s2_ratio": "S2 ratio", "top_mass": "top mass"}
+    names = {
+        "dominance_ratio": "dominance",
+        "effective_rank": "rank",
+        "s2_ratio": "S2 ratio",
+        "top_mass": "top mass",
+    }
     for place, (variant, says) in enumerate(SAYS.items()):
-        ratios = [of(name, variant, *value).estimate / of(name, "none", *value).estimate for name in names]
+        ratios = [
+            of(name, variant, *value).estimate / of(name, "none", *value).estimate for name in names
+        ]
         at = [0.27 * (place - 1) + one for one in range(len(names))]
         axes.bar(at, ratios, width=0.25, color=COLOURS[variant], label=says)
     axes.set_xticks(range(len(names)), list(names.values()))
@@ -74,15 +97,25 @@ def trained(work: Work) -> dict[str, pd.DataFrame]:
 
     The norm and the attention are compared apart, each with the softmax model without a norm.
     """
-    runs = {arm: [work.trained(arm, seed=seed, **fields) for seed in SEEDS] for arm, fields in ARMS.items()}
+    runs = {
+        arm: [work.trained(arm, seed=seed, **fields) for seed in SEEDS]
+        for arm, fields in ARMS.items()
+    }
     norms = [one for arm, folders in runs.items() if arm != "sigmoid" for one in folders]
-    found = [compare(paths, generator=work.rng()).tables for paths in (norms, [*runs["softmax"], *runs["sigmoid"]])]
+    found = [
+        compare(paths, generator=work.rng()).tables
+        for paths in (norms, [*runs["softmax"], *runs["sigmoid"]])
+    ]
     tables = {}
     for name in TABLES:
         norm, attention = (one[name] for one in found)
-        tables[name] = pd.concat([norm, attention[attention["variant"] == "sigmoid"]], ignore_index=True)
+        tables[name] = pd.concat(
+            [norm, attention[attention["variant"] == "sigmoid"]], ignore_index=True
+        )
         if work.retrain and not work.tiny:
-            tables[name].to_csv(work.folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+            tables[name].to_csv(
+                work.folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n"
+            )
     return tables
 
 

@@ -43,7 +43,9 @@ class Shape:
     half: bool = True
     """Compute in bfloat16 (autocast), with weights in float32, as the authors do; S2 is read in float32."""
 
-    def config(self, *, length: int, steps: int, rate: float, seed: int, fields: Mapping[str, Any]) -> TrainConfig:
+    def config(
+        self, *, length: int, steps: int, rate: float, seed: int, fields: Mapping[str, Any]
+    ) -> TrainConfig:
         """The training of one arm."""
         names = ("n_layers", "d_model", "d_mlp", "n_heads", "vocab_size", "data")
         return TrainConfig(
@@ -107,14 +109,19 @@ def train_on_crops(
     offsets = torch.Generator().manual_seed(seed)
 
     def loss_on(tokens: Tensor) -> Tensor:
-        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=shape.half, cache_enabled=False):
+        with torch.autocast(
+            torch.device(device).type, torch.bfloat16, enabled=shape.half, cache_enabled=False
+        ):
             return model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
     make_step = step_on_cpu if device == "cpu" else step_on_gpu
-    advance = make_step(model, optimizer, backward=lambda tokens: loss_on(tokens).backward(), clip=config.clip)
+    advance = make_step(
+        model, optimizer, backward=lambda tokens: loss_on(tokens).backward(), clip=config.clip
+    )
     ended = Ended()
     on_curve, with_monitor = (
-        {round(steps * at / n) for at in range(n + 1)} for n in ((1, 1) if losses_only else (CURVE, READINGS))
+        {round(steps * at / n) for at in range(n + 1)}
+        for n in ((1, 1) if losses_only else (CURVE, READINGS))
     )
     for step in range(steps + 1):
         if step in on_curve | with_monitor:
@@ -144,10 +151,12 @@ def corpus_of(shape: Shape) -> tuple[TrainingRows, Tensor, Tensor]:
     """The rows of a data set, its training tokens as one stream, and its held-out tokens; read once a process."""
     names = {"data": shape.data, "vocab_size": shape.vocab_size}
     rows = load_training_rows(
-        TrainConfig(length=shape.block, bos="without", eval_sequences=10**6, **names), progress=False
+        TrainConfig(length=shape.block, bos="without", eval_sequences=10**6, **names),
+        progress=False,
     )
     train, apart = (
-        torch.cat([split[at]["input_ids"] for at in range(len(split))]) for split in (rows.train, rows.evaluation)
+        torch.cat([split[at]["input_ids"] for at in range(len(split))])
+        for split in (rows.train, rows.evaluation)
     )
     return rows, train, apart
 
@@ -195,7 +204,11 @@ def of_first(by_position: np.ndarray) -> float:
 def in_bins(by_position: np.ndarray) -> pd.DataFrame:
     """S2 by layer, at the first token and in bins of positions that double in width."""
     length = by_position.shape[1]
-    edges = [0, *itertools.takewhile(lambda edge: edge < length, (2**power for power in itertools.count())), length]
+    edges = [
+        0,
+        *itertools.takewhile(lambda edge: edge < length, (2**power for power in itertools.count())),
+        length,
+    ]
     return pd.DataFrame(
         {"layer": layer, "from": low, "to": high - 1, "s2": row[low:high].mean()}
         for layer, row in enumerate(by_position)

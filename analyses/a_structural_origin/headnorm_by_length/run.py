@@ -17,7 +17,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analyses.a_structural_origin.headnorm_by_length.crops import Ended, Shape, corpus_of, train_on_crops
+from analyses.a_structural_origin.headnorm_by_length.crops import (
+    Ended,
+    Shape,
+    corpus_of,
+    train_on_crops,
+)
 from analyses.claims import Measured, Work, certain, main
 from analyses.prose_and_trigger import (
     READ,
@@ -38,8 +43,16 @@ from sink_lens.report.style import legend, log_scale, new_figure, panel, without
 from sink_lens.stats import Interval
 
 SOFTMAX, MATCHED, DRAW = "softmax", "matched", "authors' draw"
-DRAWN: dict[str, Any] = {"value_norm": "per_head", "value_norm_init": "dummy_pass", "decay_unshared_gain": True}
-ARMS: dict[str, dict[str, Any]] = {SOFTMAX: {}, MATCHED: DRAWN | {"value_norm_init": "matched"}, DRAW: DRAWN}
+DRAWN: dict[str, Any] = {
+    "value_norm": "per_head",
+    "value_norm_init": "dummy_pass",
+    "decay_unshared_gain": True,
+}
+ARMS: dict[str, dict[str, Any]] = {
+    SOFTMAX: {},
+    MATCHED: DRAWN | {"value_norm_init": "matched"},
+    DRAW: DRAWN,
+}
 """Arm -> the fields of ``TrainConfig`` that it changes."""
 STYLES = styles_of(list(ARMS))
 RATES = (2e-3, 4e-3, 8e-3)
@@ -65,7 +78,14 @@ class Setup:
 
 REAL = Setup(
     shape=Shape(
-        n_layers=4, d_model=256, d_mlp=688, n_heads=4, vocab_size=2048, data=PROSE, step_tokens=4096, block=4096
+        n_layers=4,
+        d_model=256,
+        d_mlp=688,
+        n_heads=4,
+        vocab_size=2048,
+        data=PROSE,
+        step_tokens=4096,
+        block=4096,
     ),
     lengths=(64, 256, 1024),
     steps=256,
@@ -88,11 +108,25 @@ TINY = Setup(
     seeds=SEEDS[:3],
 )
 LARGER = Shape(
-    n_layers=12, d_model=384, d_mlp=1024, n_heads=6, vocab_size=8192, data=PROSE, step_tokens=32_768, block=4096
+    n_layers=12,
+    d_model=384,
+    d_mlp=1024,
+    n_heads=6,
+    vocab_size=8192,
+    data=PROSE,
+    step_tokens=32_768,
+    block=4096,
 )
 """24 million parameters."""
 TENTH = replace(
-    LARGER, n_layers=5, d_model=192, d_mlp=512, n_heads=3, vocab_size=2048, data="bundled", step_tokens=4096
+    LARGER,
+    n_layers=5,
+    d_model=192,
+    d_mlp=512,
+    n_heads=3,
+    vocab_size=2048,
+    data="bundled",
+    step_tokens=4096,
 )
 """2.6 million parameters, an eighth of the tokens in a step, and one book."""
 LARGER_LENGTH, LARGER_RATE, LARGER_SEEDS = 2048, 2e-3, SEEDS[:2]
@@ -126,7 +160,9 @@ class Training:
         """Train it."""
         asked: dict[str, Any] = {name: getattr(self, name) for name in RUN if name != "arm"}
         is_trial = self.seed == TRIAL_SEED
-        return train_on_crops(shape, fields=ARMS[self.arm], losses_only=is_trial, device=device, **asked)
+        return train_on_crops(
+            shape, fields=ARMS[self.arm], losses_only=is_trial, device=device, **asked
+        )
 
     def label(self, rows: Any) -> pd.DataFrame:
         """Rows with what tells this training from the others."""
@@ -150,7 +186,10 @@ def in_memory(setup: Setup) -> tuple[pd.DataFrame, pd.DataFrame]:
     while one := next(not_there(tables[0], setup), None):
         ended = one.train(setup.shape)
         found = (one.label(ended.rows), one.label(ended.positions))
-        tables = [pd.concat([*([table] if len(table) else []), new]) for table, new in zip(tables, found, strict=True)]
+        tables = [
+            pd.concat([*([table] if len(table) else []), new])
+            for table, new in zip(tables, found, strict=True)
+        ]
     return tables[0], tables[1]
 
 
@@ -158,7 +197,9 @@ def read(path: Path | None) -> pd.DataFrame:
     """A committed table; one without rows where there is none."""
     if path is None or not path.exists():
         of_positions = ["layer", "from", "to", "s2"]
-        return pd.DataFrame(columns=[*RUN, "step", "tokens", *READ, "prose", "s2_ratio", *of_positions])
+        return pd.DataFrame(
+            columns=[*RUN, "step", "tokens", *READ, "prose", "s2_ratio", *of_positions]
+        )
     return pd.read_csv(path)
 
 
@@ -169,10 +210,13 @@ def not_there(table: pd.DataFrame, setup: Setup) -> Iterator[Training]:
     longest = longest_of(table, setup)
     if longest is None:
         return
-    arms = [(setup.lengths[0], arm) for arm in (SOFTMAX, MATCHED)] + [(longest, arm) for arm in ARMS]
+    arms = [(setup.lengths[0], arm) for arm in (SOFTMAX, MATCHED)] + [
+        (longest, arm) for arm in ARMS
+    ]
     tried = {
         (length, arm): [
-            Training(length=length, arm=arm, rate=rate, seed=TRIAL_SEED, steps=setup.steps // 3) for rate in setup.rates
+            Training(length=length, arm=arm, rate=rate, seed=TRIAL_SEED, steps=setup.steps // 3)
+            for rate in setup.rates
         ]
         for length, arm in arms
     }
@@ -232,8 +276,12 @@ def numbers_of(table: pd.DataFrame, setup: Setup) -> dict[str, Interval]:
     """Every number, over seeds, paired with softmax of the same seed; 95% t intervals."""
     longest = longest_of(table, setup) or setup.lengths[-1]
     by_length = {length: finals_of(table, length) for length in (setup.lengths[0], longest)}
-    together = pd.concat([rows.assign(arm=rows["arm"] + f" {length}") for length, rows in by_length.items()])
-    seeds = judged_seeds(together, [f"{arm} {length}" for length in by_length for arm in (SOFTMAX, MATCHED)])
+    together = pd.concat(
+        [rows.assign(arm=rows["arm"] + f" {length}") for length, rows in by_length.items()]
+    )
+    seeds = judged_seeds(
+        together, [f"{arm} {length}" for length in by_length for arm in (SOFTMAX, MATCHED)]
+    )
     near, far = (differences(rows, MATCHED, seeds)["loss"] for rows in by_length.values())
     numbers = {"difference": over_seeds(far - near)}
     for length, rows in by_length.items():
@@ -250,7 +298,9 @@ def numbers_of(table: pd.DataFrame, setup: Setup) -> dict[str, Interval]:
 
 def differences(rows: pd.DataFrame, arm: str, seeds: Sequence[int]) -> pd.DataFrame:
     """By seed: an arm's loss and readings at the end minus softmax's, and the ratios of what is judged by ratio."""
-    own, base = (rows[rows["arm"] == one].groupby("seed").last().reindex(seeds) for one in (arm, SOFTMAX))
+    own, base = (
+        rows[rows["arm"] == one].groupby("seed").last().reindex(seeds) for one in (arm, SOFTMAX)
+    )
     return pd.DataFrame(
         {
             "loss": own["prose"] - base["prose"],
@@ -295,21 +345,37 @@ def draw(table: pd.DataFrame, positions: pd.DataFrame, setup: Setup):
     shown: list[tuple[int, str, pd.DataFrame, str]] = []
     for length in (setup.lengths[0], longest):
         finals, of_length = finals_of(table, length), with_kind(table).query("length == @length")
-        shown.append((length, "loss minus softmax's", finals if finals["arm"].nunique() > 1 else finals[:0], "prose"))
+        shown.append(
+            (
+                length,
+                "loss minus softmax's",
+                finals if finals["arm"].nunique() > 1 else finals[:0],
+                "prose",
+            )
+        )
         shown.append((length, "heads with a sink", finals, "rate_first"))
         shown.append((length, "loss, trials", of_length[of_length["kind"] == "trial"], ""))
     shown = [one for one in shown if len(one[2])]
     rows = math.ceil((2 + len(shown)) / 4)
     figure = new_figure(width=12 if shown else 7, height=2.9 * rows + 0.5)
     columns = 4 if shown else 2
-    axes = panel(figure, place=(rows, columns, 1), xlabel="tokens of a sequence", ylabel="S2, first over others")
+    axes = panel(
+        figure,
+        place=(rows, columns, 1),
+        xlabel="tokens of a sequence",
+        ylabel="S2, first over others",
+    )
     for bos, marker in ((False, "o"), (True, "s")):
         ratios = {one.length: ratio_in_gate(table, one) for one in gate_of(setup) if one.bos == bos}
-        axes.plot(list(ratios), list(ratios.values()), marker=marker, label="BOS" if bos else "no BOS")
+        axes.plot(
+            list(ratios), list(ratios.values()), marker=marker, label="BOS" if bos else "no BOS"
+        )
     axes.axhline(PASSES, color="grey", linestyle=":")
     axes.set_title("gate: softmax, mean over layers", fontsize=9)
     axes = panel(figure, place=(rows, columns, 2), xlabel="position + 1", ylabel="S2")
-    of_gate = positions[(positions[RUN] == [longest, False, SOFTMAX, GATE_RATE, 0, setup.steps]).all(axis=1)]
+    of_gate = positions[
+        (positions[RUN] == [longest, False, SOFTMAX, GATE_RATE, 0, setup.steps]).all(axis=1)
+    ]
     for layer, by_position in of_gate.groupby("layer"):
         middle = np.sqrt((by_position["from"] + 1) * (by_position["to"] + 1))
         axes.plot(middle, by_position["s2"], marker=".", label=f"layer {layer}")
@@ -343,22 +409,40 @@ def train_missing(*, until: float) -> None:
         append(one.label(ended.rows), HERE / FILE, by=RUN, locks=LOCKS)
         if len(ended.positions):
             append(one.label(ended.positions), HERE / POSITIONS, by=RUN, locks=LOCKS)
-        print(f"{one.key}: loss {ended.rows[-1]['prose']:.4f}, {time.time() - began:.0f} s", flush=True)
+        print(
+            f"{one.key}: loss {ended.rows[-1]['prose']:.4f}, {time.time() - began:.0f} s",
+            flush=True,
+        )
 
     work_off(lambda: not_there(read(HERE / FILE), REAL), make, locks=LOCKS, until=until)
 
 
 def train_larger(arguments: Sequence[str]) -> None:
     """The command line of ``run.py gpu``: as many tokens as the time gives, the same number in every training."""
-    parser = argparse.ArgumentParser(prog="run.py gpu", description="Train 24M parameters: softmax and matched.")
+    parser = argparse.ArgumentParser(
+        prog="run.py gpu", description="Train 24M parameters: softmax and matched."
+    )
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
-    parser.add_argument("--minutes", type=float, default=9.0, help="for all trainings together; 9 if not given")
-    parser.add_argument("--into", type=Path, default=HERE / "gpu.csv", help="the table; a row is added when it is made")
-    parser.add_argument("--tenth", action="store_true", help="a tenth of the parameters, as a rehearsal")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="for all trainings together; 9 if not given"
+    )
+    parser.add_argument(
+        "--into",
+        type=Path,
+        default=HERE / "gpu.csv",
+        help="the table; a row is added when it is made",
+    )
+    parser.add_argument(
+        "--tenth", action="store_true", help="a tenth of the parameters, as a rehearsal"
+    )
     asked = parser.parse_args(arguments)
     shape = TENTH if asked.tenth else LARGER
     table = read(asked.into)
-    steps = int(table["steps"].iloc[0]) if len(table) else steps_in(60 * asked.minutes, shape, device=asked.device)
+    steps = (
+        int(table["steps"].iloc[0])
+        if len(table)
+        else steps_in(60 * asked.minutes, shape, device=asked.device)
+    )
     print(f"{steps} steps of {shape.step_tokens:,} tokens for each training", flush=True)
     for seed in LARGER_SEEDS:
         for arm in (SOFTMAX, MATCHED):
@@ -393,8 +477,12 @@ def steps_in(seconds: float, shape: Shape, *, device: str) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["train"]:
-        parser = argparse.ArgumentParser(prog="run.py train", description="Train what runs.csv lacks.")
-        parser.add_argument("--minutes", type=float, default=math.inf, help="begin no training after as many")
+        parser = argparse.ArgumentParser(
+            prog="run.py train", description="Train what runs.csv lacks."
+        )
+        parser.add_argument(
+            "--minutes", type=float, default=math.inf, help="begin no training after as many"
+        )
         train_missing(until=time.time() + 60 * parser.parse_args(sys.argv[2:]).minutes)
     elif sys.argv[1:2] == ["gpu"]:
         train_larger(sys.argv[2:])

@@ -45,7 +45,11 @@ from analyses.shared_table import append, work_off
 from sink_lens.report.style import legend, new_figure, panel, without_formulas
 from sink_lens.stats import Interval
 
-DRAWN: dict[str, Any] = {"value_norm": "per_head", "value_norm_init": "dummy_pass", "decay_unshared_gain": True}
+DRAWN: dict[str, Any] = {
+    "value_norm": "per_head",
+    "value_norm_init": "dummy_pass",
+    "decay_unshared_gain": True,
+}
 """The norm as the authors' code has it."""
 MATCHED = DRAWN | {"value_norm_init": "matched"}
 SOFTMAX, DRAW, FAIR = "softmax", "authors' draw", "matched"
@@ -87,7 +91,9 @@ def by_hand_small(model: Any, another: Any) -> None:
 
 def by_hand_large(model: Any, another: Any) -> None:
     """Hold every head's output at the drawn size, by a constant."""
-    hold_parity(model, sizes=[small / ratio for small, ratio in zip(*sizes_of(another), strict=True)])
+    hold_parity(
+        model, sizes=[small / ratio for small, ratio in zip(*sizes_of(another), strict=True)]
+    )
 
 
 def sizes_of(another: Any) -> tuple[list[float], list[float]]:
@@ -145,19 +151,29 @@ class Training:
     @property
     def name(self) -> str:
         """Return the name of its checkpoint and lock."""
-        return "-".join(str(one).replace(" ", "_").replace("'", "").replace(",", "") for one in self.key)
+        return "-".join(
+            str(one).replace(" ", "_").replace("'", "").replace(",", "") for one in self.key
+        )
 
 
 def measure(work: Work) -> Measured:
     """The committed trainings, judged; with ``--retrain`` those that are missing are trained first, one by one."""
     if work.tiny:
         table = in_memory(work)
-        cost = pd.DataFrame([{"arm": arm, "turn": turn, "seconds": 1.0} for arm in ARMS for turn in range(3)])
+        cost = pd.DataFrame(
+            [{"arm": arm, "turn": turn, "seconds": 1.0} for arm in ARMS for turn in range(3)]
+        )
     else:
         if work.retrain:
-            train_what_is_missing(work, SimpleNamespace(device="cpu", until=math.inf, data=list(DATA), trials=False))
+            train_what_is_missing(
+                work, SimpleNamespace(device="cpu", until=math.inf, data=list(DATA), trials=False)
+            )
         table = pd.read_csv(HERE / FILE)
-        cost = pd.read_csv(HERE / COST) if (HERE / COST).exists() else pd.DataFrame(columns=["arm", "turn", "seconds"])
+        cost = (
+            pd.read_csv(HERE / COST)
+            if (HERE / COST).exists()
+            else pd.DataFrame(columns=["arm", "turn", "seconds"])
+        )
     numbers: dict[str, Interval] = {}
     for data in DATA:
         numbers |= numbers_of(table, data, cost)
@@ -169,7 +185,11 @@ def in_memory(work: Work) -> pd.DataFrame:
     """Every training in miniature, of fewer rates and seeds."""
     rows: list[pd.DataFrame] = []
     while True:
-        table = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=[*RUN, "step", "prose"])
+        table = (
+            pd.concat(rows, ignore_index=True)
+            if rows
+            else pd.DataFrame(columns=[*RUN, "step", "prose"])
+        )
         missing = next(not_there(table, rates=RATES[1:3], seeds=SEEDS[:3]), None)
         if missing is None:
             return table
@@ -183,14 +203,22 @@ def labelled(rows: list[dict[str, Any]], of: Training) -> pd.DataFrame:
 
 
 def not_there(
-    table: pd.DataFrame, *, rates: Sequence[float] = RATES, seeds: Sequence[int] = SEEDS, trials: bool = False
+    table: pd.DataFrame,
+    *,
+    rates: Sequence[float] = RATES,
+    seeds: Sequence[int] = SEEDS,
+    trials: bool = False,
 ) -> Iterator[Training]:
     """The trainings that the table lacks and that can be made now, in the order in which they decide."""
     done = {tuple(row) for row in table[RUN].drop_duplicates().itertuples(index=False)}
     first, later = seeds[: min(JUDGED_AT)], seeds[min(JUDGED_AT) :]
 
     def of(data: str, of_seeds: Sequence[int]) -> Iterator[Training]:
-        of_rates = [Training(data=data, kind="trial", arm=arm, rate=r, seed=TRIAL_SEED) for r in rates for arm in ARMS]
+        of_rates = [
+            Training(data=data, kind="trial", arm=arm, rate=r, seed=TRIAL_SEED)
+            for r in rates
+            for arm in ARMS
+        ]
         yield from of_rates
         for seed in () if trials else of_seeds:
             for arm in ARMS:
@@ -201,7 +229,14 @@ def not_there(
     def controls() -> Iterator[Training]:
         for seed in () if trials else SEEDS[: min(JUDGED_AT)]:
             for arm in CONTROLS:
-                yield Training(budget="middle", data=TASK, kind="control", arm=arm, rate=CONTROL_RATE, seed=seed)
+                yield Training(
+                    budget="middle",
+                    data=TASK,
+                    kind="control",
+                    arm=arm,
+                    rate=CONTROL_RATE,
+                    seed=seed,
+                )
 
     for part in (of(TASK, first), of(ALONE, first), controls(), of(TASK, later), of(ALONE, later)):
         yield from (one for one in part if one.key not in done)
@@ -219,7 +254,11 @@ def train_what_is_missing(work: Any, asked: Any) -> None:
     path = HERE / FILE
 
     def missing() -> list[Training]:
-        return [one for one in not_there(pd.read_csv(path), trials=asked.trials) if one.data in asked.data]
+        return [
+            one
+            for one in not_there(pd.read_csv(path), trials=asked.trials)
+            if one.data in asked.data
+        ]
 
     def make(one: Training) -> None:
         began = time.time()
@@ -237,11 +276,18 @@ def train_missing(arguments: Sequence[str]) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--trials", action="store_true", help="the trials alone")
     parser.add_argument("--data", action="append", choices=DATA, help="one of the two alone")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no training after as many")
     parser.add_argument(
-        "--take", type=Path, metavar="FILE", help="add what another machine's runs.csv has, train nothing"
+        "--minutes", type=float, default=math.inf, help="begin no training after as many"
     )
-    parser.add_argument("--cost", action="store_true", help="time the arms' steps instead, for cost.csv")
+    parser.add_argument(
+        "--take",
+        type=Path,
+        metavar="FILE",
+        help="add what another machine's runs.csv has, train nothing",
+    )
+    parser.add_argument(
+        "--cost", action="store_true", help="time the arms' steps instead, for cost.csv"
+    )
     asked = parser.parse_args(arguments)
     asked.until, asked.data = time.time() + 60 * asked.minutes, asked.data or list(DATA)
     work: Any = SimpleNamespace(tiny=False, progress=False, size=lambda real, tiny: real)
@@ -249,14 +295,29 @@ def train_missing(arguments: Sequence[str]) -> None:
     if asked.take:
         take(asked.take)
     elif asked.cost:
-        pd.DataFrame(timed(work)).to_csv(HERE / COST, index=False, float_format="%.6g", lineterminator="\n")
+        pd.DataFrame(timed(work)).to_csv(
+            HERE / COST, index=False, float_format="%.6g", lineterminator="\n"
+        )
     elif asked.workers == 1:
         train_what_is_missing(work, asked)
     else:
-        said = [f"--device={asked.device}", *(f"--data={one}" for one in asked.data), *["--trials"] * asked.trials]
+        said = [
+            f"--device={asked.device}",
+            *(f"--data={one}" for one in asked.data),
+            *["--trials"] * asked.trials,
+        ]
         said += [] if math.isinf(asked.minutes) else [f"--minutes={asked.minutes}"]
-        command = [sys.executable, "-m", "analyses.a_structural_origin.headnorm_first_gain.run", "train", *said]
-        started = [subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}) for _ in range(asked.workers)]
+        command = [
+            sys.executable,
+            "-m",
+            "analyses.a_structural_origin.headnorm_first_gain.run",
+            "train",
+            *said,
+        ]
+        started = [
+            subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            for _ in range(asked.workers)
+        ]
         for one in started:
             one.wait()
 
@@ -265,7 +326,9 @@ def timed(work: Any) -> Iterator[dict[str, Any]]:
     """Processor time of 100 steps of each arm, in turn."""
     for turn in range(5):
         for arm, fields in ARMS.items():
-            asked = Asked(budget="short", rate=CONTROL_RATE, seed=turn, is_trial=True, fields=fields)
+            asked = Asked(
+                budget="short", rate=CONTROL_RATE, seed=turn, is_trial=True, fields=fields
+            )
             end = list(training(work, asked))[-1]
             yield {"arm": arm, "turn": turn, "seconds": end["seconds"], "machine": end["machine"]}
 
@@ -273,14 +336,18 @@ def timed(work: Any) -> Iterator[dict[str, Any]]:
 def numbers_of(table: pd.DataFrame, data: str, cost: pd.DataFrame) -> dict[str, Interval]:
     """Every number of one kind of data, over seeds, paired with softmax of the same seed; 95% t intervals."""
     finals = finals_of(table, data)
-    tried = trials_of(table, data).groupby("arm")["rate"].nunique().reindex(list(ARMS), fill_value=0)
+    tried = (
+        trials_of(table, data).groupby("arm")["rate"].nunique().reindex(list(ARMS), fill_value=0)
+    )
     seeds = judged_seeds(finals, list(ARMS)) if tried.nunique() == 1 else ()
     finals = finals[finals["seed"].isin(seeds)]
     by_turn = cost.pivot(index="turn", columns="arm", values="seconds")
     numbers: dict[str, Interval] = {}
     for arm, before in ((FAIR, ""), (DRAW, "drawn_")):
         found = against_softmax(finals, arm, seeds)
-        found["cost"] = ratio_over_seeds(by_turn[arm] / by_turn[SOFTMAX]) if len(by_turn) else over_seeds([])
+        found["cost"] = (
+            ratio_over_seeds(by_turn[arm] / by_turn[SOFTMAX]) if len(by_turn) else over_seeds([])
+        )
         pairs = [(curve(finals, SOFTMAX, seed), curve(finals, arm, seed)) for seed in seeds]
         found["time"] = over_seeds([in_time(*pair, cost=found["cost"].estimate) for pair in pairs])
         if data == ALONE:
@@ -291,7 +358,9 @@ def numbers_of(table: pd.DataFrame, data: str, cost: pd.DataFrame) -> dict[str, 
     numbers[f"trials_ahead @ {data}"] = certain((by_rate[FAIR] < by_rate[SOFTMAX]).sum())
     numbers[f"trials_best @ {data}"] = certain(by_rate[FAIR].min() - by_rate[SOFTMAX].min())
     ends = finals.groupby(["arm", "seed"])["prose"].last()
-    differences = [ends.get((FAIR, seed), math.nan) - ends.get((DRAW, seed), math.nan) for seed in seeds]
+    differences = [
+        ends.get((FAIR, seed), math.nan) - ends.get((DRAW, seed), math.nan) for seed in seeds
+    ]
     numbers[f"start @ {data}"] = over_seeds(differences)
     return numbers | {f"{name} @ {data}": one for name, one in of_softmax(finals).items()}
 
@@ -308,7 +377,10 @@ def in_time(base: pd.DataFrame, own: pd.DataFrame, *, cost: float) -> float:
     if math.isnan(cost):
         return math.nan
     end, other = base["tokens"].iloc[-1] / max(1.0, cost), base["tokens"].iloc[-1] * min(1.0, cost)
-    return float(np.interp(end, own["tokens"], own["prose"]) - np.interp(other, base["tokens"], base["prose"]))
+    return float(
+        np.interp(end, own["tokens"], own["prose"])
+        - np.interp(other, base["tokens"], base["prose"])
+    )
 
 
 def controls_of(table: pd.DataFrame) -> dict[str, Interval]:
@@ -325,7 +397,10 @@ def controls_of(table: pd.DataFrame) -> dict[str, Interval]:
         "start_middle": (FAIR, DRAW),
         "gradient": (FAIR, "parity by hand, matched size"),
     }
-    numbers = {name: minus(ends, ("control", one), ("control", other)) for name, (one, other) in pairs.items()}
+    numbers = {
+        name: minus(ends, ("control", one), ("control", other))
+        for name, (one, other) in pairs.items()
+    }
     for arm in (FAIR, DRAW):
         gains = controls[controls["arm"] == arm].groupby("seed")["gain_0"]
         numbers[f"layer_0 @ {arm}"] = ratio_over_seeds(gains.last() / gains.first())
@@ -362,7 +437,9 @@ def draw(table: pd.DataFrame):
         ("heads with a sink", "rate_first_prose", False),
     ):
         shown.append(("controls", says, controls, name, paired))
-    there = [one for one in shown if len(one[2]) and not (one[4] and SOFTMAX not in set(one[2]["arm"]))]
+    there = [
+        one for one in shown if len(one[2]) and not (one[4] and SOFTMAX not in set(one[2]["arm"]))
+    ]
     rows = math.ceil(len(there) / 4)
     figure = new_figure(width=12, height=2.9 * rows + 0.5)
     for place, (data, says, frame, name, paired) in enumerate(there, start=1):

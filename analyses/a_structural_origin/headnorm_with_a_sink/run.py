@@ -31,7 +31,11 @@ from sink_lens.stats import Interval
 ARMS: dict[str, dict[str, Any]] = {
     "softmax": {},
     "shared gain": {"value_norm": "shared", "value_norm_init": "first_token"},
-    "a gain a head": {"value_norm": "per_head", "value_norm_init": "dummy_pass", "decay_unshared_gain": True},
+    "a gain a head": {
+        "value_norm": "per_head",
+        "value_norm_init": "dummy_pass",
+        "decay_unshared_gain": True,
+    },
 }
 """What each changes in ``TrainConfig``: the norm of the paper's text, and that of the authors' code."""
 STYLES = styles_of(list(ARMS))
@@ -119,7 +123,11 @@ def not_there(table: pd.DataFrame, work: Work) -> Iterator[Training]:
         for seed in [] if missing else work.size(SEEDS, SEEDS[:3]):
             for arm in ARMS:
                 one = Training(
-                    budget=budget, kind="final", arm=arm, rate=best_rate(table, budget=budget, arm=arm), seed=seed
+                    budget=budget,
+                    kind="final",
+                    arm=arm,
+                    rate=best_rate(table, budget=budget, arm=arm),
+                    seed=seed,
                 )
                 if one.key not in done:
                     yield one
@@ -150,7 +158,10 @@ def numbers_of(table: pd.DataFrame, budget: str, seeds: Sequence[int]) -> dict[s
     finals = finals[finals["seed"].isin(seeds)]
     numbers = {}
     for arm in list(ARMS)[1:]:
-        numbers |= {f"{name} @ {arm}, {budget}": one for name, one in against_softmax(finals, arm, seeds).items()}
+        numbers |= {
+            f"{name} @ {arm}, {budget}": one
+            for name, one in against_softmax(finals, arm, seeds).items()
+        }
     return numbers | {f"{name} @ {budget}": one for name, one in of_softmax(finals).items()}
 
 
@@ -173,7 +184,9 @@ def of_budget(table: pd.DataFrame, budget: str) -> pd.DataFrame:
 def draw(table: pd.DataFrame):
     """Loss on prose by tokens, its difference to softmax and the sink on prose, with bands of the mean; the trials."""
     budget = next(
-        name for name in reversed(BUDGETS) if name == "short" or judged_seeds(of_budget(table, name), list(ARMS))
+        name
+        for name in reversed(BUDGETS)
+        if name == "short" or judged_seeds(of_budget(table, name), list(ARMS))
     )
     finals = of_budget(table, budget)
     panels = {
@@ -181,7 +194,9 @@ def draw(table: pd.DataFrame):
         "minus softmax's, nats": ("prose", True),
         "heads with a sink, prose": ("rate_first_prose", False),
     }
-    shown = panels if len(finals) else {}  # before the first seed is there the trials are drawn alone
+    shown = (
+        panels if len(finals) else {}
+    )  # before the first seed is there the trials are drawn alone
     figure = new_figure(width=11 if shown else 4.8, height=3.2)
     for place, (ylabel, (name, paired)) in enumerate(shown.items()):
         axes = panel(figure, place=(1, 4, place + 1), xlabel="tokens, thousands", ylabel=ylabel)

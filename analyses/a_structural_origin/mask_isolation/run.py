@@ -3,7 +3,16 @@
 from analyses.claims import Measured, Work, main
 from sink_lens import run_with
 from sink_lens.edits import isolate
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, legend, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    legend,
+    new_figure,
+    panel,
+    without_formulas,
+)
 
 PLACES = (9, 5, 20, 40)
 

@@ -16,11 +16,16 @@ def measure(work: Work) -> Measured:
     base, generator = work.base(), work.generator()
     by_layer = work.supers(base["neurons"]).groupby("layer")["neuron"]
     supers = {int(layer): sorted(neurons) for layer, neurons in by_layer}
-    dims = sorted(base["dimensions"].query("sink_position == 0 and is_outlier")["dimension"].unique().tolist())
+    dims = sorted(
+        base["dimensions"].query("sink_position == 0 and is_outlier")["dimension"].unique().tolist()
+    )
 
     def others(taken, size):
         pool = [unit for unit in range(size) if unit not in taken]
-        return [pool[index] for index in torch.randperm(len(pool), generator=generator)[: len(taken)].tolist()]
+        return [
+            pool[index]
+            for index in torch.randperm(len(pool), generator=generator)[: len(taken)].tolist()
+        ]
 
     layers = range(work.lens.n_layers)
     after = layers[work.steps()[0].last_layer + 1 :]
@@ -31,7 +36,10 @@ def measure(work: Work) -> Measured:
         "neurons": ("neurons", supers),
         "z": ("z_raw", dict.fromkeys(layers)),
         "key": ("k", dict.fromkeys(after)),
-        "random_neurons": ("neurons", {layer: others(units, work.lens.d_mlp) for layer, units in supers.items()}),
+        "random_neurons": (
+            "neurons",
+            {layer: others(units, work.lens.d_mlp) for layer, units in supers.items()},
+        ),
         "random_dimensions": ("resid_post", dict.fromkeys(later, random_dims)),
     }
     numbers, curves = {}, {}
@@ -39,12 +47,19 @@ def measure(work: Work) -> Measured:
         chosen = dict(list(holds.items())[: 2 if curves else None])
         found = _survives(work, tokens, holds=chosen, after=after)
         curves = curves or {link: curve for link, (_, curve) in found.items()}
-        numbers |= {f"{link} @ {name}": share for link, (share, _) in found.items() if share is not None}
-    numbers = {name: numbers[name] for link in holds for name in numbers if name.startswith(f"{link} @")}
+        numbers |= {
+            f"{link} @ {name}": share for link, (share, _) in found.items() if share is not None
+        }
+    numbers = {
+        name: numbers[name] for link in holds for name in numbers if name.startswith(f"{link} @")
+    }
 
     figure = new_figure(width=7.4, height=3.0)
     axes = panel(figure, place=(1, 2, 1), xlabel="share of the sink that survives")
-    first = {link: next(one for name, one in numbers.items() if name.startswith(f"{link} @")) for link in holds}
+    first = {
+        link: next(one for name, one in numbers.items() if name.startswith(f"{link} @"))
+        for link in holds
+    }
     for place, (link, found) in enumerate(first.items()):
         axes.barh(place, found.estimate, color=ORANGE if "random" in link else BLUE, height=0.6)
         axes.plot([found.low, found.high], [place, place], color=INK)
@@ -64,13 +79,26 @@ def _survives(work, tokens, *, holds, after):
 
     def edits(site, units):
         return [
-            freeze(site, {layer: value if some is None else value[..., some]}, positions=[PLACE], units=some)
+            freeze(
+                site,
+                {layer: value if some is None else value[..., some]},
+                positions=[PLACE],
+                units=some,
+            )
             for layer, some in units.items()
             for value in [clean[site, layer]]
         ]
 
     def mass(given):
-        run = run_with(work.lens, tokens, given, positions=(PLACE,), loss=False, quiet=True, progress=work.progress)
+        run = run_with(
+            work.lens,
+            tokens,
+            given,
+            positions=(PLACE,),
+            loss=False,
+            quiet=True,
+            progress=work.progress,
+        )
         return run.mass_at(PLACE, layers=after).numpy(), run.mass[..., 0].mean(dim=(1, 2)).numpy()
 
     isolated = isolate([PLACE])

@@ -29,12 +29,22 @@ def measure(work: Work) -> Measured:
     sets = work.once("sets", lambda: _find_sets(work, tokens))
     numbers, here = {}, {}
     for row in sets.to_dict("records"):
-        neurons, where = _by_layer(row["neurons"]), f"growth step {row['step'] + 1}, {row['neurons']}"
-        given = {"reads": range(row["layers_from"], row["layers_to"] + 1), "dimension": row["dimension"]}
-        singles = {f"{layer}.{unit}": {layer: [unit]} for layer, units in neurons.items() for unit in units}
+        neurons, where = (
+            _by_layer(row["neurons"]),
+            f"growth step {row['step'] + 1}, {row['neurons']}",
+        )
+        given = {
+            "reads": range(row["layers_from"], row["layers_to"] + 1),
+            "dimension": row["dimension"],
+        }
+        singles = {
+            f"{layer}.{unit}": {layer: [unit]} for layer, units in neurons.items() for unit in units
+        }
         alone = _on(work, tokens, neurons, singles, **given)
         best = max(singles, key=lambda name: alone[name].estimate)
-        drawn = {str(number): _by_layer(draw) for number, draw in enumerate(row["random"].split("; "))}
+        drawn = {
+            str(number): _by_layer(draw) for number, draw in enumerate(row["random"].split("; "))
+        }
         random = _on(work, tokens, neurons, drawn, **given)
         for text, batch in ((first, tokens), *others):
             columns = {"set_removes": neurons, "single_removes": singles[best]}
@@ -52,21 +62,31 @@ def measure(work: Work) -> Measured:
         axes.barh(place, found.estimate, color=BLUE, height=0.6)
         axes.plot([found.low, found.high], [place, place], color=INK)
     labels = [name.partition(" @ ") for name in here]
-    axes.set_yticks(range(len(here)), [f"{SAYS[kind]}, {where.partition(',')[0]}" for kind, _, where in labels])
+    axes.set_yticks(
+        range(len(here)), [f"{SAYS[kind]}, {where.partition(',')[0]}" for kind, _, where in labels]
+    )
     axes.invert_yaxis()
     ordered = sorted(numbers, key=lambda name: tuple(SAYS).index(name.partition(" @ ")[0]))
-    return Measured(numbers={name: numbers[name] for name in ordered}, figure=without_formulas(figure))
+    return Measured(
+        numbers={name: numbers[name] for name in ordered}, figure=without_formulas(figure)
+    )
 
 
 def _find_sets(work, tokens):
     """Return for each growth step the fewest neurons of its layers that remove half of the sink behind them."""
-    config = TraceConfig(sequences=tokens.n_sequences, intervention_sequences=tokens.n_sequences, length=64)
-    setting = make_setting(work.lens, tokens, location=scout(work.lens, tokens, config=config), config=config)
+    config = TraceConfig(
+        sequences=tokens.n_sequences, intervention_sequences=tokens.n_sequences, length=64
+    )
+    setting = make_setting(
+        work.lens, tokens, location=scout(work.lens, tokens, config=config), config=config
+    )
     rows, generator = [], work.generator()
     for segment in setting.segments:
         for step in segment.steps:
             behind = dataclasses.replace(setting, read_layers=segment.layers)
-            found = find_makers(behind, kinds=["neuron"], layers=step.layers, progress=work.progress).sets["half"]
+            found = find_makers(
+                behind, kinds=["neuron"], layers=step.layers, progress=work.progress
+            ).sets["half"]
             drawn = [_draw_others(work.lens, found, generator=generator) for _ in range(DRAWS)]
             rows.append(
                 {
@@ -88,7 +108,9 @@ def _draw_others(lens, chosen, *, generator):
         Maker(kind="neuron", layer=layer, unit=unit)
         for layer in dict.fromkeys(layers)
         for unit in draw_other_indices(
-            [part.unit for part in chosen if part.layer == layer], n=lens.n_neurons(layer), generator=generator
+            [part.unit for part in chosen if part.layer == layer],
+            n=lens.n_neurons(layer),
+            generator=generator,
         )
     ]
 
@@ -103,7 +125,9 @@ def _on(work, tokens, neurons, sets, *, reads, dimension, entries=None):
     means = {layer: clean["neurons", layer][:, 8:].mean(dim=(0, 1))[None, None] for layer in layers}
 
     def mass(edits):
-        run = run_with(work.lens, tokens, edits, layers=reads, loss=False, quiet=True, progress=work.progress)
+        run = run_with(
+            work.lens, tokens, edits, layers=reads, loss=False, quiet=True, progress=work.progress
+        )
         return run.mass_at(0, layers=reads).numpy()
 
     before = mass([])

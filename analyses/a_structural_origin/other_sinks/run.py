@@ -18,15 +18,25 @@ def measure(work: Work) -> Measured:
     peak = int(work.base()["layers"].set_index("layer")["norm_ratio"].idxmax())
     numbers, drawn = {}, {}
     for name, tokens in work.texts(sequences=work.size(60, 8), length=LENGTH).items():
-        kinds = [[_kind(work.lens.tokenizer.decode([token])) for token in row] for row in tokens.tokens.tolist()]
-        streamed = stream(work.lens, tokens, _readings(late, peak), keys=range(LENGTH), progress=work.progress)
+        kinds = [
+            [_kind(work.lens.tokenizer.decode([token])) for token in row]
+            for row in tokens.tokens.tolist()
+        ]
+        streamed = stream(
+            work.lens, tokens, _readings(late, peak), keys=range(LENGTH), progress=work.progress
+        )
         mass = streamed.stacked("mass").mean(0).numpy()[:, 1:LAST_KEY]  # sequence, key
         marks = np.array([[kind > 0 for kind in row] for row in kinds])[:, 1:LAST_KEY]
         relative = mass / mass.mean(0)
-        sums = np.stack([(relative * marks).sum(1), marks.sum(1), (relative * ~marks).sum(1), (~marks).sum(1)], axis=1)
+        sums = np.stack(
+            [(relative * marks).sum(1), marks.sum(1), (relative * ~marks).sum(1), (~marks).sum(1)],
+            axis=1,
+        )
         norms = streamed["norm", peak].numpy()
         ratios = [
-            row[_first_stop(kind)] / np.median(row[8:]) for row, kind in zip(norms, kinds, strict=True) if 2 in kind[1:]
+            row[_first_stop(kind)] / np.median(row[8:])
+            for row, kind in zip(norms, kinds, strict=True)
+            if 2 in kind[1:]
         ]
         numbers[f"norm @ {name}"] = work.interval(ratios)
         numbers[f"delimiters @ {name}"] = work.interval(sums, statistic=_ratio)
@@ -54,7 +64,10 @@ def _readings(late, peak):
         return (columns * counted).sum(1) / counted.sum(0)
 
     def second(view):
-        scores = [sink_score(view["mass"][..., key], valid=view.valid, key=key) for key in range(1, LAST_SECOND + 1)]
+        scores = [
+            sink_score(view["mass"][..., key], valid=view.valid, key=key)
+            for key in range(1, LAST_SECOND + 1)
+        ]
         return (torch.stack(scores).amax(0) > 0.3).float().mean(1)
 
     return [

@@ -19,7 +19,9 @@ def measure(work: Work) -> Measured:
     """Tau by layer on random tokens and on texts, against another position and a planted W_O."""
     lens = work.lens
     weights = [
-        rearrange(attention_weights(lens, layer=layer).w_o, "head d_head d_model -> d_model (head d_head)")
+        rearrange(
+            attention_weights(lens, layer=layer).w_o, "head d_head d_model -> d_model (head d_head)"
+        )
         for layer in range(lens.n_layers)
     ]
     some = torch.randperm(lens.d_model, generator=work.generator())[:16]
@@ -34,13 +36,19 @@ def measure(work: Work) -> Measured:
         std = torch.as_tensor(z).std(dim=0)
         rows = [w * s if planted else w for w, s in zip(weights, std, strict=True)]
         pairs = zip(rows, std, strict=True)
-        return torch.stack([output_preservation(w, first_std=s, per_dimension=dimensions).mean() for w, s in pairs])
+        return torch.stack(
+            [output_preservation(w, first_std=s, per_dimension=dimensions).mean() for w, s in pairs]
+        )
 
     def tau(z, statistic=lambda by_layer: by_layer.nanmean()):
         """The statistic over layers, its interval drawn on some output dimensions and moved to the estimate on all."""
-        drawn = work.interval(z.numpy(), statistic=lambda rows: float(statistic(taus(rows, some))), n_resamples=60)
+        drawn = work.interval(
+            z.numpy(), statistic=lambda rows: float(statistic(taus(rows, some))), n_resamples=60
+        )
         moved = float(statistic(taus(z))) - drawn.estimate
-        return dataclasses.replace(drawn, **{k: getattr(drawn, k) + moved for k in ("estimate", "low", "high")})
+        return dataclasses.replace(
+            drawn, **{k: getattr(drawn, k) + moved for k in ("estimate", "low", "high")}
+        )
 
     random = work.random(sequences=work.size(500, 40), length=24, bos="without")
     first, other = spreads(random, FIRST), spreads(random, OTHER)
@@ -59,7 +67,10 @@ def measure(work: Work) -> Measured:
 
     figure = new_figure(width=6.0, height=3.0)
     axes = panel(figure, xlabel="layer", ylabel="Kendall tau, mean over outputs")
-    for z, colour, marker, label in ((first, BLUE, "o", "position 0"), (other, ORANGE, "s", f"position {OTHER}")):
+    for z, colour, marker, label in (
+        (first, BLUE, "o", "position 0"),
+        (other, ORANGE, "s", f"position {OTHER}"),
+    ):
         axes.plot(taus(z), color=colour, marker=marker, markersize=3, label=label)
     axes.axhline(0.32, color=GREEN, linestyle="--", label="0.32 (paper's mean)")
     legend(axes, columns=3)

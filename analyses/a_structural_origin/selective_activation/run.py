@@ -8,7 +8,16 @@ from sink_lens import Reading, stream
 from sink_lens.chain.setting import draw_other_indices
 from sink_lens.measures.neurons import selectivity
 from sink_lens.models.weights import mlp_weights
-from sink_lens.report.style import GREEN, ORANGE, QUIET, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    GREEN,
+    ORANGE,
+    QUIET,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 
 
 def measure(work: Work) -> Measured:
@@ -19,17 +28,29 @@ def measure(work: Work) -> Measured:
         layer: sorted(draw_other_indices(units, n=work.lens.d_mlp, generator=work.generator()))
         for layer, units in supers.items()
     }
-    rows = {layer: mlp_weights(work.lens, layer=layer).w_gate[units] for layer, units in supers.items()}
+    rows = {
+        layer: mlp_weights(work.lens, layer=layer).w_gate[units] for layer, units in supers.items()
+    }
 
     def cosine(view):
-        pairs = [selectivity(view["mlp_in"], gate_row=row, up_row=row).cosine for row in rows[view.layer]]
+        pairs = [
+            selectivity(view["mlp_in"], gate_row=row, up_row=row).cosine for row in rows[view.layer]
+        ]
         return torch.stack(pairs, dim=-1)
 
     layers = frozenset(supers)
     readings = [
-        Reading(name="super", sites=("neurons",), function=lambda v: v["neurons"][..., supers[v.layer]], layers=layers),
         Reading(
-            name="random", sites=("neurons",), function=lambda v: v["neurons"][..., random[v.layer]], layers=layers
+            name="super",
+            sites=("neurons",),
+            function=lambda v: v["neurons"][..., supers[v.layer]],
+            layers=layers,
+        ),
+        Reading(
+            name="random",
+            sites=("neurons",),
+            function=lambda v: v["neurons"][..., random[v.layer]],
+            layers=layers,
         ),
         Reading(name="cosine", sites=("mlp_in",), function=cosine, layers=layers),
     ]
@@ -61,7 +82,9 @@ def measure(work: Work) -> Measured:
     for values, colour, label in ((drawn, QUIET, "random"), (active, ORANGE, "super neurons")):
         curves = values.mean(0)
         for index, curve in enumerate(curves.T):
-            axes.plot(range(1, 65), curve, color=colour, linewidth=1, label=label if index == 0 else None)
+            axes.plot(
+                range(1, 65), curve, color=colour, linewidth=1, label=label if index == 0 else None
+            )
     log_scale(axes, axis="x")
     log_scale(axes, axis="y")
     legend(axes, columns=2)

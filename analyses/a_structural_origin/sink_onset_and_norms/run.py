@@ -8,7 +8,16 @@ from sink_lens import Reading, stream
 from sink_lens.chain.locate import find_growth_steps, onset_layer
 from sink_lens.measures.attention import sink_mass, sink_score
 from sink_lens.measures.dimensions import growth_ratio
-from sink_lens.report.style import BLUE, GREEN, ORANGE, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 
 
 def measure(work: Work) -> Measured:
@@ -26,16 +35,22 @@ def measure(work: Work) -> Measured:
     readings = [
         Reading(name="mass", sites=("mass",), function=mass),
         Reading(name="over", sites=("mass",), function=over),
-        Reading(name="before", sites=("resid_pre",), function=ratio("resid_pre"), layers=frozenset({0})),
+        Reading(
+            name="before", sites=("resid_pre",), function=ratio("resid_pre"), layers=frozenset({0})
+        ),
         Reading(name="ratio", sites=("resid_post",), function=ratio("resid_post")),
     ]
     tokens = work.text(sequences=work.size(100, 8), length=64)
     found = stream(work.lens, tokens, readings, progress=work.progress)
     masses = found.stacked("mass").T.numpy()  # sequence, layer
-    ratios = torch.cat([found.stacked("before"), found.stacked("ratio")]).T.numpy()  # before layer 0, after each
+    ratios = torch.cat(
+        [found.stacked("before"), found.stacked("ratio")]
+    ).T.numpy()  # before layer 0, after each
 
     def first_step(rows):
-        return next(iter(find_growth_steps(torch.from_numpy(rows.mean(0)), factor=2.0)), (np.nan, np.nan))
+        return next(
+            iter(find_growth_steps(torch.from_numpy(rows.mean(0)), factor=2.0)), (np.nan, np.nan)
+        )
 
     def gap(rows):
         half = rows.shape[1] // 2

@@ -12,11 +12,16 @@ def measure(work: Work) -> Measured:
     """The sink rate for each kind of tokens, by sequence."""
 
     def over(view):
-        return (sink_score(view["mass"][..., 0], valid=view.valid, key=0) > THRESHOLD).float().mean(1)
+        return (
+            (sink_score(view["mass"][..., 0], valid=view.valid, key=0) > THRESHOLD).float().mean(1)
+        )
 
     def rate(tokens):
         found = stream(
-            work.lens, tokens, [Reading(name="over", sites=("mass",), function=over)], progress=work.progress
+            work.lens,
+            tokens,
+            [Reading(name="over", sites=("mass",), function=over)],
+            progress=work.progress,
         )
         return work.interval(found.stacked("over").mean(0).numpy())
 
@@ -24,8 +29,14 @@ def measure(work: Work) -> Measured:
     numbers = {}
     for suffix, bos in (("", "without"), ("_bos", "with")):
         numbers[f"random{suffix}"] = rate(work.random(bos=bos, **size))
-        repeated = {"generator": work.generator(), "vocab_size": len(work.lens.tokenizer), "bos": bos}
-        numbers[f"repeated{suffix}"] = rate(TokenBatch.repeated(work.lens.tokenizer, **repeated, **size))
+        repeated = {
+            "generator": work.generator(),
+            "vocab_size": len(work.lens.tokenizer),
+            "bos": bos,
+        }
+        numbers[f"repeated{suffix}"] = rate(
+            TokenBatch.repeated(work.lens.tokenizer, **repeated, **size)
+        )
         numbers[f"text{suffix}"] = rate(work.text(bos=bos, **size))
 
     figure = new_figure(width=5.4, height=2.6)

@@ -6,7 +6,17 @@ from analyses.claims import Measured, Work, main
 from sink_lens import run_with
 from sink_lens.edits import amplify, centring_means
 from sink_lens.edits.amplification import FACTORS
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 
 PLACE = 10
 
@@ -39,7 +49,9 @@ def measure(work: Work) -> Measured:
             where = f"{name}, {span}"
             curves[where] = {centre: curve[:, index] for centre, curve in by_centre.items()}
             natural[where] = at_first[index]
-            rises = {c: curve[curve.mean(1).argmax()] - curve[0] for c, curve in curves[where].items()}
+            rises = {
+                c: curve[curve.mean(1).argmax()] - curve[0] for c, curve in curves[where].items()
+            }
             found[f"centred_on_values @ {where}"] = work.interval(rises["values"])
             found[f"norm_share @ {where}"] = work.ratio(rises["none"], rises["values"], least=0.02)
             found[f"centred_on_z @ {where}"] = work.interval(rises["aggregated"])
@@ -47,17 +59,36 @@ def measure(work: Work) -> Measured:
                 curves[where]["values"][0] + rises["values"], natural[where]
             )
     order = ("centred_on_values", "norm_share", "centred_on_z", "share_of_natural")
-    numbers = {name: found[name] for name in sorted(found, key=lambda one: order.index(one.partition(" @ ")[0]))}
+    numbers = {
+        name: found[name]
+        for name in sorted(found, key=lambda one: order.index(one.partition(" @ ")[0]))
+    }
 
     figure = new_figure(width=9.6, height=3.2)
-    names = {"values": "centred on the mean value", "aggregated": "centred on the mean of z", "none": "scaled only"}
+    names = {
+        "values": "centred on the mean value",
+        "aggregated": "centred on the mean of z",
+        "none": "scaled only",
+    }
     one_layer = [where for where in curves if where.endswith(next(iter(spans)))]
     for place, where in enumerate(one_layer):
         axes = panel(
-            figure, place=(1, 2, place + 1), xlabel=f"factor ({where})", ylabel=f"attention to position {PLACE}"
+            figure,
+            place=(1, 2, place + 1),
+            xlabel=f"factor ({where})",
+            ylabel=f"attention to position {PLACE}",
         )
-        for (centre, curve), colour, marker in zip(curves[where].items(), (BLUE, GREEN, ORANGE), "os^", strict=True):
-            axes.plot(FACTORS, curve.mean(1), color=colour, marker=marker, markersize=4, label=names[centre])
+        for (centre, curve), colour, marker in zip(
+            curves[where].items(), (BLUE, GREEN, ORANGE), "os^", strict=True
+        ):
+            axes.plot(
+                FACTORS,
+                curve.mean(1),
+                color=colour,
+                marker=marker,
+                markersize=4,
+                label=names[centre],
+            )
         axes.axhline(natural[where].mean(), color=INK, linestyle="--", label="position 0, no edit")
         log_scale(axes, axis="x")
         axes.set_ylim(0, None)

@@ -7,9 +7,25 @@ import torch
 
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, capture, stream
-from sink_lens.measures.variance import decay_exponent, output_preservation, s1, token_std, variance_ratio
+from sink_lens.measures.variance import (
+    decay_exponent,
+    output_preservation,
+    s1,
+    token_std,
+    variance_ratio,
+)
 from sink_lens.models.weights import attention_weights
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 
 BLOCK = 25
 SEED = 1
@@ -33,7 +49,9 @@ def measure(work: Work) -> Measured:
 
     options = {"layers": frozenset(layers)}
     reading = Reading(name="s1", sites=("z",), function=over_samples, **options)
-    found = stream(work.lens, random, [reading], batch_size=BLOCK, progress=work.progress, label="S1")
+    found = stream(
+        work.lens, random, [reading], batch_size=BLOCK, progress=work.progress, label="S1"
+    )
     of_random = found.stacked("s1")[:, ::BLOCK].numpy()  # layer, block, position
     readings = [
         Reading(name="before", sites=("z",), function=before, **options),
@@ -41,7 +59,9 @@ def measure(work: Work) -> Measured:
     ]
     streamed = stream(work.lens, text, readings, progress=work.progress, label="S2")
     of_text, written = (streamed.stacked(name).numpy() for name in ("before", "after"))
-    first = capture(work.lens, random, sites=["z"], layers=list(layers), positions=[0], progress=work.progress)
+    first = capture(
+        work.lens, random, sites=["z"], layers=list(layers), positions=[0], progress=work.progress
+    )
     some = torch.randperm(work.lens.d_model, generator=work.generator())[:64]
 
     numbers = {}
@@ -56,10 +76,14 @@ def measure(work: Work) -> Measured:
 
         def tau(rows, dimensions=some, weights=weights):
             std = torch.as_tensor(rows).std(dim=0)
-            return float(output_preservation(weights, first_std=std, per_dimension=dimensions).nanmean())
+            return float(
+                output_preservation(weights, first_std=std, per_dimension=dimensions).nanmean()
+            )
 
         drawn = work.interval(z.numpy(), statistic=tau, n_resamples=60)
-        moved = tau(z, None) - drawn.estimate  # drawn on some output dimensions, moved to the estimate on all
+        moved = (
+            tau(z, None) - drawn.estimate
+        )  # drawn on some output dimensions, moved to the estimate on all
         numbers[f"tau @ {at}"] = dataclasses.replace(
             drawn, **{bound: getattr(drawn, bound) + moved for bound in ("estimate", "low", "high")}
         )
@@ -68,11 +92,19 @@ def measure(work: Work) -> Measured:
 
     figure = new_figure(width=9.6, height=3.2)
     t = np.arange(1, 65)
-    for place, (rows, title) in enumerate(((of_random, "S1, random tokens"), (written, "S2 after W_O, text"))):
-        axes = panel(figure, place=(1, 2, place + 1), xlabel="position + 1", ylabel=f"{title} ÷ position 0")
-        for layer, one, colour, marker in zip(layers, rows, (BLUE, ORANGE, GREEN, INK) * 8, "os^v" * 8, strict=False):
+    for place, (rows, title) in enumerate(
+        ((of_random, "S1, random tokens"), (written, "S2 after W_O, text"))
+    ):
+        axes = panel(
+            figure, place=(1, 2, place + 1), xlabel="position + 1", ylabel=f"{title} ÷ position 0"
+        )
+        for layer, one, colour, marker in zip(
+            layers, rows, (BLUE, ORANGE, GREEN, INK) * 8, "os^v" * 8, strict=False
+        ):
             mean = one.mean(0)
-            axes.plot(t, mean / mean[0], color=colour, marker=marker, markersize=3, label=f"layer {layer}")
+            axes.plot(
+                t, mean / mean[0], color=colour, marker=marker, markersize=3, label=f"layer {layer}"
+            )
         if not place:
             axes.plot(t, t**-0.5, color=INK, linestyle="--", label="1/√t (idealised)")
         log_scale(axes, axis="x")

@@ -6,7 +6,16 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.variance import decay_exponent, s1, token_std, variance_ratio
-from sink_lens.report.style import BLUE, INK, ORANGE, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    INK,
+    ORANGE,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 
 BLOCK = 25
 
@@ -24,10 +33,19 @@ def measure(work: Work) -> Measured:
     random = work.random(sequences=work.size(500, 50), length=64, bos="without")
     text = work.text(sequences=work.size(100, 8), length=64)
     reading = Reading(name="s1", sites=("z",), function=over_samples, layers=early)
-    found = stream(work.lens, random, [reading], batch_size=BLOCK, progress=work.progress, label="S1")
-    blocks = found.stacked("s1").mean(0)[::BLOCK].numpy()  # block, position: the mean over the layers
+    found = stream(
+        work.lens, random, [reading], batch_size=BLOCK, progress=work.progress, label="S1"
+    )
+    blocks = (
+        found.stacked("s1").mean(0)[::BLOCK].numpy()
+    )  # block, position: the mean over the layers
     reading = Reading(name="s2", sites=("z",), function=within, layers=early)
-    sequences = stream(work.lens, text, [reading], progress=work.progress, label="S2").stacked("s2").mean(0).numpy()
+    sequences = (
+        stream(work.lens, text, [reading], progress=work.progress, label="S2")
+        .stacked("s2")
+        .mean(0)
+        .numpy()
+    )
     values = torch.randn(work.size(2000, 500), 64, 16, generator=work.generator())
     averages = values.cumsum(1) / torch.arange(1, 65)[None, :, None]
     toy = token_std(averages).numpy()
@@ -41,7 +59,10 @@ def measure(work: Work) -> Measured:
     figure = new_figure(width=5.4, height=3.3)
     axes = panel(figure, xlabel="position + 1", ylabel="spread ÷ that of position 0")
     t = np.arange(1, 65)
-    for rows, colour, marker, label in ((blocks, BLUE, "o", "S1, random tokens"), (sequences, ORANGE, "s", "S2, text")):
+    for rows, colour, marker, label in (
+        (blocks, BLUE, "o", "S1, random tokens"),
+        (sequences, ORANGE, "s", "S2, text"),
+    ):
         mean = rows.mean(0)
         axes.plot(t, mean / mean[0], color=colour, marker=marker, markersize=3, label=label)
     axes.plot(t, t**-0.5, color=INK, linestyle="--", label="1/√t")

@@ -7,17 +7,31 @@ from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.neurons import contributions, norm_rank, row_norms
 from sink_lens.models.weights import mlp_weights
-from sink_lens.report.style import BLUE, ORANGE, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    ORANGE,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 
 TOP = 5
 
 
 def measure(work: Work) -> Measured:
     """Rank, recall and share of the neurons that the norm picks, on every text."""
-    places = {layer: step for step in work.steps() for layer in range(step.first_layer, step.last_layer + 1)}
+    places = {
+        layer: step
+        for step in work.steps()
+        for layer in range(step.first_layer, step.last_layer + 1)
+    }
     weights = {layer: mlp_weights(work.lens, layer=layer) for layer in places}
     ranks = {
-        layer: torch.stack([norm_rank(row_norms(w)) for w in (weights[layer].w_gate, weights[layer].w_up)]).amin(0)
+        layer: torch.stack(
+            [norm_rank(row_norms(w)) for w in (weights[layer].w_gate, weights[layer].w_up)]
+        ).amin(0)
         for layer in places
     }
 
@@ -29,10 +43,15 @@ def measure(work: Work) -> Measured:
 
     def read(tokens):
         reading = Reading(
-            name="terms", sites=("neurons", "attn_out", "mlp_out"), function=terms, layers=frozenset(places)
+            name="terms",
+            sites=("neurons", "attn_out", "mlp_out"),
+            function=terms,
+            layers=frozenset(places),
         )
         found = stream(work.lens, tokens, [reading], progress=work.progress).values["terms"]
-        return np.stack([found[layer].numpy() for layer in places], axis=1)  # sequence, layer, neuron and change
+        return np.stack(
+            [found[layer].numpy() for layer in places], axis=1
+        )  # sequence, layer, neuron and change
 
     by_norm = torch.stack([ranks[layer] <= TOP for layer in places]).numpy()
 
@@ -52,7 +71,10 @@ def measure(work: Work) -> Measured:
         return (shares(rows) * by_norm).sum(1).mean()
 
     numbers = {}
-    found = {name: read(tokens) for name, tokens in work.texts(sequences=work.size(100, 8), length=16).items()}
+    found = {
+        name: read(tokens)
+        for name, tokens in work.texts(sequences=work.size(100, 8), length=16).items()
+    }
     for key, statistic in (("rank", rank), ("recall", recall), ("share", share)):
         for name, rows in found.items():
             numbers[f"{key} @ {name}"] = work.interval(rows, statistic=statistic, n_resamples=500)
@@ -64,7 +86,14 @@ def measure(work: Work) -> Measured:
         height = shares(first)[place - 1] * 100
         axes.scatter(ranks[layer], height, s=8, color=BLUE, label="neuron")
         strongest = np.argsort(-np.abs(height))[:TOP]
-        axes.scatter(ranks[layer][strongest], height[strongest], s=24, color=ORANGE, marker="^", label="top 5")
+        axes.scatter(
+            ranks[layer][strongest],
+            height[strongest],
+            s=24,
+            color=ORANGE,
+            marker="^",
+            label="top 5",
+        )
         axes.axvline(TOP + 0.5, color=ORANGE, linestyle=":", linewidth=1)
         log_scale(axes, axis="x")
         axes.set_title(f"layer {layer}", fontsize=9)

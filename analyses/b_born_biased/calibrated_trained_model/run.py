@@ -4,7 +4,16 @@ import dataclasses
 
 from analyses.claims import Measured, Work, main
 from analyses.variance_calibrations import CALIBRATIONS, calibration
-from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, legend, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    legend,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval
 
 SEED = 1
@@ -15,7 +24,9 @@ def measure(work: Work) -> Measured:
     """Sink and loss under each calibration, against none."""
     work = dataclasses.replace(work, seed=SEED)
     tokens = work.text(work.size("brown", "moby-dick"), sequences=work.size(64, 50), length=64)
-    found = work.once("calibration", lambda: calibration(work.lens, tokens, seed=SEED, progress=work.progress))
+    found = work.once(
+        "calibration", lambda: calibration(work.lens, tokens, seed=SEED, progress=work.progress)
+    )
     rows = found.set_index(["measure", "calibration"])
     clean = rows.loc[("sink_mass", "none"), "value"]
     numbers = {}
@@ -25,7 +36,11 @@ def measure(work: Work) -> Measured:
         numbers[f"removed @ {name}"] = Interval(
             **dict(zip(("estimate", "low", "high"), effect, strict=True)), n=len(tokens.tokens)
         )
-        bounds = {"estimate": loss["effect"], "low": loss["effect_low"], "high": loss["effect_high"]}
+        bounds = {
+            "estimate": loss["effect"],
+            "low": loss["effect_low"],
+            "high": loss["effect_high"],
+        }
         numbers[f"cost @ {name}"] = Interval(**bounds, n=len(tokens.tokens))
     for name in CALIBRATIONS:
         mass = rows.loc[("sink_mass", name)]
@@ -38,7 +53,13 @@ def measure(work: Work) -> Measured:
     axes = panel(figure, xlabel="change of the loss, nats", ylabel="attention to position 0")
     for name, colour in COLOURS.items():
         at = 0.0 if name == "none" else ordered[f"cost @ {name}"].estimate
-        axes.plot(at, ordered[f"attention @ {name}"].estimate, "o", color=colour, label=name.replace("_", " "))
+        axes.plot(
+            at,
+            ordered[f"attention @ {name}"].estimate,
+            "o",
+            color=colour,
+            label=name.replace("_", " "),
+        )
     axes.set_ylim(0, None)
     legend(axes, columns=2)
     return Measured(numbers=ordered, figure=without_formulas(figure))

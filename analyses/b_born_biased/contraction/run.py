@@ -4,7 +4,17 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, main
 from sink_lens.identity import UntrainedConfig, contraction, untrained
-from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    OCHRE,
+    ORANGE,
+    legend,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval, summarise_differences
 
 ARMS = {
@@ -23,7 +33,10 @@ SEEDS = (0, 1, 2)
 
 def measure(work: Work) -> Measured:
     """The gains in cosine, and differences of arms paired by seed, with 95% t intervals over seeds."""
-    tables = [work.once(f"arm-{place}", lambda arm=arm: measured(work, arm)) for place, arm in enumerate(ARMS)]
+    tables = [
+        work.once(f"arm-{place}", lambda arm=arm: measured(work, arm))
+        for place, arm in enumerate(ARMS)
+    ]
     table = pd.concat(tables, ignore_index=True)
     wide = table[table["place"] < 0].pivot(index=["measure", "arm"], columns="seed", values="value")
 
@@ -54,8 +67,15 @@ def measure(work: Work) -> Measured:
 def measured(work: Work, arm: str) -> pd.DataFrame:
     """arm, seed, measure, place, value: of the whole model (place -1), and after each sublayer."""
     seeds = SEEDS[: work.size(3, 2)]
-    small = work.size({"vocab_size": 8192}, {"n_layers": 1, "d_model": 48, "n_heads": 4, "vocab_size": 300})
-    options = {"sequences": work.size(64, 50), "length": work.size(32, 10), "sinks": False, "progress": work.progress}
+    small = work.size(
+        {"vocab_size": 8192}, {"n_layers": 1, "d_model": 48, "n_heads": 4, "vocab_size": 300}
+    )
+    options = {
+        "sequences": work.size(64, 50),
+        "length": work.size(32, 10),
+        "sinks": False,
+        "progress": work.progress,
+    }
     config = UntrainedConfig(**ARMS[arm], **small)
     found = {seed: contraction(untrained(config, seed=seed), **options) for seed in seeds}
     rows = []
@@ -66,7 +86,10 @@ def measured(work: Work, arm: str) -> pd.DataFrame:
         values = [*whole, ("agreement", abs(float(directions[0] @ directions[1])))]
         rows += [(arm, seed, name, -1, value) for name, value in values]
         for name, of_name in one.tables["layers"].groupby("measure"):
-            rows += [(arm, seed, f"{name} after", place, value) for place, value in enumerate(of_name["excess"])]
+            rows += [
+                (arm, seed, f"{name} after", place, value)
+                for place, value in enumerate(of_name["excess"])
+            ]
     return pd.DataFrame(rows, columns=["arm", "seed", "measure", "place", "value"])
 
 
@@ -75,9 +98,16 @@ def draw(table: pd.DataFrame):
     figure = new_figure(width=9.6, height=3.4)
     colours = dict(zip(ARMS, (ORANGE, GREEN, BLUE, ORANGE, ORANGE, INK, INK, INK), strict=True))
     for place, (name, says) in enumerate((("inter", "sequences"), ("intra", "positions"))):
-        axes = panel(figure, place=(1, 2, place + 1), xlabel="sublayer", ylabel=f"gain in cosine between {says}")
+        axes = panel(
+            figure,
+            place=(1, 2, place + 1),
+            xlabel="sublayer",
+            ylabel=f"gain in cosine between {says}",
+        )
         for arm, of_arm in table[table["measure"] == f"{name} after"].groupby("arm", sort=False):
-            mean = of_arm.groupby("place")["value"].mean()[:-1]  # the last one is after the final norm
+            mean = of_arm.groupby("place")["value"].mean()[
+                :-1
+            ]  # the last one is after the final norm
             style = "--" if arm.endswith("no attention") else ":" if arm.endswith("no MLP") else "-"
             axes.plot(mean, color=colours[arm], linestyle=style, label=arm)
         axes.axhline(0, color=OCHRE, linewidth=0.7)

@@ -10,7 +10,16 @@ from torch import Tensor
 from analyses.claims import Measured, Work, main
 from sink_lens.data.tokens import random_tokens
 from sink_lens.identity import UntrainedConfig, untrained
-from sink_lens.report.style import BLUE, INK, ORANGE, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    INK,
+    ORANGE,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval, summarise_differences
 
 ARMS = {"GPT-2, ReLU": {"style": "gpt2", "activation": "relu"}, "Llama": {"style": "llama"}}
@@ -25,7 +34,9 @@ HIGH = 0.01
 
 def measure(work: Work) -> Measured:
     """Each number with its 95% t interval over seeds, by arm."""
-    tables = {arm: work.once(arm.replace(", ", "-"), lambda arm=arm: of_arm(work, arm)) for arm in ARMS}
+    tables = {
+        arm: work.once(arm.replace(", ", "-"), lambda arm=arm: of_arm(work, arm)) for arm in ARMS
+    }
     numbers = {}
     for name in (*COSINES, *FACTORS):
         for arm, table in tables.items():
@@ -50,7 +61,10 @@ def of_arm(work: Work, arm: str) -> pd.DataFrame:
         lens = untrained(UntrainedConfig(**ARMS[arm], **shape), seed=seed)
         one, two = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
         sizes = {"sequences": n, "length": 8, "bos": "without", "vocab_size": lens.d_vocab}
-        chosen, judged = (last_states(lens, random_tokens(None, generator=each, **sizes).tokens) for each in (one, two))
+        chosen, judged = (
+            last_states(lens, random_tokens(None, generator=each, **sizes).tokens)
+            for each in (one, two)
+        )
         along = direction(chosen)
         unembedding = lens.bridge.W_U
         high = (along @ unembedding).topk(int(HIGH * unembedding.shape[1])).indices
@@ -63,12 +77,17 @@ def of_arm(work: Work, arm: str) -> pd.DataFrame:
             "agree": torch.isin(predicted, high).float().mean(),
             "factor": factor(predicted, size=unembedding.shape[1]),
             "factor_along": factor((part @ unembedding).argmax(dim=1), size=unembedding.shape[1]),
-            "factor_without": factor(((judged - part) @ unembedding).argmax(dim=1), size=unembedding.shape[1]),
+            "factor_without": factor(
+                ((judged - part) @ unembedding).argmax(dim=1), size=unembedding.shape[1]
+            ),
         }
-        rows += [{"number": name, "seed": seed, "value": float(value)} for name, value in found.items()]
+        rows += [
+            {"number": name, "seed": seed, "value": float(value)} for name, value in found.items()
+        ]
         directions.append(along)
     rows += [
-        {"number": "other", "seed": -1, "value": float((a @ b).abs())} for a, b in itertools.combinations(directions, 2)
+        {"number": "other", "seed": -1, "value": float((a @ b).abs())}
+        for a, b in itertools.combinations(directions, 2)
     ]
     return pd.DataFrame(rows)
 
@@ -118,12 +137,19 @@ def draw(numbers):
         right: ("factor", "factor_along", "factor_without"),
     }
     for axes, names in shown.items():
-        for shift, (arm, colour) in zip((-0.12, 0.12), zip(ARMS, (ORANGE, BLUE), strict=True), strict=True):
+        for shift, (arm, colour) in zip(
+            (-0.12, 0.12), zip(ARMS, (ORANGE, BLUE), strict=True), strict=True
+        ):
             found = [numbers[f"{name} @ {arm}"] for name in names]
             at = [place + shift for place in range(len(names))]
-            axes.vlines(at, [one.low for one in found], [one.high for one in found], color=colour, alpha=0.5)
+            axes.vlines(
+                at, [one.low for one in found], [one.high for one in found], color=colour, alpha=0.5
+            )
             axes.plot(at, [one.estimate for one in found], "o", color=colour, label=arm)
-    left.set_xticks(range(5), ["other\ninputs", "prose", "other\nseeds", "between\nsequences", "predictions\nalong it"])
+    left.set_xticks(
+        range(5),
+        ["other\ninputs", "prose", "other\nseeds", "between\nsequences", "predictions\nalong it"],
+    )
     right.set_xticks(range(3), ["whole\nstates", "along it\nalone", "without it"])
     left.axhline(0, color=INK, linewidth=1)
     right.axhline(1, color=INK, linewidth=1)

@@ -49,7 +49,9 @@ def measure(work: Work) -> Measured:
     if work.tiny or work.retrain:
         course, ranks, tests = asked(work)
     else:
-        course, ranks, tests = (pd.read_csv(work.folder / f"{name}.csv") for name in ("course", "ranks", "tests"))
+        course, ranks, tests = (
+            pd.read_csv(work.folder / f"{name}.csv") for name in ("course", "ranks", "tests")
+        )
     places = tests.set_index("statistic")["place"]
     smallest = tests.groupby("of")["p_holm"].min()
     ends = course[course["step"] == course["step"].max()].set_index(["arm", "seed"])["dimension"]
@@ -78,8 +80,13 @@ def asked(work: Work):
         for step, opened in checkpoints.items():
             now = last if step == max(checkpoints) else chosen(opened(), tokens)
             row = {"arm": arm, "seed": seed, "step": step, "d_model": now["states"].shape[1]}
-            row |= {name: now[name] for name in ("dimension", "layer", "dominance_ratio", "is_outlier", "are_super")}
-            course.append(row | {"final_rank": rankdata(-now["states"][last["layer"]])[last["dimension"]]})
+            row |= {
+                name: now[name]
+                for name in ("dimension", "layer", "dominance_ratio", "is_outlier", "are_super")
+            }
+            course.append(
+                row | {"final_rank": rankdata(-now["states"][last["layer"]])[last["dimension"]]}
+            )
         if arm == "softmax":
             statistics[seed] = at_first(checkpoints[0](), tokens, last=last, work=work)
     return pd.DataFrame(course), *tested(statistics, generator=work.rng())
@@ -89,7 +96,10 @@ def trained(work: Work, arm: str, seed: int):
     """Step -> what opens the checkpoint, of a model that is trained beside the run folder where it is not yet."""
     run = read_run(work.trained(arm, seed=seed, value_norm=ARMS[arm]))
     tokenizer = load_run_tokenizer(run)
-    opened = {step: partial(load, str(path), tokenizer=tokenizer) for step, path in checkpoint_folders(run).items()}
+    opened = {
+        step: partial(load, str(path), tokenizer=tokenizer)
+        for step, path in checkpoint_folders(run).items()
+    }
     return opened, load_evaluation_tokens(run, tokenizer, sequences=32, length=64)
 
 
@@ -101,9 +111,9 @@ def planted_pair(work: Work, seed: int):
     """
     tokens = torch.randint(3, 300, (3, 24), generator=work.generator())
     tokens[:, 0] = BOS_ID
-    return {step: partial(wrap, planted(seed=seed, sink=step > 0).model) for step in (0, 1)}, TokenBatch.from_tensor(
-        tokens
-    )
+    return {
+        step: partial(wrap, planted(seed=seed, sink=step > 0).model) for step in (0, 1)
+    }, TokenBatch.from_tensor(tokens)
 
 
 def chosen(lens, tokens) -> dict:
@@ -114,10 +124,24 @@ def chosen(lens, tokens) -> dict:
     """
     first = frozenset({0})
     readings = [
-        Reading(name="before", sites=("resid_pre",), function=lambda v: v["resid_pre"][:, 0], layers=first),
-        Reading(name="norm before", sites=("resid_pre",), function=lambda v: v["resid_pre"].norm(dim=-1), layers=first),
+        Reading(
+            name="before",
+            sites=("resid_pre",),
+            function=lambda v: v["resid_pre"][:, 0],
+            layers=first,
+        ),
+        Reading(
+            name="norm before",
+            sites=("resid_pre",),
+            function=lambda v: v["resid_pre"].norm(dim=-1),
+            layers=first,
+        ),
         Reading(name="after", sites=("resid_post",), function=lambda v: v["resid_post"][:, 0]),
-        Reading(name="norm after", sites=("resid_post",), function=lambda v: v["resid_post"].norm(dim=-1)),
+        Reading(
+            name="norm after",
+            sites=("resid_post",),
+            function=lambda v: v["resid_post"].norm(dim=-1),
+        ),
         Reading(name="neurons", sites=("neurons",), function=lambda v: v["neurons"][:, 0]),
     ]
     read = stream(lens, tokens, readings)
@@ -125,7 +149,9 @@ def chosen(lens, tokens) -> dict:
     states = torch.stack([read["before", 0], *(read["after", layer] for layer in layers)])
     norms = torch.stack([read["norm before", 0], *(read["norm after", layer] for layer in layers)])
     ratio = norms[..., 0] / median_where(norms, where=torch.arange(norms.shape[-1]) >= 8)
-    found = find_location(positions=(0,), sink_found=False, ratio=ratio.mean(1), states=states, thresholds=CHAIN)
+    found = find_location(
+        positions=(0,), sink_found=False, ratio=ratio.mean(1), states=states, thresholds=CHAIN
+    )
     after = states[1:].double()
     energy = after.square().mean(1)
     share = energy / energy.sum(1, keepdim=True)
@@ -134,7 +160,8 @@ def chosen(lens, tokens) -> dict:
     if counts := Counter(one for dimensions in outliers.values() for one in dimensions):
         dimension = max(counts, key=lambda one: (counts[one], float(share[:, one].max())))
         layer = max(
-            (at for at, some in outliers.items() if dimension in some), key=lambda at: float(share[at, dimension])
+            (at for at, some in outliers.items() if dimension in some),
+            key=lambda at: float(share[at, dimension]),
         )
     else:
         layer = int(dominance.argmax())
@@ -149,7 +176,11 @@ def chosen(lens, tokens) -> dict:
             change = states[at + 1, :, step.dimension] - states[at, :, step.dimension]
             shares = contribution_share(terms(at, step.dimension), change=change)
             writers += [
-                (at, one) for one in super_neurons(shares, share=CHAIN.super_share).nonzero().flatten().tolist()
+                (at, one)
+                for one in super_neurons(shares, share=CHAIN.super_share)
+                .nonzero()
+                .flatten()
+                .tolist()
             ]
     are_super = bool(writers)
     if not writers:
@@ -181,7 +212,12 @@ def at_first(lens, tokens, *, last: dict, work: Work) -> dict:
     own = stream(lens, tokens, [at_0("resid_post"), at_0("neurons")])
     size = min(lens.d_vocab, len(lens.tokenizer or range(lens.d_vocab)))
     every = stream(lens, torch.arange(size)[:, None], [at_0("resid_post")])["resid_post", layer]
-    draws = {"sequences": work.size(512, 50), "length": work.size(32, 10), "seed": work.seed, "sinks": False}
+    draws = {
+        "sequences": work.size(512, 50),
+        "length": work.size(32, 10),
+        "seed": work.seed,
+        "sinks": False,
+    }
     mlps = [mlp_weights(lens, layer=one) for one in range(lens.n_layers)]
     w_o = [attention_weights(lens, layer=one).w_o.flatten(0, 1) for one in range(lens.n_layers)]
     dimensions = {
@@ -193,7 +229,9 @@ def at_first(lens, tokens, *, last: dict, work: Work) -> dict:
         "w_o_norm": torch.cat(w_o).double().norm(dim=0),
         "down_row_norm": torch.cat([one.w_down.T for one in mlps]).double().norm(dim=0),
     }
-    found = {("dimension", name): [(values.abs(), [dimension])] for name, values in dimensions.items()}
+    found = {
+        ("dimension", name): [(values.abs(), [dimension])] for name, values in dimensions.items()
+    }
     for at in sorted({one for one, _ in last["writers"]}):
         mlp, activations = mlps[at], own["neurons", at].mean(0)
         neurons = {
@@ -206,10 +244,15 @@ def at_first(lens, tokens, *, last: dict, work: Work) -> dict:
         of_layer = [neuron for one, neuron in last["writers"] if one == at]
         for name, values in neurons.items():
             found.setdefault(("neuron", name), []).append((values.abs(), of_layer))
-    return {key: [(values.detach().numpy(), which) for values, which in groups] for key, groups in found.items()}
+    return {
+        key: [(values.detach().numpy(), which) for values, which in groups]
+        for key, groups in found.items()
+    }
 
 
-def tested(statistics: dict, *, generator: np.random.Generator) -> tuple[pd.DataFrame, pd.DataFrame]:
+def tested(
+    statistics: dict, *, generator: np.random.Generator
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rank of each seed's outlier dimension by every statistic (1 is the largest), with the mean place and its p.
 
     A place is a rank as a share: near 0 is the top, near 1 the bottom. The null is that training chose any of the
@@ -225,13 +268,23 @@ def tested(statistics: dict, *, generator: np.random.Generator) -> tuple[pd.Data
                 rank = rankdata(-values)
                 place = (rank - 0.5) / len(rank)
                 ranks += [
-                    {"of": of, "statistic": statistic, "seed": seed, "index": one, "rank": rank[one], "n": len(rank)}
+                    {
+                        "of": of,
+                        "statistic": statistic,
+                        "seed": seed,
+                        "index": one,
+                        "rank": rank[one],
+                        "n": len(rank),
+                    }
                     for one in which
                 ]
                 weight = len(which) / number / len(statistics)
                 observed += place[which].mean() * weight
                 null += means_of(place, len(which), generator=generator) * weight
-        sides = [(1 + np.sum(side)) / (1 + DRAWS) for side in (null <= observed + 1e-12, null >= observed - 1e-12)]
+        sides = [
+            (1 + np.sum(side)) / (1 + DRAWS)
+            for side in (null <= observed + 1e-12, null >= observed - 1e-12)
+        ]
         row = {"of": of, "statistic": statistic, "place": observed, "p": min(1.0, 2 * min(sides))}
         tests.append(row | {"lowest": np.quantile(null, 0.05 / len(keys) / 2)})
     frame = pd.DataFrame(tests).sort_values("p", kind="stable")
@@ -257,7 +310,9 @@ def draw(course: pd.DataFrame, ranks: pd.DataFrame, tests: pd.DataFrame):
         rows = ranks[ranks["seed"] == seed]
         at = [lines[key] for key in zip(rows["of"], rows["statistic"], strict=True)]
         axes.scatter((rows["rank"] - 0.5) / rows["n"], at, color=colour, s=18, label=f"seed {seed}")
-    axes.plot(tests["place"], range(len(tests)), color=INK, linestyle="none", marker="|", markersize=13)
+    axes.plot(
+        tests["place"], range(len(tests)), color=INK, linestyle="none", marker="|", markersize=13
+    )
     axes.axvline(0.5, color=QUIET, linewidth=1, linestyle=":")
     axes.set_yticks(range(len(tests)), [f"{of}: {name.replace('_', ' ')}" for of, name in lines])
     axes.set(xlim=(-0.03, 1.03), ylim=(len(tests) - 0.5, -0.5))
@@ -266,7 +321,9 @@ def draw(course: pd.DataFrame, ranks: pd.DataFrame, tests: pd.DataFrame):
     axes = panel(figure, place=(1, 2, 2), xlabel="step", ylabel="rank in position 0's state")
     for seed, colour in colours.items():
         rows = course[course["seed"] == seed]
-        axes.plot(rows["step"].clip(lower=0.5), rows["final_rank"], color=colour, marker="o", markersize=4)
+        axes.plot(
+            rows["step"].clip(lower=0.5), rows["final_rank"], color=colour, marker="o", markersize=4
+        )
     axes.axhline((course["d_model"].max() + 1) / 2, color=QUIET, linewidth=1, linestyle=":")
     log_scale(axes, axis="x")
     log_scale(axes, axis="y")

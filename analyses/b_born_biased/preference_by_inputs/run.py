@@ -48,20 +48,28 @@ def measure(work: Work) -> Measured:
     for size, (*_, arms) in SIZES.items():
         for arm in arms:
             name = f"{arm}-{size}".replace(" ", "-").replace(",", "").replace("'", "")
-            cells[f"{arm}, {size}"] = work.once(name, lambda size=size, arm=arm: votes(work, size=size, arm=arm))
+            cells[f"{arm}, {size}"] = work.once(
+                name, lambda size=size, arm=arm: votes(work, size=size, arm=arm)
+            )
     numbers = {}
     for number, (name, null) in NUMBERS.items():
         for cell, table in cells.items():
             rows = table[(table["measure"] == name) & (table["n"] > FEW)]
             values = rows["value"] / (rows["null"] if null else 1.0)
             numbers[f"{number} @ {cell}"] = over_seeds(work, values.to_numpy())
-    small = {cell: share_over_null(table) for cell, table in cells.items() if table["n"].nunique() > 1}
-    numbers |= {f"few @ {cell}": over_seeds(work, found[FEW].to_numpy()) for cell, found in small.items()}
+    small = {
+        cell: share_over_null(table) for cell, table in cells.items() if table["n"].nunique() > 1
+    }
+    numbers |= {
+        f"few @ {cell}": over_seeds(work, found[FEW].to_numpy()) for cell, found in small.items()
+    }
     numbers |= {
         f"growth @ {cell}": over_seeds(work, (found.iloc[:, -1] / found[FEW]).to_numpy())
         for cell, found in small.items()
     }
-    top = pd.concat(cells.values()).query("measure == 'argmax_top_share'").groupby("n")["null"].mean()
+    top = (
+        pd.concat(cells.values()).query("measure == 'argmax_top_share'").groupby("n")["null"].mean()
+    )
     numbers |= {f"ceiling @ N {n:,}": certain(1 / null) for n, null in top.items()}
     return Measured(numbers=numbers, figure=draw(numbers, cells))
 
@@ -69,7 +77,9 @@ def measure(work: Work) -> Measured:
 def share_over_null(table: pd.DataFrame) -> pd.DataFrame:
     """The factor by seed (rows) and number of sequences (columns)."""
     rows = table[table["measure"] == "argmax_top_share"]
-    return rows.assign(factor=rows["value"] / rows["null"]).pivot(index="seed", columns="n", values="factor")
+    return rows.assign(factor=rows["value"] / rows["null"]).pivot(
+        index="seed", columns="n", values="factor"
+    )
 
 
 def over_seeds(work: Work, values: np.ndarray) -> Interval:
@@ -83,7 +93,10 @@ def votes(work: Work, *, size: str, arm: str) -> pd.DataFrame:
     """The measure, value, null, n and seed of untrained models of one cell."""
     shape, sequences, length, _ = SIZES[size]
     shape = work.size(shape, {"n_layers": 2, "d_model": 48, "n_heads": 4, "vocab_size": 300})
-    counts = work.size([FEW, sequences] if size == "small" else [sequences], [FEW, 400] if size == "small" else [400])
+    counts = work.size(
+        [FEW, sequences] if size == "small" else [sequences],
+        [FEW, 400] if size == "small" else [400],
+    )
     frames = []
     for seed in SEEDS[: work.size(3, 2)]:
         lens = untrained(UntrainedConfig(**ARMS[arm], **shape), seed=seed)
@@ -100,7 +113,9 @@ def draw(numbers, cells):
     for place, (number, colour) in enumerate(zip(NUMBERS, (ORANGE, BLUE, GREEN), strict=True)):
         found = [numbers[f"{number} @ {cell}"] for cell in cells]
         at = [one + 0.2 * (place - 1) for one in range(len(cells))]
-        axes.vlines(at, [one.low for one in found], [one.high for one in found], color=colour, alpha=0.5)
+        axes.vlines(
+            at, [one.low for one in found], [one.high for one in found], color=colour, alpha=0.5
+        )
         axes.plot(at, [one.estimate for one in found], "o", color=colour, label=number)
     axes.axhline(1, color=INK, linewidth=1)
     axes.axhline(100, color=OCHRE, linestyle="--", linewidth=1, label="two orders of magnitude")

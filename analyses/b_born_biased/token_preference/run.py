@@ -34,9 +34,16 @@ TRAINED, FEW = {"sequences": 1000, "length": 16}, {"sequences": 50, "length": 16
 
 def measure(work: Work) -> Measured:
     """Every number with its 95% t interval over seeds; factors are averaged as logarithms."""
-    arms = {name: work.once(f"arm-{place}", lambda name=name: asked(work, name)) for place, name in enumerate(ARMS)}
+    arms = {
+        name: work.once(f"arm-{place}", lambda name=name: asked(work, name))
+        for place, name in enumerate(ARMS)
+    }
     trains = work.tiny or work.retrain
-    course = work.once("course", lambda: trained(work)) if trains else pd.read_csv(work.folder / "course.csv")
+    course = (
+        work.once("course", lambda: trained(work))
+        if trains
+        else pd.read_csv(work.folder / "course.csv")
+    )
 
     def over_seeds(values, *, factor=False):
         found = summarise_differences(np.log(values) if factor else values, generator=work.rng())
@@ -55,7 +62,9 @@ def measure(work: Work) -> Measured:
             values = rows["value"] / rows["null"]
             numbers[f"{number} @ {arm}"] = over_seeds(values.to_numpy(), factor=True)
     last = course[course["step"] == course["step"].max()]
-    own, other = (last[last["own"] == is_own].groupby("seed")["spearman"].mean() for is_own in (True, False))
+    own, other = (
+        last[last["own"] == is_own].groupby("seed")["spearman"].mean() for is_own in (True, False)
+    )
     numbers["persists"] = over_seeds((own - other).to_numpy())
     return Measured(numbers=numbers, figure=draw(arms, course))
 
@@ -69,7 +78,11 @@ def asked(work: Work, arm: str) -> pd.DataFrame:
     for seed in seeds:
         found = preference(untrained(UntrainedConfig(**ARMS[arm], **small), seed=seed), **options)
         summary = found.frame.rename(columns={"measure": "name"}).assign(kind="summary")
-        curve = found.tables["coverage"].query("kind == 'argmax'").rename(columns={"tokens": "name", "share": "value"})
+        curve = (
+            found.tables["coverage"]
+            .query("kind == 'argmax'")
+            .rename(columns={"tokens": "name", "share": "value"})
+        )
         frames += [one.assign(seed=seed) for one in (summary, curve.assign(kind="coverage"))]
     columns = ["kind", "name", "seed", "value", "null", "null_low", "null_high"]
     return pd.concat(frames, ignore_index=True)[columns].astype({"name": str})
@@ -82,7 +95,9 @@ def trained(work: Work) -> pd.DataFrame:
         folder = work.trained("softmax", seed=seed)
         for step in work.size(STEPS, (0, 1, 4)):
             lens = load(folder / "checkpoints" / f"checkpoint-{step}")
-            found[seed, step] = preference(lens, progress=work.progress, **work.size(TRAINED, FEW)).probability
+            found[seed, step] = preference(
+                lens, progress=work.progress, **work.size(TRAINED, FEW)
+            ).probability
     rows = [
         (seed, step, initial, seed == initial, spearmanr(probability, found[initial, 0]).statistic)
         for (seed, step), probability in found.items()
@@ -94,7 +109,12 @@ def trained(work: Work) -> pd.DataFrame:
 def draw(arms, course):
     """Return how many tokens cover which share of the predictions; and how long the initial preference lasts."""
     figure = new_figure(width=9.6, height=3.3)
-    axes = panel(figure, place=(1, 2, 1), xlabel="tokens, the most frequent first", ylabel="share of predictions")
+    axes = panel(
+        figure,
+        place=(1, 2, 1),
+        xlabel="tokens, the most frequent first",
+        ylabel="share of predictions",
+    )
     for (arm, table), colour in zip(arms.items(), (ORANGE, GREEN, BLUE, INK), strict=True):
         curve = table[table["kind"] == "coverage"].astype({"name": int}).groupby("name")
         axes.plot(curve["value"].mean(), color=colour, label=arm)
@@ -102,12 +122,21 @@ def draw(arms, course):
             axes.plot(curve["null"].mean(), color=QUIET, linestyle=":", label="chance")
     log_scale(axes, axis="x")
     legend(axes, columns=3)
-    axes = panel(figure, place=(1, 2, 2), xlabel="step of training", ylabel="correlation of preferences (Spearman)")
+    axes = panel(
+        figure,
+        place=(1, 2, 2),
+        xlabel="step of training",
+        ylabel="correlation of preferences (Spearman)",
+    )
     for own, colour in ((True, ORANGE), (False, QUIET)):
         for seed, of_seed in course[course["own"] == own].groupby("seed"):
             mean = of_seed.groupby("step")["spearman"].mean()
-            label = ("own initialisation" if own else "another seed's") if seed == SEEDS[0] else None
-            axes.plot(np.arange(len(mean)), mean, marker="o", markersize=3, color=colour, label=label)
+            label = (
+                ("own initialisation" if own else "another seed's") if seed == SEEDS[0] else None
+            )
+            axes.plot(
+                np.arange(len(mean)), mean, marker="o", markersize=3, color=colour, label=label
+            )
     axes.set_xticks(range(course["step"].nunique()), sorted(course["step"].unique()))
     legend(axes, columns=2)
     return without_formulas(figure)

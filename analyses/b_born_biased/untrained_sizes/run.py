@@ -8,7 +8,16 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.identity import UntrainedConfig, contraction, preference, untrained
-from sink_lens.report.style import BLUE, INK, ORANGE, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    INK,
+    ORANGE,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval, summarise_differences
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -27,8 +36,12 @@ SEEDS = (0, 1, 2)
 
 def measure(work: Work) -> Measured:
     """Differences between sizes, paired by seed, with 95% t intervals over seeds; factors as logarithms."""
-    table = pd.concat([of_model(work, name, **fields) for name, fields in models().items()], ignore_index=True)
-    gain, factor = (table.pivot(index="model", columns="seed", values=name) for name in ("gain", "factor"))
+    table = pd.concat(
+        [of_model(work, name, **fields) for name, fields in models().items()], ignore_index=True
+    )
+    gain, factor = (
+        table.pivot(index="model", columns="seed", values=name) for name in ("gain", "factor")
+    )
 
     def over_seeds(values: np.ndarray, *, factors: bool = False) -> Interval:
         found = summarise_differences(np.log(values) if factors else values, generator=work.rng())
@@ -42,13 +55,18 @@ def measure(work: Work) -> Measured:
     logs = np.log(factor)
     wide = {arm: (named(arm, DEPTH, WIDTHS[-1]), named(arm, DEPTH, WIDTHS[0])) for arm in ARMS}
     deep = {arm: (named(arm, DEPTHS[-1], WIDTH), named(arm, DEPTHS[0], WIDTH)) for arm in ARMS}
-    llamas = [name for name in gain.index if name in {named("Llama", *shape) for shape in shapes("Llama")}]
+    llamas = [
+        name for name in gain.index if name in {named("Llama", *shape) for shape in shapes("Llama")}
+    ]
     numbers = {
         **{f"width @ {arm}": over_seeds(between(gain, *pair)) for arm, pair in wide.items()},
         **{f"depth @ {arm}": over_seeds(between(gain, *pair)) for arm, pair in deep.items()},
         "scale": over_seeds(between(gain, *(f"deviation {one}" for one in reversed(SCALES)))),
         "gate": over_seeds(between(gain, "no gate", named("Llama", DEPTH, WIDTH))),
-        **{f"xl @ {arm}": over_seeds(gain.loc[named(arm, *XL)].to_numpy()) for arm in ("ReLU", "Llama")},
+        **{
+            f"xl @ {arm}": over_seeds(gain.loc[named(arm, *XL)].to_numpy())
+            for arm in ("ReLU", "Llama")
+        },
         "llama": certain(gain.loc[llamas].mean(axis=1).max()),
         **{
             f"{number} @ {arm}": over_seeds(np.exp(between(logs, *pairs[arm])), factors=True)
@@ -56,7 +74,9 @@ def measure(work: Work) -> Measured:
             for arm in ("ReLU", "GELU")
         },
         **{
-            f"preference_xl @ {arm}": over_seeds(factor.loc[named(arm, *XL)].to_numpy(), factors=True)
+            f"preference_xl @ {arm}": over_seeds(
+                factor.loc[named(arm, *XL)].to_numpy(), factors=True
+            )
             for arm in ("ReLU", "Llama")
         },
         "preference_llama": certain(np.exp(logs.loc[llamas].mean(axis=1)).max()),
@@ -92,7 +112,10 @@ def of_model(work: Work, name: str, **fields: Any) -> pd.DataFrame:
     made = work.size(lambda one: one, smaller)(fields)
     place = name.replace(", ", "-").replace(" ", "-").lower()
     return work.once(
-        place, lambda: pd.DataFrame([measured(work, name, made, seed) for seed in SEEDS[: work.size(3, 2)]])
+        place,
+        lambda: pd.DataFrame(
+            [measured(work, name, made, seed) for seed in SEEDS[: work.size(3, 2)]]
+        ),
     )
 
 
@@ -108,8 +131,14 @@ def measured(work: Work, name: str, fields: Mapping[str, Any], seed: int) -> dic
     lens = untrained(UntrainedConfig(**{**fields, "n_heads": heads}), seed=seed)
     few, many = work.size((64, 200), (50, 50))
     options = {"length": 16, "progress": work.progress}
-    contracted = contraction(lens, sequences=few, sinks=False, **options).frame.set_index("measure")["value"]
-    preferred = preference(lens, sequences=many, **options).frame.set_index("measure").loc["argmax_top_share"]
+    contracted = contraction(lens, sequences=few, sinks=False, **options).frame.set_index(
+        "measure"
+    )["value"]
+    preferred = (
+        preference(lens, sequences=many, **options)
+        .frame.set_index("measure")
+        .loc["argmax_top_share"]
+    )
     parameters = sum(one.numel() for one in lens.plain.parameters())
     factor = preferred["value"] / preferred["null"]
     return {
@@ -124,13 +153,29 @@ def measured(work: Work, name: str, fields: Mapping[str, Any], seed: int) -> dic
 def draw(gain: pd.DataFrame, factor: pd.DataFrame):
     """Both by depth and by width, a line an arm, each seed a point."""
     figure = new_figure(width=9.6, height=5.8)
-    for at, (rows, says) in enumerate(((gain, "gain in cosine"), (factor, "top prediction ÷ null"))):
-        for side, (sizes, xlabel) in enumerate(((DEPTHS, "layers of width 1,024"), (WIDTHS, "width of 12 layers"))):
-            axes = panel(figure, place=(2, 2, 2 * at + side + 1), xlabel=xlabel, ylabel=says if not side else "")
+    for at, (rows, says) in enumerate(
+        ((gain, "gain in cosine"), (factor, "top prediction ÷ null"))
+    ):
+        for side, (sizes, xlabel) in enumerate(
+            ((DEPTHS, "layers of width 1,024"), (WIDTHS, "width of 12 layers"))
+        ):
+            axes = panel(
+                figure,
+                place=(2, 2, 2 * at + side + 1),
+                xlabel=xlabel,
+                ylabel=says if not side else "",
+            )
             for arm, colour in COLOURS.items():
-                names = [named(arm, DEPTH, size) if side else named(arm, size, WIDTH) for size in sizes]
+                names = [
+                    named(arm, DEPTH, size) if side else named(arm, size, WIDTH) for size in sizes
+                ]
                 values = rows.loc[names].to_numpy()
-                axes.plot(sizes, np.exp(np.log(values).mean(1)) if at else values.mean(1), color=colour, label=arm)
+                axes.plot(
+                    sizes,
+                    np.exp(np.log(values).mean(1)) if at else values.mean(1),
+                    color=colour,
+                    label=arm,
+                )
                 axes.plot(sizes, values, color=colour, marker="o", markersize=3, linestyle="none")
             log_scale(axes, axis="x")
             axes.set_xticks(sizes, [f"{size:,}" for size in sizes])

@@ -20,7 +20,11 @@ FACTORS = ("preference_init", "preference_end")
 def measure(work: Work) -> Measured:
     """Every number of ``arms.csv`` against softmax's of the same seed, or of models that are trained here."""
     trains = work.tiny or work.retrain
-    table = work.once("arms", lambda: trained(work)) if trains else pd.read_csv(work.folder / "arms.csv")
+    table = (
+        work.once("arms", lambda: trained(work))
+        if trains
+        else pd.read_csv(work.folder / "arms.csv")
+    )
     wide = table.pivot(index=["number", "arm"], columns="seed", values="value")
     numbers = {}
     for name in dict.fromkeys(table["number"]):
@@ -45,15 +49,22 @@ def trained(work: Work) -> pd.DataFrame:
     measures = every.tables["finals"].query("curve == 'evaluation'")
     for (arm, seed), folder in runs.items():
         mine = (measures["variant"] == ARMS[arm]) & (measures["seed"] == seed)
-        found = {"loss": float(measures.loc[mine, "loss"].iloc[0])} | watched(read_run(folder).tables["watch"])
+        found = {"loss": float(measures.loc[mine, "loss"].iloc[0])} | watched(
+            read_run(folder).tables["watch"]
+        )
         steps = {"init": 0, "end": read_run(folder).config["steps"]}
         for when, step in steps.items():
             found |= {
                 f"{name}_{when}": value
                 for name, value in biased(folder, step=step, random=work.size(RANDOM, FEW)).items()
             }
-        del found["discrepancy_end"]  # of no rule: training makes the first position special in any case
-        rows += [{"arm": arm, "seed": seed, "number": name, "value": value} for name, value in found.items()]
+        del found[
+            "discrepancy_end"
+        ]  # of no rule: training makes the first position special in any case
+        rows += [
+            {"arm": arm, "seed": seed, "number": name, "value": value}
+            for name, value in found.items()
+        ]
     return pd.DataFrame(rows)
 
 
@@ -83,7 +94,9 @@ def draw(wide: pd.DataFrame):
     names = list(dict.fromkeys(wide.index.get_level_values("number")))
     figure = new_figure(width=11.0, height=4.6)
     for place, name in enumerate(names):
-        axes = panel(figure, place=(2, -(-len(names) // 2), place + 1), ylabel=name.replace("_", ", "))
+        axes = panel(
+            figure, place=(2, -(-len(names) // 2), place + 1), ylabel=name.replace("_", ", ")
+        )
         for spot, (arm, colour) in enumerate(zip(ARMS, (INK, ORANGE, BLUE), strict=True)):
             values = wide.loc[(name, arm)].to_numpy()
             axes.scatter(np.full(len(values), spot), values, color=colour, s=18)

@@ -7,7 +7,12 @@ import pandas as pd
 import torch
 
 from analyses.claims import Measured, Work, certain, main
-from analyses.fingerprint_baselines import cka, intrinsic_correlation, invariant_cosine, parameter_cosine
+from analyses.fingerprint_baselines import (
+    cka,
+    intrinsic_correlation,
+    invariant_cosine,
+    parameter_cosine,
+)
 from analyses.lineages import auc
 from analyses.texts import documents
 from sink_lens import wrap
@@ -52,7 +57,9 @@ def measure(work: Work) -> Measured:
     start, others = pairs[alike & (pairs["a"] == 0)], pairs[~alike & (pairs["a"] == 0)]
     numbers = {}
     for kind in KINDS:
-        own, apart, first, not_first = (rows[rows["inputs"] == kind] for rows in (parent, cross, start, others))
+        own, apart, first, not_first = (
+            rows[rows["inputs"] == kind] for rows in (parent, cross, start, others)
+        )
         numbers[f"parent @ {kind}"] = certain(own["relabelled"].max())
         numbers[f"cross @ {kind}"] = certain(apart["relabelled"].min())
         numbers[f"cross_published @ {kind}"] = certain(apart["pipeline"].min())
@@ -62,11 +69,22 @@ def measure(work: Work) -> Measured:
         for score in SCORES:
             x, y = (rows[rows["inputs"] == "tokens"][score].to_numpy() for rows in (own, apart))
             numbers[f"{name} @ {score}"] = certain(auc(x, y))
-    return Measured(numbers=dict(sorted(numbers.items(), key=lambda one: _place(one[0]))), figure=draw(pairs, course))
+    return Measured(
+        numbers=dict(sorted(numbers.items(), key=lambda one: _place(one[0]))),
+        figure=draw(pairs, course),
+    )
 
 
 def _place(number: str) -> int:
-    rules = ("parent", "cross", "cross_published", "start", "start_other", "parent_auc", "start_auc")
+    rules = (
+        "parent",
+        "cross",
+        "cross_published",
+        "start",
+        "start_other",
+        "parent_auc",
+        "start_auc",
+    )
     return rules.index(number.partition(" @ ")[0])
 
 
@@ -85,12 +103,25 @@ def compared(work: Work) -> pd.DataFrame:
         states = {of: read_features(lens, inputs) for of, lens in models.items()}
         for a, b in wanted(list(models)):
             rng = np.random.default_rng([work.seed, len(rows)])
-            pair = compare_states((str(a), states[a]), (str(b), states[b]), config=config, generator=rng)
-            row = {"inputs": kind, "seed_a": a[0], "a": a[1], "seed_b": b[0], "b": b[1], "step": min(a[2], b[2])}
+            pair = compare_states(
+                (str(a), states[a]), (str(b), states[b]), config=config, generator=rng
+            )
+            row = {
+                "inputs": kind,
+                "seed_a": a[0],
+                "a": a[1],
+                "seed_b": b[0],
+                "b": b[1],
+                "step": min(a[2], b[2]),
+            }
             row |= {"tau_bar": pair.tau_bar, "cka": cka(states[a], states[b])}
             row |= {name: score(models[a], models[b]) for name, score in WEIGHTS.items()}
             rows.append(
-                row | {name: null.log10_p(pair.tau_bar, convention="paper") for name, null in pair.nulls.items()}
+                row
+                | {
+                    name: null.log10_p(pair.tau_bar, convention="paper")
+                    for name, null in pair.nulls.items()
+                }
             )
     return pd.DataFrame(rows)
 
@@ -112,9 +143,19 @@ def wanted(models: list) -> Iterator[tuple]:
 def generations(work: Work, seed: int) -> Iterator[tuple]:
     """((generation, step), model): the ends of each generation, and for seed 0 checkpoints of the first."""
     steps = work.size(300, 4)
-    size = work.size({"n_layers": 4, "d_model": 128, "d_mlp": 344}, {"n_layers": 3, "d_model": 32, "d_mlp": 32})
+    size = work.size(
+        {"n_layers": 4, "d_model": 128, "d_mlp": 344}, {"n_layers": 3, "d_model": 32, "d_mlp": 32}
+    )
     config = TrainConfig(
-        **size, n_heads=4, vocab_size=BYTES, tied=False, length=LENGTH, batch=BATCH, steps=steps, warmup=1, seed=seed
+        **size,
+        n_heads=4,
+        vocab_size=BYTES,
+        tied=False,
+        length=LENGTH,
+        batch=BATCH,
+        steps=steps,
+        warmup=1,
+        seed=seed,
     )
     model = model_of(config).train()
     yield (0, np.inf), kept(model)
@@ -122,7 +163,9 @@ def generations(work: Work, seed: int) -> Iterator[tuple]:
         text = bundled_text() if work.tiny or name == "moby-dick" else "\n".join(documents([name]))
         ids = torch.tensor(list(text.encode()[:1_000_000]))
         generator = torch.Generator().manual_seed(generation)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1
+        )
         for step in range(1, steps + 1):
             begins = torch.randint(len(ids) - LENGTH, (BATCH,), generator=generator)
             rows = torch.stack([ids[begin : begin + LENGTH] for begin in begins])
@@ -168,7 +211,12 @@ def draw(pairs: pd.DataFrame, course: pd.DataFrame):
     axes.set_yticks(range(len(SCORES)), SCORES)
     axes.axvline(0, color=INK, linestyle=":", linewidth=1)
     legend(axes, columns=2)
-    axes = panel(figure, place=(1, 2, 2), xlabel="step of the checkpoint", ylabel="tau_bar with the last model")
+    axes = panel(
+        figure,
+        place=(1, 2, 2),
+        xlabel="step of the checkpoint",
+        ylabel="tau_bar with the last model",
+    )
     for kind, colour in zip(KINDS, (BLUE, GREEN), strict=True):
         of = course[course["inputs"] == kind]
         axes.plot(of["step"], of["tau_bar"], marker="o", markersize=3, color=colour, label=kind)

@@ -25,7 +25,9 @@ OTHERS = (11, 12)
 def measure(work: Work) -> Measured:
     """The log p of each copy with the model, and with an unrelated one."""
     if find_spec("peft") is None:
-        raise InputError("PEFT is not installed, which one copy is tuned with; need pip install peft")
+        raise InputError(
+            "PEFT is not installed, which one copy is tuned with; need pip install peft"
+        )
     lens = work.lens
     copies: dict[str, Callable[[], LensModel]] = {
         "8 bit": lambda: rounded(lens, "int8_token"),
@@ -37,13 +39,17 @@ def measure(work: Work) -> Measured:
         "trained on": lambda: trained_on(work, low_rank=False),
     }
     few = {"sequences": 60, "length": 4, "coordinates": 28, "draws": 100, "relabellings": 100}
-    size = work.size({"sequences": 1000, "length": 4, "alpha": 0.05, "draws": 20, "relabellings": 99}, few)
+    size = work.size(
+        {"sequences": 1000, "length": 4, "alpha": 0.05, "draws": 20, "relabellings": 99}, few
+    )
     config = FingerprintConfig(inputs="tokens", seed=1, **size)
 
     def pair(name: str) -> pd.DataFrame:
         changed_copy = copies[name]()
         other = random_init(lens, seed=OTHERS[1] if name == "averaged" else OTHERS[0])
-        found = fingerprint([lens, changed_copy, other], config=config, cache=not work.tiny, progress=work.progress)
+        found = fingerprint(
+            [lens, changed_copy, other], config=config, cache=not work.tiny, progress=work.progress
+        )
         rows = found.frame.set_index(["a", "b"])
         chosen = {
             "copy": rows.loc[(lens.name, changed_copy.name)],
@@ -57,14 +63,22 @@ def measure(work: Work) -> Measured:
         )
 
     tables = {
-        name: work.once(f"copy-{at}", lambda name=name: pair(name)).set_index("pair") for at, name in enumerate(copies)
+        name: work.once(f"copy-{at}", lambda name=name: pair(name)).set_index("pair")
+        for at, name in enumerate(copies)
     }
     numbers = {
-        f"{'heavy' if name.startswith('60') else 'kept'} @ {name}": certain(table.loc["copy", "log10_p"])
+        f"{'heavy' if name.startswith('60') else 'kept'} @ {name}": certain(
+            table.loc["copy", "log10_p"]
+        )
         for name, table in tables.items()
     }
-    numbers |= {f"unrelated @ {name}": certain(table.loc["unrelated", "log10_p"]) for name, table in tables.items()}
-    numbers |= {f"effect @ {name}": certain(table.loc["copy", "tau_bar"]) for name, table in tables.items()}
+    numbers |= {
+        f"unrelated @ {name}": certain(table.loc["unrelated", "log10_p"])
+        for name, table in tables.items()
+    }
+    numbers |= {
+        f"effect @ {name}": certain(table.loc["copy", "tau_bar"]) for name, table in tables.items()
+    }
     order = ("kept", "heavy", "unrelated", "effect")
     ordered = dict(sorted(numbers.items(), key=lambda one: order.index(one[0].partition(" @ ")[0])))
 
@@ -126,12 +140,20 @@ def trained_on(work: Work, *, low_rank: bool) -> LensModel:
     if low_rank:
         import peft
 
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT reads what transformers gives up
-            plain = peft.get_peft_model(plain, peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
+        with warnings.catch_warnings(
+            action="ignore", category=FutureWarning
+        ):  # PEFT reads what transformers gives up
+            plain = peft.get_peft_model(
+                plain, peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
+            )
     weights = (
-        [weight for weight in plain.parameters() if weight.requires_grad] if low_rank else list(plain.parameters())
+        [weight for weight in plain.parameters() if weight.requires_grad]
+        if low_rank
+        else list(plain.parameters())
     )
-    optimiser = torch.optim.AdamW([one.requires_grad_() for one in weights], lr=1e-3 if low_rank else 1e-4)
+    optimiser = torch.optim.AdamW(
+        [one.requires_grad_() for one in weights], lr=1e-3 if low_rank else 1e-4
+    )
     batches = work.text(sequences=4 * work.size(40, 2), length=64).tokens.split(4)
     with torch.enable_grad():
         for batch in batches:

@@ -45,7 +45,11 @@ def measure(work: Work) -> Measured:
     seeds = work.size(range(15), range(4))
     untrained_pairs = work.once("untrained", lambda: at_first(work, seeds))
     noise = work.once("noise", lambda: noisy(work))
-    pairs = work.once("pairs", lambda: trained(work)) if work.retrain else pd.read_csv(work.folder / "pairs.csv")
+    pairs = (
+        work.once("pairs", lambda: trained(work))
+        if work.retrain
+        else pd.read_csv(work.folder / "pairs.csv")
+    )
 
     numbers = {}
     for name in NULLS:
@@ -108,7 +112,9 @@ def noisy(work: Work) -> pd.DataFrame:
         with torch.no_grad():
             for weight in model.parameters():
                 if weight.ndim > 1:
-                    weight.add_(torch.randn(weight.shape, generator=generator) * size * weight.std())
+                    weight.add_(
+                        torch.randn(weight.shape, generator=generator) * size * weight.std()
+                    )
         models.append(wrap(model, name=name))
     found = fingerprint(models, config=config, cache=False, progress=work.progress).frame
     return found[found["a"] == first.name].rename(columns={"b": "noise"})
@@ -125,18 +131,32 @@ def trained(work: Work) -> pd.DataFrame:
             for step in STEPS[arm]:
                 lens = load(folder / "checkpoints" / f"checkpoint-{step}")
                 inputs = shared_inputs({lens.name: read_facts(lens)}, seed=work.seed, **INPUTS)
-                weights = torch.cat([one.flatten() for name, one in lens.plain.named_parameters() if one.ndim > 1])
-                kept[arm, seed, step] = (read_features(lens, inputs, progress=work.progress), weights.detach())
+                weights = torch.cat(
+                    [one.flatten() for name, one in lens.plain.named_parameters() if one.ndim > 1]
+                )
+                kept[arm, seed, step] = (
+                    read_features(lens, inputs, progress=work.progress),
+                    weights.detach(),
+                )
     config = FingerprintConfig(**INPUTS, coordinates=lens.d_model)
     rows = []
     for a, b in ((a, b) for a in kept for b in kept if a[2] in (0, END) and wanted(a, b)):
         (x, of_a), (y, of_b) = kept[a], kept[b]
         rng = np.random.default_rng([work.seed, len(rows)])
         pair = compare_states((str(a), x), (str(b), y), config=config, generator=rng)
-        row = dict(zip(("arm_a", "seed_a", "step_a", "arm_b", "seed_b", "step_b"), (*a, *b), strict=True))
-        row |= {"tau_bar": pair.tau_bar, "shared": pair.shared, "too_narrow": pair.too_narrow, "cka": cka(x, y)}
+        row = dict(
+            zip(("arm_a", "seed_a", "step_a", "arm_b", "seed_b", "step_b"), (*a, *b), strict=True)
+        )
+        row |= {
+            "tau_bar": pair.tau_bar,
+            "shared": pair.shared,
+            "too_narrow": pair.too_narrow,
+            "cka": cka(x, y),
+        }
         row["weights"] = float(torch.nn.functional.cosine_similarity(of_a, of_b, dim=0))
-        rows.append(row | {f"log10_p_{one['null']}": one["log10_p_paper"] for one in pair.null_rows()})
+        rows.append(
+            row | {f"log10_p_{one['null']}": one["log10_p_paper"] for one in pair.null_rows()}
+        )
     return pd.DataFrame(rows)
 
 
@@ -149,17 +169,23 @@ def wanted(a, b) -> bool:
 def draw(untrained_pairs: pd.DataFrame, pairs: pd.DataFrame):
     """Three panels: p of unrelated untrained pairs, tau_bar along training, p of trained pairs of two seeds."""
     figure = new_figure(width=12.0, height=3.4)
-    axes = panel(figure, place=(1, 3, 1), xlabel="share of untrained pairs of two seeds", ylabel="p")
+    axes = panel(
+        figure, place=(1, 3, 1), xlabel="share of untrained pairs of two seeds", ylabel="p"
+    )
     for name, colour in zip(NULLS, (ORANGE, OCHRE, GREEN, PURPLE, BLUE), strict=True):
         p = np.sort(untrained_pairs[untrained_pairs["null"] == name]["p"])
         axes.plot((np.arange(len(p)) + 0.5) / len(p), p, color=colour, label=name)
     axes.plot([0, 1], [0, 1], color=INK, linestyle=":", linewidth=1)
     legend(axes, columns=3)
-    axes = panel(figure, place=(1, 3, 2), xlabel="step of training", ylabel="mean tau with an initialisation")
+    axes = panel(
+        figure, place=(1, 3, 2), xlabel="step of training", ylabel="mean tau with an initialisation"
+    )
     course = pairs[(pairs["step_a"] == 0) & (pairs["step_b"] > 0) & (pairs["arm_b"] == "softmax")]
     for (of_a, of_b), rows in course.groupby(["seed_a", "seed_b"]):
         own = of_a == of_b
-        label = ("its own" if own else "another seed's") if (of_a, of_b) in ((0, 0), (0, 1)) else None
+        label = (
+            ("its own" if own else "another seed's") if (of_a, of_b) in ((0, 0), (0, 1)) else None
+        )
         axes.plot(
             rows["step_b"].astype(str),
             rows["tau_bar"],

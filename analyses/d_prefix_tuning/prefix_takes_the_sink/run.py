@@ -43,9 +43,13 @@ def measure(work: Work) -> Measured:
     if work.tiny or work.retrain:
         sequences, means = _tables(work)
     elif work.lens.name != DEFAULT_MODEL:
-        raise InputError(f"the tables are of {DEFAULT_MODEL}; need ones of {work.lens.name}. Train with --retrain.")
+        raise InputError(
+            f"the tables are of {DEFAULT_MODEL}; need ones of {work.lens.name}. Train with --retrain."
+        )
     else:
-        sequences, means = (pd.read_parquet(work.folder / f"{name}.parquet") for name in ("sequences", "means"))
+        sequences, means = (
+            pd.read_parquet(work.folder / f"{name}.parquet") for name in ("sequences", "means")
+        )
     values = sequences.set_index(["arm", "length"]).sort_index(kind="stable")
 
     def of(arm, length, column):
@@ -60,24 +64,37 @@ def measure(work: Work) -> Measured:
     lengths, inside = {f"length {n}": n for n in (4, 1, 16)}, ("from words", "from random")
     numbers = {}
     for name, column in (("outside_loss", "loss"), ("outside_later", "later")):
-        over_prefix = {at: change("outside", n, column, over=("from words", n)) for at, n in lengths.items()}
+        over_prefix = {
+            at: change("outside", n, column, over=("from words", n)) for at, n in lengths.items()
+        }
         numbers |= each(name, over_prefix)
     for arm in inside:
-        numbers |= each("trained_loss", {f"{arm}, {at}": change(arm, n, "loss") for at, n in lengths.items()})
+        numbers |= each(
+            "trained_loss", {f"{arm}, {at}": change(arm, n, "loss") for at, n in lengths.items()}
+        )
     shown = ("random", *inside)
     numbers |= each("growth", {arm: change(arm, LAST, "prefix", over=(arm, 1)) for arm in shown})
-    numbers |= each("dilution", {arm: work.ratio(of(arm, LAST, "late"), of(arm, LAST, "early")) for arm in shown})
+    numbers |= each(
+        "dilution",
+        {arm: work.ratio(of(arm, LAST, "late"), of(arm, LAST, "early")) for arm in shown},
+    )
     numbers |= {
         "random_alpha": work.interval(of("random", 1, "prefix")),
-        "random_within": work.interval(of("random", LAST, "within") - of("random", LAST, "competition")),
+        "random_within": work.interval(
+            of("random", LAST, "within") - of("random", LAST, "competition")
+        ),
         "words_alpha": work.interval(of("words", 1, "prefix")),
         "words_first": work.interval(of("words", 1, "first")),
         "words_rest": change("words", LAST, "rest"),
     }
     over = ("random", LAST)
-    numbers |= each("trained_over_random", {arm: change(arm, LAST, "prefix", over=over) for arm in inside})
+    numbers |= each(
+        "trained_over_random", {arm: change(arm, LAST, "prefix", over=over) for arm in inside}
+    )
     numbers |= each("trained_rank", {arm: work.interval(of(arm, LAST, "rank")) for arm in inside})
-    numbers |= each("outside_first", {at: change("outside", n, "first") for at, n in lengths.items()})
+    numbers |= each(
+        "outside_first", {at: change("outside", n, "first") for at, n in lengths.items()}
+    )
     return Measured(numbers=numbers, figure=_figure(sequences, means))
 
 
@@ -89,7 +106,11 @@ def _tables(work):
     steps, short = work.size((STEPS, 32), (3, 16))
     known, held_out, lessons = (
         TokenBatch.from_text(part, lens.tokenizer, sequences=size, length=tokens).tokens
-        for part, size, tokens in ((text[:cut], n, length), (text[cut:], n, length), (text[:cut], 2 * steps, short))
+        for part, size, tokens in (
+            (text[:cut], n, length),
+            (text[cut:], n, length),
+            (text[:cut], 2 * steps, short),
+        )
     )
     batches = lessons[torch.randperm(len(lessons), generator=work.generator())].split(2)
     own = _own(lens, known)
@@ -110,13 +131,18 @@ def _tables(work):
             sinks = base.mean((1, 3)) > SINK
         rows.append(_by_sequence(read, base=base, sinks=sinks).assign(arm=arm, length=p))
         curves.append(_means(read, sinks=sinks).assign(arm=arm, length=p))
-    return work.once("sequences", lambda: pd.concat(rows)), work.once("means", lambda: pd.concat(curves))
+    return work.once("sequences", lambda: pd.concat(rows)), work.once(
+        "means", lambda: pd.concat(curves)
+    )
 
 
 def _forward(lens, tokens, numbers, *, outside=False, hooks=(), **options):
     """The bridge with added keys and values, [layer, 2, batch or 1, kv_head, length, d_head], or with none."""
     if numbers is not None and outside:
-        modules = [bridge_hooks(layer, keys, values) for layer, (keys, values) in enumerate(numbers[:, :, 0])]
+        modules = [
+            bridge_hooks(layer, keys, values)
+            for layer, (keys, values) in enumerate(numbers[:, :, 0])
+        ]
         hooks = [*chain.from_iterable(modules), *hooks]
     elif numbers is not None:
         pairs = numbers.expand(-1, -1, len(tokens), -1, -1, -1)
@@ -152,10 +178,18 @@ def _trained(work, batches, start, *, arm):
     def make():
         numbers = start.clone().requires_grad_()
         optimiser = torch.optim.Adam([numbers], lr=RATES[arm])
-        ramp = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min((step + 1) / 10, 1 - step / len(batches)))
-        for batch in tqdm(batches, desc=f"{arm}, length {start.shape[-2]}", disable=not work.progress, leave=False):
-            loss = _losses(_forward(work.lens, batch, numbers, outside=arm == "outside"), batch).mean()
-            (numbers.grad,) = torch.autograd.grad(loss, numbers)  # of the numbers alone: the model is frozen
+        ramp = torch.optim.lr_scheduler.LambdaLR(
+            optimiser, lambda step: min((step + 1) / 10, 1 - step / len(batches))
+        )
+        for batch in tqdm(
+            batches, desc=f"{arm}, length {start.shape[-2]}", disable=not work.progress, leave=False
+        ):
+            loss = _losses(
+                _forward(work.lens, batch, numbers, outside=arm == "outside"), batch
+            ).mean()
+            (numbers.grad,) = torch.autograd.grad(
+                loss, numbers
+            )  # of the numbers alone: the model is frozen
             optimiser.step()
             ramp.step()
         return pd.DataFrame({"value": numbers.detach().flatten().numpy()})
@@ -180,9 +214,15 @@ def _read(lens, tokens, numbers, *, outside):
         prefix[layer] = pattern[:, :, 1:, :n].sum(-1)
         first[layer] = pattern[:, :, 1:, n].clone()
 
-    hooks = [(f"blocks.{layer}.attn.hook_pattern", partial(look, layer=layer)) for layer in range(lens.n_layers)]
+    hooks = [
+        (f"blocks.{layer}.attn.hook_pattern", partial(look, layer=layer))
+        for layer in range(lens.n_layers)
+    ]
     losses = _losses(_forward(lens, tokens, numbers, outside=outside, hooks=hooks), tokens)
-    stacked = {name: torch.stack(list(one.values())) for name, one in (("prefix", prefix), ("first", first))}
+    stacked = {
+        name: torch.stack(list(one.values()))
+        for name, one in (("prefix", prefix), ("first", first))
+    }
     return stacked | {"losses": losses}
 
 
@@ -207,9 +247,14 @@ def _by_sequence(read, *, base, sinks):
         "early": given[:, eighth - 1 : 2 * eighth - 1].mean(1),  # queries 8 to 15 of 64
         "late": given[:, -2 * eighth :].mean(1),
     }
-    frame = pd.DataFrame({name: column.numpy() for name, column in columns.items()}).rename_axis("sequence")
+    frame = pd.DataFrame({name: column.numpy() for name, column in columns.items()}).rename_axis(
+        "sequence"
+    )
     if prefix.any():
-        before, now = (rearrange(x.mean(-1), "layer batch head -> (layer head) batch").numpy() for x in (base, prefix))
+        before, now = (
+            rearrange(x.mean(-1), "layer batch head -> (layer head) batch").numpy()
+            for x in (base, prefix)
+        )
         frame["rank"] = pd.DataFrame(before).rank().corrwith(pd.DataFrame(now).rank())
     return frame.reset_index()
 
@@ -218,7 +263,9 @@ def _means(read, *, sinks):
     """Mean attention to the prefix and to position 0: of all heads by layer, of the sink heads by query."""
     parts = {name: read[name] for name in ("prefix", "first")}
     by_layer = pd.DataFrame({name: x.mean((1, 2, 3)).numpy() for name, x in parts.items()})
-    by_query = pd.DataFrame({name: _of_sinks(x, sinks).mean(0).numpy() for name, x in parts.items()})
+    by_query = pd.DataFrame(
+        {name: _of_sinks(x, sinks).mean(0).numpy() for name, x in parts.items()}
+    )
     by_query.index += 1
     return pd.concat({"layer": by_layer, "query": by_query}, names=["over", "at"]).reset_index()
 
@@ -231,19 +278,36 @@ def _figure(sequences, means):
     above, under = figure.subfigures(2, 1, height_ratios=(0.85, 1))
 
     axes = panel(above, ylabel="attention of the sink heads")
-    groups = {"none": "no prefix", "outside": "module outside", "random": "random prefix", "words": "words"}
+    groups = {
+        "none": "no prefix",
+        "outside": "module outside",
+        "random": "random prefix",
+        "words": "words",
+    }
     groups |= {"from random": "trained,\nfrom random", "from words": "trained,\nfrom words"}
     shown = [(group, arm, p) for group, arm in enumerate(groups) for p in mean.loc[arm].index]
     at = np.array([place + group for place, (group, _, _) in enumerate(shown)])
     below = np.zeros(len(shown))
-    for column, colour, label in (("prefix", ORANGE, "prefix"), ("first", BLUE, "position 0"), ("rest", GRID, "rest")):
+    for column, colour, label in (
+        ("prefix", ORANGE, "prefix"),
+        ("first", BLUE, "position 0"),
+        ("rest", GRID, "rest"),
+    ):
         parts = mean.loc[[row[1:] for row in shown], column].to_numpy()
         axes.bar(at, parts, bottom=below, color=colour, width=0.85, label=label)
         below += parts
     axes.set_xticks(at, [str(p or "") for _, _, p in shown])
     for group, name in enumerate(groups.values()):
         middle = at[[row[0] == group for row in shown]].mean()
-        axes.text(middle, -0.13, name, transform=axes.get_xaxis_transform(), ha="center", va="top", color=INK)
+        axes.text(
+            middle,
+            -0.13,
+            name,
+            transform=axes.get_xaxis_transform(),
+            ha="center",
+            va="top",
+            color=INK,
+        )
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
     axes.set(xlim=(at[0] - 0.8, at[-1] + 0.8), ylim=(0, 1))
@@ -262,18 +326,37 @@ def _figure(sequences, means):
     axes.set_xticks(rows["at"][::5])
     legend(axes, columns=1)
 
-    colours = {"random": QUIET, "words": GREEN, "from random": PURPLE, "from words": ORANGE, "outside": INK}
+    colours = {
+        "random": QUIET,
+        "words": GREEN,
+        "from random": PURPLE,
+        "from words": ORANGE,
+        "outside": INK,
+    }
     axes = panel(under, place=(1, 3, 2), xlabel="query", ylabel=f"sink heads to prefix {LAST}")
     for arm in list(colours)[:-1]:
         rows = curve.loc[("query", arm, LAST)]
         axes.plot(rows["at"], rows["prefix"], color=colours[arm], label=arm)
-    axes.plot(rows["at"], LAST / (LAST + rows["at"] + 1), color=INK, linestyle="--", label="uniform attention")
+    axes.plot(
+        rows["at"],
+        LAST / (LAST + rows["at"] + 1),
+        color=INK,
+        linestyle="--",
+        label="uniform attention",
+    )
     axes.set_ylim(0, 1)
     legend(axes, columns=2)
 
     axes = panel(under, place=(1, 3, 3), xlabel="length", ylabel="held-out loss, nats")
     for arm, colour in colours.items():
-        axes.plot(mean.loc[arm].index, mean.loc[arm, "loss"], color=colour, marker="o", markersize=4, label=arm)
+        axes.plot(
+            mean.loc[arm].index,
+            mean.loc[arm, "loss"],
+            color=colour,
+            marker="o",
+            markersize=4,
+            label=arm,
+        )
     axes.axhline(mean.loc[("none", 0), "loss"], color=INK, linestyle="--", label="no prefix")
     axes.set_xticks(LENGTHS)
     legend(axes, columns=2)

@@ -15,7 +15,18 @@ from analyses.texts import data_folder
 from sink_lens.data.corpora import bundled_text
 from sink_lens.errors import InputError
 from sink_lens.models.private_apis import set_attention
-from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, legend, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    GRID,
+    INK,
+    ORANGE,
+    PURPLE,
+    legend,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.schema import DEFAULT_MODEL
 from sink_lens.stats import Interval
 from sink_lens.training import get_prefix_model
@@ -45,7 +56,9 @@ def measure(work: Work) -> Measured:
     if work.tiny or work.retrain:
         table = work.once("answers", lambda: _trainings(work))
     elif work.lens.name != DEFAULT_MODEL:
-        raise InputError(f"the table is of {DEFAULT_MODEL}; need one of {work.lens.name}. Train with --retrain.")
+        raise InputError(
+            f"the table is of {DEFAULT_MODEL}; need one of {work.lens.name}. Train with --retrain."
+        )
     else:
         table = pd.read_parquet(work.folder / "answers.parquet")
     tasks = [name for name in TASKS if name in set(table["task"])]
@@ -72,12 +85,17 @@ def measure(work: Work) -> Measured:
             f"outside_first @ {task}": less(task, "outside", "none", "first"),
             f"prefix_alpha @ {task}": _interval(work, of(task, "prefix", "prefix")),
             f"prefix_first @ {task}": _interval(work, of(task, "prefix", "first")),
-            f"dilution @ {task}": _interval(work, of(task, "prefix", "late") - of(task, "prefix", "early")),
+            f"dilution @ {task}": _interval(
+                work, of(task, "prefix", "late") - of(task, "prefix", "early")
+            ),
         }
         numbers |= {f"gain @ {task}, {arm}": gain(task, arm) for arm in ARMS}
     numbers["growth"] = less(SIDE_TASK, "prefix", "prefix 8", "prefix")
     numbers["query_matters"] = less(SIDE_TASK, "constant", "outside", "loss")
-    numbers |= {f"half_of_layers @ {arm}": less(SIDE_TASK, arm, "outside", "loss") for arm in ("lower", "upper")}
+    numbers |= {
+        f"half_of_layers @ {arm}": less(SIDE_TASK, arm, "outside", "loss")
+        for arm in ("lower", "upper")
+    }
     ends = table[table["arm"] != "none"].drop_duplicates(["task", "arm", "seed"])
     numbers["converged"] = certain(ends["converged"].mean())
     return Measured(numbers=numbers, figure=_figure(table, tasks))
@@ -96,7 +114,9 @@ def _interval(work, values):
 def _trainings(work):
     """A row for each example that is held out, under every task, arm and seed: answers and attention."""
     if find_spec("peft") is None:
-        raise InputError("PEFT is not installed, whose prefix-tuning and LoRA are compared; need pip install peft")
+        raise InputError(
+            "PEFT is not installed, whose prefix-tuning and LoRA are compared; need pip install peft"
+        )
     frames = []
     seeds, n_train, n_valid, n_held = work.size((3, 384, 24, 48), (2, 8, 4, 6))
     bar = tqdm(desc="trainings", disable=not work.progress)
@@ -113,7 +133,13 @@ def _trainings(work):
                 tried = {}
                 for rate in TRIED[arm]:
                     tried[rate] = _train_once(
-                        work, data, f"{name} {arm} rate {rate:g}", arm, rate=rate, seed=100, short=True
+                        work,
+                        data,
+                        f"{name} {arm} rate {rate:g}",
+                        arm,
+                        rate=rate,
+                        seed=100,
+                        short=True,
                     )
                     bar.update()
                 rates[arm] = min(tried, key=lambda one: tried[one]["valid"].iloc[0])
@@ -131,7 +157,10 @@ def _brown():
     if not path.is_file():
         raise InputError("the Brown corpus is not fetched; need python -m analyses.texts brown")
     table = pd.read_parquet(path)
-    return {genre: table[table["name"].str[1].isin([*letters])]["text"] for genre, letters in SECTIONS.items()}
+    return {
+        genre: table[table["name"].str[1].isin([*letters])]["text"]
+        for genre, letters in SECTIONS.items()
+    }
 
 
 def _train_once(work, data, key, arm, **options):
@@ -148,7 +177,10 @@ def _train(work, data, arm, *, rate, seed, short=False):
     every, most = work.size((15, 30 if short else 75), (1, 1 if short else 2))
     draw = torch.Generator().manual_seed(seed)
     order = torch.cat(
-        [torch.randperm(len(data["train"]), generator=draw) for _ in range(1 + most * BATCH // len(data["train"]))]
+        [
+            torch.randperm(len(data["train"]), generator=draw)
+            for _ in range(1 + most * BATCH // len(data["train"]))
+        ]
     )
     examples = [data["train"][int(at)] for at in order[: most * BATCH]]
     model, base, undo = _tuned(work, arm, seed=seed)
@@ -168,8 +200,15 @@ def _train(work, data, arm, *, rate, seed, short=False):
             misses += 1
         else:
             best, misses = min(best, valid), 0
-            about = {"valid": valid, "steps": step, "rate": rate, "parameters": sum(one.numel() for one in trained)}
-            found = (pd.DataFrame(index=[0]) if short else _read(work, model, base, data)).assign(**about)
+            about = {
+                "valid": valid,
+                "steps": step,
+                "rate": rate,
+                "parameters": sum(one.numel() for one in trained),
+            }
+            found = (pd.DataFrame(index=[0]) if short else _read(work, model, base, data)).assign(
+                **about
+            )
         if misses == PATIENCE:
             break
     undo()
@@ -185,8 +224,13 @@ def _tuned(work, arm, *, seed):
         copied = copy.deepcopy(plain).requires_grad_()
         return copied, copied, lambda: None
     if LIKE.get(arm, arm) == "outside":
-        half = {"lower": tuple(layers)[: len(layers) // 2], "upper": tuple(layers)[len(layers) // 2 :]}
-        model = get_prefix_model(plain, phi="constant" if arm == "constant" else "elu", layers=half.get(arm))
+        half = {
+            "lower": tuple(layers)[: len(layers) // 2],
+            "upper": tuple(layers)[len(layers) // 2 :],
+        }
+        model = get_prefix_model(
+            plain, phi="constant" if arm == "constant" else "elu", layers=half.get(arm)
+        )
         return model, plain, model.unload
     import peft
 
@@ -233,7 +277,11 @@ def _read(work, model, base, data):
         for row, length in zip(sinks, mask.sum(1).tolist(), strict=True):
             queries = row[1:length]
             prefix, middle = queries[:, :n].sum(-1), (length - 1) // 2
-            parts = {"prefix": prefix.mean(), "first": queries[:, n].mean(), "rest": queries[:, n + 1 :].sum(-1).mean()}
+            parts = {
+                "prefix": prefix.mean(),
+                "first": queries[:, n].mean(),
+                "rest": queries[:, n + 1 :].sum(-1).mean(),
+            }
             parts |= {"early": prefix[:middle].mean(), "late": prefix[middle:].mean()}
             shares.append({name: float(value) for name, value in parts.items()})
     return pd.concat([rows, pd.DataFrame(shares)], axis=1)
@@ -243,7 +291,10 @@ def _sinks(work, examples):
     """[layer head], true for heads that give position 0 over 0.3 of their attention, before any training."""
     found = []
     for pattern, mask in _patterns(work, work.lens.plain, work.lens.plain, examples):
-        found += [row[:, :, 1:length, 0].mean(-1) for row, length in zip(pattern, mask.sum(1).tolist(), strict=True)]
+        found += [
+            row[:, :, 1:length, 0].mean(-1)
+            for row, length in zip(pattern, mask.sum(1).tolist(), strict=True)
+        ]
     mean = torch.stack(found).mean(0)
     return mean > SINK if (mean > SINK).any() else mean >= mean.max()
 
@@ -267,17 +318,29 @@ def _patterns(work, model, base, examples):
 def _figure(table, tasks):
     """Accuracy and loss of each arm and task, and where the sink heads look."""
     arms = ("none", *ARMS)
-    names = {"none": "untuned", "prefix": "prefix", "outside": "outside", "lora": "LoRA", "full": "all weights"}
+    names = {
+        "none": "untuned",
+        "prefix": "prefix",
+        "outside": "outside",
+        "lora": "LoRA",
+        "full": "all weights",
+    }
     mean = table.groupby(["task", "arm"]).mean(numeric_only=True)
     seeds = table.groupby(["task", "arm", "seed"]).mean(numeric_only=True)
     figure = new_figure(width=9.6, height=6.4)
     above, under = figure.subfigures(2, 1)
-    for place, (column, label) in enumerate((("right", "held-out accuracy"), ("loss", "held-out loss, nats")), start=1):
+    for place, (column, label) in enumerate(
+        (("right", "held-out accuracy"), ("loss", "held-out loss, nats")), start=1
+    ):
         axes = panel(above, place=(1, 2, place), ylabel=label)
         for at, arm in enumerate(arms):
             x = np.arange(len(tasks)) + (at - 2) * 0.16
             axes.bar(
-                x, [mean.loc[(task, arm), column] for task in tasks], width=0.15, color=COLOURS[arm], label=names[arm]
+                x,
+                [mean.loc[(task, arm), column] for task in tasks],
+                width=0.15,
+                color=COLOURS[arm],
+                label=names[arm],
             )
             for left, task in zip(x, tasks, strict=True):
                 each = seeds.loc[(task, arm), column]
@@ -288,7 +351,11 @@ def _figure(table, tasks):
     for place, task in enumerate(tasks, start=1):
         axes = panel(under, place=(1, len(tasks), place), ylabel=f"sink heads, {task}")
         left = np.zeros(len(arms))
-        parts = (("prefix", ORANGE, "prefix"), ("first", BLUE, "position 0"), ("rest", GRID, "rest"))
+        parts = (
+            ("prefix", ORANGE, "prefix"),
+            ("first", BLUE, "position 0"),
+            ("rest", GRID, "rest"),
+        )
         for column, colour, label in parts:
             values = np.array([mean.loc[(task, arm), column] for arm in arms])
             axes.bar(range(len(arms)), values, bottom=left, color=colour, width=0.8, label=label)

@@ -83,7 +83,9 @@ def count(name: str, family: str, seed: int) -> pd.DataFrame:
     for method, ablation in ASKED:
         runs = Runs.make(lens, clean, corrupted, graph=graph, metric=metric, ablation=ablation)
         size = int(np.isin(graph.names, list(mechanism.carrying(ablation))).sum())
-        circuit = find_in_runs(runs, config=CircuitConfig(method=method, edges=size, most_steps=MOST_STEPS, seed=seed))
+        circuit = find_in_runs(
+            runs, config=CircuitConfig(method=method, edges=size, most_steps=MOST_STEPS, seed=seed)
+        )
         key = {"mechanism": name, "family": family, "ablation": ablation, "method": method}
         rows.append(key | judge(circuit, mechanism, ablation))
     return pd.DataFrame(rows)
@@ -98,7 +100,11 @@ def judge(circuit: Circuit, mechanism: Mechanism, ablation: str) -> dict[str, in
     warned = bool(nodes["unseen"].any())
     auroc = auroc_of(np.abs(circuit.scores.mean), needed, others)
     counts: dict[str, Any] = {"models": 1}
-    for kind, holds in (("wrong", auroc < LOW), ("between", LOW <= auroc < 1), ("right", auroc == 1)):
+    for kind, holds in (
+        ("wrong", auroc < LOW),
+        ("between", LOW <= auroc < 1),
+        ("right", auroc == 1),
+    ):
         counts |= {kind: int(holds), f"{kind}_warned": int(holds and warned)}
     writers = pd.Series(names).str.partition("->")[0].to_numpy()
     edges = pd.DataFrame({"needed": needed, "held": needed & circuit.chosen}).groupby(writers).sum()
@@ -122,7 +128,10 @@ def numbers_of(rows: pd.DataFrame, *, work: Work) -> dict[str, Interval]:
     """Every number that claim.md has a rule for."""
     numbers = {}
     for (method, ablation), of in rows.groupby(["method", "ablation"], sort=False):
-        end, at = "_zero" * (ablation == "zero") or "_eap" * (method == "eap"), f"{method}, {ablation}"
+        end, at = (
+            "_zero" * (ablation == "zero") or "_eap" * (method == "eap"),
+            f"{method}, {ablation}",
+        )
         numbers[f"detected{end} @ {at}"] = ratio(of, "wrong_warned", "wrong", work=work)
         numbers[f"alarm{end} @ {at}"] = ratio(of, "right_warned", "right", work=work)
         right = of[of["right"] > 0]
@@ -153,8 +162,13 @@ def cell(table: pd.DataFrame, above: str, below: str) -> str:
 
 def markdown(rows: pd.DataFrame) -> str:
     """A sentence and two tables: each method and ablation, and each mechanism with the default method."""
-    models, seeds = int(rows.groupby(["method", "ablation"])["models"].sum().max()), int(rows["models"].max())
-    heads = "warned where wrong | between | where right | lost that are named | named that are whole"
+    models, seeds = (
+        int(rows.groupby(["method", "ablation"])["models"].sum().max()),
+        int(rows["models"].max()),
+    )
+    heads = (
+        "warned where wrong | between | where right | lost that are named | named that are whole"
+    )
     lines = [
         sentence_of(rows),
         "",
@@ -177,10 +191,14 @@ def markdown(rows: pd.DataFrame) -> str:
         f"| task | method | {heads} |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for (name, method), of in rows[rows["ablation"] != "zero"].groupby(["mechanism", "method"], sort=False):
+    for (name, method), of in rows[rows["ablation"] != "zero"].groupby(
+        ["mechanism", "method"], sort=False
+    ):
         if of[["wrong", "named"]].to_numpy().any():
             of = of.groupby("family", sort=False).sum(numeric_only=True)
-            lines.append(f"| {' | '.join([f'`{name}`', method, *(cell(of, *each) for each in asked)])} |")
+            lines.append(
+                f"| {' | '.join([f'`{name}`', method, *(cell(of, *each) for each in asked)])} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -192,9 +210,22 @@ def draw(rows: pd.DataFrame):
     places = np.arange(len(groups))
     for at, (kind, colour) in enumerate((("wrong", ORANGE), ("right", BLUE))):
         n = groups[kind].to_numpy(float)
-        part = 100 * np.divide(groups[f"{kind}_warned"], n, out=np.full(len(n), np.nan), where=n > 0)
-        axes.barh(places + 0.36 * (at - 0.5), part, height=0.34, color=colour, edgecolor=INK, linewidth=0.3, label=kind)
-    axes.set_yticks(places, [f"{method}, {ablation.replace('_ordinary', '')}" for method, ablation in groups.index])
+        part = 100 * np.divide(
+            groups[f"{kind}_warned"], n, out=np.full(len(n), np.nan), where=n > 0
+        )
+        axes.barh(
+            places + 0.36 * (at - 0.5),
+            part,
+            height=0.34,
+            color=colour,
+            edgecolor=INK,
+            linewidth=0.3,
+            label=kind,
+        )
+    axes.set_yticks(
+        places,
+        [f"{method}, {ablation.replace('_ordinary', '')}" for method, ablation in groups.index],
+    )
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     legend(axes, columns=2)

@@ -19,7 +19,16 @@ from sink_lens.circuits.runs import Runs
 from sink_lens.circuits.scores import score_by_gradients
 from sink_lens.edits import metrics
 from sink_lens.records import write_atomically
-from sink_lens.report.style import BLUE, INK, ORANGE, QUIET, legend, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    INK,
+    ORANGE,
+    QUIET,
+    legend,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval
 from tests.zoo import ZOO, build
 from tests.zoo.edges import sink_edges
@@ -60,7 +69,9 @@ def judge_all(folder: Path) -> pd.DataFrame:
 def combinations() -> list[tuple[str, str]]:
     """The mechanisms with edges that are needed alone, each in two architectures on which none was derived."""
     named = [(name, family) for name, kind in ZOO.items() for family in kind.families[1:3]]
-    return [each for each in named if sink_edges(build(each[0], seed=SEED, family=each[1])) is not None]
+    return [
+        each for each in named if sink_edges(build(each[0], seed=SEED, family=each[1])) is not None
+    ]
 
 
 def judge(name: str, family: str) -> pd.DataFrame:
@@ -75,18 +86,29 @@ def judge(name: str, family: str) -> pd.DataFrame:
     runs = Runs.make(lens, tokens, None, graph=graph, metric=metric, ablation="mean_ordinary")
     needed = np.isin(graph.names, list(truth.needed))
     others = ~needed & ~np.isin(graph.names, list(truth.spare))
-    real = np.abs(exact_scores(runs.select_pairs(range(PATCHED)), range(graph.n_edges)).mean(0)) / float(
-        runs.gap.mean()
-    )
+    real = np.abs(
+        exact_scores(runs.select_pairs(range(PATCHED)), range(graph.n_edges)).mean(0)
+    ) / float(runs.gap.mean())
     confirmed = bool(real[needed].min() >= SMALL and real[others].max() < SMALL)
     rows = []
     for method in METHODS:
         size = (
-            real if method == "exact" else np.abs(score_by_gradients(runs, method=method, most_steps=MOST_STEPS).mean)
+            real
+            if method == "exact"
+            else np.abs(score_by_gradients(runs, method=method, most_steps=MOST_STEPS).mean)
         )
         order = np.argsort(-np.where(needed | others, size, -1), kind="stable")
-        row = {"mechanism": name, "family": family, "method": method, "edges": graph.n_edges, "needed": needed.sum()}
-        row |= {"auroc": auroc_of(size, needed, others), "found": needed[order[: needed.sum()]].mean()}
+        row = {
+            "mechanism": name,
+            "family": family,
+            "method": method,
+            "edges": graph.n_edges,
+            "needed": needed.sum(),
+        }
+        row |= {
+            "auroc": auroc_of(size, needed, others),
+            "found": needed[order[: needed.sum()]].mean(),
+        }
         rows.append(row | {"confirmed": int(confirmed)})
     return pd.DataFrame(rows)
 
@@ -121,10 +143,13 @@ def markdown(rows: pd.DataFrame) -> str:
     for name, of in rows.groupby("mechanism", sort=False):
         one = of[of["method"] == "exact"]
         cells = [
-            f"{each['auroc'].mean():.3f} ({each['found'].mean():.2f})" for _, each in of.groupby("method", sort=False)
+            f"{each['auroc'].mean():.3f} ({each['found'].mean():.2f})"
+            for _, each in of.groupby("method", sort=False)
         ]
         counts = f"{one['edges'].mean():.0f}, {one['needed'].mean():.0f}"
-        lines.append(f"| `{name}` | {counts} | {one['confirmed'].sum()} of {len(one)} | {' | '.join(cells)} |")
+        lines.append(
+            f"| `{name}` | {counts} | {one['confirmed'].sum()} of {len(one)} | {' | '.join(cells)} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -136,7 +161,9 @@ def draw(rows: pd.DataFrame):
     for at, (method, colour) in enumerate(zip(METHODS, (QUIET, BLUE, ORANGE), strict=True)):
         of = rows[rows["method"] == method]
         places = np.array([names.index(name) for name in of["mechanism"]]) + 0.2 * (at - 1)
-        axes.scatter(of["auroc"], places, s=14, color=colour, edgecolor=INK, linewidth=0.3, label=method)
+        axes.scatter(
+            of["auroc"], places, s=14, color=colour, edgecolor=INK, linewidth=0.3, label=method
+        )
     axes.axvline(LOW, color=INK, linewidth=0.5, linestyle=":")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()

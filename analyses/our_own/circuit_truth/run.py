@@ -25,7 +25,16 @@ from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.runs import Runs
 from sink_lens.models.lens import LensModel
 from sink_lens.records import write_atomically
-from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    INK,
+    OCHRE,
+    ORANGE,
+    legend,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval
 from tests.zoo.mechanisms import LATER, MECHANISMS, Mechanism, wire
 from tests.zoo.wiring import WIRED, vocabulary
@@ -60,7 +69,9 @@ def measure(work: Work) -> Measured:
         return Measured(numbers=numbers_of(rows, circuits, work=work), figure=draw(rows))
     if work.retrain:
         asked = [(*each, seed) for seed in SEEDS for each in combinations()]
-        for file, table in zip(files, score_all(asked, folder=work.shared / "circuit_truth"), strict=True):
+        for file, table in zip(
+            files, score_all(asked, folder=work.shared / "circuit_truth"), strict=True
+        ):
             table.to_csv(file, index=False, float_format="%.4g", lineterminator="\n")
     rows, circuits = (pd.read_csv(file) for file in files)
     if work.retrain:
@@ -73,11 +84,17 @@ def combinations() -> list[tuple[str, str]]:
     return [(name, family) for name in MECHANISMS if name not in LATER for family in WIRED]
 
 
-def score_all(asked: list[tuple[str, str, int]], *, folder: Path | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+def score_all(
+    asked: list[tuple[str, str, int]], *, folder: Path | None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables of all models, as means over seeds; what the folder has is read."""
     tables: tuple[list[pd.DataFrame], list[pd.DataFrame]] = [], []
     for each in asked:
-        files = [folder / f"{'-'.join(map(str, each))}-{name}.csv" for name in ("a", "c")] if folder else []
+        files = (
+            [folder / f"{'-'.join(map(str, each))}-{name}.csv" for name in ("a", "c")]
+            if folder
+            else []
+        )
         if not files or not all(file.exists() for file in files):
             found = judge(*each)
             for file, table in zip(files, found, strict=False):
@@ -89,10 +106,14 @@ def score_all(asked: list[tuple[str, str, int]], *, folder: Path | None) -> tupl
             rows.append(table)
     key = [*BY, "ablation", "method"]
     together = [pd.concat(rows, ignore_index=True) for rows in tables]
-    together[0]["over_exact"], together[0]["over_default"] = (over(together[0], one) for one in (EXACT, METHODS[0]))
+    together[0]["over_exact"], together[0]["over_default"] = (
+        over(together[0], one) for one in (EXACT, METHODS[0])
+    )
     for table in together:
         table["seeds"] = 1
-    sums = dict.fromkeys(("seeds", "core", "core_false", "sure", "sure_lost", "real", "real_false"), "sum")
+    sums = dict.fromkeys(
+        ("seeds", "core", "core_false", "sure", "sure_lost", "real", "real_false"), "sum"
+    )
     sums |= {"auroc_least": "min", "confirmed": "min"}
     first, second = (
         table.groupby(key, sort=False)
@@ -129,14 +150,26 @@ def judge(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame
         runs, of, real = runs_of(drawn), Edges(mechanism, graph, ablation), None
         whole = float(runs.gap.mean()) if ablation == "resample" else whole
         rows.append(
-            of.row(RANDOM, np.random.default_rng([seed, *f"{name} {family}".encode()]).normal(size=graph.n_edges))
+            of.row(
+                RANDOM,
+                np.random.default_rng([seed, *f"{name} {family}".encode()]).normal(
+                    size=graph.n_edges
+                ),
+            )
         )
         if seed in WHOLE:
             real = exact_scores(runs.select_pairs(range(PATCHED)), range(graph.n_edges)).mean(0)
-            rows.append(of.row(EXACT, real) | {"confirmed": float(of.confirmed(np.abs(real) / whole))})
-        for method in (METHODS if ablation == "resample" else METHODS[:3]) if seed in WHOLE else CHECKED:
+            rows.append(
+                of.row(EXACT, real) | {"confirmed": float(of.confirmed(np.abs(real) / whole))}
+            )
+        for method in (
+            (METHODS if ablation == "resample" else METHODS[:3]) if seed in WHOLE else CHECKED
+        ):
             circuit = find_in_runs(
-                runs, config=CircuitConfig(method=method, edges=of.size, most_steps=MOST_STEPS, seed=seed)
+                runs,
+                config=CircuitConfig(
+                    method=method, edges=of.size, most_steps=MOST_STEPS, seed=seed
+                ),
             )
             rows.append(of.row(method, circuit.scores.mean))
             if method == "eap-ig":
@@ -147,7 +180,9 @@ def judge(name: str, family: str, seed: int) -> tuple[pd.DataFrame, pd.DataFrame
             effects = np.abs(real) / whole
             config = CircuitConfig(edges=of.size, most_steps=MOST_STEPS)
             again = find_in_runs(runs_of(mechanism.rows(PAIRS, generator=generator)), config=config)
-            circuits.append({"ablation": "repeated", "method": "eap-ig"} | of.repeated(kept["resample"], again))
+            circuits.append(
+                {"ablation": "repeated", "method": "eap-ig"} | of.repeated(kept["resample"], again)
+            )
             if family == "gpt2" and mechanism.sink_layer is None:
                 answers = [(vocabulary(right), vocabulary(wrong)) for _, right, _, wrong in drawn]
                 rows.append(of.row(THEIRS, of_transformer_lens(lens, runs, answers)))
@@ -165,7 +200,9 @@ class Edges:
         self.ablation = ablation
         self.needed = np.isin(graph.names, list(mechanism.needed(ablation)))
         self.carrying = np.isin(graph.names, list(mechanism.carrying(ablation)))
-        self.others = ~self.needed & ~np.isin(graph.names, list(mechanism.unjudged(ablation, graph.names)))
+        self.others = ~self.needed & ~np.isin(
+            graph.names, list(mechanism.unjudged(ablation, graph.names))
+        )
         self.size = int(self.carrying.sum())
 
     def row(self, method: str, values: np.ndarray) -> dict[str, Any]:
@@ -174,7 +211,13 @@ class Edges:
         auroc = auroc_of(size, self.needed, self.others)
         order = np.argsort(-np.where(self.needed | self.others, size, -1), kind="stable")
         share = float(self.needed[order[: self.needed.sum()]].mean())
-        return {"ablation": self.ablation, "method": method, "auroc": auroc, "auroc_least": auroc, "found": share}
+        return {
+            "ablation": self.ablation,
+            "method": method,
+            "auroc": auroc,
+            "auroc_least": auroc,
+            "found": share,
+        }
 
     def confirmed(self, effects: np.ndarray) -> bool:
         """Return True where exact patches agree with the construction."""
@@ -184,7 +227,9 @@ class Edges:
         """Compare 20 real patches, drawn as `Circuit.check` draws them, with real patches of all edges."""
         generator = np.random.default_rng(circuit.seed)
         inside, outside = np.flatnonzero(circuit.chosen), np.flatnonzero(~circuit.chosen)
-        some = [generator.choice(part, min(len(part), 10), replace=False) for part in (inside, outside)]
+        some = [
+            generator.choice(part, min(len(part), 10), replace=False) for part in (inside, outside)
+        ]
         numbers, scores = np.concatenate(some), circuit.scores.values[:PATCHED].mean(0)
         frame = pd.DataFrame({"edge": numbers, "score": scores[numbers], "exact": real[numbers]})
         frame["error"] = frame["score"] - frame["exact"]
@@ -197,7 +242,9 @@ class Edges:
             "missed_true": float(np.abs(scores - real).sum() / np.abs(real).sum()),
             "lost": 1 - float(self.needed[order].sum() / self.needed.sum()),
             "bound": check.most_outside / check.n_outside,
-            "bound_holds": float((np.abs(real[outside]) > check.weakest).sum() <= check.most_outside),
+            "bound_holds": float(
+                (np.abs(real[outside]) > check.weakest).sum() <= check.most_outside
+            ),
         }
 
     def repeated(self, circuit: Circuit, again: Circuit) -> dict[str, float]:
@@ -207,18 +254,28 @@ class Edges:
         chosen[np.argsort(-np.abs(again.scores.mean))[: self.size]] = True
         return {"sure": float(sure.sum()), "sure_lost": float((sure & ~chosen).sum())}
 
-    def core(self, circuit: Circuit, others: dict[str, Circuit], *, effects: np.ndarray | None) -> dict[str, float]:
+    def core(
+        self, circuit: Circuit, others: dict[str, Circuit], *, effects: np.ndarray | None
+    ) -> dict[str, float]:
         """Edges in the core, those of them that the mechanism does not have, and what the core lacks.
 
         With the real effects of all edges, the same of the core edges that their own real patch confirms.
         """
-        core = edge_verdicts(*inclusion_by_setting(circuit, others), within=circuit.chosen) == "core"
+        core = (
+            edge_verdicts(*inclusion_by_setting(circuit, others), within=circuit.chosen) == "core"
+        )
         found = self._counted("core", core)
-        return found | ({} if effects is None else self._counted("real", core & (effects >= CONFIRMED)))
+        return found | (
+            {} if effects is None else self._counted("real", core & (effects >= CONFIRMED))
+        )
 
     def _counted(self, name: str, core: np.ndarray) -> dict[str, float]:
         lacks = float((self.needed & ~core).sum() / self.needed.sum())
-        return {name: float(core.sum()), f"{name}_false": float((core & ~self.carrying).sum()), f"{name}_lacks": lacks}
+        return {
+            name: float(core.sum()),
+            f"{name}_false": float((core & ~self.carrying).sum()),
+            f"{name}_lacks": lacks,
+        }
 
 
 def of_transformer_lens(lens: LensModel, runs: Runs, answers: list[tuple[int, int]]) -> np.ndarray:
@@ -256,14 +313,18 @@ def correlation(table: pd.DataFrame, *, work: Work) -> Interval:
     """Rank correlation of two columns over circuits; without an interval for a few."""
     values = table.rank().to_numpy()
     if len(values) < 50:
-        return Interval(estimate=np.corrcoef(values.T)[0, 1], low=np.nan, high=np.nan, n=len(values))
+        return Interval(
+            estimate=np.corrcoef(values.T)[0, 1], low=np.nan, high=np.nan, n=len(values)
+        )
     return work.interval(values, statistic=lambda drawn: np.corrcoef(drawn.T)[0, 1])
 
 
 def numbers_of(rows: pd.DataFrame, circuits: pd.DataFrame, *, work: Work) -> dict[str, Interval]:
     """Every number that claim.md has a rule for."""
     exact = rows[rows["method"] == EXACT]
-    core, fresh, sampled = (circuits[circuits["ablation"].isin(names)] for names in (["core"], ["repeated"], ABLATIONS))
+    core, fresh, sampled = (
+        circuits[circuits["ablation"].isin(names)] for names in (["core"], ["repeated"], ABLATIONS)
+    )
     numbers = {"core_false": ratio(core, "core_false", "core", work=work)}
     numbers["core_lacks"] = work.interval(core["core_lacks"].to_numpy(float))
     numbers["core_confirmed_false"] = ratio(core, "real_false", "real", work=work)
@@ -272,11 +333,19 @@ def numbers_of(rows: pd.DataFrame, circuits: pd.DataFrame, *, work: Work) -> dic
         numbers[f"confirmed @ {ablation}"] = share(int((of["confirmed"] == 1).sum()), len(of))
     for (method, ablation), of in rows.groupby(["method", "ablation"], sort=False):
         auroc, at = of["auroc"].to_numpy(float), f"{method}, {ablation}"
-        kind = "_rules" if method == RULES else "_zero" if ablation == "zero" else "_others" * (method != "eap-ig")
+        kind = (
+            "_rules"
+            if method == RULES
+            else "_zero"
+            if ablation == "zero"
+            else "_others" * (method != "eap-ig")
+        )
         if method == RULES:
             fresh_ones = of[~of["mechanism"].isin(CHOSEN_ON)]
             over_default = fresh_ones["over_default"].to_numpy(float)
-            numbers[f"rules_over{'_zero' * (ablation == 'zero')} @ {ablation}"] = work.interval(over_default)
+            numbers[f"rules_over{'_zero' * (ablation == 'zero')} @ {ablation}"] = work.interval(
+                over_default
+            )
         if method not in (EXACT, RANDOM):
             numbers[f"short{kind} @ {at}"] = share(int((auroc < LOW).sum()), len(of))
             numbers[f"worse @ {at}"] = share(int((of["over_exact"] < -WORSE).sum()), len(of))
@@ -305,7 +374,11 @@ def sentence_of(circuits: pd.DataFrame) -> str:
     core = circuits[circuits["ablation"] == "core"]
     n, edges, false = (int(core[name].sum()) for name in ("seeds", "core", "core_false"))
     wrong = len(core[core["core_false"] > 0])
-    tasks, families, lacks = core["mechanism"].nunique(), core["family"].nunique(), core["core_lacks"].mean()
+    tasks, families, lacks = (
+        core["mechanism"].nunique(),
+        core["family"].nunique(),
+        core["core_lacks"].mean(),
+    )
     return (
         f"On {n:,} models ({tasks} tasks in {families} families), {false:,} of {edges:,} core edges are *false*: they "
         f"are no part of the mechanism. The false edges are in {wrong} of {len(core)} combinations of task and family. "
@@ -333,8 +406,18 @@ def markdown(rows: pd.DataFrame, circuits: pd.DataFrame) -> str:
     for (method, ablation), of in rows.groupby(["method", "ablation"], sort=False):
         short, less = int((of["auroc"] < LOW).sum()), int((of["over_exact"] < -WORSE).sum())
         where = f": {worst(rows, method, ablation)}" if short and method != RANDOM else ""
-        cells = [method, ablation, f"{of['seeds'].max():.0f}", f"{of['auroc'].mean():.3f}", f"{of['auroc'].min():.3f}"]
-        cells += [f"{of['found'].mean():.0%}", f"{less} of {len(of)}", f"{short} of {len(of)}{where}"]
+        cells = [
+            method,
+            ablation,
+            f"{of['seeds'].max():.0f}",
+            f"{of['auroc'].mean():.3f}",
+            f"{of['auroc'].min():.3f}",
+        ]
+        cells += [
+            f"{of['found'].mean():.0%}",
+            f"{less} of {len(of)}",
+            f"{short} of {len(of)}{where}",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
@@ -350,11 +433,19 @@ def markdown(rows: pd.DataFrame, circuits: pd.DataFrame) -> str:
     for name in rows["mechanism"].unique():
         cells = []
         for ablation in ABLATIONS:
-            of = rows[(rows["mechanism"] == name) & (rows["ablation"] == ablation)].groupby("method")["auroc"].mean()
+            of = (
+                rows[(rows["mechanism"] == name) & (rows["ablation"] == ablation)]
+                .groupby("method")["auroc"]
+                .mean()
+            )
             cells.append(f"{of['eap-ig']:.3f} ({of[EXACT]:.3f})")
         cells.append(f"{of[RULES]:.3f}")
         own = core[core["mechanism"] == name]
-        cells += [f"{own['core'].sum():.0f}", f"{own['core_false'].sum():.0f}", f"{own['core_lacks'].mean():.0%}"]
+        cells += [
+            f"{own['core'].sum():.0f}",
+            f"{own['core_false'].sum():.0f}",
+            f"{own['core_lacks'].mean():.0%}",
+        ]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -362,14 +453,18 @@ def markdown(rows: pd.DataFrame, circuits: pd.DataFrame) -> str:
 def draw(rows: pd.DataFrame):
     """AUROC of the default method beside exact patches, mechanism by mechanism, a mark for each architecture."""
     figure = new_figure(width=7.4, height=3.4)
-    axes = panel(figure, place=(1, 1, 1), xlabel="AUROC of the needed edges, a mark for each architecture")
+    axes = panel(
+        figure, place=(1, 1, 1), xlabel="AUROC of the needed edges, a mark for each architecture"
+    )
     names = list(rows["mechanism"].unique())
     styles = (("resample", BLUE), ("mean_ordinary", OCHRE), ("zero", ORANGE))
     for at, (ablation, colour) in enumerate(styles):
         of = rows[(rows["method"] == "eap-ig") & (rows["ablation"] == ablation)]
         places = [names.index(name) + 0.22 * (at - 1) for name in of["mechanism"]]
         label = ablation.replace("_ordinary", "")
-        axes.scatter(of["auroc"], places, s=12, color=colour, edgecolors=INK, linewidths=0.3, label=label)
+        axes.scatter(
+            of["auroc"], places, s=12, color=colour, edgecolors=INK, linewidths=0.3, label=label
+        )
     axes.axvline(LOW, color=INK, linewidth=0.6, linestyle="--")
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.invert_yaxis()

@@ -9,7 +9,15 @@ from torch import Tensor
 from analyses.claims import Measured, Work, certain, main
 from sink_lens import TokenBatch, sink_mask
 from sink_lens.activations.record import capture
-from sink_lens.report.style import BLUE, ORANGE, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    ORANGE,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval
 
 COMPONENTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -46,7 +54,10 @@ def measure(work: Work) -> Measured:
     before = np.empty(0)
     for name, ordinary in (("with", False), ("without", True)):
         mean, basis = _pca(fitted.of(ordinary=ordinary), count=components[-1])
-        seen = [_explained(held, _projected(held.states, mean, basis[:, :count])) for count in components]
+        seen = [
+            _explained(held, _projected(held.states, mean, basis[:, :count]))
+            for count in components
+        ]
         curves[name] = np.array([_pooled(rows) for rows in seen])
         rows = seen[components.index(judged)]
         numbers[f"pca_{name}"] = work.interval(rows, statistic=_pooled)
@@ -55,23 +66,36 @@ def measure(work: Work) -> Measured:
             numbers["pca_one_of_all"] = work.interval(every, statistic=_pooled)
             before = rows
         else:
-            numbers["pca_gain"] = work.interval(np.concatenate([rows, before], axis=1), statistic=_gained)
+            numbers["pca_gain"] = work.interval(
+                np.concatenate([rows, before], axis=1), statistic=_gained
+            )
     for name, ordinary in (("with", False), ("without", True)):
         coder = _Autoencoder(fitted.of(ordinary=ordinary), work=work, active=judged)
         rows = _explained(held, coder(held.states))
         numbers[f"sae_{name}"] = work.interval(rows, statistic=_pooled)
         numbers[f"sae_dead_{name}"] = certain(coder.dead(held.of(ordinary=True)))
         if name == "without":
-            numbers["sae_gain"] = work.interval(np.concatenate([rows, before], axis=1), statistic=_gained)
+            numbers["sae_gain"] = work.interval(
+                np.concatenate([rows, before], axis=1), statistic=_gained
+            )
         before = rows
-    order = ("pca_gain", "sae_gain", *(name for name in numbers if name not in ("pca_gain", "sae_gain")))
-    return Measured(numbers={name: numbers[name] for name in order}, figure=_drawn(components, curves, numbers, judged))
+    order = (
+        "pca_gain",
+        "sae_gain",
+        *(name for name in numbers if name not in ("pca_gain", "sae_gain")),
+    )
+    return Measured(
+        numbers={name: numbers[name] for name in order},
+        figure=_drawn(components, curves, numbers, judged),
+    )
 
 
 def _halves(work: Work, batch: TokenBatch, *, layer: int) -> tuple[Tokens, Tokens]:
     """The states after a layer, and the marked tokens: even sequences to fit, odd ones to evaluate."""
     marked = sink_mask(work.lens, batch, by="norm")
-    captured = capture(work.lens, batch, sites=["resid_post"], layers=[layer], progress=work.progress)
+    captured = capture(
+        work.lens, batch, sites=["resid_post"], layers=[layer], progress=work.progress
+    )
     states = captured["resid_post", layer].double()
     return tuple(Tokens(states=states[start::2], marked=marked[start::2]) for start in (0, 1))  # type: ignore[return-value]
 
@@ -150,7 +174,10 @@ class _Autoencoder:
     @torch.no_grad()
     def __call__(self, states: Tensor) -> Tensor:
         """Reconstruct states."""
-        found = [self._decoded(self._features((rows / self.scale).to(self.bias.dtype))) for rows in states]
+        found = [
+            self._decoded(self._features((rows / self.scale).to(self.bias.dtype)))
+            for rows in states
+        ]
         return torch.stack(found).double() * self.scale
 
     @torch.no_grad()
@@ -162,9 +189,16 @@ class _Autoencoder:
         return float((~alive).double().mean())
 
 
-def _drawn(components: list[int], curves: dict[str, np.ndarray], numbers: dict[str, Interval], judged: int):
+def _drawn(
+    components: list[int], curves: dict[str, np.ndarray], numbers: dict[str, Interval], judged: int
+):
     figure = new_figure(width=8.4, height=3.2)
-    left = panel(figure, place=(1, 2, 1), xlabel="principal components", ylabel="explained variance, ordinary tokens")
+    left = panel(
+        figure,
+        place=(1, 2, 1),
+        xlabel="principal components",
+        ylabel="explained variance, ordinary tokens",
+    )
     names = (("with", BLUE, "fitted on all tokens"), ("without", ORANGE, "without marked tokens"))
     for name, colour, label in names:
         left.plot(components, curves[name], color=colour, marker="o", markersize=3.5, label=label)

@@ -8,7 +8,15 @@ import torch
 from analyses.claims import Measured, Work, main
 from analyses.trigger_training import BATCH, LENGTH, RATE, VOCAB, train_on_trigger
 from sink_lens.models.headnorm import undecayed
-from sink_lens.report.style import COLOURS, MARKS, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    COLOURS,
+    MARKS,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval, summarise_differences
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.model import model_of
@@ -35,7 +43,9 @@ SEEDS = tuple(range(10))
 def measure(work: Work) -> Measured:
     """The last readings, and their differences to softmax of the same seed with 95% t intervals over seeds."""
     names = {one: f"variant-{one.replace(' ', '-')}" for one in VARIANTS}
-    table = pd.concat([work.once(name, lambda one=one: trained(work, one)) for one, name in names.items()])
+    table = pd.concat(
+        [work.once(name, lambda one=one: trained(work, one)) for one, name in names.items()]
+    )
     last = table[table["step"] == table["step"].max()].set_index(["variant", "seed"])
 
     def over_seeds(values) -> Interval:
@@ -85,7 +95,9 @@ def training(work: Work, variant: str, seed: int) -> Iterator[dict[str, float]]:
     model = model_of(config).train()
     kept = undecayed(model)
     if config.optimizer == "muon":
-        optimizer = MuonWithAdamW(model, lr=config.lr, weight_decay=0.0, betas=(0.9, 0.999), undecayed=kept)
+        optimizer = MuonWithAdamW(
+            model, lr=config.lr, weight_decay=0.0, betas=(0.9, 0.999), undecayed=kept
+        )
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
     yield from train_on_trigger(model, optimizer=optimizer, seed=seed, steps=steps, every=every)
@@ -94,14 +106,26 @@ def training(work: Work, variant: str, seed: int) -> Iterator[dict[str, float]]:
 def draw(table: pd.DataFrame):
     """Sink rate, kurtosis and loss by step, mean over seeds."""
     figure = new_figure(width=9.6, height=3.6)
-    names = {"rate_first": "share of heads with a sink", "kurtosis": "excess kurtosis", "loss": "loss"}
+    names = {
+        "rate_first": "share of heads with a sink",
+        "kurtosis": "excess kurtosis",
+        "loss": "loss",
+    }
     for place, (name, ylabel) in enumerate(names.items()):
         axes = panel(figure, place=(1, 3, place + 1), xlabel="step", ylabel=ylabel)
         for index, variant in enumerate(VARIANTS):
             mean = table[table["variant"] == variant].groupby("step")[name].mean()
             style = "-" if index < len(COLOURS) else "--"
             colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-            axes.plot(mean, color=colour, marker=mark, markersize=3, linestyle=style, linewidth=1.3, label=variant)
+            axes.plot(
+                mean,
+                color=colour,
+                marker=mark,
+                markersize=3,
+                linestyle=style,
+                linewidth=1.3,
+                label=variant,
+            )
         if name == "loss":
             log_scale(axes, axis="y")
     legend(figure.axes[0], columns=4, over=figure)

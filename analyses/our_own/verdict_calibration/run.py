@@ -29,7 +29,16 @@ from sink_lens.chain.page.words import headline_phrases
 from sink_lens.chain.trace import Trace
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import Run, write_atomically
-from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    INK,
+    OCHRE,
+    ORANGE,
+    legend,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.schema import NOT_IN_BASIS, QUESTIONS
 from sink_lens.stats import Interval
 from tests.zoo import LINKS, ZOO, Answers, build
@@ -75,7 +84,9 @@ def measure(work: Work) -> Measured:
 
 def combinations() -> list[tuple[str, str]]:
     """Every model of the zoo with each of its architectures, each model's first architecture before all others."""
-    pairs = [(at, name, family) for name, kind in ZOO.items() for at, family in enumerate(kind.families)]
+    pairs = [
+        (at, name, family) for name, kind in ZOO.items() for at, family in enumerate(kind.families)
+    ]
     return [(name, family) for _, name, family in sorted(pairs, key=lambda one: one[0])]
 
 
@@ -90,13 +101,23 @@ def unseen() -> set[tuple[str, str]]:
 
 def answers(asked: list[tuple[str, str, int]], *, folder: Path) -> Iterator[pd.DataFrame]:
     """The answers about each model, in a process for each core; those that the folder has are read."""
-    here = importlib.import_module("analyses.our_own.verdict_calibration.run")  # workers do not know __main__
+    here = importlib.import_module(
+        "analyses.our_own.verdict_calibration.run"
+    )  # workers do not know __main__
     folder.mkdir(parents=True, exist_ok=True)
     files = {each: folder / f"{'-'.join(map(str, each))}.csv" for each in asked}
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn")) as pool:
-        todo = {pool.submit(here.traced, *each): file for each, file in files.items() if not file.exists()}
+    with ProcessPoolExecutor(
+        len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
+        todo = {
+            pool.submit(here.traced, *each): file
+            for each, file in files.items()
+            if not file.exists()
+        }
         for one in as_completed(todo):
-            write_atomically(todo[one], one.result().to_csv(index=False, lineterminator="\n").encode())
+            write_atomically(
+                todo[one], one.result().to_csv(index=False, lineterminator="\n").encode()
+            )
     for file in files.values():
         yield pd.read_csv(file, dtype={"said": str}, keep_default_na=False)
 
@@ -111,8 +132,13 @@ def traced(name: str, family: str, seed: int, *, quick: bool = False) -> pd.Data
     batch = TokenBatch.from_tensor(tokens)
     found, phrases = _trace(lens, batch, config)
     said = untrue(zoo, tokens, phrases)
-    if zoo.at is not None:  # traced again at the token, where each sequence has it; this answers all but the headline
-        batch, config = TokenBatch.from_tensor(tokens, tokenizer=lens.tokenizer), replace(config, at=str(zoo.at))
+    if (
+        zoo.at is not None
+    ):  # traced again at the token, where each sequence has it; this answers all but the headline
+        batch, config = (
+            TokenBatch.from_tensor(tokens, tokenizer=lens.tokenizer),
+            replace(config, at=str(zoo.at)),
+        )
         found, phrases = _trace(lens, batch, config)
         tokens = cut_at_token(lens, batch, config=config).tokens.tokens
         said += untrue(zoo, tokens, phrases)
@@ -122,7 +148,10 @@ def traced(name: str, family: str, seed: int, *, quick: bool = False) -> pd.Data
     said = found.links.drop_duplicates("link").set_index("link")
     for link in LINKS:
         truth = zoo.truth.links[link]
-        rows += [(link, question, getattr(truth, question), said.loc[link, question]) for question in QUESTIONS]
+        rows += [
+            (link, question, getattr(truth, question), said.loc[link, question])
+            for question in QUESTIONS
+        ]
         direction = zoo.truth.direction is not None and not zoo.truth.outliers
         of = "turned" if direction and link in OF_BASIS else truth_of(truth)
         rows.append((link, "verdict", of, said.loc[link, "verdict"]))
@@ -130,10 +159,19 @@ def traced(name: str, family: str, seed: int, *, quick: bool = False) -> pd.Data
     return table.assign(model=name, family=zoo.family, seed=seed)
 
 
-def _trace(lens: LensModel, batch: TokenBatch, config: TraceConfig) -> tuple[Trace, tuple[Phrase, ...]]:
+def _trace(
+    lens: LensModel, batch: TokenBatch, config: TraceConfig
+) -> tuple[Trace, tuple[Phrase, ...]]:
     """Trace, and return the phrases of the headline too."""
     with tempfile.TemporaryDirectory() as folder:
-        found = trace(lens, config=config, tokens=batch, out=Path(folder) / "run", progress=False, report=False)
+        found = trace(
+            lens,
+            config=config,
+            tokens=batch,
+            out=Path(folder) / "run",
+            progress=False,
+            report=False,
+        )
         return found, headline_of(read_run(Path(folder) / "run"))
 
 
@@ -141,7 +179,10 @@ def headline_of(run: Run) -> tuple[Phrase, ...]:
     """The phrases of the headline of a trace's page."""
     story = find_story(run)
     return headline_phrases(
-        evidence_tables(run), is_sink=bool(story.is_sink), rate=story.sink_rate or 0.0, position=story.position or 0
+        evidence_tables(run),
+        is_sink=bool(story.is_sink),
+        rate=story.sink_rate or 0.0,
+        position=story.position or 0,
     )
 
 
@@ -151,19 +192,25 @@ def sink_of(zoo: Any, tokens: torch.Tensor, found: Any) -> tuple[str, str]:
     truth = "yes" if bool(places.any()) else "no"
     if not found.location.sink_found:
         return truth, "none"
-    if (found.tables["summary"]["quantity"] == "aligned_position").any():  # each sequence at its own
+    if (
+        found.tables["summary"]["quantity"] == "aligned_position"
+    ).any():  # each sequence at its own
         return truth, "right" if float(places.any(1).double().mean()) > 0.5 else "misplaced"
     return truth, "right" if bool(places[:, position].any()) else "misplaced"
 
 
 def makers_of(zoo: Any, found: Any) -> list[tuple[str, str, str, str]]:
     """F1 of the makers, where they are known."""
-    true = {(one.kind, -1 if one.layer is None else one.layer, one.index) for one in zoo.truth.makers}
+    true = {
+        (one.kind, -1 if one.layer is None else one.layer, one.index) for one in zoo.truth.makers
+    }
     if not true:
         return []
     makers = found.tables["makers"]
     chosen = makers[makers["is_maker"].astype(bool)] if len(makers) else makers
-    named = set(zip(chosen.get("kind", []), chosen.get("layer", []), chosen.get("unit", []), strict=True))
+    named = set(
+        zip(chosen.get("kind", []), chosen.get("layer", []), chosen.get("unit", []), strict=True)
+    )
     return [("makers", "F1", "known", f"{2 * len(named & true) / (len(named) + len(true)):.2f}")]
 
 
@@ -200,7 +247,9 @@ def right_of(row: Any) -> str:
     if row.truth in ("not applicable", "not asked"):
         return "wrong" if row.said in TOLD else "right"
     if row.truth == "in part" and row.question == "necessary_or_sufficient":
-        return "wrong" if row.said == "no" else "right" if row.said in TOLD else "undecided"  # its floor is lower
+        return (
+            "wrong" if row.said == "no" else "right" if row.said in TOLD else "undecided"
+        )  # its floor is lower
     return "right" if row.said == row.truth else "wrong" if row.said in TOLD else "undecided"
 
 
@@ -217,7 +266,9 @@ def share(part: pd.DataFrame, whole: pd.DataFrame) -> Interval:
 
 def bound(found: int, n: int) -> float:
     """The upper bound of a rate at 95% confidence: 4.9% for 0 of 60, half a percent for 0 of 600."""
-    return float(binomtest(found, n, alternative="less").proportion_ci().high) if n else float("nan")
+    return (
+        float(binomtest(found, n, alternative="less").proportion_ci().high) if n else float("nan")
+    )
 
 
 def numbers_of(counts: pd.DataFrame) -> dict[str, Interval]:
@@ -272,7 +323,9 @@ def markdown(counts: pd.DataFrame) -> str:
             yes, no = ("intact", "broken") if question == "verdict" else ("yes", "no")
             there, absent = of[(of["truth"] == yes)], of[(of["truth"] == no)]
             cells = [_rate(there, "wrong"), _rate(there, "undecided"), _rate(absent, "wrong")]
-            lines.append(f"| {link.replace('_', ' ')} | {question.replace('_', ' ')} | {' | '.join(cells)} |")
+            lines.append(
+                f"| {link.replace('_', ' ')} | {question.replace('_', ' ')} | {' | '.join(cells)} |"
+            )
     lines += [
         "",
         "The number of right answers and of all answers, for each model. *Makers* is right with an F1 of .95 or more.",
@@ -285,7 +338,9 @@ def markdown(counts: pd.DataFrame) -> str:
         of = table[table["model"] == model]
         if not len(of):
             continue
-        cells = [_cell(of[of["question"] == question]) for question in ("position", "phrases", "F1")]
+        cells = [
+            _cell(of[of["question"] == question]) for question in ("position", "phrases", "F1")
+        ]
         for link in LINKS:
             verdicts = of[(of["subject"] == link) & (of["question"] == "verdict")]
             cells.append(f"{' or '.join(sorted(set(verdicts['truth'])))}: {_cell(verdicts)}")
@@ -299,13 +354,22 @@ def markdown(counts: pd.DataFrame) -> str:
 def _confusion(table: pd.DataFrame) -> list[str]:
     """The lines of the table of verdicts: a row for each truth, a column for each verdict."""
     said = [*TRUTHS, "undecided", "cannot be asked"]
-    lines = [f"| truth | {' | '.join(f'*{one}*' for one in said)} |", f"|{' --- |' * (1 + len(said))}"]
-    verdicts = table[table["question"] == "verdict"].replace({"said": dict.fromkeys(UNASKED, said[-1])})
-    names = {truth: right for truth, (right, *_) in VERDICTS.items()} | dict.fromkeys(UNASKED, said[-1])
+    lines = [
+        f"| truth | {' | '.join(f'*{one}*' for one in said)} |",
+        f"|{' --- |' * (1 + len(said))}",
+    ]
+    verdicts = table[table["question"] == "verdict"].replace(
+        {"said": dict.fromkeys(UNASKED, said[-1])}
+    )
+    names = {truth: right for truth, (right, *_) in VERDICTS.items()} | dict.fromkeys(
+        UNASKED, said[-1]
+    )
     verdicts = verdicts.assign(truth=verdicts["truth"].map(names))
     for truth in dict.fromkeys(names.values()):
         of = verdicts[verdicts["truth"] == truth]
-        lines.append(f"| {truth} | {' | '.join(str(of.loc[of['said'] == one, 'n'].sum()) for one in said)} |")
+        lines.append(
+            f"| {truth} | {' | '.join(str(of.loc[of['said'] == one, 'n'].sum()) for one in said)} |"
+        )
     return lines
 
 
@@ -335,7 +399,16 @@ def draw(counts: pd.DataFrame):
         for name, colour in COLOURS.items():
             size = int(asked.loc[(asked["subject"] == link) & (asked["answer"] == name), "n"].sum())
             label = name if place == 0 else None
-            axes.barh(place, size, left=left, color=colour, edgecolor=INK, linewidth=0.3, height=0.6, label=label)
+            axes.barh(
+                place,
+                size,
+                left=left,
+                color=colour,
+                edgecolor=INK,
+                linewidth=0.3,
+                height=0.6,
+                label=label,
+            )
             left += size
     axes.set_yticks(range(len(LINKS)), [link.replace("_", " ") for link in LINKS])
     axes.invert_yaxis()

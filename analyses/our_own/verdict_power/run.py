@@ -21,7 +21,16 @@ from scipy.stats import binomtest
 from analyses.claims import Measured, Work, main
 from sink_lens import TokenBatch, TraceConfig, trace, wrap
 from sink_lens.models.tiny import tiny_tokenizer
-from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, legend, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    INK,
+    OCHRE,
+    ORANGE,
+    legend,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.stats import Interval
 from tests.zoo import LINKS, ZOO, ZooModel, build
 
@@ -41,7 +50,9 @@ def measure(work: Work) -> Measured:
     """Return how often verdicts are wrong or undecided, by the number of sequences and by the mass of the sink."""
     committed = work.folder / "answers.csv"
     if work.tiny:
-        rows = work.once("answers", lambda: asked_of("bos_neuron", 1.0, SEEDS[0], sequences=(4, 8), quick=True))
+        rows = work.once(
+            "answers", lambda: asked_of("bos_neuron", 1.0, SEEDS[0], sequences=(4, 8), quick=True)
+        )
     elif work.retrain:
         rows = work.once("answers", lambda: pd.concat(answers(), ignore_index=True))
         rows = rows.sort_values(["model", "strength", "seed", "sequences"], kind="stable")
@@ -53,15 +64,24 @@ def measure(work: Work) -> Measured:
 
 def answers() -> Iterator[pd.DataFrame]:
     """The answers about each model, in a process for each core, as they come: the zoo, and each link weakened."""
-    models = [(name, 1.0) for name in ZOO] + [(link, strength) for link in WEAKENED for strength in STRENGTHS]
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+    models = [(name, 1.0) for name in ZOO] + [
+        (link, strength) for link in WEAKENED for strength in STRENGTHS
+    ]
+    with ProcessPoolExecutor(
+        os.cpu_count(), mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
         jobs = [pool.submit(asked_of, *model, seed) for seed in SEEDS for model in models]
         for one in as_completed(jobs):
             yield one.result()
 
 
 def asked_of(
-    name: str, strength: float, seed: int, *, sequences: tuple[int, ...] = SEQUENCES, quick: bool = False
+    name: str,
+    strength: float,
+    seed: int,
+    *,
+    sequences: tuple[int, ...] = SEQUENCES,
+    quick: bool = False,
 ) -> pd.DataFrame:
     """Read what is said of each link of a model, or of a chain with one link weakened, by number of sequences."""
     torch.set_num_threads(1)
@@ -74,13 +94,24 @@ def asked_of(
     lens = replace(wrap(zoo.model, tokenizer=tiny_tokenizer()), name=name)
     tables = []
     for n in sequences:
-        config = TraceConfig(model=name, random_init=False, seed=seed, quick=quick, intervention_sequences=n)
+        config = TraceConfig(
+            model=name, random_init=False, seed=seed, quick=quick, intervention_sequences=n
+        )
         with tempfile.TemporaryDirectory() as folder:
             batch = TokenBatch.from_tensor(tokens)
-            found = trace(lens, config=config, tokens=batch, out=Path(folder) / "run", progress=False, report=False)
+            found = trace(
+                lens,
+                config=config,
+                tokens=batch,
+                out=Path(folder) / "run",
+                progress=False,
+                report=False,
+            )
         said = found.links.drop_duplicates("link").set_index("link")["verdict"]
         mass = float(found.tables["heads"]["sink_mass"].mean())
-        tables.append(said.loc[list(LINKS)].rename("said").reset_index().assign(sequences=n, sink_mass=mass))
+        tables.append(
+            said.loc[list(LINKS)].rename("said").reset_index().assign(sequences=n, sink_mass=mass)
+        )
     table = pd.concat(tables, ignore_index=True)
     truth = {
         link: "not applicable"
@@ -97,7 +128,9 @@ def asked_of(
 @torch.no_grad()
 def weakened(link: str, *, strength: float, seed: int) -> ZooModel:
     """The whole chain with one link's weights moved towards those of the model whose link is broken."""
-    zoo, broken = (build(name, seed=seed, family="llama") for name in ("variance", f"broken_{link}"))
+    zoo, broken = (
+        build(name, seed=seed, family="llama") for name in ("variance", f"broken_{link}")
+    )
     weak = broken.model.state_dict()
     for name, weight in zoo.model.state_dict().items():
         weight.copy_(torch.lerp(weak[name], weight, strength))
@@ -108,9 +141,15 @@ def numbers_of(rows: pd.DataFrame) -> dict[str, Any]:
     """Every share that claim.md has a rule for."""
     numbers = {}
     for n, of in judge(rows).groupby("sequences"):
-        for name, truth, weak in (("intact", "intact", False), ("broken", "broken", False), ("weak", "intact", True)):
+        for name, truth, weak in (
+            ("intact", "intact", False),
+            ("broken", "broken", False),
+            ("weak", "intact", True),
+        ):
             asked = of[(of["truth"] == truth) & ((of["strength"] < 1.0) == weak)]
-            numbers[f"{name}_wrong @ {n} sequences"] = share(asked[asked["answer"] == "wrong"], asked)
+            numbers[f"{name}_wrong @ {n} sequences"] = share(
+                asked[asked["answer"] == "wrong"], asked
+            )
             if name == "intact":
                 undecided = share(asked[asked["answer"] == "undecided"], asked)
                 numbers[f"intact_undecided @ {n} sequences"] = undecided
@@ -139,11 +178,20 @@ def draw(rows: pd.DataFrame):
     intact = rows[rows["truth"] == "intact"]
     weak = intact[(intact["strength"] < 1.0) & (intact["sequences"] == 20)]
     figure = new_figure(width=9.0, height=3.0)
-    axes = panel(figure, place=(1, 2, 1), xlabel="sequences in interventions", ylabel="share of intact links")
+    axes = panel(
+        figure, place=(1, 2, 1), xlabel="sequences in interventions", ylabel="share of intact links"
+    )
     _bars(axes, list(intact[intact["strength"] == 1.0].groupby("sequences")))
-    axes = panel(figure, place=(1, 2, 2), xlabel="mass of a weak sink, 20 sequences", ylabel="share of intact links")
+    axes = panel(
+        figure,
+        place=(1, 2, 2),
+        xlabel="mass of a weak sink, 20 sequences",
+        ylabel="share of intact links",
+    )
     bins = pd.cut(weak["sink_mass"], [0.0, 0.1, 0.2, 0.4, 0.6, 1.0])
-    _bars(axes, [(f"{at.left:g} to {at.right:g}", of) for at, of in weak.groupby(bins, observed=True)])
+    _bars(
+        axes, [(f"{at.left:g} to {at.right:g}", of) for at, of in weak.groupby(bins, observed=True)]
+    )
     return without_formulas(figure)
 
 
@@ -153,7 +201,16 @@ def _bars(axes: Any, groups: Any) -> None:
         bottom = 0.0
         for name, colour in COLOURS.items():
             height, label = float((of["answer"] == name).mean()), name if place == 0 else None
-            axes.bar(place, height, bottom=bottom, color=colour, edgecolor=INK, linewidth=0.3, width=0.6, label=label)
+            axes.bar(
+                place,
+                height,
+                bottom=bottom,
+                color=colour,
+                edgecolor=INK,
+                linewidth=0.3,
+                width=0.6,
+                label=label,
+            )
             bottom += height
     axes.set_xticks(range(len(groups)), [f"{label}\nn = {len(of)}" for label, of in groups])
     legend(axes, columns=3)

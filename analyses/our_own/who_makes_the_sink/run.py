@@ -43,7 +43,9 @@ class Texts:
 
     def run(self, *edits: Edit):
         """Run the texts with edits."""
-        return run_with(self.work.lens, self.tokens, edits, positions=(0, PLACE), progress=self.work.progress)
+        return run_with(
+            self.work.lens, self.tokens, edits, positions=(0, PLACE), progress=self.work.progress
+        )
 
     def mean(self, layer: int) -> Tensor:
         """The mean that ordinary tokens gather."""
@@ -56,7 +58,12 @@ class Texts:
 
     def of_z(self, change: Callable[[Tensor, int], Tensor]) -> Edit:
         """An edit of what position 0 gathers: (sequence, 1, head, d_value) and a layer to new values."""
-        return edit("z_raw", lambda values, at: change(values, at.layer), positions=[0], layers=list(self.layers))
+        return edit(
+            "z_raw",
+            lambda values, at: change(values, at.layer),
+            positions=[0],
+            layers=list(self.layers),
+        )
 
 
 def measure(work: Work) -> Measured:
@@ -66,22 +73,32 @@ def measure(work: Work) -> Measured:
     layers = range(steps[0].last_layer + 1)
     starts = [step.last_layer + 1 for step in steps]
     stops = [step.first_layer for step in steps[1:]] + [work.lens.n_layers]
-    bands = {f"read in {a} to {b - 1}": range(a, b) for a, b in zip(starts, stops, strict=True) if a < b}
+    bands = {
+        f"read in {a} to {b - 1}": range(a, b) for a, b in zip(starts, stops, strict=True) if a < b
+    }
 
     def texts(tokens, others, *, seed: int) -> Texts:
-        z = capture(work.lens, others, sites=["z"], layers=list(range(starts[-1])), progress=work.progress)
+        z = capture(
+            work.lens, others, sites=["z"], layers=list(range(starts[-1])), progress=work.progress
+        )
         by_layer = {layer: z["z", layer].float() for layer in range(starts[-1])}
         seeded = dataclasses.replace(work, seed=seed)
-        return Texts(work=seeded, tokens=tokens, others=others, layers=layers, bands=bands, z=by_layer)
+        return Texts(
+            work=seeded, tokens=tokens, others=others, layers=layers, bands=bands, z=by_layer
+        )
 
     first, second = texts(both[::2], both[1::2], seed=1), texts(both[1::2], both[::2], seed=2)
     numbers = rivals(first, starts) | moved_to_means(first, starts) | resized(second)
     order = ("distance", "direction", "constant", "one layer", "loss", "check")
     order += ("removed", "half", "isolated", "elsewhere", "left", "ordinary", "natural")
     first_word = {name: name.partition(" @ ")[0] for name in numbers}
-    place = {name: order.index(word.removesuffix(" goes").removesuffix(" stays")) for name, word in first_word.items()}
+    place = {
+        name: order.index(word.removesuffix(" goes").removesuffix(" stays"))
+        for name, word in first_word.items()
+    }
     return Measured(
-        numbers={name: numbers[name] for name in sorted(numbers, key=place.__getitem__)}, figure=draw(numbers)
+        numbers={name: numbers[name] for name in sorted(numbers, key=place.__getitem__)},
+        figure=draw(numbers),
     )
 
 
@@ -94,7 +111,9 @@ def rivals(texts: Texts, starts: Sequence[int]) -> Numbers:
     deviation = {layer: texts.z[layer] - texts.mean(layer) for layer in texts.layers}
     far = {layer: one.flatten(2).norm(dim=-1) for layer, one in deviation.items()}
     usual = {layer: far[layer][:, SETTLED:].median() for layer in texts.layers}
-    size = {layer: texts.z[layer].flatten(2).std(-1)[:, SETTLED:].median() for layer in texts.layers}
+    size = {
+        layer: texts.z[layer].flatten(2).std(-1)[:, SETTLED:].median() for layer in texts.layers
+    }
 
     def length(values: Tensor) -> Tensor:
         return values.flatten(-2).norm(dim=-1)[..., None, None]
@@ -116,16 +135,25 @@ def rivals(texts: Texts, starts: Sequence[int]) -> Numbers:
         return texts.z[layer][: len(values), :1]
 
     def turned() -> Edit:
-        drawn = {layer: torch.randn(texts.z[layer].shape[-2:], generator=generator) for layer in texts.layers}
+        drawn = {
+            layer: torch.randn(texts.z[layer].shape[-2:], generator=generator)
+            for layer in texts.layers
+        }
 
         def change(values: Tensor, layer: int) -> Tensor:
-            return texts.mean(layer) + drawn[layer] * length(away(values, layer)) / length(drawn[layer])
+            return texts.mean(layer) + drawn[layer] * length(away(values, layer)) / length(
+                drawn[layer]
+            )
 
         return texts.of_z(change)
 
-    read_first = run_with(lens, texts.others, sites=("attn_in", "mlp_in", "mlp_out", "resid_post"), loss=False).tensors
+    read_first = run_with(
+        lens, texts.others, sites=("attn_in", "mlp_in", "mlp_out", "resid_post"), loss=False
+    ).tensors
     own = run_with(lens, texts.tokens, sites=("mlp_out",), loss=False).tensors
-    constant = {key: one[:, 0].mean(0) for key, one in read_first.items() if key[0] in ("attn_in", "mlp_in")}
+    constant = {
+        key: one[:, 0].mean(0) for key, one in read_first.items() if key[0] in ("attn_in", "mlp_in")
+    }
     order = torch.randperm(lens.d_model, generator=generator)
     ordinary = {key: one[:, SETTLED:].mean((0, 1)) for key, one in read_first.items()}
     outliers = sorted({int(step.outlier_dimension) for step in work.steps()})
@@ -135,21 +163,39 @@ def rivals(texts: Texts, starts: Sequence[int]) -> Numbers:
             return lambda values, at: vectors[site, at.layer].expand_as(values)
 
         behind = list(range(start, lens.n_layers))
-        return [edit(site, change(site), positions=[0], layers=behind) for site in ("attn_in", "mlp_in")]
+        return [
+            edit(site, change(site), positions=[0], layers=behind) for site in ("attn_in", "mlp_in")
+        ]
 
     def flattened(values: Tensor, at) -> Tensor:
         return ordinary["resid_post", at.layer][outliers].expand_as(values)
 
-    clamped = edit("resid_post", flattened, positions=[0], units=outliers, layers=list(range(grown - 1, lens.n_layers)))
+    clamped = edit(
+        "resid_post",
+        flattened,
+        positions=[0],
+        units=outliers,
+        layers=list(range(grown - 1, lens.n_layers)),
+    )
     permuted = {key: one[order] for key, one in constant.items()}
-    maker = max(range(settled), key=lambda layer: read_first["mlp_out", layer][:, 0].norm(dim=-1).mean())
+    maker = max(
+        range(settled), key=lambda layer: read_first["mlp_out", layer][:, 0].norm(dim=-1).mean()
+    )
 
     def without(layer: int) -> Edit:
         return edit(
-            "mlp_out", lambda values, at: ordinary["mlp_out", at.layer].expand_as(values), positions=[0], layers=[layer]
+            "mlp_out",
+            lambda values, at: ordinary["mlp_out", at.layer].expand_as(values),
+            positions=[0],
+            layers=[layer],
         )
 
-    kept = edit("mlp_out", lambda values, at: own["mlp_out", maker][at.sequences, :1], positions=[0], layers=[maker])
+    kept = edit(
+        "mlp_out",
+        lambda values, at: own["mlp_out", maker][at.sequences, :1],
+        positions=[0],
+        layers=[maker],
+    )
     others = [layer for layer in range(lens.n_layers - 1) if layer != maker]
     text_mean = texts.of_z(lambda values, layer: texts.mean(layer).expand_as(values))
     asked: dict[str, tuple[int, list[list[Edit]]]] = {
@@ -174,17 +220,25 @@ def rivals(texts: Texts, starts: Sequence[int]) -> Numbers:
     numbers: Numbers = {}
     shares: dict[str, dict[str, Interval]] = {}
     for name, (layer, draws) in asked.items():
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # with BOS, all first tokens are one
+        with warnings.catch_warnings(
+            action="ignore", category=UserWarning
+        ):  # with BOS, all first tokens are one
             outcomes = [texts.run(*edits) for edits in draws]
         mass = torch.stack([one.mass for one in outcomes]).mean(0)
         found = dataclasses.replace(outcomes[0], mass=mass)
-        shares[name] = {band: texts.gone(found, clean, read) for band, read in texts.bands.items() if read[0] > layer}
+        shares[name] = {
+            band: texts.gone(found, clean, read)
+            for band, read in texts.bands.items()
+            if read[0] > layer
+        }
         change = torch.stack([one.loss - clean.loss for one in outcomes]).mean(0)
         numbers[f"loss @ {name}"] = work.interval(change.numpy())
     for account, by_edit in predicted.items():
         for name, what in zip(asked, by_edit.split(), strict=True):
             if what != "-":
-                numbers |= {f"{account} {what} @ {name}, {band}": one for band, one in shares[name].items()}
+                numbers |= {
+                    f"{account} {what} @ {name}, {band}": one for band, one in shares[name].items()
+                }
     for band, read in texts.bands.items():
         below = [layer for layer in others if layer < read[-1]]
         runs = {layer: texts.run(without(layer)) for layer in below}
@@ -202,7 +256,9 @@ def moved_to_means(texts: Texts, starts: Sequence[int]) -> Numbers:
     work, lens, bands = texts.work, texts.work.lens, texts.bands
     spans = {"layer 0": range(1)} | {f"layers 0 to {start - 1}": range(start) for start in starts}
     early = f"layers 0 to {starts[0] - 1}" if starts[0] > 1 else "layer 0"
-    random = centring_means(lens, n_tokens=work.size(12_800, 512), seed=work.seed, progress=work.progress)
+    random = centring_means(
+        lens, n_tokens=work.size(12_800, 512), seed=work.seed, progress=work.progress
+    )
     of_text = {layer: texts.mean(layer) for layer in texts.z}
     means = {
         "values": ("values", random),
@@ -213,7 +269,9 @@ def moved_to_means(texts: Texts, starts: Sequence[int]) -> Numbers:
 
     def of_made(outcome, read: Sequence[int]) -> Interval:
         floor, full = (one.mass_at(PLACE, layers=read).numpy() for one in (clean, isolated))
-        return work.ratio(full - outcome.mass_at(PLACE, layers=read).numpy(), full - floor, least=0.01)
+        return work.ratio(
+            full - outcome.mass_at(PLACE, layers=read).numpy(), full - floor, least=0.01
+        )
 
     numbers: Numbers = {}
     for centre, (kind, found) in means.items():
@@ -236,10 +294,17 @@ def moved_to_means(texts: Texts, starts: Sequence[int]) -> Numbers:
         there = texts.run(moved(spans[early], position=PLACE))
         numbers[f"elsewhere @ {centre}"] = texts.gone(there, clean, range(starts[0], lens.n_layers))
         checked = run_with(
-            lens, texts.tokens, [moved(spans[early])], sites=("z",), layers=list(spans[early]), loss=False
+            lens,
+            texts.tokens,
+            [moved(spans[early])],
+            sites=("z",),
+            layers=list(spans[early]),
+            loss=False,
         )
         stds = np.stack([token_std(checked.tensors["z", layer]).numpy() for layer in spans[early]])
-        numbers[f"left @ {centre}"] = work.ratio(stds[..., 0].mean(0), np.median(stds[..., SETTLED:], axis=-1).mean(0))
+        numbers[f"left @ {centre}"] = work.ratio(
+            stds[..., 0].mean(0), np.median(stds[..., SETTLED:], axis=-1).mean(0)
+        )
     return numbers
 
 
@@ -249,9 +314,13 @@ def resized(texts: Texts) -> Numbers:
     spread = {layer: texts.z[layer].flatten(2).std(-1) for layer in layers}
     sizes = {
         "natural": {layer: float(spread[layer][:, 0].mean()) for layer in layers},
-        "ordinary": {layer: float(spread[layer][:, SETTLED:].median(dim=1).values.mean()) for layer in layers},
+        "ordinary": {
+            layer: float(spread[layer][:, SETTLED:].median(dim=1).values.mean()) for layer in layers
+        },
     }
-    random = centring_means(work.lens, n_tokens=work.size(12_800, 512), seed=work.seed, progress=work.progress)
+    random = centring_means(
+        work.lens, n_tokens=work.size(12_800, 512), seed=work.seed, progress=work.progress
+    )
     drawn = torch.randn(len(layers), *texts.z[0].shape[-2:], generator=work.generator())
     directions = {
         "own": None,
@@ -273,13 +342,19 @@ def resized(texts: Texts) -> Numbers:
             found = texts.run(texts.of_z(change))
             for band, read in texts.bands.items():
                 numbers[f"{size} @ {direction}, {band}"] = texts.gone(found, clean, read)
-            numbers[f"loss @ {direction}, {size} size"] = work.interval((found.loss - clean.loss).numpy())
+            numbers[f"loss @ {direction}, {size} size"] = work.interval(
+                (found.loss - clean.loss).numpy()
+            )
     return numbers
 
 
 def draw(numbers: Numbers) -> Figure:
     """The share that goes under each edit, beside where each explanation puts it."""
-    rows = [name for name in numbers if name.partition(" ")[0] in ("distance", "direction", "constant", "one")]
+    rows = [
+        name
+        for name in numbers
+        if name.partition(" ")[0] in ("distance", "direction", "constant", "one")
+    ]
     figure = new_figure(width=6.8, height=0.9 + 0.17 * len(rows))
     axes = panel(figure, xlabel="share of the sink that goes; shaded: predicted")
     labels = []

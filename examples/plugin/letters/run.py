@@ -18,19 +18,35 @@ class Config:
     """The text whose letters are counted."""
 
 
-def letters(config: Config, *, out: Path | None = None, overwrite: bool = False, progress: bool = True) -> Result:
+def letters(
+    config: Config, *, out: Path | None = None, overwrite: bool = False, progress: bool = True
+) -> Result:
     """Count, and write the table into the run folder."""
     frame = pd.DataFrame(sorted(Counter(config.text).items()), columns=["letter", "count"])
-    how = {"config": asdict(config), "provenance": {}, "expects": ("letters",), "overwrite": overwrite}
+    how = {
+        "config": asdict(config),
+        "provenance": {},
+        "expects": ("letters",),
+        "overwrite": overwrite,
+    }
     with create_run(Path(out or "runs/letters"), kind="letters", **how) as writer:
         writer.write_table("letters", frame)
     said = f"{len(config.text)} letters"
-    return Result(folder=writer.folder, tables={"letters": frame}, headline=said, decision={"letters": len(frame)})
+    return Result(
+        folder=writer.folder,
+        tables={"letters": frame},
+        headline=said,
+        decision={"letters": len(frame)},
+    )
 
 
 PAGE = Page(
     title=lambda run: "Letters",
     headline=lambda run: [f"{len(run.tables['letters'])} different letters"],
     figures=(),
-    tables=(Listed(key="letters", title="Letters", make=table_maker("letters", "All.", ("letter", "count"))),),
+    tables=(
+        Listed(
+            key="letters", title="Letters", make=table_maker("letters", "All.", ("letter", "count"))
+        ),
+    ),
 )

@@ -14,7 +14,13 @@ from ...measures.variance import decay_exponent
 from ...schema import DIRECTION, DISTANCE, SIZE
 from ...stats import Interval
 from ..amplification import best_factor
-from ..evidence import Evidence, Statistic, not_asked_statistic, s2_ratio_at_other_positions, why_too_short
+from ..evidence import (
+    Evidence,
+    Statistic,
+    not_asked_statistic,
+    s2_ratio_at_other_positions,
+    why_too_short,
+)
 from ..readings import OTHERS_FROM
 from ..setting import Edits, FrozenQuantity, Segment, Setting
 from .link import Freeze, Intervention, Link, Trial
@@ -36,24 +42,32 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     ratio = evidence.interval(ratios[list(feeding)].nanmean(0), generator=rng)
     by_layer = [
         Statistic(
-            name=f"s2_ratio_layer_{layer}", interval=evidence.interval(ratios[layer], generator=rng), layers=(layer,)
+            name=f"s2_ratio_layer_{layer}",
+            interval=evidence.interval(ratios[layer], generator=rng),
+            layers=(layer,),
         )
         for layer in feeding[: _MOST_LAYERS if len(feeding) > 1 else 0]
     ]
     s1 = torch.stack([panel.s1["z", layer] for layer in feeding]).mean(0).cpu()
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     at, median = s1[panel.positions == panel.location.sink_position], s1[others].nanmedian()
-    over_samples = Interval(estimate=float(at / median), low=math.nan, high=math.nan, n=std.shape[1])
+    over_samples = Interval(
+        estimate=float(at / median), low=math.nan, high=math.nan, n=std.shape[1]
+    )
     nulls = {"other_positions": s2_ratio_at_other_positions(std, panel)}
     return [
-        Statistic(name="s2_ratio", interval=ratio, nulls=nulls, note=why_too_short(panel), layers=feeding),
+        Statistic(
+            name="s2_ratio", interval=ratio, nulls=nulls, note=why_too_short(panel), layers=feeding
+        ),
         _position_decay_statistic(std.nanmean(0), evidence, rng),
         Statistic(name="s1_ratio", interval=over_samples, layers=feeding),
         *by_layer,
     ]
 
 
-def _position_decay_statistic(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statistic:
+def _position_decay_statistic(
+    std: Tensor, evidence: Evidence, rng: np.random.Generator
+) -> Statistic:
     """Compute the slope of log S2 (``std``) on log position from the studied position on; uniform attention: -1/2."""
     panel = evidence.panel
     later = panel.positions >= panel.location.sink_position
@@ -64,9 +78,13 @@ def _position_decay_statistic(std: Tensor, evidence: Evidence, rng: np.random.Ge
         curve[after] = torch.from_numpy(rows.mean(axis=0)).float()
         return float(decay_exponent(curve))
 
-    found = evidence.interval(std[:, later], generator=rng, statistic=slope, most_resamples=_RESAMPLES_OF_SLOPE)
+    found = evidence.interval(
+        std[:, later], generator=rng, statistic=slope, most_resamples=_RESAMPLES_OF_SLOPE
+    )
     law = {"uniform_law": -0.5}
-    return Statistic(name="s2_decay_exponent", interval=found, references=law, layers=panel.feeding_layers)
+    return Statistic(
+        name="s2_decay_exponent", interval=found, references=law, layers=panel.feeding_layers
+    )
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
@@ -94,10 +112,19 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:
             continue
-        at = {"positions": [position], "layers": setting.layers_until_growth, "means": trial.means, "site": site}
+        at = {
+            "positions": [position],
+            "layers": setting.layers_until_growth,
+            "means": trial.means,
+            "site": site,
+        }
         one = amplify(factor, centre=centre, **at)
         norm = norms.setdefault(factor, amplify(factor, centre="none", **at))
-        beside = {"position": position, "reads": setting.layers_right_after_growth, "is_primary": False}
+        beside = {
+            "position": position,
+            "reads": setting.layers_right_after_growth,
+            "is_primary": False,
+        }
         found.append(Intervention(name=one.label, edits=(one,), **beside))
         found.append(Intervention(name=norm.label, edits=(norm,), control_of=one.label, **beside))
     return found
@@ -119,7 +146,9 @@ def _make_ordinary(setting: Setting) -> list[Intervention]:
         over, size = own[layer] - mean, _length(own[layer])
         moved[SIZE][layer] = own[layer] * (setting.mean_ordinary(_length(z.float())) / size)
         moved[DIRECTION][layer] = mean * (size / _length(mean))
-        moved[DISTANCE][layer] = mean + over * (setting.mean_ordinary(_length(z.float() - mean)) / _length(over))
+        moved[DISTANCE][layer] = mean + over * (
+            setting.mean_ordinary(_length(z.float() - mean)) / _length(over)
+        )
 
     def edit_to(values: Mapping[int, Tensor], label: str) -> Edits:
         return (freeze(site, values, positions=[position], label=label),)
@@ -136,7 +165,9 @@ def _make_ordinary(setting: Setting) -> list[Intervention]:
             for layer, one in drawn.items():
                 unit = (one / one.norm()).to(own[layer].device)
                 step = unit * _length(values[layer] - own[layer])
-                nulls[layer] = unit * _length(own[layer]) if name == DIRECTION else own[layer] + step
+                nulls[layer] = (
+                    unit * _length(own[layer]) if name == DIRECTION else own[layer] + step
+                )
             controls.append(edit_to(nulls, "value averages in random directions"))
         found.append(
             Intervention(
@@ -157,7 +188,9 @@ def _length(z: Tensor) -> Tensor:
     return z.flatten(2).norm(dim=-1).clamp(min=1e-9)[..., None, None]
 
 
-def _freeze_values(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> FrozenQuantity:
+def _freeze_values(
+    setting: Setting, segment: Segment, position: int, _: torch.Generator
+) -> FrozenQuantity:
     """Make edits that freeze value averages at ``position`` up to a segment's end; controls: at other positions."""
     site = setting.lens.family.aggregated_site
     layers = setting.layers_having(site, range(segment.layers[-1] + 1))

@@ -16,7 +16,13 @@ from ...measures.reductions import mean_where
 from ...models.lens import LensModel
 from ...models.weights import attention_weights, keys_at_position, norm_weights
 from ...schema import ALL_BUT, OWN_IN_KEY
-from ..evidence import Evidence, Statistic, own_direction_statistics, ratio_of_means, undefined_statistic
+from ..evidence import (
+    Evidence,
+    Statistic,
+    own_direction_statistics,
+    ratio_of_means,
+    undefined_statistic,
+)
 from ..locate import own_directions
 from ..paths import Writings
 from ..readings import OTHERS_FROM, MeasuringPass, later_queries
@@ -43,7 +49,10 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
     lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
     random_sets = {
         layer: torch.stack(
-            [torch.randperm(lens.d_model, generator=one.generator)[: len(dims)] for _ in range(one.controls)]
+            [
+                torch.randperm(lens.d_model, generator=one.generator)[: len(dims)]
+                for _ in range(one.controls)
+            ]
         )
         for layer, dims in sorted(dimensions.items())
     }
@@ -56,17 +65,24 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         """Cosine of each key with what the dimensions alone would make."""
         weights, dims = one.layer_weights(view.layer), dimensions[view.layer]
         constants, gain = one.layer_constants(view.layer), _key_norm_gain(lens, view.layer)
-        x, k = view["attn_in"].float() - constants.read, (_keys_before_norm(lens, view) - constants.k) * gain
+        x, k = (
+            view["attn_in"].float() - constants.read,
+            (_keys_before_norm(lens, view) - constants.k) * gain,
+        )
         along = torch.cosine_similarity(k, weights.keys(x, dimensions=dims) * gain, dim=-1).abs()
         other = others(view)
         random = weights.keys(x[:, key], dimensions=random_sets[view.layer]) * gain
         drawn = torch.cosine_similarity(k[:, key], random, dim=-1).abs().mean(0)
-        return torch.stack([along[:, key], drawn, mean_where(along, where=other[..., None], dim=1)], dim=-1)
+        return torch.stack(
+            [along[:, key], drawn, mean_where(along, where=other[..., None], dim=1)], dim=-1
+        )
 
     def cancelled(view: LayerView) -> Tensor:
         """Cosine of what the dimensions write with minus the key's bias, and the norm of the key over others'."""
         weights, constants = one.layer_weights(view.layer), one.layer_constants(view.layer)
-        given = weights.keys(view["attn_in"][:, key].float() - constants.read, dimensions=dimensions[view.layer])
+        given = weights.keys(
+            view["attn_in"][:, key].float() - constants.read, dimensions=dimensions[view.layer]
+        )
         against = torch.cosine_similarity(given, -constants.k.expand_as(given), dim=-1)
         norms = _keys_before_norm(lens, view).norm(dim=-1)
         ratio = norms[:, key] / mean_where(norms, where=others(view)[..., None], dim=1)
@@ -74,8 +90,14 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
 
     def split(view: LayerView) -> Tensor:
         weights, constants = one.layer_weights(view.layer), one.layer_constants(view.layer)
-        x, k = view["attn_in"][:, key].float() - constants.read, _keys_before_norm(lens, view)[:, key]
-        dimension, bias = weights.keys(x, dimensions=dimensions[view.layer]), constants.k.expand_as(k)
+        x, k = (
+            view["attn_in"][:, key].float() - constants.read,
+            _keys_before_norm(lens, view)[:, key],
+        )
+        dimension, bias = (
+            weights.keys(x, dimensions=dimensions[view.layer]),
+            constants.k.expand_as(k),
+        )
         drawn = weights.keys(x, dimensions=random_sets[view.layer]).mean(0)
         parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2)
         parts = parts * _key_norm_factor(lens, view.layer, k)
@@ -93,15 +115,21 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
     found = [Reading(name="key_cosine", sites=("attn_in", "k"), function=cosine, layers=layers)]
     biased = frozenset(layer for layer in layers if bool(one.layer_constants(layer).k.any()))
     if biased:
-        found.append(Reading(name="key_bias", sites=("attn_in", "k"), function=cancelled, layers=biased))
-    rotates_keys = any(getattr(lens.config, name, None) is not None for name in ("rope_parameters", "rotary_dim"))
+        found.append(
+            Reading(name="key_bias", sites=("attn_in", "k"), function=cancelled, layers=biased)
+        )
+    rotates_keys = any(
+        getattr(lens.config, name, None) is not None for name in ("rope_parameters", "rotary_dim")
+    )
     if key == 0 or not rotates_keys:
         sites = ("attn_in", "k", "rotated_q", "rotated_k")
         found.append(Reading(name="logit_split", sites=sites, function=split, layers=layers))
     return found
 
 
-def _keys_before_norm(lens: LensModel, view: LayerView) -> Float[Tensor, "batch position kv_head d_head"]:
+def _keys_before_norm(
+    lens: LensModel, view: LayerView
+) -> Float[Tensor, "batch position kv_head d_head"]:
     """Return the keys of the layer in ``view`` before their norm, also in families whose site ``k`` comes after it."""
     if not lens.family.normed_qkv:
         return view["k"].float()
@@ -118,7 +146,9 @@ def _key_norm_gain(lens: LensModel, layer: int) -> Tensor | float:
     return norm.gain.unflatten(0, (lens.n_kv_heads, lens.d_head)) if by_head else norm.gain
 
 
-def _key_norm_factor(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]) -> Tensor | float:
+def _key_norm_factor(
+    lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]
+) -> Tensor | float:
     """Compute the factor by which the norm on keys scales each entry of the keys ``k``; 1 in models without a norm."""
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:
@@ -145,10 +175,15 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     layers = tuple(layer for layer in known if layer in sinks) or tuple(known)
 
     def mean_of(name: str) -> Tensor:
-        return torch.cat([panel.at_layer(name, at) for at in layers if at in panel.layers(name)], dim=1).nanmean(1)
+        return torch.cat(
+            [panel.at_layer(name, at) for at in layers if at in panel.layers(name)], dim=1
+        ).nanmean(1)
 
     cosine = mean_of("key_cosine")
-    nulls = {"random_dimensions": float(cosine[:, 1].nanmean()), "other_positions": float(cosine[:, 2].nanmean())}
+    nulls = {
+        "random_dimensions": float(cosine[:, 1].nanmean()),
+        "other_positions": float(cosine[:, 2].nanmean()),
+    }
     found = evidence.interval(cosine[:, 0], generator=rng)
     statistics = [Statistic(name="key_cosine", interval=found, nulls=nulls, layers=layers)]
     if {*panel.layers("key_bias")} & {*layers}:
@@ -159,10 +194,19 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     if "logit_split" in panel:
         parts = mean_of("logit_split")
         whole = parts[:, :3].sum(-1)
-        found = evidence.interval(torch.stack([parts[:, 0], whole], dim=1), generator=rng, statistic=ratio_of_means)
-        references = {"random_dimensions": ratio_of_means(torch.stack([parts[:, 3], whole], dim=1).numpy())}
+        found = evidence.interval(
+            torch.stack([parts[:, 0], whole], dim=1), generator=rng, statistic=ratio_of_means
+        )
+        references = {
+            "random_dimensions": ratio_of_means(torch.stack([parts[:, 3], whole], dim=1).numpy())
+        }
         statistics.append(
-            Statistic(name="dimension_share_of_logit", interval=found, references=references, layers=layers)
+            Statistic(
+                name="dimension_share_of_logit",
+                interval=found,
+                references=references,
+                layers=layers,
+            )
         )
     return statistics
 
@@ -175,7 +219,10 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     """
     setting = trial.setting
     lens = setting.lens
-    found = {layer: setting.location.entering_dimensions(layer) for layer in lens.key_layers(setting.sink_layers)}
+    found = {
+        layer: setting.location.entering_dimensions(layer)
+        for layer in lens.key_layers(setting.sink_layers)
+    }
     entering = {layer: list(dims) for layer, dims in found.items() if dims}
     if not entering:
         return _ablate_own_directions_in_key(setting)
@@ -198,7 +245,9 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
                 return k - here.keys(x - mean, dimensions=dims)
             without = x.clone()
             without[..., dims] = mean[..., dims]
-            return keys_at_position(lens, without[:, 0], layer=at.layer, position=setting.sink_position)[:, None]
+            return keys_at_position(
+                lens, without[:, 0], layer=at.layer, position=setting.sink_position
+            )[:, None]
 
         at = {"layers": tuple(entering), "positions": [setting.sink_position], "label": label}
         return edit("k", change, reads="attn_in", **at)
@@ -215,7 +264,13 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
             reads=reads,
             carries=True,
         ),
-        Intervention(name=ALL_BUT, edits=(rest,), position=setting.sink_position, reads=reads, is_primary=False),
+        Intervention(
+            name=ALL_BUT,
+            edits=(rest,),
+            position=setting.sink_position,
+            reads=reads,
+            is_primary=False,
+        ),
     ]
 
 
@@ -228,7 +283,9 @@ def _ablate_own_directions_in_key(setting: Setting) -> list[Intervention]:
     writings, read, spans = Writings(setting=setting, units={}), {}, {}
     for layer in lens.key_layers(setting.sink_layers):
         norm = norm_weights(lens, layer=layer, which="attn_norm")
-        plain = norm and replace(norm, gain=torch.ones_like(norm.gain), bias=torch.zeros_like(norm.bias))
+        plain = norm and replace(
+            norm, gain=torch.ones_like(norm.gain), bias=torch.zeros_like(norm.bias)
+        )
         x = apply_norm(writings.stream_read_by(layer, mlp=False).to(lens.device), plain)
         over = (x - setting.mean_ordinary(x))[:, position]
         read[layer] = norm, x[:, position], over
@@ -249,7 +306,10 @@ def _ablate_own_directions_in_key(setting: Setting) -> list[Intervention]:
         Intervention(
             name=OWN_IN_KEY,
             edits=(edit_of(spans, OWN_IN_KEY),),
-            controls=tuple((edit_of(drawn, "random directions in the key"),) for drawn in draw_spans(setting, spans)),
+            controls=tuple(
+                (edit_of(drawn, "random directions in the key"),)
+                for drawn in draw_spans(setting, spans)
+            ),
             position=position,
             reads=setting.sink_layers,
             is_primary=False,

@@ -33,7 +33,10 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
     def positive_share(view: LayerView) -> Tensor:
         sinks = plan.sink_positions
         at = {"valid": view.valid, "reach": view.reach}
-        return torch.stack([locking.positive_share(view["q"], k=view["k"][:, p], key=p, **at) for p in sinks], dim=-1)
+        return torch.stack(
+            [locking.positive_share(view["q"], k=view["k"][:, p], key=p, **at) for p in sinks],
+            dim=-1,
+        )
 
     def advantage(view: LayerView) -> Tensor:
         query, keys = view["rotated_q"].float(), view["rotated_k"].float()
@@ -43,10 +46,15 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         count = torch.arange(n_keys, device=keys.device).clamp(min=1, max=max(1, window - 1))
         sums = keys.cumsum(2)
         if window < n_keys:
-            sums = torch.cat([sums[:, :, :window], sums[:, :, window:] - sums[:, :, :-window]], dim=2)
+            sums = torch.cat(
+                [sums[:, :, :window], sums[:, :, window:] - sums[:, :, :-window]], dim=2
+            )
         grouped = query.unflatten(1, (keys.shape[1], -1))
         seen = (grouped * sums[:, :, None]).sum(-1).flatten(1, 2)  # of all keys that a query sees
-        places = [plan.sink_position, *control_positions(n_keys, key=plan.sink_position, controls=one.controls)]
+        places = [
+            plan.sink_position,
+            *control_positions(n_keys, key=plan.sink_position, controls=one.controls),
+        ]
         at_places = einsum(
             grouped,
             keys[:, :, places],
@@ -59,7 +67,10 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         return torch.stack([sink, beside], dim=-1)
 
     found = [Reading(name="positive_share", sites=("q", "k"), function=positive_share)]
-    return [*found, Reading(name="logit_advantage", sites=("rotated_q", "rotated_k"), function=advantage)]
+    return [
+        *found,
+        Reading(name="logit_advantage", sites=("rotated_q", "rotated_k"), function=advantage),
+    ]
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
@@ -71,10 +82,14 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
         panel.at_sink(name, panel.location.sink_position)[layers].nanmean(dim=(0, 2))
         for name in ("positive_share", "sink_mass")
     )
-    share = undefined_statistic("positive_share", "the layers in which the sink is attend to keys of earlier ones")
+    share = undefined_statistic(
+        "positive_share", "the layers in which the sink is attend to keys of earlier ones"
+    )
     if {*layers} & {*panel.layers("positive_share")}:
         found = evidence.interval(positive, generator=rng)
-        share = Statistic(name="positive_share", interval=found, references={"chance": 0.5}, layers=tuple(layers))
+        share = Statistic(
+            name="positive_share", interval=found, references={"chance": 0.5}, layers=tuple(layers)
+        )
     return [
         Statistic(
             name="logit_advantage_nats",
@@ -83,7 +98,9 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
             layers=tuple(layers),
         ),
         share,
-        Statistic(name="sink_mass", interval=evidence.interval(mass, generator=rng), layers=tuple(layers)),
+        Statistic(
+            name="sink_mass", interval=evidence.interval(mass, generator=rng), layers=tuple(layers)
+        ),
     ]
 
 
@@ -93,13 +110,17 @@ def _advantage_floor(config: TraceConfig, length: int) -> float:
     The attention is the mean over the later queries of a sequence of ``length`` tokens.
     """
     others = np.log(np.arange(1, length))  # of the keys that each later query sees beside it
-    return cast("float", brentq(lambda nats: expit(nats - others).mean() - config.threshold, -50.0, 50.0))
+    return cast(
+        "float", brentq(lambda nats: expit(nats - others).mean() - config.threshold, -50.0, 50.0)
+    )
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
     """Make the intervention that mean ablates the sink's key; the controls do it to keys at other positions."""
     setting = trial.setting
-    kept = setting.freeze_site("k", layers=setting.lens.key_layers(setting.sink_layers), position=setting.sink_position)
+    kept = setting.freeze_site(
+        "k", layers=setting.lens.key_layers(setting.sink_layers), position=setting.sink_position
+    )
     return [make_mean_ablation(kept, setting=setting, name="mean ablation of the key")]
 
 

@@ -35,7 +35,9 @@ class Intervention:
     """True if it answers the question *carries*: the quantity at the link's target is mean ablated."""
 
 
-def make_mean_ablation(kept: FrozenQuantity, *, setting: Setting, name: str, is_primary: bool = True) -> Intervention:
+def make_mean_ablation(
+    kept: FrozenQuantity, *, setting: Setting, name: str, is_primary: bool = True
+) -> Intervention:
     """Make the intervention ``name``, which mean ablates the quantity ``kept`` at the sink position.
 
     It answers if the link carries the sink and, with ``is_primary``, also if the link is necessary.

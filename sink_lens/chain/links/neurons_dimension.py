@@ -42,13 +42,23 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     """
     panel, location, name = evidence.panel, evidence.panel.location, "contribution_share"
     nothing = undefined_without_growth_step(evidence, name)
-    own = [] if any(layer >= 0 for layer in location.outliers) else own_direction_statistics(evidence, rng)
+    own = (
+        []
+        if any(layer >= 0 for layer in location.outliers)
+        else own_direction_statistics(evidence, rng)
+    )
     if nothing is not None and nothing.absent:
         stands_out = any(one.interval.low > evidence.config.growth_factor for one in own)
-        no_source = not location.outliers and not stands_out  # there is nothing that neurons could write
+        no_source = (
+            not location.outliers and not stands_out
+        )  # there is nothing that neurons could write
         nothing = replace(nothing, no_source=no_source)
-    elif nothing is None and not any(layer >= location.growth_layers[0] for layer in location.outliers):
-        nothing = undefined_statistic(name, "no dimension dominates after a growth step", absent=True)
+    elif nothing is None and not any(
+        layer >= location.growth_layers[0] for layer in location.outliers
+    ):
+        nothing = undefined_statistic(
+            name, "no dimension dominates after a growth step", absent=True
+        )
     dominance = torch.stack([dominance_ratio(state) for state in panel.sink_states()[1:]])
     layer = location.steps[0].last_layer if location.steps else int(dominance.mean(1).argmax())
     statistics = _compute_share_statistics(evidence, rng) if nothing is None else [nothing]
@@ -66,19 +76,32 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
     generator = evidence.make_generator()
     by_step = []
     for number, step in steps_of_neurons(evidence):
-        splits = [s for s in evidence.splits if s.layer in step.layers and s.position == panel.location.sink_position]
+        splits = [
+            s
+            for s in evidence.splits
+            if s.layer in step.layers and s.position == panel.location.sink_position
+        ]
         change = torch.stack([split.change for split in splits]).sum(0)
         # Steps of the random-init baseline are given, and grow in nothing.
-        standing = panel.rescale_to_last_layer(panel.sink_states())[step.last_layer + 1][:, step.dimension]
+        standing = panel.rescale_to_last_layer(panel.sink_states())[step.last_layer + 1][
+            :, step.dimension
+        ]
         grows = step.ratio_after >= evidence.config.growth_factor**0.5 * step.ratio_before
         if grows and float(change.mean().abs()) < _LEAST_CHANGED * float(standing.mean().abs()):
             note = f"growth step {number} changes nothing at the sink token: other tokens become smaller"
             return [undefined_statistic("contribution_share", note, absent=True)]
-        supers = [super_neurons_of_layer(evidence.splits, layer=s.layer).nonzero().flatten().tolist() for s in splits]
+        supers = [
+            super_neurons_of_layer(evidence.splits, layer=s.layer).nonzero().flatten().tolist()
+            for s in splits
+        ]
 
-        def share_rows(chosen: list[list[int]], splits: list[LayerSplit] = splits, change: Tensor = change) -> Tensor:
+        def share_rows(
+            chosen: list[list[int]], splits: list[LayerSplit] = splits, change: Tensor = change
+        ) -> Tensor:
             """Return what chosen neurons of each split write, and the whole change, by sequence."""
-            written = torch.stack([s.terms[:, units].sum(1) for s, units in zip(splits, chosen, strict=True)]).sum(0)
+            written = torch.stack(
+                [s.terms[:, units].sum(1) for s, units in zip(splits, chosen, strict=True)]
+            ).sum(0)
             return torch.stack([written, change], dim=1)[evidence.tested_sequences]
 
         random = [
@@ -88,9 +111,14 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
             ]
             for units, split in zip(supers, splits, strict=True)
         ]
-        controls = [ratio_of_means(share_rows(list(draw)).numpy()) for draw in zip(*random, strict=True)]
+        controls = [
+            ratio_of_means(share_rows(list(draw)).numpy()) for draw in zip(*random, strict=True)
+        ]
         found = evidence.interval(share_rows(supers), generator=rng, statistic=ratio_of_means)
-        name, nulls = f"contribution_share_step_{number}", {"random_neurons": largest_control(controls)}
+        name, nulls = (
+            f"contribution_share_step_{number}",
+            {"random_neurons": largest_control(controls)},
+        )
         by_step.append(Statistic(name=name, interval=found, nulls=nulls))
     return [weakest_statistic("contribution_share", by_step), *by_step]
 
@@ -105,9 +133,14 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     taken from the key, and the token's own directions are mean ablated.
     """
     setting, generator = trial.setting, trial.generator
-    at_sink, found = {"position": setting.sink_position, "reads": setting.sink_layers}, list[Intervention]()
+    at_sink, found = (
+        {"position": setting.sink_position, "reads": setting.sink_layers},
+        list[Intervention](),
+    )
     grown = setting.location.growth_layers[0] if setting.location.steps else 0
-    by_layer = {layer: list(dims) for layer, dims in setting.location.outliers.items() if layer >= grown}
+    by_layer = {
+        layer: list(dims) for layer, dims in setting.location.outliers.items() if layer >= grown
+    }
     every = sorted({one for dims in by_layer.values() for one in dims})
     supers = _writing_neurons(setting, every)
     if supers and every:
@@ -125,8 +158,12 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         at_all = {"controls": tuple(map(entries, controls)), "is_primary": False}
         found.append(Intervention(name=name, edits=entries(chosen), **at_all, **at_sink))
     if by_layer:
-        kept = setting.freeze_units("resid_post", by_layer, position=setting.sink_position, generator=generator)
-        removed = make_mean_ablation(kept, setting=setting, name="outlier dimensions, mean ablated", is_primary=False)
+        kept = setting.freeze_units(
+            "resid_post", by_layer, position=setting.sink_position, generator=generator
+        )
+        removed = make_mean_ablation(
+            kept, setting=setting, name="outlier dimensions, mean ablated", is_primary=False
+        )
         later = tuple(layer for layer in setting.sink_layers if layer > min(by_layer))
         found.append(replace(removed, reads=later or setting.sink_layers))
     else:
@@ -143,7 +180,10 @@ def _make_path_to_key(
     with the sink after these neurons.
     """
     lens, first = setting.lens, min(supers)
-    entering = {layer: setting.location.entering_dimensions(layer) for layer in lens.key_layers(setting.sink_layers)}
+    entering = {
+        layer: setting.location.entering_dimensions(layer)
+        for layer in lens.key_layers(setting.sink_layers)
+    }
     through = {layer: list(dims) for layer, dims in entering.items() if dims and layer > first}
     if not through:
         return []
@@ -157,9 +197,13 @@ def _make_path_to_key(
         Intervention(
             name=PATH,
             edits=cut(through),
-            controls=tuple(map(cut, setting.draw_other_units("resid_post", through, generator=generator))),
+            controls=tuple(
+                map(cut, setting.draw_other_units("resid_post", through, generator=generator))
+            ),
             position=setting.sink_position,
-            reads=tuple(layer for layer in setting.sink_layers if lens.key_layers([layer])[0] in through),
+            reads=tuple(
+                layer for layer in setting.sink_layers if lens.key_layers([layer])[0] in through
+            ),
         )
     ]
 
@@ -169,9 +213,15 @@ def _make_path_of_all(setting: Setting) -> list[Intervention]:
 
     The list is empty without super neurons before a layer with the sink.
     """
-    masks = {layer: mask.nonzero().flatten().tolist() for layer, mask in setting.super_neurons.items()}
+    masks = {
+        layer: mask.nonzero().flatten().tolist() for layer, mask in setting.super_neurons.items()
+    }
     units = {layer: some for layer, some in masks.items() if some}
-    keys = tuple(layer for layer in setting.lens.key_layers(setting.sink_layers) if layer > min(units, default=layer))
+    keys = tuple(
+        layer
+        for layer in setting.lens.key_layers(setting.sink_layers)
+        if layer > min(units, default=layer)
+    )
     if not keys:
         return []
 
@@ -187,7 +237,11 @@ def _make_path_of_all(setting: Setting) -> list[Intervention]:
             edits=cut(units),
             controls=tuple(map(cut, controls)),
             position=setting.sink_position,
-            reads=tuple(layer for layer in setting.sink_layers if setting.lens.key_layers([layer])[0] in keys),
+            reads=tuple(
+                layer
+                for layer in setting.sink_layers
+                if setting.lens.key_layers([layer])[0] in keys
+            ),
             is_primary=False,
         )
     ]
@@ -200,8 +254,13 @@ def _ablate_own_directions(setting: Setting, *, first: int) -> list[Intervention
     """
     layers = range(first, setting.lens.n_layers)
     states = setting.baseline_tensors("resid_post", layers=layers)
-    over = {layer: (x - setting.mean_ordinary(x))[:, setting.sink_position] for layer, x in states.items()}
-    spans = {layer: own_directions(x, thresholds=setting.config).float() for layer, x in over.items()}
+    over = {
+        layer: (x - setting.mean_ordinary(x))[:, setting.sink_position]
+        for layer, x in states.items()
+    }
+    spans = {
+        layer: own_directions(x, thresholds=setting.config).float() for layer, x in over.items()
+    }
     later = tuple(layer for layer in setting.sink_layers if layer > first)
     if not later or not any(span.numel() for span in spans.values()):
         return []
@@ -212,11 +271,21 @@ def _ablate_own_directions(setting: Setting, *, first: int) -> list[Intervention
             span = spans[at.layer].to(x.device, x.dtype)
             return x - (x - means[at.layer].to(x.device, x.dtype)) @ span @ span.T
 
-        return edit("resid_post", change, layers=tuple(layers), positions=[setting.sink_position], label=label)
+        return edit(
+            "resid_post",
+            change,
+            layers=tuple(layers),
+            positions=[setting.sink_position],
+            label=label,
+        )
 
     controls = [(edit_of(drawn, "random directions"),) for drawn in draw_spans(setting, spans)]
     at_sink_position = {"position": setting.sink_position, "reads": later, "is_primary": False}
-    return [Intervention(name=OWN, edits=(edit_of(spans, OWN),), controls=tuple(controls), **at_sink_position)]
+    return [
+        Intervention(
+            name=OWN, edits=(edit_of(spans, OWN),), controls=tuple(controls), **at_sink_position
+        )
+    ]
 
 
 def draw_spans(setting: Setting, spans: Mapping[int, Tensor]) -> list[dict[int, Tensor]]:
@@ -226,7 +295,9 @@ def draw_spans(setting: Setting, spans: Mapping[int, Tensor]) -> list[dict[int, 
     def draw(span: Tensor) -> Tensor:
         return torch.linalg.qr(torch.randn(span.shape, generator=generator, dtype=torch.float32))[0]
 
-    return [{layer: draw(span) for layer, span in spans.items()} for _ in range(setting.config.controls)]
+    return [
+        {layer: draw(span) for layer, span in spans.items()} for _ in range(setting.config.controls)
+    ]
 
 
 def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, list[int]]:
@@ -253,14 +324,20 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
     intervention only rescales the token to the norm that it has without the span. The list is empty if no later layer
     reads the sink.
     """
-    written = {layer: columns for layer, columns in _written_directions(setting).items() if columns.numel()}
+    written = {
+        layer: columns for layer, columns in _written_directions(setting).items() if columns.numel()
+    }
     if not written:
         return []
     layers = range(max(0, min(written)), setting.lens.n_layers)
     if not any(layer > layers[0] for layer in setting.sink_layers):
         return []
-    until = {layer: torch.cat([one for at, one in written.items() if at <= layer]) for layer in layers}
-    spans = {layer: torch.linalg.qr(columns.T.double())[0].float() for layer, columns in until.items()}
+    until = {
+        layer: torch.cat([one for at, one in written.items() if at <= layer]) for layer in layers
+    }
+    spans = {
+        layer: torch.linalg.qr(columns.T.double())[0].float() for layer, columns in until.items()
+    }
     states = setting.baseline_tensors("resid_post", layers=layers)
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in states.items()}
 
@@ -274,17 +351,29 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
         return edit("resid_post", lambda x, at: removed(x, spans[at.layer], at.layer), **where)
 
     def rescaled(x: Tensor, at: At) -> Tensor:
-        return x * (removed(x, spans[at.layer], at.layer).norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-9))[..., None]
+        return (
+            x
+            * (removed(x, spans[at.layer], at.layer).norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-9))[
+                ..., None
+            ]
+        )
 
     controls = []
     for _ in range(setting.config.controls):
-        drawn = {at: torch.randn(one.shape, generator=generator, dtype=torch.float32) for at, one in spans.items()}
-        controls.append((edit_of({at: torch.linalg.qr(one)[0] for at, one in drawn.items()}, "random span"),))
+        drawn = {
+            at: torch.randn(one.shape, generator=generator, dtype=torch.float32)
+            for at, one in spans.items()
+        }
+        controls.append(
+            (edit_of({at: torch.linalg.qr(one)[0] for at, one in drawn.items()}, "random span"),)
+        )
     beside = {"position": setting.sink_position, "reads": setting.sink_layers, "is_primary": False}
     where = {"layers": tuple(layers), "positions": [setting.sink_position], "label": RESCALED}
     return [
         Intervention(name=SPAN, edits=(edit_of(spans, SPAN),), controls=tuple(controls), **beside),
-        Intervention(name=RESCALED, edits=(edit("resid_post", rescaled, **where),), control_of=SPAN, **beside),
+        Intervention(
+            name=RESCALED, edits=(edit("resid_post", rescaled, **where),), control_of=SPAN, **beside
+        ),
     ]
 
 
@@ -295,7 +384,9 @@ def _written_directions(setting: Setting) -> dict[int, Tensor]:
         if part.kind == "neuron":
             column = mlp_weights(setting.lens, layer=part.layer).w_down[:, part.unit].float().cpu()
             norm = norm_weights(setting.lens, layer=part.layer, which="mlp_post_norm")
-            found.setdefault(part.layer, []).append((column if norm is None else column * norm.gain.cpu())[None])
+            found.setdefault(part.layer, []).append(
+                (column if norm is None else column * norm.gain.cpu())[None]
+            )
         elif part.kind == "embedding" or part.kind in WHOLE:
             site, layer = (WHOLE[part.kind], part.layer) if part.kind in WHOLE else ("resid_pre", 0)
             whole = setting.baseline_tensors(site, layers=[layer])[layer].float().cpu()
@@ -311,7 +402,10 @@ def _freeze_dimensions(
     if not segment.steps:
         return None
     outliers = setting.location.outliers
-    written = {step.last_layer: list(outliers.get(step.last_layer, ())) or [step.dimension] for step in segment.steps}
+    written = {
+        step.last_layer: list(outliers.get(step.last_layer, ())) or [step.dimension]
+        for step in segment.steps
+    }
     return setting.freeze_units("resid_post", written, position=position, generator=generator)
 
 

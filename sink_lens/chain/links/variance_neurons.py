@@ -48,8 +48,12 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
         chosen, random = [], []
         for layer in step.layers:
             at_sink = panel.at_layer("neurons_at_sinks", layer)[:, index].abs()
-            both = torch.stack([at_sink, panel.at_layer("neurons_elsewhere", layer)], dim=1)[evidence.tested_sequences]
-            supers = super_neurons_of_layer(evidence.splits, layer=layer).nonzero().flatten().tolist()
+            both = torch.stack([at_sink, panel.at_layer("neurons_elsewhere", layer)], dim=1)[
+                evidence.tested_sequences
+            ]
+            supers = (
+                super_neurons_of_layer(evidence.splits, layer=layer).nonzero().flatten().tolist()
+            )
             mates = neurons_of_same_experts(evidence.lens, supers, layer=layer)
             at = {"n": both.shape[-1], "generator": generator, "without": mates}
             others = [draw_other_indices(supers, **at) for _ in range(draws)]
@@ -57,8 +61,14 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
             random.append([both[..., sorted(some)] for some in others])
         at_step = torch.cat(chosen, dim=-1)
         if not at_step.shape[-1]:
-            return [undefined_statistic("spike_ratio", f"no super neuron in growth step {number}", absent=True)]
-        ratio = functools.partial(_spike_ratio, least=float(at_step[:, 0].mean(0).max()) / _LARGEST_RATIO)
+            return [
+                undefined_statistic(
+                    "spike_ratio", f"no super neuron in growth step {number}", absent=True
+                )
+            ]
+        ratio = functools.partial(
+            _spike_ratio, least=float(at_step[:, 0].mean(0).max()) / _LARGEST_RATIO
+        )
         found = evidence.interval(at_step, generator=rng, statistic=ratio)
         drawn = [torch.cat(draw, dim=-1) for draw in zip(*random, strict=True)]
         controls = [values[~values.isnan().flatten(1).any(1)].numpy() for values in drawn]
@@ -82,7 +92,9 @@ def _spike_ratio(rows: np.ndarray, *, least: float) -> float:
 def _make_interventions(trial: Trial) -> list[Intervention]:
     """Make the intervention that mean ablates super neurons at the sink; controls: random neurons of their layers."""
     setting, position = trial.setting, trial.setting.sink_position
-    kept = _freeze_masks(setting, setting.super_neurons, position=position, generator=trial.generator)
+    kept = _freeze_masks(
+        setting, setting.super_neurons, position=position, generator=trial.generator
+    )
     if kept is None:
         return []
     added = f" and {plural(setting.n_added, 'other maker')}" if setting.n_added else ""
@@ -105,8 +117,16 @@ def _freeze_masks(
     setting: Setting, masks: Mapping[int, Tensor], *, position: int, generator: torch.Generator
 ) -> FrozenQuantity | None:
     """Make edits that freeze the neurons that ``masks`` marks by layer at ``position``; None if none is marked."""
-    chosen = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if bool(mask.any())}
-    return setting.freeze_units("neurons", chosen, position=position, generator=generator) if chosen else None
+    chosen = {
+        layer: mask.nonzero().flatten().tolist()
+        for layer, mask in masks.items()
+        if bool(mask.any())
+    }
+    return (
+        setting.freeze_units("neurons", chosen, position=position, generator=generator)
+        if chosen
+        else None
+    )
 
 
 VARIANCE_NEURONS = Link(

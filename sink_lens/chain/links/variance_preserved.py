@@ -36,7 +36,12 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
     positions = [sink, *control_positions(one.length, key=sink, controls=one.controls)]
 
     def z_at(view: LayerView) -> Tensor:
-        return view["z"][:, positions].flatten(2).float().masked_fill(~view.valid[:, positions, None], math.nan)
+        return (
+            view["z"][:, positions]
+            .flatten(2)
+            .float()
+            .masked_fill(~view.valid[:, positions, None], math.nan)
+        )
 
     layers = frozenset(_last_feeding_layers(one.plan.layers, one.lens))
     return [Reading(name="z_at", sites=("z",), function=z_at, layers=layers)]
@@ -52,9 +57,13 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     if not feeding:
         return [not_asked_statistic("s2_ratio_after_w_o")]
     some = torch.tensor(evenly_spaced(range(lens.d_model), _TAU_DIMENSIONS))
-    matrices = [output_weights(lens, layer=layer)[0].flatten(0, 1).T.float().cpu() for layer in feeding]
+    matrices = [
+        output_weights(lens, layer=layer)[0].flatten(0, 1).T.float().cpu() for layer in feeding
+    ]
     widths = [matrix.shape[1] for matrix in matrices]
-    values = torch.cat([panel.at_layer("z_at", layer) for layer in feeding], dim=-1)  # sequence, place, value
+    values = torch.cat(
+        [panel.at_layer("z_at", layer) for layer in feeding], dim=-1
+    )  # sequence, place, value
 
     def tau(vectors: Tensor, per_dimension: Tensor | None) -> float:
         """Mean preservation over the layers' output matrices."""
@@ -67,20 +76,35 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     at_sink, *at_others = (one[~one.isnan().any(1)] for one in values.unbind(1))
     after = _written_variance_statistic(evidence, rng)
     if len(at_sink) < 2:
-        return [after, undefined_statistic("kendall_tau", "one sequence has no standard deviation over sequences")]
-    if at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max():  # BOS: rounding is all that is left
+        return [
+            after,
+            undefined_statistic(
+                "kendall_tau", "one sequence has no standard deviation over sequences"
+            ),
+        ]
+    if (
+        at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max()
+    ):  # BOS: rounding is all that is left
         note = "the token and those before it are the same in every sequence"
         return [after, undefined_statistic("kendall_tau", note)]
     estimate, low, high = tau(at_sink, None), math.nan, math.nan
-    if len(at_sink) >= _FEWEST_FOR_TAU:  # of fewer, many a draw holds next to nothing but copies of one
-        options = {"statistic": lambda rows: tau(torch.from_numpy(rows), some), "most_resamples": _RESAMPLES_OF_TAU}
+    if (
+        len(at_sink) >= _FEWEST_FOR_TAU
+    ):  # of fewer, many a draw holds next to nothing but copies of one
+        options = {
+            "statistic": lambda rows: tau(torch.from_numpy(rows), some),
+            "most_resamples": _RESAMPLES_OF_TAU,
+        }
         drawn = evidence.interval(at_sink, generator=rng, **options)
         # The interval is drawn on a sample of output dimensions; it is moved to the estimate on all of them.
         low, high = (bound + estimate - drawn.estimate for bound in (drawn.low, drawn.high))
     found = Interval(estimate=estimate, low=low, high=high, n=len(at_sink))
     others = [tau(one, some) for one in at_others if len(one) > 1]
     references = {"other_positions": float(np.mean(others))} if others else {}
-    return [after, Statistic(name="kendall_tau", interval=found, references=references, layers=tuple(feeding))]
+    return [
+        after,
+        Statistic(name="kendall_tau", interval=found, references=references, layers=tuple(feeding)),
+    ]
 
 
 def _last_feeding_layers(growth: tuple[int, ...], lens: LensModel) -> tuple[int, ...]:
@@ -102,10 +126,18 @@ def _written_variance_statistic(evidence: Evidence, rng: np.random.Generator) ->
     found = evidence.interval(ratio[strongest], generator=rng)
     if not growth:
         weakest = layers[int(ratio[layers].nanmean(1).nan_to_num(math.inf).argmin())]
-        found = replace(found, low=min(found.low, evidence.interval(ratio[weakest], generator=rng).low))
-    nulls = {"other_positions": s2_ratio_at_other_positions(panel["std:attn_out"][[strongest]], panel)}
+        found = replace(
+            found, low=min(found.low, evidence.interval(ratio[weakest], generator=rng).low)
+        )
+    nulls = {
+        "other_positions": s2_ratio_at_other_positions(panel["std:attn_out"][[strongest]], panel)
+    }
     return Statistic(
-        name="s2_ratio_after_w_o", interval=found, nulls=nulls, note=why_too_short(panel), layers=(strongest,)
+        name="s2_ratio_after_w_o",
+        interval=found,
+        nulls=nulls,
+        note=why_too_short(panel),
+        layers=(strongest,),
     )
 
 

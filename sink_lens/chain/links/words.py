@@ -127,10 +127,20 @@ def _dimensions_text(tables: Tables) -> str:
     if table is None or effects is None:
         return ""
     read = effects.loc[effects["link"].eq("dimension_key"), "read_layers"]
-    ends = [part.split("-") for part in str(read.iloc[0]).split(",") if part] if len(read) else []  # as in 1-2,11
+    ends = (
+        [part.split("-") for part in str(read.iloc[0]).split(",") if part] if len(read) else []
+    )  # as in 1-2,11
     layers = [layer - 1 for part in ends for layer in range(int(part[0]), int(part[-1]) + 1)]
-    position = effects["position"].loc[read.index[0]] if len(read) and "position" in effects.columns else None
-    here = table["is_outlier"].eq(True) & table["layer"].isin(layers) & table["sink_position"].eq(position)
+    position = (
+        effects["position"].loc[read.index[0]]
+        if len(read) and "position" in effects.columns
+        else None
+    )
+    here = (
+        table["is_outlier"].eq(True)
+        & table["layer"].isin(layers)
+        & table["sink_position"].eq(position)
+    )
     names = sorted({int(one) for one in table.loc[here, "dimension"]})
     if not names:
         return ""
@@ -142,7 +152,9 @@ def dimensions_cancel_bias(tables: Tables) -> bool:
     rows = statistics_by_name(tables, "dimension_key")
     if not {"bias_cancelled", "key_norm_ratio"} <= set(rows):
         return False
-    return rows["bias_cancelled"]["ci_low"] > CANCELS and rows["key_norm_ratio"]["ci_high"] < CANCELS
+    return (
+        rows["bias_cancelled"]["ci_low"] > CANCELS and rows["key_norm_ratio"]["ci_high"] < CANCELS
+    )
 
 
 def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
@@ -162,7 +174,11 @@ def _direction_phrase(tables: Tables) -> Phrase | None:
     made = interventions_by_name(tables)
     if not {SPAN, RESCALED} <= set(made) or not _dimensions_text(tables):
         return None
-    beyond = (INTERVENTION_FLOOR, float(made[SPAN]["control_largest"]), float(made[RESCALED]["ci_high"]))
+    beyond = (
+        INTERVENTION_FLOOR,
+        float(made[SPAN]["control_largest"]),
+        float(made[RESCALED]["ci_high"]),
+    )
     if not all(float(made[SPAN]["ci_low"]) > one for one in beyond):
         return None
     rows = (
@@ -215,7 +231,11 @@ def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     if own := _own_direction_sentences(tables, "neurons_dimension"):
         return own
     span = interventions_by_name(tables).get(SPAN)
-    if span is None or not span["ci_low"] > INTERVENTION_FLOOR or span["ci_low"] > span["control_largest"]:
+    if (
+        span is None
+        or not span["ci_low"] > INTERVENTION_FLOOR
+        or span["ci_low"] > span["control_largest"]
+    ):
         return []
     return [
         f"random spans remove up to {percent(span['control_largest'])}, as the makers' span does: beside so "
@@ -230,7 +250,8 @@ def value_average_by(tables: Tables) -> str:
         return ""
     size, direction = made[SIZE], made[DIRECTION]
     by_size, by_direction = (
-        float(one["ci_low"]) > max(LEAST_SHARE, float(one["control_largest"])) for one in (size, direction)
+        float(one["ci_low"]) > max(LEAST_SHARE, float(one["control_largest"]))
+        for one in (size, direction)
     )
     if by_size and by_direction:
         return "both"
@@ -261,9 +282,17 @@ def _value_average_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     made = interventions_by_name(tables)
     if not {SIZE, DIRECTION, DISTANCE} <= set(made):
         return []
-    size, direction, distance = (percent(made[name]["share"]) for name in (SIZE, DIRECTION, DISTANCE))
-    random = percent(max(0.0, *(float(made[name]["control_largest"]) for name in (SIZE, DIRECTION, DISTANCE))))
-    whole = [one for one in made.values() if one["link"] == "variance_preserved" and bool(one["is_primary"])]
+    size, direction, distance = (
+        percent(made[name]["share"]) for name in (SIZE, DIRECTION, DISTANCE)
+    )
+    random = percent(
+        max(0.0, *(float(made[name]["control_largest"]) for name in (SIZE, DIRECTION, DISTANCE)))
+    )
+    whole = [
+        one
+        for one in made.values()
+        if one["link"] == "variance_preserved" and bool(one["is_primary"])
+    ]
     acts = "it is not clear if the value average of the sink token makes the sink"
     if whole and all(float(one["ci_high"]) < LEAST_SHARE for one in (made[DISTANCE], *whole)):
         acts = "the value average of the sink token does not make the sink"
@@ -278,7 +307,9 @@ def _value_average_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
 def _mixer_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     """Return a sentence that mixers bring earlier tokens even under isolation; [] in a model without mixers."""
     table = tables.get("summary")
-    layers = [] if table is None else table.loc[table["quantity"].eq("mixer_layers"), "value"].tolist()
+    layers = (
+        [] if table is None else table.loc[table["quantity"].eq("mixer_layers"), "value"].tolist()
+    )
     if not layers:
         return []
     return [
@@ -305,7 +336,10 @@ WORDS: Mapping[str, LinkWords] = {
         does="make",
         does_not="it makes no sink",
         broken="isolating another position makes {} of one",
-        remarks=lambda tables, own: [*_value_average_sentences(tables, own), *_mixer_sentences(tables, own)],
+        remarks=lambda tables, own: [
+            *_value_average_sentences(tables, own),
+            *_mixer_sentences(tables, own),
+        ],
     ),
     "variance_preserved": LinkWords(
         carries_as=lambda _: "what attention writes",
@@ -331,7 +365,9 @@ WORDS: Mapping[str, LinkWords] = {
         named_without=_direction_phrase,
         remarks=_key_sentences,
     ),
-    "key_sink": LinkWords(carries_as=lambda _: "its key", asks={"key_sink": BOTH}, last_resort=True),
+    "key_sink": LinkWords(
+        carries_as=lambda _: "its key", asks={"key_sink": BOTH}, last_resort=True
+    ),
 }
 """Link -> its words, in the order of the chain."""
 PLAIN = LinkWords()

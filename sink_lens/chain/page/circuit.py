@@ -32,7 +32,18 @@ from sink_lens.text import safe_line
 
 NODE_COLUMNS = ("id", "kind", "step", "layers", "label", "detail", "quantity", "value")
 EDGE_COLUMNS = (
-    *("source", "target", "link", "step", "quantity", "value", "ci_low", "ci_high", "control", "verdict"),
+    *(
+        "source",
+        "target",
+        "link",
+        "step",
+        "quantity",
+        "value",
+        "ci_low",
+        "ci_high",
+        "control",
+        "verdict",
+    ),
     *("statistic", "statistic_value"),
 )
 _NUMBERS = ("step", "value", "ci_low", "ci_high", "control", "statistic_value")
@@ -70,7 +81,10 @@ class ChainCircuit(Drawable):
 
     def to_json(self) -> str:
         """Return the circuit as JSON text for other tools; undefined numbers are null."""
-        frames = {name: parse_json(getattr(self, name).to_json(orient="records")) for name in ("nodes", "edges")}
+        frames = {
+            name: parse_json(getattr(self, name).to_json(orient="records"))
+            for name in ("nodes", "edges")
+        }
         told = {"format": "sink_lens circuit 1", "about": self.about, **frames}
         return json.dumps(told, ensure_ascii=False, indent=1)
 
@@ -104,27 +118,45 @@ def chain_circuit(run: Run) -> ChainCircuit:
     story, joined = find_story(run), named_links(run)
     position = studied_position(run)
     links = run.need("links", columns=["link", "statistic", "value", "is_primary", "verdict"])
-    effects = run.optional("effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
+    effects = run.optional(
+        "effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"]
+    )
     effect_of: dict[str, dict[str, Any]] = {}
-    if effects is not None:  # of a link that it has no row of, the table of links may tell what its intervention did
-        shares = links.loc[links["statistic"] == "intervention_share"].rename(columns={"value": "share"})
+    if (
+        effects is not None
+    ):  # of a link that it has no row of, the table of links may tell what its intervention did
+        shares = links.loc[links["statistic"] == "intervention_share"].rename(
+            columns={"value": "share"}
+        )
         shares = shares.filter(items=["link", "share", "ci_low", "ci_high"])
         for table in (shares, effects.loc[effects["is_primary"].eq(True)]):
             effect_of |= {row["link"]: row for row in _row_dicts(table)}
     growth_steps = _read_growth_steps(run)
-    kinds = list(dict.fromkeys(_node_kind(node) for link in joined for node in (link.source, link.target)))
+    kinds = list(
+        dict.fromkeys(_node_kind(node) for link in joined for node in (link.source, link.target))
+    )
     nodes = [
         *_shared_nodes(position, joined=joined, links=links),
         *_step_nodes(run, position, growth_steps=growth_steps, threshold=story.threshold or 0.3),
     ]
-    nodes = sorted((node for node in nodes if node["kind"] in kinds), key=lambda node: kinds.index(node["kind"]))
+    nodes = sorted(
+        (node for node in nodes if node["kind"] in kinds),
+        key=lambda node: kinds.index(node["kind"]),
+    )
     known = {str(node["id"]) for node in nodes}
-    paths = (edge for edge in _path_edges(run, growth_steps=growth_steps) if {edge["source"], edge["target"]} <= known)
+    paths = (
+        edge
+        for edge in _path_edges(run, growth_steps=growth_steps)
+        if {edge["source"], edge["target"]} <= known
+    )
     edges = [*_link_edges(joined, links, effect_of=effect_of, growth_steps=growth_steps), *paths]
     return ChainCircuit(
         about={
             "model": story.model,
-            **{name: run.provenance.get(name) for name in ("weights_sha256", "tokens_sha256", "n_layers", "n_heads")},
+            **{
+                name: run.provenance.get(name)
+                for name in ("weights_sha256", "tokens_sha256", "n_layers", "n_heads")
+            },
             "sink_position": position,
             "is_sink": story.is_sink is not False,
             "value_average": _value_average_shares(effects),
@@ -139,7 +171,11 @@ def _value_average_shares(effects: pd.DataFrame | None) -> dict[str, float]:
         return {}
     shares = dict(zip(effects["edit"], effects["share"].astype(float), strict=True))
     parts = {"size": SIZE, "direction": DIRECTION, "distance": DISTANCE}
-    return {word: shares[edit] for word, edit in parts.items() if not math.isnan(shares.get(edit, math.nan))}
+    return {
+        word: shares[edit]
+        for word, edit in parts.items()
+        if not math.isnan(shares.get(edit, math.nan))
+    }
 
 
 def _node_kind(node: str) -> str:
@@ -180,14 +216,29 @@ def _read_growth_steps(run: Run) -> list[_GrowthStep]:
     return growth_steps
 
 
-def _shared_nodes(position: int, *, joined: Sequence[NamedLink], links: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    deviations = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
+def _shared_nodes(
+    position: int, *, joined: Sequence[NamedLink], links: pd.DataFrame
+) -> Iterator[dict[str, Any]]:
+    deviations = {
+        "z": ("aggregated\nvalues z", "s2_ratio"),
+        "attn_out": ("after W_O", "s2_ratio_after_w_o"),
+    }
     yield {"id": "position", "kind": "position", "label": f"position {position}"}
     into = {_node_kind(link.target): link.name for link in reversed(joined)}
     for kind, (label, statistic) in deviations.items():
-        values = links.loc[(links["link"] == into.get(kind)) & (links["statistic"] == statistic), "value"]
-        yield {"id": kind, "kind": kind, "label": label, "quantity": statistic, "value": next(iter(values), math.nan)}
-    for node in dict.fromkeys(node for link in joined for node in (link.source, link.target) if node not in _KINDS):
+        values = links.loc[
+            (links["link"] == into.get(kind)) & (links["statistic"] == statistic), "value"
+        ]
+        yield {
+            "id": kind,
+            "kind": kind,
+            "label": label,
+            "quantity": statistic,
+            "value": next(iter(values), math.nan),
+        }
+    for node in dict.fromkeys(
+        node for link in joined for node in (link.source, link.target) if node not in _KINDS
+    ):
         yield {"id": _node_kind(node), "kind": _node_kind(node), "label": safe_line(node)}
 
 
@@ -195,12 +246,16 @@ def _step_nodes(
     run: Run, position: int, *, growth_steps: list[_GrowthStep], threshold: float
 ) -> Iterator[dict[str, Any]]:
     """Yield four rows per growth step: super neurons, outlier dimension, key, heads with scores over ``threshold``."""
-    neurons = run.optional("neurons", columns=["layer", "neuron", "sink_position", "contribution_share", "is_super"])
+    neurons = run.optional(
+        "neurons", columns=["layer", "neuron", "sink_position", "contribution_share", "is_super"]
+    )
     layers = run.optional("layers", columns=["layer", "sink_position", "dominance_ratio"])
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_score"])
     for growth in growth_steps:
         own = _values_in_layers(neurons, "is_super", position, growth.layers)
-        dominance = _values_in_layers(layers, "dominance_ratio", position, (growth.layers[1], growth.layers[1]))
+        dominance = _values_in_layers(
+            layers, "dominance_ratio", position, (growth.layers[1], growth.layers[1])
+        )
         scores = _values_in_layers(heads, "sink_score", position, growth.reads)
         over = sum(score > threshold for score in scores)
         values: dict[str, dict[str, Any]] = {
@@ -210,7 +265,9 @@ def _step_nodes(
                 "value": math.nan if neurons is None else own.count(True),
             },
             "dimension": {
-                "label": "outlier dimension" if growth.dimension is None else f"dimension {growth.dimension}",
+                "label": "outlier dimension"
+                if growth.dimension is None
+                else f"dimension {growth.dimension}",
                 "quantity": "dominance_ratio",
                 "value": math.nan if growth.dimension is None else next(iter(dominance), math.nan),
             },
@@ -226,11 +283,20 @@ def _step_nodes(
             first, last = growth.layers if kind in ("neurons", "dimension") else growth.reads
             span = f"layer {first}" if first == last else f"layers {first}–{last}"
             span = span if first <= last else "no growth step"
-            yield {"id": f"{kind}:{growth.step}", "kind": kind, "step": growth.step, "layers": span} | told
+            yield {
+                "id": f"{kind}:{growth.step}",
+                "kind": kind,
+                "step": growth.step,
+                "layers": span,
+            } | told
 
 
 def _link_edges(
-    joined: Sequence[NamedLink], links: pd.DataFrame, *, effect_of: Mapping[str, Any], growth_steps: list[_GrowthStep]
+    joined: Sequence[NamedLink],
+    links: pd.DataFrame,
+    *,
+    effect_of: Mapping[str, Any],
+    growth_steps: list[_GrowthStep],
 ) -> Iterator[dict[str, Any]]:
     """Yield an edge for each link in ``joined``; a link with a node of a growth step has an edge for every step.
 
@@ -251,13 +317,25 @@ def _link_edges(
             "statistic_value": first.get("value"),
         }
         ends = {"source": _node_kind(link.source), "target": _node_kind(link.target)}
-        for step in [growth.step for growth in growth_steps] if {*ends.values()} & {*_BY_STEP} else [None]:
+        for step in (
+            [growth.step for growth in growth_steps] if {*ends.values()} & {*_BY_STEP} else [None]
+        ):
             at = {end: f"{kind}:{step}" if kind in _BY_STEP else kind for end, kind in ends.items()}
             yield row | at | {"step": step}
 
 
 def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[str, Any]]:
-    columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
+    columns = [
+        "source",
+        "source_step",
+        "target",
+        "target_step",
+        "through",
+        "read_step",
+        "share",
+        "ci_low",
+        "ci_high",
+    ]
     table = run.optional("paths", columns=columns)
     first = growth_steps[0].step
     steps = set() if table is None else {int(step) for step in table["read_step"]} - {ALL_STEPS}
@@ -295,17 +373,25 @@ def _path_ends(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, s
         return None
     end = f"{kinds[target]}:{step}"
     if row["through"]:
-        return (f"dimension:{step}", end) if source == "everything" else (f"neurons:{step}", f"dimension:{step}")
+        return (
+            (f"dimension:{step}", end)
+            if source == "everything"
+            else (f"neurons:{step}", f"dimension:{step}")
+        )
     starts = {"embedding": "position", "attention": "attn_out"}
     if source in ("super neurons", "makers"):
         starts[source] = f"neurons:{max(int(row['source_step']), first)}"
     return (starts[source], end) if source in starts and starts[source] != end else None
 
 
-def _values_in_layers(table: pd.DataFrame | None, column: str, position: int, layers: tuple[int, int]) -> list[Any]:
+def _values_in_layers(
+    table: pd.DataFrame | None, column: str, position: int, layers: tuple[int, int]
+) -> list[Any]:
     if table is None:
         return []
-    return table.loc[table["layer"].between(*layers) & (table["sink_position"] == position), column].tolist()
+    return table.loc[
+        table["layer"].between(*layers) & (table["sink_position"] == position), column
+    ].tolist()
 
 
 def _row_dicts(table: pd.DataFrame) -> list[dict[str, Any]]:

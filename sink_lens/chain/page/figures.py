@@ -40,14 +40,18 @@ _RASTER_FROM = 800
 _MOST_LABELS = 8
 
 
-def draw_sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None = None) -> Figure:
+def draw_sink_scores(
+    heads: pd.DataFrame, *, position: int, threshold: float | None = None
+) -> Figure:
     """Draw a heat map of the sink score of a position, layer by head; the threshold is marked on the scale.
 
     ``heads`` has the columns layer, head, sink_position, sink_score. A head over ``threshold`` has a sink.
     """
     grid = layer_head_grid(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape
-    figure = new_figure(width=WIDTH + 0.055 * max(0, n_layers - 40), height=min(max(2.9, 1.1 + 0.13 * n_heads), 6.0))
+    figure = new_figure(
+        width=WIDTH + 0.055 * max(0, n_layers - 40), height=min(max(2.9, 1.1 + 0.13 * n_heads), 6.0)
+    )
     axes = panel(figure, xlabel="layer", ylabel="head", grid=False)
     image = draw_heat_map(axes, grid.T)
     set_integer_ticks(axes)
@@ -55,14 +59,18 @@ def draw_sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | N
     if threshold is not None:
         scale.axhline(threshold, color="white", linewidth=2)
         others = [place / 5 for place in range(6) if abs(place / 5 - threshold) > 0.05]
-        scale.set_yticks([*others, threshold], [*(f"{place:g}" for place in others), f"{threshold:g}"])
+        scale.set_yticks(
+            [*others, threshold], [*(f"{place:g}" for place in others), f"{threshold:g}"]
+        )
         scale.get_yticklabels()[-1].set(color=ORANGE, fontweight="bold")
     return without_formulas(figure)
 
 
 def onset_of_heads(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
     """Return the first layer whose mean sink score at ``position`` is above ``threshold``; None if there is none."""
-    over = np.flatnonzero(_nan_mean(layer_head_grid(heads, "sink_score", position=position)) > threshold)
+    over = np.flatnonzero(
+        _nan_mean(layer_head_grid(heads, "sink_score", position=position)) > threshold
+    )
     return int(over[0]) if len(over) else None
 
 
@@ -78,11 +86,17 @@ def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> F
     axes = panel(figure, xlabel="layer", ylabel=f"attention mass on position {position}")
     low = np.nan_to_num(mass, nan=np.inf).min(axis=1)
     high = np.nan_to_num(mass, nan=-np.inf).max(axis=1)
-    axes.fill_between(layers, low, high, color=BLUE, alpha=0.18, linewidth=0, label="range over heads")
-    axes.plot(layers, _nan_mean(mass), color=BLUE, marker="o", markersize=3.5, label="mean over heads")
+    axes.fill_between(
+        layers, low, high, color=BLUE, alpha=0.18, linewidth=0, label="range over heads"
+    )
+    axes.plot(
+        layers, _nan_mean(mass), color=BLUE, marker="o", markersize=3.5, label="mean over heads"
+    )
     onset = onset_of_heads(heads, position=position, threshold=threshold)
     if onset is not None:
-        axes.axvline(onset, color=ORANGE, linestyle="--", linewidth=1.5, label=f"onset: layer {onset}")
+        axes.axvline(
+            onset, color=ORANGE, linestyle="--", linewidth=1.5, label=f"onset: layer {onset}"
+        )
     axes.set_ylim(0, 1.02)
     set_integer_ticks(axes, y=False)
     legend(axes, columns=3)
@@ -104,7 +118,9 @@ def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | Non
     below = panel(figure, place=(2, 1, 2), xlabel="layer", ylabel="strongest dimension")
     below.sharex(top)
     top.tick_params(labelbottom=False)
-    below.plot(layer, layers["outlier_value"].to_numpy(float), color=GREEN, marker="s", markersize=3)
+    below.plot(
+        layer, layers["outlier_value"].to_numpy(float), color=GREEN, marker="s", markersize=3
+    )
     below.axhline(0, color=QUIET, linewidth=0.8)
     columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
     steps = [] if growth_steps is None else growth_steps[columns].itertuples(index=False)
@@ -137,8 +153,15 @@ def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int])
     """
     figure = new_figure(width=7.4, height=3.1)
     chosen = positions.loc[positions["site"] == "z"]
-    for place, (column, name) in enumerate((("s1", "S1: over sequences"), ("s2", "S2: within the token")), start=1):
-        axes = panel(figure, place=(1, 2, place), xlabel="position + 1", ylabel="÷ first value" if place == 1 else "")
+    for place, (column, name) in enumerate(
+        (("s1", "S1: over sequences"), ("s2", "S2: within the token")), start=1
+    ):
+        axes = panel(
+            figure,
+            place=(1, 2, place),
+            xlabel="position + 1",
+            ylabel="÷ first value" if place == 1 else "",
+        )
         law = np.array([1.0])
         for index, layer in enumerate(layers):
             one = chosen.loc[chosen["layer"] == layer].sort_values("position")
@@ -165,7 +188,9 @@ def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int])
     return without_formulas(figure)
 
 
-def draw_super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None = None) -> Figure:
+def draw_super_neurons(
+    neurons: pd.DataFrame, *, position: int, share: float | None = None
+) -> Figure:
     """Draw the contribution of each neuron to the outlier dimension, against its activation and its weight-norm rank.
 
     ``neurons`` has the columns layer, neuron, sink_position, contribution, spike_ratio, gate_norm_rank, up_norm_rank,
@@ -173,9 +198,17 @@ def draw_super_neurons(neurons: pd.DataFrame, *, position: int, share: float | N
     ``share``, from which a neuron is a super neuron, is drawn as a line.
     """
     table = neurons.loc[neurons["sink_position"] == position]
-    shares = "contribution_share" in table.columns and bool(table["contribution_share"].notna().any())
-    height = table["contribution_share"].to_numpy(float) * 100 if shares else table["contribution"].to_numpy(float)
-    ranks = np.stack([table["gate_norm_rank"].to_numpy(float), table["up_norm_rank"].to_numpy(float)])
+    shares = "contribution_share" in table.columns and bool(
+        table["contribution_share"].notna().any()
+    )
+    height = (
+        table["contribution_share"].to_numpy(float) * 100
+        if shares
+        else table["contribution"].to_numpy(float)
+    )
+    ranks = np.stack(
+        [table["gate_norm_rank"].to_numpy(float), table["up_norm_rank"].to_numpy(float)]
+    )
     rank = np.nan_to_num(ranks, nan=np.inf).min(axis=0)
     is_super = table["is_super"].eq(True).to_numpy()
     figure = new_figure(width=7.4, height=3.5)
@@ -196,39 +229,74 @@ def draw_super_neurons(neurons: pd.DataFrame, *, position: int, share: float | N
             rasterized=plain.sum() > _RASTER_FROM,
             label="other neurons",
         )
-        axes.scatter(x[chosen], height[chosen], s=34, color=ORANGE, marker="^", linewidths=0, label="super neurons")
+        axes.scatter(
+            x[chosen],
+            height[chosen],
+            s=34,
+            color=ORANGE,
+            marker="^",
+            linewidths=0,
+            label="super neurons",
+        )
         if shares and share is not None:
-            axes.axhline(share * 100, color=BLUE, linestyle=":", linewidth=1.3, label=f"{share:.0%}")
+            axes.axhline(
+                share * 100, color=BLUE, linestyle=":", linewidth=1.3, label=f"{share:.0%}"
+            )
         log_scale(axes, axis="x")
         if first is None:
-            axes.set_ylabel("share of the layer's change, %" if shares else "contribution", fontsize=FONT, color=INK)
+            axes.set_ylabel(
+                "share of the layer's change, %" if shares else "contribution",
+                fontsize=FONT,
+                color=INK,
+            )
             first = axes
         else:
             axes.sharey(first)
             axes.tick_params(labelleft=False)
         points = table.assign(x=x, y=height).loc[chosen]
-        _write_neuron_names(axes, points.sort_values("y", key=abs, ascending=False, kind="stable").head(_MOST_LABELS))
+        _write_neuron_names(
+            axes,
+            points.sort_values("y", key=abs, ascending=False, kind="stable").head(_MOST_LABELS),
+        )
     legend(figure.axes[0], columns=3, over=figure)
     return without_formulas(figure)
 
 
-def draw_top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12) -> Figure:
+def draw_top_dimensions(
+    dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12
+) -> Figure:
     """Draw the ``most`` largest dimensions of the sink token after a layer as bars; outliers have their own colour.
 
     ``dimensions`` has the columns layer, sink_position, dimension, value, is_outlier. ``position`` is the sink token's.
     """
     table = dimensions.loc[dimensions["sink_position"] == position]
-    table = table.loc[table["layer"] == layer].sort_values("value", key=abs, ascending=False, kind="stable").head(most)
+    table = (
+        table.loc[table["layer"] == layer]
+        .sort_values("value", key=abs, ascending=False, kind="stable")
+        .head(most)
+    )
     figure = new_figure(height=0.9 + 0.23 * max(len(table), 4))
-    axes = panel(figure, xlabel=f"|value| at position {position} after layer {layer}", ylabel="dimension")
+    axes = panel(
+        figure, xlabel=f"|value| at position {position} after layer {layer}", ylabel="dimension"
+    )
     places, outlier = np.arange(len(table)), table["is_outlier"].eq(True).to_numpy()
     size = np.abs(table["value"].to_numpy(float))
     for which, colour, hatch, label in (
         (outlier, ORANGE, "//", "outlier dimension"),
         (~outlier, BLUE, "", "other dimension"),
     ):
-        axes.barh(places[which], size[which], color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=label)
-    axes.set_yticks(places, [f"{dimension:.0f}" for dimension in table["dimension"].to_numpy(float)])
+        axes.barh(
+            places[which],
+            size[which],
+            color=colour,
+            hatch=hatch,
+            edgecolor=INK,
+            linewidth=0.6,
+            label=label,
+        )
+    axes.set_yticks(
+        places, [f"{dimension:.0f}" for dimension in table["dimension"].to_numpy(float)]
+    )
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     legend(axes, columns=2)
@@ -248,7 +316,9 @@ def spread_heights(heights: Sequence[float], *, gap: float, top: float) -> list[
 def _nan_mean(values: np.ndarray) -> np.ndarray:
     there = np.isfinite(values)
     counts = there.sum(axis=-1)
-    return np.where(counts > 0, np.where(there, values, 0).sum(axis=-1) / np.maximum(counts, 1), np.nan)
+    return np.where(
+        counts > 0, np.where(there, values, 0).sum(axis=-1) / np.maximum(counts, 1), np.nan
+    )
 
 
 _NAME = 0.25
@@ -259,13 +329,21 @@ def _write_neuron_names(axes: Axes, points: pd.DataFrame) -> None:
     low, high = axes.get_ylim()
     x_low, x_high = (math.log10(end) for end in axes.get_xlim())
     gap = 0.07 * (high - low)
-    ordered = list(points.sort_values("y")[["layer", "neuron", "x", "y"]].itertuples(index=False, name=None))
+    ordered = list(
+        points.sort_values("y")[["layer", "neuron", "x", "y"]].itertuples(index=False, name=None)
+    )
     heights = spread_heights([y for *_, y in ordered], gap=gap, top=high)
     across = [(math.log10(x) - x_low) / (x_high - x_low) for _, _, x, _ in ordered]
     for (layer, neuron, x, y), height, place in zip(ordered, heights, across, strict=True):
-        near = [at - place for at, (*_, other) in zip(across, ordered, strict=True) if abs(other - height) < 0.6 * gap]
+        near = [
+            at - place
+            for at, (*_, other) in zip(across, ordered, strict=True)
+            if abs(other - height) < 0.6 * gap
+        ]
         covered = any(0 < distance < _NAME for distance in near)
-        to_the_left = place > 0.7 or (covered and not any(-_NAME < distance < 0 for distance in near))
+        to_the_left = place > 0.7 or (
+            covered and not any(-_NAME < distance < 0 for distance in near)
+        )
         axes.annotate(
             neuron_name(layer, neuron),
             (x, y),
@@ -302,13 +380,24 @@ def draw_key_split(split: pd.DataFrame) -> Figure:
         ("rest", "all other dimensions", GREEN, "v"),
         ("random_dimensions", "random dimensions", QUIET, "s"),
     )
-    sides = (("cosine with what outlier dimensions make", of_key), ("logit of the sink's key, nats", of_logit))
+    sides = (
+        ("cosine with what outlier dimensions make", of_key),
+        ("logit of the sink's key, nats", of_logit),
+    )
     for place, (ylabel, lines) in enumerate(sides, start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=ylabel)
         for name, label, colour, mark in lines:
             values = split[name].to_numpy(float) if name in split.columns else np.array([np.nan])
             if np.isfinite(values).any():
-                axes.plot(layer, values, color=colour, marker=mark, markersize=3.5, linewidth=1.5, label=label)
+                axes.plot(
+                    layer,
+                    values,
+                    color=colour,
+                    marker=mark,
+                    markersize=3.5,
+                    linewidth=1.5,
+                    label=label,
+                )
         axes.axhline(0, color=QUIET, linewidth=0.8)
         set_integer_ticks(axes, y=False)
         legend(axes, columns=2)
@@ -323,7 +412,9 @@ def add_change_columns(table: pd.DataFrame) -> pd.DataFrame:
     """Add change, change_low and change_high to the ``table`` of a run that lacks them; both bounds are then nan."""
     if "change" in table.columns:
         return table
-    return table.assign(change=table["mass"] - table["baseline_mass"], change_low=np.nan, change_high=np.nan)
+    return table.assign(
+        change=table["mass"] - table["baseline_mass"], change_low=np.nan, change_high=np.nan
+    )
 
 
 def draw_amplification(table: pd.DataFrame) -> Figure:
@@ -339,7 +430,9 @@ def draw_amplification(table: pd.DataFrame) -> Figure:
         if len(part):
             factor, change = part["factor"].to_numpy(float), part["change"].to_numpy(float)
             low, high = part["change_low"].to_numpy(float), part["change_high"].to_numpy(float)
-            axes.vlines(factor, low.clip(-1, 1), high.clip(-1, 1), color=colour, linewidth=1, alpha=0.5)
+            axes.vlines(
+                factor, low.clip(-1, 1), high.clip(-1, 1), color=colour, linewidth=1, alpha=0.5
+            )
             axes.plot(factor, change, color=colour, marker=marker, label=NAMES[centre])
     axes.axhline(0, color=QUIET, linewidth=0.8)
     legend(axes, columns=3)
@@ -372,7 +465,9 @@ def draw_mediation(table: pd.DataFrame) -> Figure:
     axes.set_yticks(range(len(keys)), rows)
     for (row, column), value in np.ndenumerate(grid):
         if np.isfinite(value):
-            text = f"{value:z.2f}" + (f"\n({control[row, column]:z.2f})" if np.isfinite(control[row, column]) else "")
+            text = f"{value:z.2f}" + (
+                f"\n({control[row, column]:z.2f})" if np.isfinite(control[row, column]) else ""
+            )
             text = text.replace("-", "−")
             colour = "white" if value < 0.6 else "black"  # on the cell, whatever the page's style
             axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)

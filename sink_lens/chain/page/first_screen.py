@@ -49,8 +49,14 @@ def first_screen(run: Run) -> FirstScreen:
 
 def word_meanings(text: str) -> tuple[tuple[str, str], ...]:
     """Return (word, meaning) for each technical word in a text."""
-    found = [(re.search(rf"\b(?:{word})\b", text, flags=re.I), said) for word, said in MEANINGS.items()]
-    return tuple((match[0].lower() if match[0] != "BOS" else "BOS", said) for match, said in found if match is not None)
+    found = [
+        (re.search(rf"\b(?:{word})\b", text, flags=re.I), said) for word, said in MEANINGS.items()
+    ]
+    return tuple(
+        (match[0].lower() if match[0] != "BOS" else "BOS", said)
+        for match, said in found
+        if match is not None
+    )
 
 
 def _verdicts_html(run: Run, links: Sequence[LinkRow]) -> str:
@@ -73,7 +79,11 @@ def _judged_links(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
         row = rows.get(link.name)
         verdict, why = "not measured", ""
         if row is not None:
-            moved = f"; intervention {row.intervention_share} {row.intervention_interval}" if row.intervention else ""
+            moved = (
+                f"; intervention {row.intervention_share} {row.intervention_interval}"
+                if row.intervention
+                else ""
+            )
             measured = f": {row.statistic} {row.value} {row.interval}" if row.statistic else ""
             verdict, why = row.verdict, f"{measured}{moved}".rstrip()
         judged.append(Judged(key=link.name, name=link.in_words, verdict=verdict, why=why))

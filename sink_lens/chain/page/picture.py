@@ -18,7 +18,17 @@ from matplotlib.transforms import Bbox
 from sink_lens.chain.links.words import PLAIN, WORDS
 from sink_lens.errors import InputError, RunError
 from sink_lens.report.diagram import Style, fill_lines
-from sink_lens.report.style import BLUE, BOX, FAINT, GREEN, INK, ORANGE, QUIET, new_figure, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    BOX,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    QUIET,
+    new_figure,
+    without_formulas,
+)
 from sink_lens.schema import VERDICTS
 from sink_lens.text import interval_text, percent, plural, safe_line
 
@@ -74,7 +84,8 @@ class _Form:
     def wrap(self, text: str, width: float, *, bold: bool = False) -> list[str]:
         """Break each line of a text into lines of at most ``width`` inches; _TooNarrow if a word is wider."""
         parts = [
-            fill_lines(one.split(), width, family=self.family, size=self.size, bold=bold) for one in text.split("\n")
+            fill_lines(one.split(), width, family=self.family, size=self.size, bold=bold)
+            for one in text.split("\n")
         ]
         if None in parts:
             raise _TooNarrowError
@@ -96,7 +107,9 @@ def draw_chain(circuit: Any, *, style: Style, width: float | None) -> Figure:
     width = width or _WIDTHS[style]
     boxes, bonds = _boxes_and_bonds(circuit)
     if not bonds:
-        raise RunError("the run has no link of a chain, so there is nothing to draw. Run again to see it")
+        raise RunError(
+            "the run has no link of a chain, so there is nothing to draw. Run again to see it"
+        )
     title, says = _words_around(circuit)
     largest, family = (10.0, "sans-serif") if style == "page" else (9.0, "STIXGeneral")
     form = _Form(width=width, size=largest, family=family, down=width < _NARROW)
@@ -105,7 +118,9 @@ def draw_chain(circuit: Any, *, style: Style, width: float | None) -> Figure:
             return _draw(boxes, bonds, title=title, says=says, form=form)
         except _TooNarrowError:
             form = replace(form, size=form.size - 0.5)
-    raise InputError(f"the chain does not fit into {width:g} inches; need {width + 1:g} or more. Draw it wider")
+    raise InputError(
+        f"the chain does not fit into {width:g} inches; need {width + 1:g} or more. Draw it wider"
+    )
 
 
 def _words_around(circuit: Any) -> tuple[str, str]:
@@ -122,7 +137,9 @@ def _words_around(circuit: Any) -> tuple[str, str]:
     if circuit.about.get("value_average"):
         says += " Size, direction and distance: what the sink loses if its average of values has the ordinary one."
     if steps > 1:
-        says += f" The {steps} growth steps stand side by side; a number is of all of them together."
+        says += (
+            f" The {steps} growth steps stand side by side; a number is of all of them together."
+        )
     if steps > _MOST_STEPS:
         says += f" {steps - _MOST_STEPS} more growth steps are not drawn."
     return f"What makes position {position} the attention sink of {model}", says
@@ -134,7 +151,9 @@ def _boxes_and_bonds(circuit: Any) -> tuple[dict[str, _Box], list[_Bond]]:
     links = circuit.edges.loc[circuit.edges["quantity"] == "intervention_share"]
     links = links.loc[links["source"].isin(nodes["id"]) & links["target"].isin(nodes["id"])]
     kinds = dict(zip(nodes["id"], nodes["kind"], strict=True))
-    arrows = list(dict.fromkeys(zip(links["source"].map(kinds), links["target"].map(kinds), strict=True)))
+    arrows = list(
+        dict.fromkeys(zip(links["source"].map(kinds), links["target"].map(kinds), strict=True))
+    )
     level = dict.fromkeys((kind for ends in arrows for kind in ends), 0)
     for _ in level:  # a chain is at most as long as it has nodes
         for source, target in arrows:
@@ -150,11 +169,19 @@ def _boxes_and_bonds(circuit: Any) -> tuple[dict[str, _Box], list[_Bond]]:
         texts = [f"{VERDICTS.get(verdict, '–')} {safe_line(verdict, limit=30)}"]
         if not math.isnan(share):
             does = WORDS.get(str(link), PLAIN).does
-            texts += [f"{does}s {percent(share)}", interval_text(first["ci_low"], first["ci_high"], shown=percent)]
+            texts += [
+                f"{does}s {percent(share)}",
+                interval_text(first["ci_low"], first["ci_high"], shown=percent),
+            ]
         if first["source"] == "position":
-            texts += [f"{word} {percent(one)}" for word, one in circuit.about.get("value_average", {}).items()]
+            texts += [
+                f"{word} {percent(one)}"
+                for word, one in circuit.about.get("value_average", {}).items()
+            ]
         ends = tuple(zip(rows["source"], rows["target"], strict=True))
-        bonds.append(_Bond(ends=ends, verdict=verdict, share=share, texts=tuple(filter(None, texts))))
+        bonds.append(
+            _Bond(ends=ends, verdict=verdict, share=share, texts=tuple(filter(None, texts)))
+        )
     return boxes, bonds
 
 
@@ -170,10 +197,16 @@ def _box_text(node: Mapping[str, Any]) -> str:
         "heads": f"sink in {over} heads" if over else "sink",
     }.get(kind, safe_line(label.replace("\n", " "), limit=60, counted=False))
     layers = str(node["layers"])
-    return f"{named}\n{layers}" if kind in ("neurons", "key", "heads") and layers.startswith("layer") else named
+    return (
+        f"{named}\n{layers}"
+        if kind in ("neurons", "key", "heads") and layers.startswith("layer")
+        else named
+    )
 
 
-def _draw(boxes: Mapping[str, _Box], bonds: Sequence[_Bond], *, title: str, says: str, form: _Form) -> Figure:
+def _draw(
+    boxes: Mapping[str, _Box], bonds: Sequence[_Bond], *, title: str, says: str, form: _Form
+) -> Figure:
     """Draw boxes and links at one size of type; _TooNarrowError if a word does not fit."""
     em, line, room = form.size / 72, form.line, form.width - 2 * _EDGE
     big, small = replace(form, size=form.size + 1), replace(form, size=max(form.size - 1.5, 5.0))
@@ -185,9 +218,17 @@ def _draw(boxes: Mapping[str, _Box], bonds: Sequence[_Bond], *, title: str, says
     lines = {name: form.wrap(box.text, wide - 0.6 * em) for name, box in boxes.items()}
     beneath = _labels_by_level(boxes, bonds, width=beside if form.down else 0.98 * pitch, form=form)
     tall = {name: len(of) * line + 0.7 * em for name, of in lines.items()}
-    deep = [max(tall[name] for name, box in boxes.items() if box.level == level) for level in range(n_levels)]
-    above, below = len(heads) * big.line + 0.7 * em + _EDGE, len(foot) * small.line + 0.6 * em + _EDGE
-    gaps = [max(1.6 * line, (len(beneath.get(level, ())) + 0.3) * line) for level in range(n_levels - 1)]
+    deep = [
+        max(tall[name] for name, box in boxes.items() if box.level == level)
+        for level in range(n_levels)
+    ]
+    above, below = (
+        len(heads) * big.line + 0.7 * em + _EDGE,
+        len(foot) * small.line + 0.6 * em + _EDGE,
+    )
+    gaps = [
+        max(1.6 * line, (len(beneath.get(level, ())) + 0.3) * line) for level in range(n_levels - 1)
+    ]
     row_pitch, band = max(deep) + 0.9 * em, max(map(len, beneath.values()), default=0) * line
     body = sum(deep) + sum(gaps) if form.down else n_rows * row_pitch + band
     height, places = above + below + body, {}
@@ -196,7 +237,13 @@ def _draw(boxes: Mapping[str, _Box], bonds: Sequence[_Bond], *, title: str, says
         x, y = _EDGE + pitch * (box.level + 0.5), height - above - row_pitch * (row + 0.5)
         if form.down:
             x = _EDGE + (room - beside) * (row + 0.5) / n_rows
-            y = height - above - sum(deep[: box.level]) - sum(gaps[: box.level]) - deep[box.level] / 2
+            y = (
+                height
+                - above
+                - sum(deep[: box.level])
+                - sum(gaps[: box.level])
+                - deep[box.level] / 2
+            )
         places[name] = Bbox.from_bounds(x - wide / 2, y - tall[name] / 2, wide, tall[name])
     figure = new_figure(width=form.width, height=height)
     figure.set_layout_engine("none")
@@ -207,7 +254,9 @@ def _draw(boxes: Mapping[str, _Box], bonds: Sequence[_Bond], *, title: str, says
             past = boxes[target].level - boxes[source].level > 1
             _draw_arrow(axes, places[source], places[target], bond=bond, past=past, form=form)
     for name, place in places.items():
-        shape = FancyBboxPatch(place.p0, wide, place.height, boxstyle=f"round,pad=0,rounding_size={0.3 * em:.3f}")
+        shape = FancyBboxPatch(
+            place.p0, wide, place.height, boxstyle=f"round,pad=0,rounding_size={0.3 * em:.3f}"
+        )
         shape.set(facecolor=BOX, edgecolor=INK, linewidth=0.8)
         axes.add_patch(shape)
         for at, text in enumerate(lines[name]):
@@ -224,7 +273,9 @@ def _draw(boxes: Mapping[str, _Box], bonds: Sequence[_Bond], *, title: str, says
     for at, text in enumerate(heads):
         _write(axes, _EDGE, height - _EDGE - (at + 0.5) * big.line, text, form=big, bold=True)
     for at, text in enumerate(foot):
-        _write(axes, _EDGE, below - 0.4 * em - (at + 0.5) * small.line, text, form=small, color=FAINT)
+        _write(
+            axes, _EDGE, below - 0.4 * em - (at + 0.5) * small.line, text, form=small, color=FAINT
+        )
     return without_formulas(figure)
 
 
@@ -240,32 +291,53 @@ def _labels_by_level(
         for text in texts:
             bold = text == bond.texts[0]
             shade = colour if bold else INK
-            found.setdefault(level, []).extend((one, shade, bold) for one in form.wrap(text, width, bold=bold))
+            found.setdefault(level, []).extend(
+                (one, shade, bold) for one in form.wrap(text, width, bold=bold)
+            )
     return found
 
 
-def _draw_arrow(axes: Axes, source: Bbox, target: Bbox, *, bond: _Bond, past: bool, form: _Form) -> None:
+def _draw_arrow(
+    axes: Axes, source: Bbox, target: Bbox, *, bond: _Bond, past: bool, form: _Form
+) -> None:
     """Draw a link's arrow; one that leads ``past`` a level goes around the boxes."""
     colour, dashes = LINES.get(bond.verdict, _DOTTED)
     share = 0.0 if math.isnan(bond.share) else min(max(bond.share, 0.0), 1.0)
     width = form.size * (0.16 + 0.22 * share)
     if form.down == past:  # from side to side
         x = (source.x1, target.x1 if past else target.x0)
-        start, end = (np.array((at, (box.y0 + box.y1) / 2)) for at, box in zip(x, (source, target), strict=True))
+        start, end = (
+            np.array((at, (box.y0 + box.y1) / 2))
+            for at, box in zip(x, (source, target), strict=True)
+        )
     else:
         y = (source.y1, target.y1) if past else (source.y0, target.y1)
-        start, end = (np.array(((box.x0 + box.x1) / 2, at)) for at, box in zip(y, (source, target), strict=True))
+        start, end = (
+            np.array(((box.x0 + box.x1) / 2, at))
+            for at, box in zip(y, (source, target), strict=True)
+        )
     bend = np.array((0.2, 0.0) if form.down else (0.0, 0.2)) * np.hypot(*(end - start)) * past
     middle = (start + end) / 2 + 2 * bend
     along = (end - middle) / (np.hypot(*(end - middle)) or 1.0)
     long = (0.45 * form.size + width) / 72
     base, t = end - along * long, np.linspace(0, 1, 40)[:, None]
     curve = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * base
-    axes.plot(*curve.T, color=colour, linewidth=width, linestyle=dashes, dash_capstyle="butt", zorder=1)
+    axes.plot(
+        *curve.T, color=colour, linewidth=width, linestyle=dashes, dash_capstyle="butt", zorder=1
+    )
     across = np.array((-along[1], along[0])) * 0.6 * long
-    axes.add_patch(Polygon([end, base + across, base - across], facecolor=colour, linewidth=0, zorder=1))
+    axes.add_patch(
+        Polygon([end, base + across, base - across], facecolor=colour, linewidth=0, zorder=1)
+    )
 
 
-def _write(axes: Axes, x: float, y: float, text: str, *, form: _Form, bold: bool = False, **style: Any) -> None:
-    given = {"ha": "left", "va": "center", "color": INK, "fontfamily": [form.family, "DejaVu Sans"]} | style
+def _write(
+    axes: Axes, x: float, y: float, text: str, *, form: _Form, bold: bool = False, **style: Any
+) -> None:
+    given = {
+        "ha": "left",
+        "va": "center",
+        "color": INK,
+        "fontfamily": [form.family, "DejaVu Sans"],
+    } | style
     axes.text(x, y, text, fontsize=form.size, fontweight="bold" if bold else "normal", **given)

@@ -95,7 +95,9 @@ _NEEDED = {
 def has_interventions(run: Run) -> bool:
     """Check whether the run made interventions: they were switched on, and there is a sink to remove."""
     links = run.optional("links", columns=["verdict"])
-    without = links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
+    without = (
+        links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
+    )
     return bool(run.config.get("interventions")) and not without
 
 
@@ -103,10 +105,16 @@ def headline(story: Story) -> list[str]:
     """Return a sentence per finding of ``story``: other sinks, outlier dimensions, growth steps, super neurons."""
     sentences, at = [], "the sink token" if story.position is None else f"position {story.position}"
     if story.to_no_key is not None:
-        said = f"{percent(story.to_no_key)} of attention goes to no key: with this attention function"
+        said = (
+            f"{percent(story.to_no_key)} of attention goes to no key: with this attention function"
+        )
         sentences.append(f"{said} no sink is needed to attend to nothing.")
     if story.others:
-        are = "Another sink is at position" if len(story.others) == 1 else "Other sinks are at positions"
+        are = (
+            "Another sink is at position"
+            if len(story.others) == 1
+            else "Other sinks are at positions"
+        )
         sentences.append(f"{are} {join_and(story.others)}.")
     if story.dimensions is not None:
         names = join_and(story.lasting or (), most=4)
@@ -114,12 +122,23 @@ def headline(story: Story) -> list[str]:
         said = f"Outlier dimension{'s' * many} at {at}: {names}."
         sentences.append(said if story.dimensions else f"No outlier dimension at {at}.")
     if story.steps is not None:
-        grown = [f"{layers_in_words(first, last)} (×{as_text(factor)})" for first, last, factor in story.steps]
-        grows = f"grows in {plural(len(grown), 'step')}: {join_and(grown)}" if grown else "has no growth step"
+        grown = [
+            f"{layers_in_words(first, last)} (×{as_text(factor)})"
+            for first, last, factor in story.steps
+        ]
+        grows = (
+            f"grows in {plural(len(grown), 'step')}: {join_and(grown)}"
+            if grown
+            else "has no growth step"
+        )
         sentences.append(f"The norm at {at}, over that of other tokens, {grows}.")
     if story.super_neurons is not None:
         found = story.super_neurons
-        said = f"{plural(len(found), 'super neuron')}: {join_and(found)}." if found else "No super neuron was found."
+        said = (
+            f"{plural(len(found), 'super neuron')}: {join_and(found)}."
+            if found
+            else "No super neuron was found."
+        )
         sentences.append(said)
     return sentences
 
@@ -127,14 +146,23 @@ def headline(story: Story) -> list[str]:
 def ablation_sample_text(run: Run) -> str:
     """Say if the makers were ablated on the sequences on which they were selected, or on other sequences."""
     summary = run.optional("summary", columns=["quantity", "value"])
-    values = {} if summary is None else dict(zip(summary["quantity"], summary["value"], strict=True))
+    values = (
+        {} if summary is None else dict(zip(summary["quantity"], summary["value"], strict=True))
+    )
     n = int(run.provenance.get("sequences") or 0) - int(float(values.get("sequences_elsewhere", 0)))
     n = int(float(values.get("sequences_with_sink", n)))
     apart = n > int(run.config.get("intervention_sequences") or 0)
-    return "sequences that were not used to choose them" if apart else "the sequences that were used to choose them"
+    return (
+        "sequences that were not used to choose them"
+        if apart
+        else "the sequences that were used to choose them"
+    )
 
 
-_TARGETS = {"outlier dimensions": "the outlier dimensions' size", "sink logit": "what sink logits take"}
+_TARGETS = {
+    "outlier dimensions": "the outlier dimensions' size",
+    "sink logit": "what sink logits take",
+}
 """Target of the makers in a model without a sink -> its words in a sentence."""
 
 
@@ -146,7 +174,11 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
     """
     story, found = find_story(run), []
     if story.sink_rate is not None:
-        over = "a threshold (not recorded)" if story.threshold is None else f"threshold {story.threshold:g}"
+        over = (
+            "a threshold (not recorded)"
+            if story.threshold is None
+            else f"threshold {story.threshold:g}"
+        )
         n = run.provenance.get("sequences")
         where = "" if n is None else f", in {plural(n, 'sequence')}"
         where = where if story.having is None else ", in {} of {} sequences".format(*story.having)
@@ -155,23 +187,50 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
             has = f"have a sink score above {story.threshold:g} at position {story.position}"
         bounds = interval_text(*(story.sink_interval or (np.nan, np.nan)), shown=percent)
         found.append((f"{story.sink_rate:.0%}", f"of heads {has}{where} {bounds}".rstrip()))
-    columns = ["set", "control_of", "size", "parts", "removed", "target", "ci_low", "ci_high", "control_largest", "n"]
+    columns = [
+        "set",
+        "control_of",
+        "size",
+        "parts",
+        "removed",
+        "target",
+        "ci_low",
+        "ci_high",
+        "control_largest",
+        "n",
+    ]
     makers = run.optional("maker_sets", columns=columns)
     if makers is not None:
-        for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
-            parts, are = join_and(label_parts(row["parts"]).split(", "), most=3), "is" if row["size"] == 1 else "are"
+        for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict(
+            "records"
+        ):
+            parts, are = (
+                join_and(label_parts(row["parts"]).split(", "), most=3),
+                "is" if row["size"] == 1 else "are",
+            )
             bounds = interval_text(row["ci_low"], row["ci_high"], shown=percent)
             random = (
-                "" if np.isnan(row["control_largest"]) else f"; random parts: at most {percent(row['control_largest'])}"
+                ""
+                if np.isnan(row["control_largest"])
+                else f"; random parts: at most {percent(row['control_largest'])}"
             )
             lost = _TARGETS.get(row["target"], f"the {row['target']}")
             what = f"of {lost} is lost if {parts} {are} ablated"
-            found.append((percent(row["removed"]), f"{what} ({bounds}, {plural(row['n'], 'sequence')}{random})"))
+            found.append(
+                (
+                    percent(row["removed"]),
+                    f"{what} ({bounds}, {plural(row['n'], 'sequence')}{random})",
+                )
+            )
     elif story.super_neurons:
         number, _, noun = plural(len(story.super_neurons), "super neuron").partition(" ")
         found.append((number, f"{noun}, {join_and(story.super_neurons, most=3)}"))
     effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
-    if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
+    if (
+        effects is not None
+        and len(effects)
+        and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0])
+    ):
         before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
         what = "nats of loss when later tokens cannot attend to it"
         found.append((signed_change(masked - before, 2), what))
@@ -295,17 +354,28 @@ def find_story(run: Run) -> Story:
     bounds = having = to_no_key = None
     if summary is not None:
         values = dict(zip(summary["quantity"], summary["value"], strict=True))
-        others = () if "aligned_position" in values else others  # there they are positions of cut sequences
-        to_no_key = float(values["attention_to_no_key"]) if "attention_to_no_key" in values else None
+        others = (
+            () if "aligned_position" in values else others
+        )  # there they are positions of cut sequences
+        to_no_key = (
+            float(values["attention_to_no_key"]) if "attention_to_no_key" in values else None
+        )
         if "sequences_with_sink" in values:
-            having = (int(float(values["sequences_with_sink"])), int(float(values["sequences_asked"])))
+            having = (
+                int(float(values["sequences_with_sink"])),
+                int(float(values["sequences_asked"])),
+            )
     if summary is not None and rate is not None:
         for row in summary.loc[summary["quantity"] == "sink_rate"].to_dict("records"):
             rate, bounds = float(row["value"]), (float(row["ci_low"]), float(row["ci_high"]))
     step_columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
     steps = run.optional("growth_steps", columns=step_columns)
-    dimensions = run.optional("dimensions", columns=["layer", "sink_position", "dimension", "is_outlier"])
-    neurons = run.optional("neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"])
+    dimensions = run.optional(
+        "dimensions", columns=["layer", "sink_position", "dimension", "is_outlier"]
+    )
+    neurons = run.optional(
+        "neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"]
+    )
     found = None
     if steps is not None:
         rows = steps[step_columns].itertuples(index=False)
@@ -322,19 +392,24 @@ def find_story(run: Run) -> Story:
         dimensions=None if dimensions is None else _outlier_dimensions(dimensions, position),
         lasting=None
         if dimensions is None
-        else _outlier_dimensions(dimensions, position, layers=2) or _outlier_dimensions(dimensions, position),
+        else _outlier_dimensions(dimensions, position, layers=2)
+        or _outlier_dimensions(dimensions, position),
         steps=found,
         super_neurons=None if neurons is None else _super_neuron_names(neurons, position),
         to_no_key=to_no_key,
     )
 
 
-def _outlier_dimensions(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
+def _outlier_dimensions(
+    dimensions: pd.DataFrame, position: int | None, *, layers: int = 1
+) -> list[int]:
     """Return the dimensions that are outliers after ``layers`` layers or more, sorted by their number of layers.
 
     Outliers are counted at ``position``, or at all positions together if it is None.
     """
-    table = dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
+    table = (
+        dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
+    )
     dimension = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
     names, counts = np.unique(dimension, return_counts=True)
     names, counts = names[counts >= layers], counts[counts >= layers]
@@ -343,7 +418,9 @@ def _outlier_dimensions(dimensions: pd.DataFrame, position: int | None, *, layer
 
 def _super_neuron_names(neurons: pd.DataFrame, position: int | None) -> list[str]:
     table = neurons if position is None else neurons.loc[neurons["sink_position"] == position]
-    table = table.loc[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
+    table = table.loc[table["is_super"].eq(True)].sort_values(
+        "contribution", key=abs, ascending=False, kind="stable"
+    )
     names = table[["layer", "neuron"]].itertuples(index=False)
     return list(dict.fromkeys(neuron_name(layer, neuron) for layer, neuron in names))
 
@@ -355,14 +432,26 @@ def named_links(run: Run) -> list[NamedLink]:
         return []
     rows = table.sort_values("order").to_dict("records")
     return [
-        NamedLink(name=row["link"], source=row["source"], target=row["target"], sentence=row["sentence"])
+        NamedLink(
+            name=row["link"], source=row["source"], target=row["target"], sentence=row["sentence"]
+        )
         for row in rows
     ]
 
 
 def link_rows(run: Run) -> list[LinkRow]:
     """Return a row of texts for each statistic of each link, with the verdict, in the order of the chain."""
-    columns = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "verdict"]
+    columns = [
+        "link",
+        "statistic",
+        "value",
+        "ci_low",
+        "ci_high",
+        "null_name",
+        "null_value",
+        "criterion",
+        "verdict",
+    ]
     rows: list[Any] = run.need("links", columns=columns).to_dict("records")
     known = {link.name: link for link in named_links(run)}
     effects, frames = _intervention_texts(run), evidence_tables(run)
@@ -421,7 +510,9 @@ def _rows_of_link(
     ``rows`` are those of the table ``links`` on ``name``; ``effects`` is link -> texts on its intervention. A ``link``
     of None has no words.
     """
-    claim, title = ("", name_in_words(safe_line(name))) if link is None else (link.sentence, link.in_words)
+    claim, title = (
+        ("", name_in_words(safe_line(name))) if link is None else (link.sentence, link.in_words)
+    )
     if not rows:
         return [LinkRow(link=safe_line(name), title=title, claim=claim, verdict=_NOT, own=_NOT)]
     rows = sorted(rows, key=lambda row: not row.get("is_primary", True))
@@ -450,8 +541,12 @@ def _rows_of_link(
                 value=as_text(first["value"]),
                 interval=interval_text(first["ci_low"], first["ci_high"]),
                 nulls=tuple(null for null in nulls if null[0] not in ("", "none")),
-                criterion=criterion if primary or first["criterion"] != rows[0]["criterion"] else "",
-                measured=_safe_text(first.get("measured")) if primary and decided == "not applicable" else "",
+                criterion=criterion
+                if primary or first["criterion"] != rows[0]["criterion"]
+                else "",
+                measured=_safe_text(first.get("measured"))
+                if primary and decided == "not applicable"
+                else "",
                 own=decided if primary or decided != _safe_text(rows[0]["verdict"]) else "",
                 answers=tuple(
                     (name_in_words(one), _safe_text(first[one]))

@@ -15,7 +15,15 @@ from sink_lens.chain.page.story import (
 )
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import INTERVALS, Listed, PageTable, ci_texts, page_table, rest_note, table_maker
+from sink_lens.report.page import (
+    INTERVALS,
+    Listed,
+    PageTable,
+    ci_texts,
+    page_table,
+    rest_note,
+    table_maker,
+)
 from sink_lens.report.patterns import studied_position
 from sink_lens.schema import ALL_STEPS
 from sink_lens.stats import sort_by_magnitude
@@ -31,14 +39,28 @@ def read_intervention_table(run: Run, name: str, columns: list[str]) -> pd.DataF
         return table
     effects = run.optional("effects", columns=["link"])
     if effects is not None and len(effects):
-        raise RunError("this was not measured: the sink is there before the layers in which it would be read.")
+        raise RunError(
+            "this was not measured: the sink is there before the layers in which it would be read."
+        )
     if find_story(run).is_sink is False:
         raise RunError("no intervention was made: there is no sink to break.")
-    raise RunError("no intervention was made: the sequences are too short, or the attention cannot be edited.")
+    raise RunError(
+        "no intervention was made: the sequences are too short, or the attention cannot be edited."
+    )
 
 
 def _path_table(run: Run) -> tuple[str, PageTable]:
-    columns = ["source", "source_step", "target", "target_step", "through", "read_step", "share", "ci_low", "ci_high"]
+    columns = [
+        "source",
+        "source_step",
+        "target",
+        "target_step",
+        "through",
+        "read_step",
+        "share",
+        "ci_low",
+        "ci_high",
+    ]
     table = read_intervention_table(run, "paths", columns)
     steps = {*table["read_step"]} - {ALL_STEPS}
     step = table["target_step"].where(table["target"] != "sink", table["source_step"])
@@ -55,7 +77,9 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
         interval=ci_texts(table, shown=percent),
     )
     if "control_largest" in table.columns:
-        shown["control_largest"] = [percent(share) if np.isfinite(share) else "" for share in table["control_largest"]]
+        shown["control_largest"] = [
+            percent(share) if np.isfinite(share) else "" for share in table["control_largest"]
+        ]
     heads = {
         "source": "what was written by",
         "target": "is taken from",
@@ -87,7 +111,9 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
     if "control_largest" in table.columns:
         shown["control_largest"] = [percent(share) for share in table["control_largest"]]
     if {"loss_nats", "baseline_loss_nats"} <= set(table.columns):
-        shown["cost"] = [signed_change(cost, 2) for cost in table["loss_nats"] - table["baseline_loss_nats"]]
+        shown["cost"] = [
+            signed_change(cost, 2) for cost in table["loss_nats"] - table["baseline_loss_nats"]
+        ]
     heads = {
         "link": "link",
         "edit": "intervention",
@@ -108,7 +134,9 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _maker_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"])
+    table = run.need(
+        "maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"]
+    )
     table = table.loc[table["control_of"].eq("")]
     shown = table.assign(
         interval=ci_texts(table, shown=percent),
@@ -130,7 +158,9 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
         "n": "sequences",
     }
     if not len(table):
-        return "No set of parts that write to the sink position removes half of it.", page_table(shown, heads)
+        return "No set of parts that write to the sink position removes half of it.", page_table(
+            shown, heads
+        )
     see = (
         "Everything that writes to the sink position in any layer was ranked by its effect on the "
         f"{table['target'].iloc[0]}, and sets were ablated together on {ablation_sample_text(run)}: small sets that "
@@ -151,7 +181,9 @@ def _makers_sentence(run: Run, sets: pd.DataFrame) -> str:
         return ""
     effects = effects.loc[effects["is_primary"].eq(True)]
     for edit, share in zip(effects["edit"], effects["share"], strict=True):
-        counts = re.fullmatch(r"mean ablation of (\d+) super neurons?(?: and (\d+) other makers?)?", str(edit))
+        counts = re.fullmatch(
+            r"mean ablation of (\d+) super neurons?(?: and (\d+) other makers?)?", str(edit)
+        )
         n = int(counts[1]) + int(counts[2] or 0) if counts else 0
         if n > int(size[0]):
             return (
@@ -162,7 +194,9 @@ def _makers_sentence(run: Run, sets: pd.DataFrame) -> str:
 
 
 def _placement_table(run: Run) -> tuple[str, PageTable]:
-    table = read_intervention_table(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
+    table = read_intervention_table(
+        run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"]
+    )
     table = table.assign(
         isolated=np.where(table["isolated"].eq(True), "yes", "no"),
         is_sink=np.where(table["is_sink"].eq(True), "yes", "no"),
@@ -197,12 +231,18 @@ def _super_neuron_table(run: Run) -> tuple[str, PageTable]:
         "up_norm_rank": "up rank",
         "column_kurtosis": "column kurtosis",
     }
-    table = run.need("neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"])
-    chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == studied_position(run))]
+    table = run.need(
+        "neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"]
+    )
+    chosen = table.loc[
+        table["is_super"].eq(True) & (table["sink_position"] == studied_position(run))
+    ]
     chosen = sort_by_magnitude(chosen, "contribution")
     at = "the sink token" if find_story(run).is_sink else f"position {studied_position(run)}"
     see = f"Neurons that write the outlier dimension at {at}, the largest contribution first."
-    see += rest_note(len(chosen), "neurons", most=_MOST_NEURONS) if len(chosen) else " There are none."
+    see += (
+        rest_note(len(chosen), "neurons", most=_MOST_NEURONS) if len(chosen) else " There are none."
+    )
     return see, page_table(chosen, heads, most=_MOST_NEURONS)
 
 
@@ -226,7 +266,12 @@ TABLES = (
         make=_path_table,
         when=lambda run: "paths" in run.tables and has_interventions(run),
     ),
-    Listed(key="placement-table", title="Position or token?", make=_placement_table, when=has_interventions),
+    Listed(
+        key="placement-table",
+        title="Position or token?",
+        make=_placement_table,
+        when=has_interventions,
+    ),
     Listed(key="super-table", title="Super neurons", make=_super_neuron_table),
     Listed(
         key="condition-table",

@@ -8,7 +8,14 @@ from matplotlib.figure import Figure
 
 from sink_lens.chain.page import circuit, figures
 from sink_lens.chain.page.first_screen import first_screen
-from sink_lens.chain.page.story import Story, find_story, has_interventions, headline, recorded_number, title
+from sink_lens.chain.page.story import (
+    Story,
+    find_story,
+    has_interventions,
+    headline,
+    recorded_number,
+    title,
+)
 from sink_lens.chain.page.tables import TABLES, read_intervention_table
 from sink_lens.errors import RunError
 from sink_lens.records import Run
@@ -42,7 +49,11 @@ def _sink_mass_figure(run: Run) -> tuple[str, Figure]:
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score", "sink_mass"])
     position, threshold = studied_position(run), story.threshold or 0.3
     onset = figures.onset_of_heads(heads, position=position, threshold=threshold)
-    where = "at no layer, so there is no onset" if onset is None else f"first at layer {onset}, the onset"
+    where = (
+        "at no layer, so there is no onset"
+        if onset is None
+        else f"first at layer {onset}, the onset"
+    )
     see = f"The share of their attention that later tokens give to position {position}. "
     see += f"The mean sink score passes {threshold:g} {where}."
     return see, figures.draw_sink_mass(heads, position=position, threshold=threshold)
@@ -50,7 +61,9 @@ def _sink_mass_figure(run: Run) -> tuple[str, Figure]:
 
 def _norm_figure(run: Run) -> tuple[str, Figure]:
     position = studied_position(run)
-    steps = run.optional("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
+    steps = run.optional(
+        "growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"]
+    )
     curve = _norm_rows(run, position)
     see = (
         f"Norm of the token at position {position} after each layer relative to the median of "
@@ -66,7 +79,11 @@ def _norm_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _studied_token(run: Run) -> str:
-    return "the sink token" if find_story(run).is_sink else f"the token at position {studied_position(run)}"
+    return (
+        "the sink token"
+        if find_story(run).is_sink
+        else f"the token at position {studied_position(run)}"
+    )
 
 
 def _norm_rows(run: Run, position: int) -> pd.DataFrame:
@@ -100,7 +117,9 @@ def _variance_figure(run: Run) -> tuple[str, Figure]:
     known = np.unique(table["position"].to_numpy(float))
     if len(known) > _MOST_POSITIONS:  # evenly spaced on a logarithmic axis
         wanted = np.geomspace(known[0] + 1, known[-1] + 1, _MOST_POSITIONS) - 1
-        table = table.loc[np.isin(table["position"], known[np.searchsorted(known, wanted.clip(max=known[-1]))])]
+        table = table.loc[
+            np.isin(table["position"], known[np.searchsorted(known, wanted.clip(max=known[-1]))])
+        ]
     return see, figures.draw_variance_by_position(table, layers=layers)
 
 
@@ -109,7 +128,11 @@ def _layers_to_draw(z: pd.DataFrame, story: Story) -> list[int]:
     layers = sorted({int(layer) for layer in z["layer"]})
     ends = [last for _, last, _ in story.steps or ()][:1] or [2]
     before = [layer for layer in layers if layer <= ends[0]] or layers[:1]
-    return sorted({before[round(part * (len(before) - 1))] for part in (0, 1 / 3, 2 / 3, 1)}) if before else []
+    return (
+        sorted({before[round(part * (len(before) - 1))] for part in (0, 1 / 3, 2 / 3, 1)})
+        if before
+        else []
+    )
 
 
 def _neuron_figure(run: Run) -> tuple[str, Figure]:
@@ -121,12 +144,16 @@ def _neuron_figure(run: Run) -> tuple[str, Figure]:
         raise RunError("no growth step was found, so there are no neurons to show.")
     share = recorded_number(run, "super_share")
     chosen = table.loc[table["is_super"].eq(True)]
-    ranks = np.fmin(chosen["gate_norm_rank"].to_numpy(float), chosen["up_norm_rank"].to_numpy(float))
+    ranks = np.fmin(
+        chosen["gate_norm_rank"].to_numpy(float), chosen["up_norm_rank"].to_numpy(float)
+    )
     see = f"Every neuron of the growth layers at {_studied_token(run)}; super neurons are triangles"
     see += f", above the dotted {share:.0%} of their layer's change." if share else "."
     if len(chosen):
         outside, whole = int((ranks > 5).sum()), plural(len(chosen), "super neuron")
-        told = f"{outside} of {whole} would be missed: not" if outside else f"{whole} would be found:"
+        told = (
+            f"{outside} of {whole} would be missed: not" if outside else f"{whole} would be found:"
+        )
         see += f" Right: by weight norm alone, {told} among the five largest rows of the layer."
     return see, figures.draw_super_neurons(table, position=position, share=share)
 
@@ -137,9 +164,12 @@ def _dimension_figure(run: Run) -> tuple[str, Figure]:
     position = studied_position(run)
     here = table.loc[table["sink_position"] == position]
     if not len(here):
-        raise RunError("the table 'dimensions' has no row of the sink position. Run again to see it.")
+        raise RunError(
+            "the table 'dimensions' has no row of the sink position. Run again to see it."
+        )
     layer, dominance = (
-        sort_by_magnitude(here, "dominance_ratio")[name].iloc[0] for name in ("layer", "dominance_ratio")
+        sort_by_magnitude(here, "dominance_ratio")[name].iloc[0]
+        for name in ("layer", "dominance_ratio")
     )
     see = (
         f"The largest residual values of {_studied_token(run)} after layer {layer:.0f}, where one dimension dominates "
@@ -192,7 +222,9 @@ def _sink_rows(name: str, columns: list[str], run: Run) -> pd.DataFrame:
 
 def _neuron_rows(run: Run) -> pd.DataFrame:
     table = run.need("neurons", columns=["sink_position", "contribution"])
-    return sort_by_magnitude(table.loc[table["sink_position"] == studied_position(run)], "contribution").head(500)
+    return sort_by_magnitude(
+        table.loc[table["sink_position"] == studied_position(run)], "contribution"
+    ).head(500)
 
 
 def _variance_rows(run: Run) -> pd.DataFrame:
@@ -207,7 +239,12 @@ def _circuit_edges(quantity: str, run: Run) -> pd.DataFrame:
 
 
 _FIGURES = (
-    Drawn(key="circuit", title="The chain", make=_circuit_figure, data=partial(_circuit_edges, "intervention_share")),
+    Drawn(
+        key="circuit",
+        title="The chain",
+        make=_circuit_figure,
+        data=partial(_circuit_edges, "intervention_share"),
+    ),
     paper_figure(circuit.chain_circuit, data=partial(_circuit_edges, "intervention_share")),
     Drawn(
         key="paths",
@@ -220,7 +257,9 @@ _FIGURES = (
         key="scores",
         title="Where heads attend",
         make=_sink_score_figure,
-        data=partial(_sink_rows, "heads", ["layer", "head", "sink_score", "sink_rate", "sink_mass"]),
+        data=partial(
+            _sink_rows, "heads", ["layer", "head", "sink_score", "sink_rate", "sink_mass"]
+        ),
     ),
     Drawn(
         key="mass",
@@ -240,19 +279,39 @@ _FIGURES = (
         key="dims",
         title="Do few dimensions hold it?",
         make=_dimension_figure,
-        data=partial(_sink_rows, "dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
+        data=partial(
+            _sink_rows,
+            "dimensions",
+            ["layer", "dimension", "value", "dominance_ratio", "is_outlier"],
+        ),
         on_page=False,
     ),
-    Drawn(key="neurons", title="Do super neurons write them?", make=_neuron_figure, data=_neuron_rows),
-    Drawn(key="qk", title="What makes the key", make=_key_split_figure, data=table_reader("key_split")),
+    Drawn(
+        key="neurons", title="Do super neurons write them?", make=_neuron_figure, data=_neuron_rows
+    ),
+    Drawn(
+        key="qk", title="What makes the key", make=_key_split_figure, data=table_reader("key_split")
+    ),
 )
 
 
 def _amplification_figure(run: Run) -> tuple[str, Figure]:
-    columns = ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
+    columns = [
+        "centre",
+        "factor",
+        "mass",
+        "baseline_mass",
+        "target_position",
+        "read_layers",
+        "times",
+    ]
     table = figures.add_change_columns(read_intervention_table(run, "amplification", columns))
     first = table.iloc[0]
-    best = table.loc[table["centre"] != "none"].sort_values("change", ascending=False, kind="stable").iloc[0]
+    best = (
+        table.loc[table["centre"] != "none"]
+        .sort_values("change", ascending=False, kind="stable")
+        .iloc[0]
+    )
     layers = str(first["read_layers"])
     most = f"No factor adds as much as {_LEAST_ADDED:g}"
     if best["change"] >= _LEAST_ADDED:
@@ -282,7 +341,9 @@ def _mediation_figure(run: Run) -> tuple[str, Figure]:
         "intervention. "
     )
     if leaving:
-        see += f"Another path exists beside {' and '.join(leaving)}: most of a sink survives there. "
+        see += (
+            f"Another path exists beside {' and '.join(leaving)}: most of a sink survives there. "
+        )
     if bool(table["surviving_share"].isna().any()):
         see += "Where the row is empty, the intervention made no sink."
     return see.rstrip(), figures.draw_mediation(table)

@@ -22,7 +22,15 @@ from sink_lens.schema import (
     LEAST_SINK,
     TELLING_LOSS,
 )
-from sink_lens.text import capitalise, interval_text, join_and, label_parts, percent, plural, signed_change
+from sink_lens.text import (
+    capitalise,
+    interval_text,
+    join_and,
+    label_parts,
+    percent,
+    plural,
+    signed_change,
+)
 
 MOST_WORDS = 45
 """Most words of a headline."""
@@ -39,7 +47,13 @@ BOUND = {
     "some tokens": "Some tokens there make it, and others do not",
 }
 """What the sink is bound to, as the table of placements gives it -> in words; other kinds say nothing."""
-ANY_TOKEN = ("positional", "positional, not BOS", "position or token", "own position", "own position or token")
+ANY_TOKEN = (
+    "positional",
+    "positional, not BOS",
+    "position or token",
+    "own position",
+    "own position or token",
+)
 """Kinds that speak of any token: a sink that only some sequences have is of none of them."""
 FEWEST = 4
 """A sink that fewer sequences have is not tested on them alone."""
@@ -57,7 +71,9 @@ def headline_phrases(tables: Tables, *, is_sink: bool, rate: float, position: in
 
     ``rate`` is the sink rate at ``position``; ``is_sink`` tells if the position is a sink.
     """
-    phrases = _phrases_with_sink(tables, rate, position) if is_sink else _phrases_without_sink(tables)
+    phrases = (
+        _phrases_with_sink(tables, rate, position) if is_sink else _phrases_without_sink(tables)
+    )
     said: list[Phrase] = []
     for phrase in phrases:
         if len(join_phrases([*said, phrase]).split()) <= MOST_WORDS:
@@ -71,24 +87,37 @@ def join_phrases(phrases: list[Phrase]) -> str:
 
 
 def _phrases_without_sink(tables: Tables) -> list[Phrase]:
-    found = [Phrase(key="no sink", text="No position is an attention sink", rows=("heads: sink_rate",))]
+    found = [
+        Phrase(key="no sink", text="No position is an attention sink", rows=("heads: sink_rate",))
+    ]
     values = _summary_values(tables)
     if "strongest_position" in values:
         share = percent(float(values["strongest_rate"]))
         text = f"Position {_int_from_text(values['strongest_position'])} comes nearest, with one in {share} of heads"
-        found.append(Phrase(key="strongest", text=text, rows=("summary: strongest_position, strongest_rate",)))
+        found.append(
+            Phrase(
+                key="strongest", text=text, rows=("summary: strongest_position, strongest_rate",)
+            )
+        )
     if "marked_tokens" in values:
-        count, share = _int_from_text(values["marked_sequences"]), percent(float(values["marked_attention"]))
+        count, share = (
+            _int_from_text(values["marked_sequences"]),
+            percent(float(values["marked_attention"])),
+        )
         text = f"Tokens such as {values['marked_tokens']} are sinks in {plural(count, 'sequence')}, see at="
         text += f": behind them {share} of attention goes to them"
-        found.append(Phrase(key="marked", text=text, rows=("summary: marked_tokens, marked_sequences",)))
+        found.append(
+            Phrase(key="marked", text=text, rows=("summary: marked_tokens, marked_sequences",))
+        )
     if "mixer_layers" in values:
         text = f"What mixers keep of a token, in layers {values['mixer_layers']}, has no key and was not asked"
         found.append(Phrase(key="state", text=text, rows=("summary: mixer_layers",)))
     sets = tables.get("maker_sets")
     if sets is not None and "sink logit" in sets["target"].tolist():
         text = "Learned sink logits take the attention"
-        found.append(Phrase(key="sink logit", text=text, rows=("maker_sets: target == sink logit",)))
+        found.append(
+            Phrase(key="sink logit", text=text, rows=("maker_sets: target == sink logit",))
+        )
     return found
 
 
@@ -102,24 +131,40 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
     share = "" if some else f" ({percent(rate)} of heads)"
     found = [Phrase(key="sink", text=f"{text}{share}", rows=rows)]
     if some:
-        count, whole = (_int_from_text(values[name]) for name in ("sequences_with_sink", "sequences_asked"))
+        count, whole = (
+            _int_from_text(values[name]) for name in ("sequences_with_sink", "sequences_asked")
+        )
         few = ", too few to test" if count < FEWEST else ""
         text = f"It is in {count} of {whole} sequences, in {percent(rate)} of their heads{few}"
-        found.append(Phrase(key="some", text=text, rows=("summary: sequences_with_sink, sink_rate",)))
-    if "other_sink_positions" in values and "aligned_position" not in values:  # else they are of cut sequences
+        found.append(
+            Phrase(key="some", text=text, rows=("summary: sequences_with_sink, sink_rate",))
+        )
+    if (
+        "other_sink_positions" in values and "aligned_position" not in values
+    ):  # else they are of cut sequences
         rest = [str(_int_from_text(one)) for one in str(values["other_sink_positions"]).split(",")]
         text = f"So {'are positions' if len(rest) > 1 else 'is position'} {join_and(rest, most=4)}"
         if "other_sink_rate" in values:  # not in runs of before
             most = "at most " if len(rest) > 1 else ""
             text += f" ({most}{percent(float(values['other_sink_rate']))} of heads)"
         text += ", not studied here"
-        found.append(Phrase(key="others", text=text, rows=("summary: other_sink_positions, other_sink_rate",)))
-    if "marked_tokens" in values and "aligned_position" not in values:  # else they are such tokens of cut sequences
+        found.append(
+            Phrase(
+                key="others", text=text, rows=("summary: other_sink_positions, other_sink_rate",)
+            )
+        )
+    if (
+        "marked_tokens" in values and "aligned_position" not in values
+    ):  # else they are such tokens of cut sequences
         count = plural(_int_from_text(values["marked_sequences"]), "sequence")
-        there, here = (percent(float(values[name])) for name in ("marked_attention", "attention_behind_marked"))
+        there, here = (
+            percent(float(values[name])) for name in ("marked_attention", "attention_behind_marked")
+        )
         text = f"In {count} {values['marked_tokens']} is a sink too: behind it {there} of attention goes there, "
         text += f"{here} to position {position}"
-        found.append(Phrase(key="marked", text=text, rows=("summary: marked_tokens, marked_attention",)))
+        found.append(
+            Phrase(key="marked", text=text, rows=("summary: marked_tokens, marked_attention",))
+        )
     if "sink_logit_rate" in values:
         text = f"In {percent(float(values['sink_logit_rate']))} of heads learned sink logits take the attention"
         found.append(Phrase(key="sink logit", text=text, rows=("summary: sink_logit_rate",)))
@@ -127,25 +172,42 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
         count = plural(_int_from_text(values["sequences_elsewhere"]), "sequence")
         rows = ("summary: sequences_elsewhere",)
         have = "has" if count.startswith("1 ") else "have"
-        found.append(Phrase(key="elsewhere", text=f"{capitalise(count)} {have} it elsewhere", rows=rows))
+        found.append(
+            Phrase(key="elsewhere", text=f"{capitalise(count)} {have} it elsewhere", rows=rows)
+        )
     kind = str(values.get("sink_bound_to", ""))
     if kind in BOUND:
-        found.append(Phrase(key=f"bound: {kind}", text=BOUND[kind], rows=("placement: is_sink, not isolated",)))
+        found.append(
+            Phrase(
+                key=f"bound: {kind}", text=BOUND[kind], rows=("placement: is_sink, not isolated",)
+            )
+        )
     if "links" in tables and not len(tables.get("effects", ())):
-        return [*found, Phrase(key="untested", text="What makes it was not tested", rows=("effects: no rows",))]
+        return [
+            *found,
+            Phrase(key="untested", text="What makes it was not tested", rows=("effects: no rows",)),
+        ]
     answers = answers_by_link(tables)
     idle = [
         words.no_part
         for words in WORDS.values()
         if words.no_part is not None
-        and all(answers.get(link, {}).get(name) == "no" for link, asked in words.no_part_asks.items() for name in asked)
+        and all(
+            answers.get(link, {}).get(name) == "no"
+            for link, asked in words.no_part_asks.items()
+            for name in asked
+        )
     ]
     return [*found, *_carrier_phrases(tables), *_maker_phrases(tables), *idle]
 
 
 def _maker_phrases(tables: Tables) -> list[Phrase]:
     sets = tables.get("maker_sets")
-    rows = [] if sets is None else sets.loc[sets["set"].eq("half") & sets["control_of"].eq("")].to_dict("records")
+    rows = (
+        []
+        if sets is None
+        else sets.loc[sets["set"].eq("half") & sets["control_of"].eq("")].to_dict("records")
+    )
     found = []
     for row in rows:
         if row["target"] == "sink" and {"size", "removed"} <= set(row) and is_beyond_chance(row):
@@ -165,11 +227,19 @@ def _maker_phrases(tables: Tables) -> list[Phrase]:
 def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
     """Return a clause on the loss after ablating the set of ``row``; empty unless masking the sink costs far less."""
     effects = tables.get("effects")
-    if effects is None or not {"masked_loss_nats", "uniform_loss_nats"} <= set(effects.columns) or not len(effects):
+    if (
+        effects is None
+        or not {"masked_loss_nats", "uniform_loss_nats"} <= set(effects.columns)
+        or not len(effects)
+    ):
         return ""
-    masked, uniform = (float(effects[name].iloc[0]) for name in ("masked_loss_nats", "uniform_loss_nats"))
+    masked, uniform = (
+        float(effects[name].iloc[0]) for name in ("masked_loss_nats", "uniform_loss_nats")
+    )
     loss = float(row.get("loss_nats", math.nan))
-    if not is_off_distribution({**row, "uniform_loss_nats": uniform, "beyond_masking_nats": loss - masked}):
+    if not is_off_distribution(
+        {**row, "uniform_loss_nats": uniform, "beyond_masking_nats": loss - masked}
+    ):
         return ""
     return f"loss {signed_change(loss - row['baseline_loss_nats'], 1)} nats"
 
@@ -184,17 +254,25 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
             (link, words.carries_as(tables))
             for link, words in WORDS.items()
             if words.last_resort == last_resort and words.asks and words.carries_as(tables)
-            if all(answers.get(one, {}).get(name) in told for one, asked in words.asks.items() for name in asked)
+            if all(
+                answers.get(one, {}).get(name) in told
+                for one, asked in words.asks.items()
+                for name in asked
+            )
         ]
 
     names = named(last_resort=False)
     partly = [one for one in named(last_resort=False, told=("yes", "in part")) if one not in names]
-    whole = len(names) == sum(bool(words.asks) and not words.last_resort for words in WORDS.values())
+    whole = len(names) == sum(
+        bool(words.asks) and not words.last_resort for words in WORDS.values()
+    )
     names = names or named(last_resort=True)
     found = []
     if names:
         keys = " + ".join(f"by {link}" for link, _ in names)
-        rows = tuple(f"links: {link}, present, necessary_or_sufficient and carries" for link, _ in names)
+        rows = tuple(
+            f"links: {link}, present, necessary_or_sufficient and carries" for link, _ in names
+        )
         what = join_and(name for _, name in names)
         carry = "carry" if len(names) > 1 or what.endswith(("neurons", "dimensions")) else "carries"
         text = f"{capitalise(what)} {carry} it"
@@ -203,16 +281,30 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
         found.append(Phrase(key=keys, text=text, rows=rows))
     if partly:
         keys = " + ".join(f"part by {link}" for link, _ in partly)
-        carry = "carry" if len(partly) > 1 or partly[0][1].endswith(("neurons", "dimensions")) else "carries"
+        carry = (
+            "carry"
+            if len(partly) > 1 or partly[0][1].endswith(("neurons", "dimensions"))
+            else "carries"
+        )
         text = f"{capitalise(join_and(name for _, name in partly))} {carry} part of it"
-        found.append(Phrase(key=keys, text=text, rows=("links: necessary_or_sufficient or carries is in part",)))
+        found.append(
+            Phrase(
+                key=keys, text=text, rows=("links: necessary_or_sufficient or carries is in part",)
+            )
+        )
     elif not names:
-        found.append(Phrase(key="nothing shown", text="Nothing was shown to carry it", rows=("links: carries",)))
+        found.append(
+            Phrase(
+                key="nothing shown", text="Nothing was shown to carry it", rows=("links: carries",)
+            )
+        )
     for link, words in WORDS.items():
         more = None
         if link in dict(names):
             more = words.named_with(tables)
-        elif "no" in (answers.get(link, {}).get(name) for name in BOTH):  # undecided is not shown not to carry it
+        elif "no" in (
+            answers.get(link, {}).get(name) for name in BOTH
+        ):  # undecided is not shown not to carry it
             more = words.named_without(tables)
         found += [] if more is None else [more]
     return found
@@ -231,10 +323,16 @@ def link_remarks(tables: Tables, link: str) -> list[str]:
     words, row = WORDS.get(link, PLAIN), own[0] if own else {}
     moved = percent(row["share"]) if own else ""
     if own and row["ci_low"] > INTERVENTION_FLOOR and row["control_largest"] >= row["ci_low"]:
-        said.append(f"a control moves as much ({percent(row['control_largest'])}), so that this shows nothing")
+        said.append(
+            f"a control moves as much ({percent(row['control_largest'])}), so that this shows nothing"
+        )
     elif answers["present"] == "yes" and answers["necessary_or_sufficient"] == "no" and own:
         said.append(f"{words.stands_out}, but {words.does_not}: {words.broken.format(moved)}")
-    elif answers["present"] == "no" and answers["necessary_or_sufficient"] in ("yes", "in part") and not why:
+    elif (
+        answers["present"] == "no"
+        and answers["necessary_or_sufficient"] in ("yes", "in part")
+        and not why
+    ):
         said.append(f"it does not stand out by this statistic, yet {words.broken.format(moved)}")
     return [*said, *words.remarks(tables, {str(name): value for name, value in row.items()})]
 
@@ -252,7 +350,9 @@ def why_undecided(tables: Tables, link: str) -> str:
         share = percent(_row_that_answers(effects, link, BOTH[0]).get("share", math.nan))
         return f"it does not stand out when it is measured, yet {WORDS.get(link, PLAIN).broken.format(share)}"
     rows = {name: _row_that_answers(effects, link, name) for name in BOTH}
-    damages = next((said for row in rows.values() if (said := _damage_sentence(tables, link, row))), "")
+    damages = next(
+        (said for row in rows.values() if (said := _damage_sentence(tables, link, row))), ""
+    )
     if answers["present"] == "undecided":
         close = "what was measured is too close to its floor to tell"
         return f"{close}, and {damages}" if damages else close
@@ -263,7 +363,9 @@ def why_undecided(tables: Tables, link: str) -> str:
     if not row:
         return "there was nothing to intervene on"
     words = WORDS.get(link, PLAIN)
-    breaking, do = (words.breaking, words.does) if first else ("ablating what it leads to", "remove")
+    breaking, do = (
+        (words.breaking, words.does) if first else ("ablating what it leads to", "remove")
+    )
     if math.isnan(row["ci_low"]):
         return "one sequence gives no interval"
     if not row.get("baseline_sink_mass", 1.0) - row.get("uniform_sink_mass", 0.0) >= LEAST_SINK:
@@ -273,7 +375,9 @@ def why_undecided(tables: Tables, link: str) -> str:
     if "not calibrated" in set(of.get("floors", ())):
         return f"{breaking} may {do} less than the floor that was asked for, or than a random control does"
     control = row.get("control_largest", math.nan)
-    bars = {f"{percent(one)} of the sink": one for one in (LEAST_SHARE, floor)} | {"a random control does": control}
+    bars = {f"{percent(one)} of the sink": one for one in (LEAST_SHARE, floor)} | {
+        "a random control does": control
+    }
     within = [name for name, bar in bars.items() if row["ci_low"] <= bar <= row["ci_high"]]
     if not within:  # its intervention is clear, and what it is measured on does not tell sinks
         return "the sequences are too short to tell of a sink"
@@ -295,12 +399,20 @@ def _damage_sentence(tables: Tables, link: str, row: Mapping[str, Any]) -> str:
     ends, paths = WORDS.get(link, PLAIN).gentler, tables.get("paths")
     if ends is None or paths is None:
         return said
-    found = paths.loc[paths["source"].eq(ends[0]) & paths["target"].eq(ends[1]) & paths["through"].eq("")]
+    found = paths.loc[
+        paths["source"].eq(ends[0]) & paths["target"].eq(ends[1]) & paths["through"].eq("")
+    ]
     shares = [
         f"{percent(one['share'])} {interval_text(one['ci_low'], one['ci_high'], shown=percent)}"
-        for one in found.loc[found["read_step"].ne(ALL_STEPS) | (found["read_step"].nunique() == 1)].to_dict("records")
+        for one in found.loc[
+            found["read_step"].ne(ALL_STEPS) | (found["read_step"].nunique() == 1)
+        ].to_dict("records")
     ]
-    return f"{said}; the path {ends[0]} → {ends[1]} could decide ({join_and(shares)} of the sink)" if shares else said
+    return (
+        f"{said}; the path {ends[0]} → {ends[1]} could decide ({join_and(shares)} of the sink)"
+        if shares
+        else said
+    )
 
 
 def is_off_distribution(row: Mapping[Any, Any]) -> bool:
@@ -309,7 +421,10 @@ def is_off_distribution(row: Mapping[Any, Any]) -> bool:
     Masking is the comparison because a model may need its sink, so that a high loss alone says nothing. The result is
     False if the unchanged model predicts hardly better than uniform guessing.
     """
-    baseline, uniform = row.get("baseline_loss_nats", math.nan), row.get("uniform_loss_nats", math.nan)
+    baseline, uniform = (
+        row.get("baseline_loss_nats", math.nan),
+        row.get("uniform_loss_nats", math.nan),
+    )
     asked = baseline < TELLING_LOSS * uniform
     return bool(asked and row.get("beyond_masking_nats", math.nan) > COSTLY)
 
@@ -345,7 +460,11 @@ def makers_comparison(frames: Mapping[str, pd.DataFrame]) -> str:
     if "all makers" not in sets.index:
         return "no set of parts that write to this position removes half of it: what makes it was not found"
     made = set(sets.loc["all makers", "parts"].split(", "))
-    supers = set(sets.loc["super neurons", "parts"].split(", ")) if "super neurons" in sets.index else set()
+    supers = (
+        set(sets.loc["super neurons", "parts"].split(", "))
+        if "super neurons" in sets.index
+        else set()
+    )
     own, target = float(sets.loc["all makers", "removed"]), sets.loc["all makers", "target"]
     if not supers:
         return f"there are no super neurons by contribution; the makers remove {percent(own)} of the {target}"

@@ -28,8 +28,25 @@ from sink_lens.identity.pages.survey import (
     variant_names,
 )
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, rest_note, table_reader
-from sink_lens.report.style import COLOURS, INK, QUIET, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.page import (
+    Drawn,
+    Listed,
+    Page,
+    PageTable,
+    page_table,
+    rest_note,
+    table_reader,
+)
+from sink_lens.report.style import (
+    COLOURS,
+    INK,
+    QUIET,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.text import as_text, plural, safe_line
 
 _DEPTHS = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
@@ -37,7 +54,9 @@ _DEPTHS = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
 
 
 def _layer_figure(run: Run) -> tuple[str, Figure]:
-    layers = _first_and_last_checkpoints(run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"]))
+    layers = _first_and_last_checkpoints(
+        run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"])
+    )
     see = (
         "Left: the mean cosine of the last positions of two sequences, above its value before the first layer. "
         "Right: the same for two positions of one sequence. Two points per layer: after its attention and after "
@@ -45,14 +64,20 @@ def _layer_figure(run: Run) -> tuple[str, Figure]:
     )
     variants = variant_names(layers)
     figure = new_figure(width=9.2, height=3.7)
-    for place, (measure, label) in enumerate((("inter", "between sequences"), ("intra", "between positions")), start=1):
+    for place, (measure, label) in enumerate(
+        (("inter", "between sequences"), ("intra", "between positions")), start=1
+    ):
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=f"excess cosine {label}")
         rows = layers.loc[layers["measure"] == measure]
         for variant, style in line_styles(variants).items():
             own = rows.loc[rows["variant"] == variant]
             own = own.assign(depth=own["layer"] + own["stage"].map(_DEPTHS))
             spread = own.groupby("depth")["excess"].agg(["mean", "min", "max"])
-            x, low, high = spread.index.to_numpy(float), spread["min"].to_numpy(float), spread["max"].to_numpy(float)
+            x, low, high = (
+                spread.index.to_numpy(float),
+                spread["min"].to_numpy(float),
+                spread["max"].to_numpy(float),
+            )
             axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
             axes.plot(x, spread["mean"], color=style["color"], linestyle=style["linestyle"], linewidth=1.5,
                       marker=".", markersize=4, label=legend_name(variant, among=variants))  # fmt: skip
@@ -77,7 +102,9 @@ def _first_and_last_checkpoints(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _position_figure(run: Run) -> tuple[str, Figure]:
-    table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
+    table = run.need(
+        "positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"]
+    )
     positions = _first_and_last_checkpoints(table)
     see = (
         "Left: how alike sequences are at each position after the last layer. Position 0 averages "
@@ -85,7 +112,10 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
     )
     variants = variant_names(positions)
     figure = new_figure(width=9.2, height=3.5)
-    quantities = (("excess", "excess cosine between sequences"), ("norm", "norm ÷ that of position 0"))
+    quantities = (
+        ("excess", "excess cosine between sequences"),
+        ("norm", "norm ÷ that of position 0"),
+    )
     for place, (quantity, label) in enumerate(quantities, start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="position", ylabel=label)
         for variant, style in line_styles(variants).items():
@@ -113,7 +143,9 @@ def _agreement_figure(run: Run) -> tuple[str, Figure]:
     groups: dict[str, list[float]] = {}
     for row in pairs.loc[pairs["stage"] == "last"].to_dict("records"):
         if {row["a"], row["b"]} <= set(facts):
-            groups.setdefault(relation_text(facts[row["a"]], facts[row["b"]]), []).append(float(row["cosine"]))
+            groups.setdefault(relation_text(facts[row["a"]], facts[row["b"]]), []).append(
+                float(row["cosine"])
+            )
     if not groups:
         raise RunError("this figure needs two models of one width; there are none.")
     figure = new_figure(width=7.6, height=1.2 + 0.45 * len(groups))
@@ -123,8 +155,12 @@ def _agreement_figure(run: Run) -> tuple[str, Figure]:
     for line, values in enumerate(groups.values()):
         offsets = np.linspace(-0.22, 0.22, len(values)) if len(values) > 1 else np.zeros(1)
         axes.scatter(values, line + offsets, color=COLOURS[line % len(COLOURS)], s=14, alpha=0.7)
-        axes.plot([np.mean(values)], [line], color=INK, marker="|", markersize=16, markeredgewidth=2)
-    axes.set_yticks(range(len(groups)), [f"{group} ({len(values)})" for group, values in groups.items()])
+        axes.plot(
+            [np.mean(values)], [line], color=INK, marker="|", markersize=16, markeredgewidth=2
+        )
+    axes.set_yticks(
+        range(len(groups)), [f"{group} ({len(values)})" for group, values in groups.items()]
+    )
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     return see, without_formulas(figure)
@@ -163,8 +199,12 @@ def _title(run: Run) -> str:
     rows = variants.loc[variants["measure"] == "inter_excess"].sort_values("mean", ascending=False)
     names = variant_names(variants)
     best = rows.to_dict("records")[0]
-    name = safe_line(legend_name(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
-    cosine = f"the cosine between two sequences' states rises by {mean_text(best)} through the layers"
+    name = safe_line(
+        legend_name(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0]
+    )
+    cosine = (
+        f"the cosine between two sequences' states rises by {mean_text(best)} through the layers"
+    )
     if float(best["low"]) > 0:
         return f"{name} makes different sequences {'most' if len(rows) > 1 else 'more'} alike: {cosine}"
     if len(rows) > 1:
@@ -198,7 +238,10 @@ def _headline(run: Run) -> list[str]:
             f"{step[-1]:.0f}."
         )
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
-    models = {row["model"]: row for row in run.need("models", columns=["model", "variant", "seed"]).to_dict("records")}
+    models = {
+        row["model"]: row
+        for row in run.need("models", columns=["model", "variant", "seed"]).to_dict("records")
+    }
     apart = [
         abs(row["cosine"])
         for row in pairs.loc[pairs["stage"] == "last"].to_dict("records")
@@ -215,7 +258,9 @@ def _headline(run: Run) -> list[str]:
 
 def _measure_table(run: Run) -> tuple[str, PageTable]:
     summary = run.need("summary", columns=SUMMARY)
-    wide = summary.pivot_table(index=["model", "variant"], columns="measure", values="value", sort=False)
+    wide = summary.pivot_table(
+        index=["model", "variant"], columns="measure", values="value", sort=False
+    )
     wide = shorten_model_names(wide.reset_index())
     heads = {
         "model": "model",
@@ -234,7 +279,10 @@ def _measure_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _alignment_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
+    table = run.need(
+        "alignment",
+        columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"],
+    )
     heads = {
         "model": "model",
         "what": "the direction beside",
@@ -248,14 +296,21 @@ def _alignment_table(run: Run) -> tuple[str, PageTable]:
         "How well the contraction direction aligns with the unembedding of the preferred tokens, and with the "
         "first token's largest dimension. Rank 1: nothing aligns better."
     )
-    return see + rest_note(len(table), "alignment", most=60), page_table(shorten_model_names(table), heads, most=60)
+    return see + rest_note(len(table), "alignment", most=60), page_table(
+        shorten_model_names(table), heads, most=60
+    )
 
 
 CONTRACTION = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="by-layer", title="Where do states become alike?", make=_layer_figure, data=table_reader("layers")),
+        Drawn(
+            key="by-layer",
+            title="Where do states become alike?",
+            make=_layer_figure,
+            data=table_reader("layers"),
+        ),
         figure_over_seeds(
             "contraction-variants",
             title="What makes sequences alike?",

@@ -12,7 +12,16 @@ from sink_lens.errors import RunError
 from sink_lens.identity.config import NO_ANSWER, NOT_SHOWN, SAME
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, rest_note
-from sink_lens.report.style import COLOURS, FONT, INK, QUIET, add_colour_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    COLOURS,
+    FONT,
+    INK,
+    QUIET,
+    add_colour_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.schema import FINGERPRINT_ERRORS
 from sink_lens.text import as_text, join_and, plural, safe_line
 
@@ -44,13 +53,19 @@ def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[s
         silent = pairs.loc[pairs["verdict"] == NO_ANSWER, "why"]
         if len(silent):
             why = join_and(sorted(set(map(str, silent))), most=3)
-            said.append(f"{plural(len(silent), 'pair')} {'has' if len(silent) == 1 else 'have'} no answer: {why}.")
+            said.append(
+                f"{plural(len(silent), 'pair')} {'has' if len(silent) == 1 else 'have'} no answer: {why}."
+            )
     if NOT_SHOWN in pairs["verdict"].tolist():
         said.append(
             "Models for which nothing is shown may still have begun with the same weights: more inputs (sequences) "
             "show more."
         )
-    return (*said, FINGERPRINT_ERRORS) if (inputs, decides) == ("tokens", "relabelled") else tuple(said)
+    return (
+        (*said, FINGERPRINT_ERRORS)
+        if (inputs, decides) == ("tokens", "relabelled")
+        else tuple(said)
+    )
 
 
 def _sentence_of_pair(row: dict) -> str:
@@ -90,7 +105,13 @@ def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame
         if kind == kinds[0] and len(tau_of) > 1:
             ticks.append(f"{_shorten_at_front(pair[0])} · {_shorten_at_front(pair[1])}")
         line, reach = len(ticks), 1.96 * row["sd"]
-        axes.hlines(line, row["mean"] - reach, row["mean"] + reach, color=COLOURS[kinds.index(kind)], linewidth=4)
+        axes.hlines(
+            line,
+            row["mean"] - reach,
+            row["mean"] + reach,
+            color=COLOURS[kinds.index(kind)],
+            linewidth=4,
+        )
         axes.plot([tau_of[pair]], [line], marker="|", color=INK, markersize=11, linestyle="none")
         ticks.append(kind)
     axes.set_yticks(range(len(ticks)), ticks)
@@ -128,8 +149,14 @@ def short_names(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     Names stay whole, and the list is empty, if short names would be empty or equal.
     """
     parts = {name: re.findall(r"(?:seed|step) \d+|[^ ,]+", name) for name in names}
-    shared = [part for part in next(iter(parts.values()), []) if all(part in own for own in parts.values())]
-    short = {name: " ".join(part for part in own if part not in shared) for name, own in parts.items()}
+    shared = [
+        part
+        for part in next(iter(parts.values()), [])
+        if all(part in own for own in parts.values())
+    ]
+    short = {
+        name: " ".join(part for part in own if part not in shared) for name, own in parts.items()
+    }
     if len(short) < 2 or not all(short.values()) or len(set(short.values())) < len(short):
         return {name: name for name in names}, []
     return short, shared
@@ -143,7 +170,10 @@ def _title(run: Run) -> str:
     verdicts = pairs["verdict"].tolist()
     if len(pairs) == 1:
         unshown = "Nothing shows that the two models began with the same weights"
-        answers = {SAME: "The two models look as if they began with the same weights", NO_ANSWER: "No answer"}
+        answers = {
+            SAME: "The two models look as if they began with the same weights",
+            NO_ANSWER: "No answer",
+        }
         return answers.get(verdicts[0], unshown)
     n = verdicts.count(SAME)
     look = "looks" if n == 1 else "look"
@@ -151,7 +181,10 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    asked = {name: str(run.config.get(name, own)) for name, own in (("inputs", "tokens"), ("decides", "relabelled"))}
+    asked = {
+        name: str(run.config.get(name, own))
+        for name, own in (("inputs", "tokens"), ("decides", "relabelled"))
+    }
     return list(pair_sentences(run.tables["pairs"], **asked)) if "pairs" in run.tables else []
 
 
@@ -163,7 +196,9 @@ def _pair_figure(run: Run) -> tuple[str, Figure]:
     pairs, nulls = run.need("pairs", columns=_PAIRS), run.need("nulls", columns=_NULLS)
     models = run.need("models", columns=("model",))
     if not np.isfinite(pairs["tau_bar"].to_numpy(float)).any():
-        raise RunError("no pair has an answer, so there is nothing to draw; the table of pairs says why")
+        raise RunError(
+            "no pair has an answer, so there is nothing to draw; the table of pairs says why"
+        )
     see = (
         "The effect is the mean tau over the shared coordinates: a vertical tick beside the middle 95% of each null, "
         "or for many models a matrix, in which a dot marks the same lineage."
@@ -203,7 +238,9 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
             f" In {plural(scaled, 'pair')} an input scales all coordinates of both models alike, so the analytical p "
             "(the published one) means nothing."
         )
-    ordered = pairs.iloc[np.argsort(-np.nan_to_num(pairs["tau_bar"].to_numpy(float), nan=-2), kind="stable")]
+    ordered = pairs.iloc[
+        np.argsort(-np.nan_to_num(pairs["tau_bar"].to_numpy(float), nan=-2), kind="stable")
+    ]
     return see + rest_note(len(pairs), "pairs"), page_table(ordered, heads)
 
 
@@ -243,8 +280,17 @@ FINGERPRINT = Page(
 def show_fingerprint(found: Any) -> Iterator[str | PageTable]:
     """Yield the terminal output of a comparison: a table of pairs, the largest tau_bar first, and its sentences."""
     names, _ = short_names(found.tables["models"]["model"].tolist())
-    pairs, decides = _rename_models(found.frame, names).sort_values("tau_bar", ascending=False), found.config.decides
-    heads = {"a": "model", "b": "and", "verdict": "verdict", "tau_bar": "mean tau", "shared": "shared"}
+    pairs, decides = (
+        _rename_models(found.frame, names).sort_values("tau_bar", ascending=False),
+        found.config.decides,
+    )
+    heads = {
+        "a": "model",
+        "b": "and",
+        "verdict": "verdict",
+        "tau_bar": "mean tau",
+        "shared": "shared",
+    }
     yield page_table(pairs, heads | {f"log10_p_{decides}": f"log10 p, {decides}"}, most=20)
     yield rest_note(len(pairs), "pairs", most=20).strip()
     yield from found.sentences

@@ -21,13 +21,32 @@ from sink_lens.identity.pages.survey import (
     variant_names,
 )
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, rest_note, table_reader
-from sink_lens.report.style import GRID, INK, QUIET, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.page import (
+    Drawn,
+    Listed,
+    Page,
+    PageTable,
+    page_table,
+    rest_note,
+    table_reader,
+)
+from sink_lens.report.style import (
+    GRID,
+    INK,
+    QUIET,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.text import as_text, token_text
 
 
 def _coverage_figure(run: Run) -> tuple[str, Figure]:
-    table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
+    table = run.need(
+        "coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"]
+    )
     see = (
         "Share of the predictions that go to the most frequent tokens. Dotted: chance (as many uniform draws); grey: "
         "its 95% band. A line above the band is a preference. Later checkpoints are darker."
@@ -35,17 +54,30 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
     variants = variant_names(table)
     figure = new_figure(width=9.0, height=3.6)
     for place, kind in enumerate(("argmax", "argmin"), start=1):
-        axes = panel(figure, place=(1, 2, place), xlabel="most frequent tokens", ylabel=f"share of the {kind}")
+        axes = panel(
+            figure,
+            place=(1, 2, place),
+            xlabel="most frequent tokens",
+            ylabel=f"share of the {kind}",
+        )
         rows = table.loc[table["kind"] == kind]
         chance: Any = rows.groupby("tokens")[["null", "null_low", "null_high"]].mean()
         low, high = (chance[name].to_numpy(float) for name in ("null_low", "null_high"))
-        axes.fill_between(chance.index.to_numpy(float), low, high, color=QUIET, alpha=0.3, linewidth=0)
-        axes.plot(chance.index, chance["null"], color=INK, linestyle=":", linewidth=1.4, label="chance")
+        axes.fill_between(
+            chance.index.to_numpy(float), low, high, color=QUIET, alpha=0.3, linewidth=0
+        )
+        axes.plot(
+            chance.index, chance["null"], color=INK, linestyle=":", linewidth=1.4, label="chance"
+        )
         for variant, style in line_styles(variants).items():
             lines = list(rows.loc[rows["variant"] == variant].groupby("model", sort=False))
             for index, (_, one) in enumerate(lines):
                 label = legend_name(variant, among=variants) if index == len(lines) - 1 else None
-                fade = (index + 1) / len(lines) if bool(one["step"].notna().any()) else 1 / len(lines) ** 0.5
+                fade = (
+                    (index + 1) / len(lines)
+                    if bool(one["step"].notna().any())
+                    else 1 / len(lines) ** 0.5
+                )
                 axes.plot(one["tokens"], one["share"], label=label, alpha=fade, linewidth=1.4,
                           color=style["color"], linestyle=style["linestyle"])  # fmt: skip
         axes.axhline(0.8, color=GRID, linewidth=1)
@@ -90,7 +122,8 @@ def _headline(run: Run) -> list[str]:
         models = list(dict.fromkeys(rows["model"].tolist()))
         if bool(rows["step"].notna().any()):
             sentences += [
-                _preference_sentence(rows.loc[rows["model"] == model], str(model)) for model in (models[0], models[-1])
+                _preference_sentence(rows.loc[rows["model"] == model], str(model))
+                for model in (models[0], models[-1])
             ]
         else:
             sentences.append(_preference_sentence(rows, legend_name(str(variant), among=variants)))
@@ -99,7 +132,9 @@ def _headline(run: Run) -> list[str]:
 
 def _preference_sentence(rows: pd.DataFrame, name: str) -> str:
     def mean(measure: str, column: str = "value") -> str:
-        return as_text(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
+        return as_text(
+            round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1)
+        )
 
     return (
         f"{name}: the most frequent prediction comes {mean('argmax_top_ratio')} times as often as the average token "
@@ -111,10 +146,22 @@ def _preference_sentence(rows: pd.DataFrame, name: str) -> str:
 
 def _token_table(run: Run) -> tuple[str, PageTable]:
     table = run.need(
-        "tokens", columns=["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
+        "tokens",
+        columns=[
+            "model",
+            "variant",
+            "kind",
+            "token",
+            "text",
+            "count",
+            "share",
+            "probability_ratio",
+        ],
     )
     first = table.groupby(["model", "kind"], sort=False).head(3)
-    first = shorten_model_names(first).assign(text=[token_text(text) for text in first["text"].tolist()])
+    first = shorten_model_names(first).assign(
+        text=[token_text(text) for text in first["text"].tolist()]
+    )
     heads = {
         "model": "model",
         "kind": "kind",
@@ -145,7 +192,9 @@ PREFERENCE = Page(
             "multinomial draws for the counts, shifted vocabularies for the probability.",
             measures=_PREFERRED,
         ),
-        figure_along_training("preference-course", see="Preference along training.", measures=_PREFERRED),
+        figure_along_training(
+            "preference-course", see="Preference along training.", measures=_PREFERRED
+        ),
     ),
     tables=(Listed(key="tokens", title="Preferred tokens", make=_token_table), VARIANTS_LISTED),
 )
@@ -154,7 +203,9 @@ PREFERENCE = Page(
 
 def show_preference(found: Result) -> Iterator[str | PageTable]:
     """Yield the terminal output of a survey of preference: a table with a row per variant or checkpoint."""
-    title = "top token relative to chance; tokens that cover 80%; largest mean probability × vocabulary"
+    title = (
+        "top token relative to chance; tokens that cover 80%; largest mean probability × vocabulary"
+    )
     columns = {
         "argmax_top_ratio": "argmax",
         "argmax_covering": "80%",

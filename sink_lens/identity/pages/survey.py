@@ -12,7 +12,17 @@ from matplotlib.ticker import MaxNLocator
 from sink_lens.errors import RunError
 from sink_lens.records import Result, Run
 from sink_lens.report.page import Drawn, Listed, PageTable, page_table, rest_note
-from sink_lens.report.style import COLOURS, INK, MARKS, QUIET, legend, log_scale, new_figure, panel, without_formulas
+from sink_lens.report.style import (
+    COLOURS,
+    INK,
+    MARKS,
+    QUIET,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
 from sink_lens.text import as_text, name_in_words, plural, safe_line
 
 MOST_VARIANTS = 10
@@ -29,7 +39,9 @@ def variant_names(table: pd.DataFrame) -> list[str]:
 
 def legend_name(variant: str, *, among: Sequence[str]) -> str:
     """Return a variant's name in plain words, without the parts that all names in ``among`` have."""
-    shared = set.intersection(*(set(other.split(",")) for other in among)) if len(among) > 1 else set()
+    shared = (
+        set.intersection(*(set(other.split(",")) for other in among)) if len(among) > 1 else set()
+    )
     own = [
         _WORDS.get(part.strip(), part.strip().removeprefix("activation="))
         for part in variant.split(",")
@@ -70,19 +82,34 @@ def _seed_figure(run: Run, measures: Measures) -> Figure:
         of_models, of_variants = (one.loc[one["measure"] == measure] for one in (summary, variants))
         for line, (variant, style) in enumerate(line_styles(names).items()):
             values = of_models.loc[of_models["variant"] == variant, "value"].to_numpy(float)
-            axes.scatter(values, np.full(len(values), line + 0.16), color=style["color"], s=12, alpha=0.6)
+            axes.scatter(
+                values, np.full(len(values), line + 0.16), color=style["color"], s=12, alpha=0.6
+            )
             for row in of_variants.loc[of_variants["variant"] == variant].to_dict("records"):
                 axes.plot([row["low"], row["high"]], [line, line], color=INK, linewidth=1.6)
-                axes.plot([row["mean"]], [line], color=style["color"], marker=style["marker"], markersize=6)
+                axes.plot(
+                    [row["mean"]],
+                    [line],
+                    color=style["color"],
+                    marker=style["marker"],
+                    markersize=6,
+                )
         if "null_high" in of_models.columns and len(of_models):
-            low, high = of_models["null_low"].to_numpy(float).min(), of_models["null_high"].to_numpy(float).max()
+            low, high = (
+                of_models["null_low"].to_numpy(float).min(),
+                of_models["null_high"].to_numpy(float).max(),
+            )
             axes.axvspan(low, high, color=QUIET, alpha=0.25, linewidth=0)
         if log:
             log_scale(axes, axis="x")
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=max(2, 9 // len(measures))))
             axes.axvline(0, color=QUIET, linewidth=0.9)
-        shown = [legend_name(variant, among=names) for variant in names] if place == 1 else [""] * len(names)
+        shown = (
+            [legend_name(variant, among=names) for variant in names]
+            if place == 1
+            else [""] * len(names)
+        )
         axes.set_yticks(range(len(names)), shown)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
@@ -97,7 +124,12 @@ def _step_figure(run: Run, measures: Measures) -> Figure:
     figure = new_figure(width=9.2, height=2.9 * -(-len(measures) // 3))
     variants = variant_names(rows)
     for place, (measure, label, log) in enumerate(measures, start=1):
-        axes = panel(figure, place=(-(-len(measures) // 3), min(3, len(measures)), place), xlabel="step", ylabel=label)
+        axes = panel(
+            figure,
+            place=(-(-len(measures) // 3), min(3, len(measures)), place),
+            xlabel="step",
+            ylabel=label,
+        )
         of_measure = rows.loc[rows["measure"] == measure]
         for variant, style in line_styles(variants).items():
             course = of_measure.loc[of_measure["variant"] == variant].sort_values("step")
@@ -129,13 +161,17 @@ def _mean_with_half_width(row: dict) -> str:
     mean, half = float(row["mean"]), (float(row["high"]) - float(row["low"])) / 2
     places = 3 if abs(mean) < 10 else 0
     text = f"{mean:,.{places}f}".replace("-", "−")
-    return text if np.isnan(half) else f"{text} ±{half:,.{max(places - 1, 0)}f}".replace("±0.", "±.")
+    return (
+        text if np.isnan(half) else f"{text} ±{half:,.{max(places - 1, 0)}f}".replace("±0.", "±.")
+    )
 
 
 def unnamed_variants_sentence(variants: Sequence[str]) -> list[str]:
     """Return a sentence with the number of variants beyond the first ``MOST_NAMED``; an empty list if none."""
     rest = len(variants) - MOST_NAMED
-    return [f"{plural(rest, 'more variant')}: see the figures and tables below."] if rest > 0 else []
+    return (
+        [f"{plural(rest, 'more variant')}: see the figures and tables below."] if rest > 0 else []
+    )
 
 
 def read_variants_and_models(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -162,12 +198,16 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
         variant=[legend_name(variant, among=among) for variant in variants["variant"].tolist()],
         measure=[name_in_words(str(name)) for name in variants["measure"]],
     )
-    return see + rest_note(len(variants), "variants.csv", most=200), page_table(shown, heads, most=200)
+    return see + rest_note(len(variants), "variants.csv", most=200), page_table(
+        shown, heads, most=200
+    )
 
 
 def find_mean_row(variants: pd.DataFrame, variant: str, measure: str) -> dict[Any, Any]:
     """Return the row of the table ``variants`` for a variant and a measure; an empty dict if there is no row."""
-    rows = variants.loc[(variants["variant"] == variant) & (variants["measure"] == measure)].to_dict("records")
+    rows = variants.loc[
+        (variants["variant"] == variant) & (variants["measure"] == measure)
+    ].to_dict("records")
     return rows[0] if rows else {}
 
 
@@ -176,21 +216,31 @@ def mean_text(row: Mapping[Any, Any]) -> str:
     if not row:
         return "not measured"
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
-    return as_text(mean) if np.isnan(low) or np.isnan(high) else f"{as_text(mean)} ({as_text(low)} to {as_text(high)})"
+    return (
+        as_text(mean)
+        if np.isnan(low) or np.isnan(high)
+        else f"{as_text(mean)} ({as_text(low)} to {as_text(high)})"
+    )
 
 
 def shorten_model_names(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the table with its model names shortened to the parts that differ between variants."""
     among = list(dict.fromkeys(frame["variant"].tolist()))
     pairs = zip(frame["model"].tolist(), frame["variant"].tolist(), strict=True)
-    names = [model.replace(variant, legend_name(variant, among=among), 1) for model, variant in pairs]
+    names = [
+        model.replace(variant, legend_name(variant, among=among), 1) for model, variant in pairs
+    ]
     return frame.assign(model=names)
 
 
 def shared_settings_sentence(variants: Sequence[str]) -> list[str]:
     """Return a sentence that names the settings that all variants share; an empty list if there are none."""
     parts = [variant.split(",") for variant in dict.fromkeys(variants)]
-    shared = [part for part in parts[0] if all(part in other for other in parts)] if len(parts) > 1 else []
+    shared = (
+        [part for part in parts[0] if all(part in other for other in parts)]
+        if len(parts) > 1
+        else []
+    )
     return [f"All models: {', '.join(shared)}."] if shared else []
 
 
@@ -213,7 +263,11 @@ def figure_over_seeds(key: str, *, title: str, see: str, measures: Measures) -> 
     """Make the figure ``key`` of ``measures`` over seeds, for runs that have variants; ``see`` is its caption."""
     data = partial(_select_measures, measures=measures)
     return Drawn(
-        key=key, title=title, make=lambda run: (see, _seed_figure(run, measures)), data=data, when=_has_variants
+        key=key,
+        title=title,
+        make=lambda run: (see, _seed_figure(run, measures)),
+        data=data,
+        when=_has_variants,
     )
 
 
@@ -224,14 +278,20 @@ def figure_along_training(key: str, *, see: str, measures: Measures) -> Drawn:
         title="Along training",
         make=lambda run: (see, _step_figure(run, measures)),
         data=partial(_select_measures, measures=measures, with_step=True),
-        when=lambda run: "summary" in run.tables and bool(run.tables["summary"]["step"].notna().any()),
+        when=lambda run: (
+            "summary" in run.tables and bool(run.tables["summary"]["step"].notna().any())
+        ),
     )
 
 
-VARIANTS_LISTED = Listed(key="variants", title="Over seeds", make=_variant_table, when=_has_variants)
+VARIANTS_LISTED = Listed(
+    key="variants", title="Over seeds", make=_variant_table, when=_has_variants
+)
 
 
-def show_survey(found: Result, *, title: str, measures: Mapping[str, str]) -> Iterator[str | PageTable]:
+def show_survey(
+    found: Result, *, title: str, measures: Mapping[str, str]
+) -> Iterator[str | PageTable]:
     """Yield the terminal output of a survey: a row per variant with its interval over seeds, a row per checkpoint.
 
     Args:
@@ -246,11 +306,15 @@ def show_survey(found: Result, *, title: str, measures: Mapping[str, str]) -> It
     among, lines = list(dict.fromkeys(variants["variant"].tolist())), []
     for variant, rows in variants.groupby("variant", sort=False):
         texts = {row["measure"]: _mean_with_half_width(row) for row in rows.to_dict("records")}
-        lines.append((legend_name(str(variant), among=among), *(texts.get(one, "") for one in measures)))
+        lines.append(
+            (legend_name(str(variant), among=among), *(texts.get(one, "") for one in measures))
+        )
     for model, rows in summary.loc[summary["step"].notna()].groupby("model", sort=False):
         texts = {row["measure"]: as_text(row["value"]) for row in rows.to_dict("records")}
         lines.append((str(model), *(texts.get(one, "") for one in measures)))
-    yield PageTable(heads=("", *measures.values()), numeric=(False, *(True for _ in measures)), rows=lines)
+    yield PageTable(
+        heads=("", *measures.values()), numeric=(False, *(True for _ in measures)), rows=lines
+    )
 
 
 def answer_of_survey(found: Result) -> dict[str, pd.DataFrame]:

@@ -52,7 +52,11 @@ class HeadOutputBridge(GeneralizedComponent):
     """Hooks around ``HeadOutput``: its input is the aggregated values by heads, its output is the input of W_O."""
 
     def forward(
-        self, z_raw: Tensor, norm: HeadNorm | None, gate: Tensor | None, positions: Tensor | None = None
+        self,
+        z_raw: Tensor,
+        norm: HeadNorm | None,
+        gate: Tensor | None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """Run the input hook, then norm, scale and gate ``z_raw`` (see ``HeadOutput``), then run the output hook."""
         assert self.original_component is not None
@@ -80,7 +84,9 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
             return attn_scores.to(dtype).sigmoid()
         if self._attention.key_bias is not None:
             query, self.q.given = self.q.given, None
-            logits = self._attention.key_bias_scores(query.unflatten(-1, (attn_scores.shape[1], -1)))
+            logits = self._attention.key_bias_scores(
+                query.unflatten(-1, (attn_scores.shape[1], -1))
+            )
             return weights_from_scores(attn_scores, sink=logits)
         return super()._masked_softmax(attn_scores, dtype=dtype)
 
@@ -90,7 +96,9 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         if self._attention.gated:
             seen, self.q.seen = self.q.seen, None
             if seen is None:
-                raise InputError("use_split_qkv_input and use_attn_in split the gate's input; switch them off")
+                raise InputError(
+                    "use_split_qkv_input and use_attn_in split the gate's input; switch them off"
+                )
             gate = self.head_gate(seen)
         z_raw = attn_output.unflatten(-1, (-1, self._attention.head_dim))
         positions, self._positions = self._positions, None
@@ -115,7 +123,8 @@ class HeadNormAdapter(LlamaArchitectureAdapter):
         head_out = HeadOutputBridge(name="head_out")
         head_out.mark_pos_dim(1)
         norms = {
-            name: RMSNormalizationBridge(name=name, config=self.cfg, optional=True) for name in ("q_norm", "k_norm")
+            name: RMSNormalizationBridge(name=name, config=self.cfg, optional=True)
+            for name in ("q_norm", "k_norm")
         }
         gate = LinearBridge(name="head_gate", optional=True)
         more = {"q": QueryBridge(name="q_proj"), "head_gate": gate, "head_out": head_out, **norms}

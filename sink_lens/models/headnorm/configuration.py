@@ -31,7 +31,9 @@ def _raise_input_errors(cls: type) -> type:
         try:
             written(self, *args, **given)
         except (AttributeError, TypeError, ValueError, StrictDataclassError) as error:
-            raise InputError(f"a field cannot be used ({error}); need values as LlamaConfig takes them") from error
+            raise InputError(
+                f"a field cannot be used ({error}); need values as LlamaConfig takes them"
+            ) from error
 
     cls.__init__ = checked
     return cls
@@ -92,7 +94,9 @@ class HeadNormConfig(LlamaConfig):
                 unknown names silently, and the model would be built without the intended field.
         """
         for name in kwargs.keys() - _OLD:
-            if near := get_close_matches(name, [field.name for field in fields(self)], n=1, cutoff=0.8):
+            if near := get_close_matches(
+                name, [field.name for field in fields(self)], n=1, cutoff=0.8
+            ):
                 raise InputError(f"{name} is no field of HeadNormConfig; did you mean {near[0]}?")
         if self.output_bias is None:
             self.output_bias = self.attention_bias
@@ -107,10 +111,17 @@ class HeadNormConfig(LlamaConfig):
     def _check_own_fields(self) -> None:
         if isinstance(self.num_attention_heads, int) and self.num_attention_heads < 1:
             raise InputError(f"num_attention_heads is {self.num_attention_heads}; need at least 1")
-        known = {"attention": ATTENTIONS, "norm": NORMS, "value_norm": VALUE_NORMS, "value_norm_init": VALUE_NORM_INITS}
+        known = {
+            "attention": ATTENTIONS,
+            "norm": NORMS,
+            "value_norm": VALUE_NORMS,
+            "value_norm_init": VALUE_NORM_INITS,
+        }
         for field, values in known.items():
             if getattr(self, field) not in values:
-                raise InputError(f"{field} is {getattr(self, field)!r}; need one of {', '.join(values)}")
+                raise InputError(
+                    f"{field} is {getattr(self, field)!r}; need one of {', '.join(values)}"
+                )
         if self.value_norm == "position" and self.attention == "sigmoid":
             raise InputError(
                 "value_norm is 'position' and attention 'sigmoid', whose weights do not sum to 1; need an average to "
@@ -120,7 +131,11 @@ class HeadNormConfig(LlamaConfig):
             if not isinstance(getattr(self, field), bool):
                 raise InputError(f"{field} is {getattr(self, field)!r}; need true or false")
         length = self.value_norm_length
-        if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
-            raise InputError(f"value_norm_length is {length!r}; need a number of tokens, 1 or more, or None")
+        if length is not None and (
+            not isinstance(length, int) or isinstance(length, bool) or length < 1
+        ):
+            raise InputError(
+                f"value_norm_length is {length!r}; need a number of tokens, 1 or more, or None"
+            )
         if not (isinstance(self.value_norm_eps, (int, float)) and self.value_norm_eps >= 0):
             raise InputError(f"value_norm_eps is {self.value_norm_eps!r}; need a number, 0 or more")

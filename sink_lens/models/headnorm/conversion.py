@@ -22,9 +22,20 @@ _SOURCES: dict[str, dict[str, Any]] = {
     "HeadNormForCausalLM": {},
 }
 """Class name -> the values of our configuration's fields that describe the class."""
-_NEW = (".self_attn.value_norm.gain", ".self_attn.sinks", ".self_attn.key_bias", ".self_attn.head_gate.weight")
+_NEW = (
+    ".self_attn.value_norm.gain",
+    ".self_attn.sinks",
+    ".self_attn.key_bias",
+    ".self_attn.head_gate.weight",
+)
 """Name endings of weights that only our class has."""
-_NOT_TAKEN = ("model_type", "architectures", "transformers_version", "layer_types", "sliding_window")
+_NOT_TAKEN = (
+    "model_type",
+    "architectures",
+    "transformers_version",
+    "layer_types",
+    "sliding_window",
+)
 """Fields of a checkpoint's configuration that belong to its own class and are not copied."""
 
 
@@ -45,7 +56,9 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
     """
     name = type(model).__name__
     package = type(model).__module__.split(".")[0]
-    if name not in _SOURCES or (package != "transformers" and type(model) is not HeadNormForCausalLM):
+    if name not in _SOURCES or (
+        package != "transformers" and type(model) is not HeadNormForCausalLM
+    ):
         raise ModelError(
             f"found {type(model).__module__}.{name}; need one of {', '.join(_SOURCES)}, which differ from a Llama in "
             "biases and norms only"
@@ -53,14 +66,26 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
     _check_window_length(model)
     known = {*vars(HeadNormConfig()), *HeadNormConfig.attribute_map}
     if unknown := sorted(set(changes) - known):
-        raise InputError(f"{', '.join(unknown)}: no field of HeadNormConfig; use its names, as in value_norm='shared'")
-    taken = {key: value for key, value in model.config.to_dict().items() if key in known and key not in _NOT_TAKEN}
+        raise InputError(
+            f"{', '.join(unknown)}: no field of HeadNormConfig; use its names, as in value_norm='shared'"
+        )
+    taken = {
+        key: value
+        for key, value in model.config.to_dict().items()
+        if key in known and key not in _NOT_TAKEN
+    }
     config = HeadNormConfig(**copy.deepcopy(taken | _SOURCES[name] | changes))
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
-        made = AutoModelForCausalLM.from_config(config, dtype=model.dtype, attn_implementation=kernel_of(model.config))
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed would reseed the GPUs of the caller too
+        made = AutoModelForCausalLM.from_config(
+            config, dtype=model.dtype, attn_implementation=kernel_of(model.config)
+        )
         taken_over = _copy_weights(made, model)
-        if not any(name.endswith(".value_norm.gain") for name in taken_over):  # all gains have one shape
+        if not any(
+            name.endswith(".value_norm.gain") for name in taken_over
+        ):  # all gains have one shape
             made.initialise_gains()
         for module in made.modules():
             if isinstance(module, HeadNormAttention) and module.variant == "off_by_one":
@@ -88,7 +113,11 @@ def _copy_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
     Raise InputError if they differ in another weight than those that a variant adds.
     """
     wanted, given = made.state_dict(), model.state_dict()
-    common = {key: value for key, value in given.items() if key in wanted and value.shape == wanted[key].shape}
+    common = {
+        key: value
+        for key, value in given.items()
+        if key in wanted and value.shape == wanted[key].shape
+    }
     if odd := sorted(key for key in {*wanted, *given} - {*common} if not key.endswith(_NEW)):
         raise InputError(
             f"{', '.join(odd[:3])}{' and more' if len(odd) > 3 else ''}: not of the same shape in the checkpoint and "

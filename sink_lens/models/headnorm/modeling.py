@@ -88,7 +88,9 @@ class HeadNormAttention(LlamaAttention):
         n_heads, d_head = config.num_attention_heads, self.head_dim
         self.variant = config.attention
         self.gated = config.attention in ("gate_elementwise", "gate_headwise")
-        self.o_proj = StreamWriter(n_heads * d_head, config.hidden_size, bias=bool(config.output_bias))
+        self.o_proj = StreamWriter(
+            n_heads * d_head, config.hidden_size, bias=bool(config.output_bias)
+        )
         if self.gated:
             width = n_heads if config.attention == "gate_headwise" else n_heads * d_head
             self.head_gate = nn.Linear(config.hidden_size, width, bias=False)
@@ -102,8 +104,12 @@ class HeadNormAttention(LlamaAttention):
             self.value_norm = HeadNorm(d_head, with_gains, eps=config.value_norm_eps)
         self.sinks = None
         if config.attention in _WITH_SINKS:
-            self.sinks = nn.Parameter(torch.zeros(n_heads), requires_grad=config.attention == "sink_logit")
-        self.key_bias = nn.Parameter(torch.zeros(n_heads, d_head)) if config.attention == "key_bias" else None
+            self.sinks = nn.Parameter(
+                torch.zeros(n_heads), requires_grad=config.attention == "sink_logit"
+            )
+        self.key_bias = (
+            nn.Parameter(torch.zeros(n_heads, d_head)) if config.attention == "key_bias" else None
+        )
         self.head_out = HeadOutput()
 
     def forward(
@@ -126,7 +132,9 @@ class HeadNormAttention(LlamaAttention):
         if self.config.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         assert position_embeddings is not None
-        query, key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), *position_embeddings)
+        query, key = apply_rotary_pos_emb(
+            query.transpose(1, 2), key.transpose(1, 2), *position_embeddings
+        )
         cache = past_key_values if cache is None else cache  # its name before transformers 5.24
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
@@ -136,10 +144,18 @@ class HeadNormAttention(LlamaAttention):
         if self.sinks is not None:
             extra["s_aux"] = self.sinks
         kernel = kernel_of(self.config)
-        if kernel not in ("eager", "sdpa") or self.variant not in ("sigmoid", "key_bias", *_WITH_SINKS):
+        if kernel not in ("eager", "sdpa") or self.variant not in (
+            "sigmoid",
+            "key_bias",
+            *_WITH_SINKS,
+        ):
             attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention_forward)
         else:
-            attend = fused_sink_attention if kernel == "sdpa" and self.variant != "sigmoid" else unfused_attention
+            attend = (
+                fused_sink_attention
+                if kernel == "sdpa" and self.variant != "sigmoid"
+                else unfused_attention
+            )
         z_raw, pattern = attend(
             self,
             query,
@@ -170,7 +186,9 @@ class HeadNormAttention(LlamaAttention):
         if self.config.value_norm != "position":
             return None
         if position_ids is None:
-            raise InputError("value_norm 'position' was given no position_ids; need each token's position, from 0 on")
+            raise InputError(
+                "value_norm 'position' was given no position_ids; need each token's position, from 0 on"
+            )
         return position_ids
 
     @torch.no_grad()
@@ -241,11 +259,18 @@ def fused_sink_attention(
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     causal = attention_mask is None and n_query > 1
     if causal:
-        key, value = key[:, :, :n_query], value[:, :, :n_query]  # a static cache may be longer than the input
+        key, value = (
+            key[:, :, :n_query],
+            value[:, :, :n_query],
+        )  # a static cache may be longer than the input
     grown = 8 - d_head % 8
     logit = (s_aux / scaling).to(key.dtype)
-    by_query = s_aux.dim() == 3  # then the logits are the extra coordinate of the queries, and 1 that of the key
-    logit = logit[..., None] if by_query else logit.reshape(1, -1, 1, 1).expand(key.shape[0], -1, 1, 1)
+    by_query = (
+        s_aux.dim() == 3
+    )  # then the logits are the extra coordinate of the queries, and 1 that of the key
+    logit = (
+        logit[..., None] if by_query else logit.reshape(1, -1, 1, 1).expand(key.shape[0], -1, 1, 1)
+    )
     one = torch.ones_like(logit[:, :, :1])
     sink = nn.functional.pad(one if by_query else logit, (d_head, grown - 1))
     key = torch.cat([sink, nn.functional.pad(key, (0, grown))], dim=2)
@@ -254,9 +279,17 @@ def fused_sink_attention(
     query = nn.functional.pad(query, (0, grown - 1, int(causal), 0))
     if attention_mask is not None:
         seen = torch.ones_like(attention_mask[..., :1])
-        attention_mask = torch.cat([seen if seen.dtype == torch.bool else torch.zeros_like(seen), attention_mask], -1)
+        attention_mask = torch.cat(
+            [seen if seen.dtype == torch.bool else torch.zeros_like(seen), attention_mask], -1
+        )
     z_raw = nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, is_causal=causal, scale=scaling
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scaling,
     )
     return z_raw[:, :, int(causal) :, :d_head].transpose(1, 2).contiguous(), None
 
@@ -275,10 +308,14 @@ class HeadNormDecoderLayer(LlamaDecoderLayer):
     def __init__(self, config: HeadNormConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.self_attn = HeadNormAttention(config, layer_idx)
-        self.mlp.down_proj = StreamWriter(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.mlp.down_proj = StreamWriter(
+            config.intermediate_size, config.hidden_size, bias=config.mlp_bias
+        )
         if config.norm == "single_scale":
             self.input_layernorm = SingleScaleRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-            self.post_attention_layernorm = SingleScaleRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.post_attention_layernorm = SingleScaleRMSNorm(
+                config.hidden_size, eps=config.rms_norm_eps
+            )
 
 
 class HeadNormPreTrainedModel(LlamaPreTrainedModel):
@@ -335,7 +372,9 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
             return
         length = self.config.value_norm_length or min(self.config.max_position_embeddings, _LONGEST)
         shape = (max(1, min(_SEQUENCES, _TOKENS // length)), length)
-        tokens = torch.randint(self.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+        tokens = torch.randint(
+            self.config.vocab_size, shape, generator=torch.Generator().manual_seed(0)
+        )
         batches = tokens.to(self.device).split(max(1, _LONGEST // length))
         for norm, sizes in z_rms_without_norm(self.base_model, batches, use_cache=False).items():
             if norm in new:
@@ -354,11 +393,15 @@ class HeadNormModel(HeadNormPreTrainedModel, LlamaModel):
     """Llama's stack of layers, with ``HeadNormDecoderLayer``; it has no unembedding."""
 
     def __init__(self, config: HeadNormConfig) -> None:
-        super(LlamaModel, self).__init__(config)  # Llama's own __init__ would build and draw Llama's layers
+        super(LlamaModel, self).__init__(
+            config
+        )  # Llama's own __init__ would build and draw Llama's layers
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
-        self.layers = nn.ModuleList(HeadNormDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            HeadNormDecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
+        )
         norm = SingleScaleRMSNorm if config.norm == "single_scale" else LlamaRMSNorm
         self.norm = norm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config=config)

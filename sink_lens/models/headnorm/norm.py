@@ -73,13 +73,23 @@ class HeadNorm(nn.Module):
             InputError: the sizes do not divide the heads.
         """
         if self.gain.ndim == 2 and len(self.gain) % len(sizes):
-            raise InputError(f"{len(sizes)} sizes for {len(self.gain)} heads; need one for each head or value head")
-        sizes = sizes.mean() if self.gain.ndim == 1 else sizes.repeat_interleave(len(self.gain) // len(sizes))[:, None]
+            raise InputError(
+                f"{len(sizes)} sizes for {len(self.gain)} heads; need one for each head or value head"
+            )
+        sizes = (
+            sizes.mean()
+            if self.gain.ndim == 1
+            else sizes.repeat_interleave(len(self.gain) // len(sizes))[:, None]
+        )
         self.gain.copy_(sizes.to(self.gain.dtype).expand_as(self.gain))
 
     @torch.no_grad()
     def draw_gain(
-        self, w_v: Float[Tensor, "value d_model"], bias: Float[Tensor, " value"] | None = None, *, draws: int = 1
+        self,
+        w_v: Float[Tensor, "value d_model"],
+        bias: Float[Tensor, " value"] | None = None,
+        *,
+        draws: int = 1,
     ) -> None:
         """Set the gain to the deviation over d_head of a first token's values, whose input is N(0, 1).
 
@@ -95,8 +105,12 @@ class HeadNorm(nn.Module):
             InputError: the weight does not have whole heads.
         """
         if len(w_v) % self.gain.shape[-1]:
-            raise InputError(f"W_V has {len(w_v)} rows and a head {self.gain.shape[-1]}; need whole heads along axis 0")
-        self.set_gain(first_token_std(w_v, bias, d_head=self.gain.shape[-1], draws=draws, biased=draws == 1))
+            raise InputError(
+                f"W_V has {len(w_v)} rows and a head {self.gain.shape[-1]}; need whole heads along axis 0"
+            )
+        self.set_gain(
+            first_token_std(w_v, bias, d_head=self.gain.shape[-1], draws=draws, biased=draws == 1)
+        )
 
 
 def match_gains(model: nn.Module, batches: Iterable[Tensor]) -> None:
@@ -119,14 +133,18 @@ def match_gains(model: nn.Module, batches: Iterable[Tensor]) -> None:
 
 
 @torch.no_grad()
-def z_rms_without_norm(model: nn.Module, batches: Iterable[Tensor], **options: Any) -> dict[HeadNorm, Tensor]:
+def z_rms_without_norm(
+    model: nn.Module, batches: Iterable[Tensor], **options: Any
+) -> dict[HeadNorm, Tensor]:
     """Return for every ``HeadNorm`` of a model the root mean square of each head's input, while none of them norms.
 
     ``options`` go to the model with each batch. Raises and does what ``match_gains`` says.
     """
     names = {module: name for name, module in model.named_modules() if isinstance(module, HeadNorm)}
     if not names:
-        raise InputError(f"{type(model).__name__} has no HeadNorm; need one between attention and W_O of each layer")
+        raise InputError(
+            f"{type(model).__name__} has no HeadNorm; need one between attention and W_O of each layer"
+        )
     squares: dict[HeadNorm, Tensor] = {}
     n_rows = dict.fromkeys(names, 0)
 
@@ -149,13 +167,20 @@ def z_rms_without_norm(model: nn.Module, batches: Iterable[Tensor], **options: A
         for handle in handles:
             handle.remove()
     if unreached := [name for norm, name in names.items() if norm not in squares]:
-        raise InputError(f"no pass reached {unreached[0]}; need batches that run through every layer of the model")
+        raise InputError(
+            f"no pass reached {unreached[0]}; need batches that run through every layer of the model"
+        )
     return {norm: (squares[norm] / n_rows[norm]).sqrt().float() for norm in names}
 
 
 @torch.no_grad()
 def first_token_std(
-    w_v: Float[Tensor, "value d_model"], bias: Float[Tensor, " value"] | None, *, d_head: int, draws: int, biased: bool
+    w_v: Float[Tensor, "value d_model"],
+    bias: Float[Tensor, " value"] | None,
+    *,
+    d_head: int,
+    draws: int,
+    biased: bool,
 ) -> Float[Tensor, " kv_head"]:
     """Return the standard deviation over d_head of each value head at a first token whose input is N(0, 1).
 
@@ -166,7 +191,9 @@ def first_token_std(
     return values.unflatten(-1, (-1, d_head)).std(-1, correction=0 if biased else 1).mean(0)
 
 
-def head_norm(z: Float[Tensor, "... d_head"], gamma: Tensor, *, eps: float) -> Float[Tensor, "... d_head"]:
+def head_norm(
+    z: Float[Tensor, "... d_head"], gamma: Tensor, *, eps: float
+) -> Float[Tensor, "... d_head"]:
     """Compute ``z / RMS(z) * gamma`` over the last axis; RMS(z) is ``sqrt(mean(z ** 2) + eps)`` in float32."""
     found: Tensor = _Norm.apply(z, gamma, eps)
     return found

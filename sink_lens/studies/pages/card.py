@@ -16,7 +16,15 @@ from sink_lens.report.page import (
     table_maker,
     table_reader,
 )
-from sink_lens.report.style import BLUE, ORANGE, log_scale, new_figure, panel, set_integer_ticks, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    ORANGE,
+    log_scale,
+    new_figure,
+    panel,
+    set_integer_ticks,
+    without_formulas,
+)
 from sink_lens.text import capitalise, interval_text, join_and, percent, safe_line
 
 _LOSSES = {
@@ -41,7 +49,13 @@ def _sink_figure(run: Run) -> tuple[str, Figure]:
         start=1,
     ):
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=label)
-        axes.plot(layers["layer"], layers[column].to_numpy(float), color=colour, marker="o", markersize=3.5)
+        axes.plot(
+            layers["layer"],
+            layers[column].to_numpy(float),
+            color=colour,
+            marker="o",
+            markersize=3.5,
+        )
         if column == "norm_ratio":
             log_scale(axes, axis="y")
         else:
@@ -55,18 +69,36 @@ def _title(run: Run) -> str:
     if table is None or table.empty:
         return "A model's sinks"
     row = table.astype("string").fillna("").to_dict("records")[0]
-    sinks, dims = (str(row[name]).split(",") if row[name] else [] for name in ("sink_positions", "outlier_dimensions"))
+    sinks, dims = (
+        str(row[name]).split(",") if row[name] else []
+        for name in ("sink_positions", "outlier_dimensions")
+    )
     numbers = table.to_dict("records")[0]
-    bounds = interval_text(numbers.get("sink_rate_low"), numbers.get("sink_rate_high"), shown=percent)
+    bounds = interval_text(
+        numbers.get("sink_rate_low"), numbers.get("sink_rate_high"), shown=percent
+    )
     rate = f"{percent(float(numbers.get('sink_rate', float('nan'))))} {bounds}".strip()
-    sink = f"a sink at position {join_and(sinks)} in {rate} of heads" if sinks else f"no sink ({rate} of heads)"
-    dimension = f"outlier dimension{'s' * (len(dims) > 1)} {join_and(dims)}" if dims else "no outlier dimension"
+    sink = (
+        f"a sink at position {join_and(sinks)} in {rate} of heads"
+        if sinks
+        else f"no sink ({rate} of heads)"
+    )
+    dimension = (
+        f"outlier dimension{'s' * (len(dims) > 1)} {join_and(dims)}"
+        if dims
+        else "no outlier dimension"
+    )
     return safe_line(f"{capitalise(sink)}, {dimension}", limit=200)
 
 
 def _headline(run: Run) -> list[str]:
     sentences = summary_lines(run, limit=900)
-    sinks = run.need("summary", columns=["sink_positions"])["sink_positions"].astype("string").fillna("").tolist()[:1]
+    sinks = (
+        run.need("summary", columns=["sink_positions"])["sink_positions"]
+        .astype("string")
+        .fillna("")
+        .tolist()[:1]
+    )
     if any(sinks):
         places = join_and(f"position {place}" for place in str(sinks[0]).split(","))
         sentences.append(f"A KV cache that evicts must keep {places}.")
@@ -84,7 +116,9 @@ def _dimension_table(run: Run) -> tuple[str, PageTable]:
         "a number format must keep is measured by quantise." + rest_note(len(table), "dimensions")
     )
     heads = {"kind": "kind", "dimension": "dimension", "layers": "after layers", "value": "value"}
-    shown = table.assign(coverage=["" if pd.isna(one) else f"{one:.0%}" for one in table["coverage"]])
+    shown = table.assign(
+        coverage=["" if pd.isna(one) else f"{one:.0%}" for one in table["coverage"]]
+    )
     return see, page_table(shown, heads | {"coverage": "of tokens"})
 
 
@@ -96,25 +130,44 @@ def _writer_table(run: Run) -> tuple[str, PageTable]:
         + rest_note(len(table), "writers")
     )
     shown = table.assign(unit=["" if pd.isna(one) else str(int(one)) for one in table["unit"]])
-    heads = {"layer": "layer", "dimension": "dimension", "part": "part", "unit": "expert, neuron or column"}
+    heads = {
+        "layer": "layer",
+        "dimension": "dimension",
+        "part": "part",
+        "unit": "expert, neuron or column",
+    }
     return see, page_table(shown, heads | {"share": "share"})
 
 
 def _loss_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("losses", columns=["condition", "loss_nats", "change_nats", "change_low", "change_high"])
+    table = run.need(
+        "losses", columns=["condition", "loss_nats", "change_nats", "change_low", "change_high"]
+    )
     shown = table.assign(
         condition=[_LOSSES.get(str(name), safe_line(name)) for name in table["condition"]],
         interval=ci_texts(table, "change_low", "change_high"),
     )
     see = "The loss with the outlier dimensions set to zero, and set to their mean. No other dimensions were tried."
-    heads = {"condition": "condition", "loss_nats": "loss, nats", "change_nats": "change", "interval": "95%"}
+    heads = {
+        "condition": "condition",
+        "loss_nats": "loss, nats",
+        "change_nats": "change",
+        "interval": "95%",
+    }
     return see, page_table(shown, heads)
 
 
 CARD = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="sink", title="The first token by layer", make=_sink_figure, data=table_reader("layers")),),
+    figures=(
+        Drawn(
+            key="sink",
+            title="The first token by layer",
+            make=_sink_figure,
+            data=table_reader("layers"),
+        ),
+    ),
     tables=(
         Listed(key="dimension-table", title="Large dimensions", make=_dimension_table),
         Listed(key="writer-table", title="What writes them", make=_writer_table),

@@ -5,7 +5,16 @@ from pathlib import Path
 import pandas as pd
 
 from sink_lens.records import Run
-from sink_lens.report.page import Listed, Page, PageTable, ci_texts, has_table, page_table, summary_lines, table_maker
+from sink_lens.report.page import (
+    Listed,
+    Page,
+    PageTable,
+    ci_texts,
+    has_table,
+    page_table,
+    summary_lines,
+    table_maker,
+)
 from sink_lens.text import as_text, interval_text, label_parts, safe_line
 
 
@@ -22,7 +31,9 @@ def name_neurons(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _title(run: Run) -> str:
-    table = run.optional("summary", columns=["loss_change_nats", "loss_change_low", "loss_change_high"])
+    table = run.optional(
+        "summary", columns=["loss_change_nats", "loss_change_low", "loss_change_high"]
+    )
     if table is None or table.empty:
         return "Two models compared"
     row = table.to_dict("records")[0]
@@ -32,13 +43,23 @@ def _title(run: Run) -> str:
     other = Path(str(others[0] or "the second model"))
     second = other.name if other.is_absolute() else other
     changes = run.optional("changes", columns=["quantity", "changed"])
-    same = changes is not None and not changes.loc[changes["quantity"].eq("loss"), "changed"].astype(bool).any()
-    said = f"No change of the loss is shown ({change} nats)" if same else f"The loss changes by {change} nats"
+    same = (
+        changes is not None
+        and not changes.loc[changes["quantity"].eq("loss"), "changed"].astype(bool).any()
+    )
+    said = (
+        f"No change of the loss is shown ({change} nats)"
+        if same
+        else f"The loss changes by {change} nats"
+    )
     return f"{said}, from the first model to {safe_line(second)}"
 
 
 def _number_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("changes", columns=["quantity", "unit", "first", "second", "change", "change_low", "change_high"])
+    table = run.need(
+        "changes",
+        columns=["quantity", "unit", "first", "second", "change", "change_low", "change_high"],
+    )
     table = table.loc[~table["unit"].isin(["index", "text"])]
     shown = table.assign(
         quantity=[str(name).replace("_", " ") for name in table["quantity"]],
@@ -48,7 +69,13 @@ def _number_table(run: Run) -> tuple[str, PageTable]:
         "Both models on the same tokens, paired by sequence, without controls. A change counts if its interval "
         "excludes 0 and it is above rounding."
     )
-    heads = {"quantity": "quantity", "first": "first", "second": "second", "change": "change", "interval": "95%"}
+    heads = {
+        "quantity": "quantity",
+        "first": "first",
+        "second": "second",
+        "change": "change",
+        "interval": "95%",
+    }
     return see, page_table(shown, heads)
 
 
@@ -57,7 +84,9 @@ def _text_table(run: Run) -> tuple[str, PageTable]:
     table = name_neurons(table.loc[table["unit"].isin(["index", "text"])])
     shown = table.assign(quantity=[str(name).replace("_", " ") for name in table["quantity"]])
     see = "Positions, dimensions and neurons of both, their BOS tokens, and fields of the configuration that differ."
-    return see, page_table(shown, {"quantity": "what", "first_indices": "first", "second_indices": "second"})
+    return see, page_table(
+        shown, {"quantity": "what", "first_indices": "first", "second_indices": "second"}
+    )
 
 
 DIFF = Page(

@@ -6,7 +6,16 @@ from typing import Any
 import pandas as pd
 
 from sink_lens.records import Result, Run
-from sink_lens.report.page import INTERVALS, Listed, Page, PageTable, ci_texts, page_table, rest_note, summary_lines
+from sink_lens.report.page import (
+    INTERVALS,
+    Listed,
+    Page,
+    PageTable,
+    ci_texts,
+    page_table,
+    rest_note,
+    summary_lines,
+)
 from sink_lens.text import as_ranges, name_in_words, percent, plural, safe_line
 
 _COLUMNS = [
@@ -51,16 +60,25 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
     named = judged.loc[judged["kept"] != "random"]
     random = judged.loc[judged["kept"] == "random"]
     shown = named.assign(
-        what=[_condition_text(row) + " (chosen)" * bool(row["chosen"]) for row in named.to_dict("records")],
+        what=[
+            _condition_text(row) + " (chosen)" * bool(row["chosen"])
+            for row in named.to_dict("records")
+        ],
         closed=[percent(share) for share in named["closed_share"].to_numpy(float)],
         interval=ci_texts(named, "closed_low", "closed_high", shown=percent),
     )
-    heads = {"what": "what is kept", "loss_nats": "loss, nats", "perplexity": "perplexity", "change_nats": "cost, nats"}
+    heads = {
+        "what": "what is kept",
+        "loss_nats": "loss, nats",
+        "perplexity": "perplexity",
+        "change_nats": "cost, nats",
+    }
     see = "Held-out loss of every condition, and how much of the cost of rounding everything it wins back."
     if len(random):
         shares = random["closed_share"].to_numpy(float)
         see += (
-            f" {len(random)} random sets of that size close {percent(shares.min())} to {percent(shares.max())} of it."
+            f" {len(random)} random sets of that size close {percent(shares.min())} "
+            f"to {percent(shares.max())} of it."
         )
     table = page_table(shown, heads | {"closed": "gap closed", "interval": "95%"}, most=40)
     return see + rest_note(len(shown), "conditions", most=40), table
@@ -71,7 +89,9 @@ def _kept_channel_rows(run: Run) -> pd.DataFrame:
     kept = run.need("channels", columns=["site", "layer", "channel"])
     layers: dict[tuple[str, int], list[int]] = {}
     for row in kept.to_dict("records"):
-        layers.setdefault((safe_line(row["site"]), int(row["channel"])), []).append(int(row["layer"]))
+        layers.setdefault((safe_line(row["site"]), int(row["channel"])), []).append(
+            int(row["layer"])
+        )
     ordered = sorted(layers, key=lambda one: -len(layers[one]))
     rows = [(site, channel, as_ranges(layers[site, channel])) for site, channel in ordered]
     return pd.DataFrame(rows, columns=["site", "channel", "layers"])
@@ -80,7 +100,8 @@ def _kept_channel_rows(run: Run) -> pd.DataFrame:
 def _channel_table(run: Run) -> tuple[str, PageTable]:
     shown = _kept_channel_rows(run)
     see = (
-        "The channels that stay in 16 bit: each site's largest, by layer. channels.csv in the run folder has them all."
+        "The channels that stay in 16 bit: each site's largest, by layer. "
+        "channels.csv in the run folder has them all."
     )
     heads = {"site": "site", "channel": "channel", "layers": "in layers"}
     return see + rest_note(len(shown), "channels", most=40), page_table(shown, heads, most=40)
@@ -101,7 +122,9 @@ QUANTISE = Page(
     figures=(),
     tables=(
         Listed(key="condition-table", title="Conditions", make=_condition_table, meanings=_MADE),
-        Listed(key="channel-table", title="Channels to keep", make=_channel_table, when=_keeps_channels),
+        Listed(
+            key="channel-table", title="Channels to keep", make=_channel_table, when=_keeps_channels
+        ),
     ),
 )
 
@@ -114,7 +137,16 @@ def show_quantise(found: Result) -> Iterator[str | pd.DataFrame]:
     """Yield the terminal output: the headline, and the conditions on held-out text without random sets."""
     yield found.headline
     held_out = found.tables["conditions"].query("part == 'judge' and kept != 'random'")
-    columns = ("kept", "channels", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high", "chosen")
+    columns = (
+        "kept",
+        "channels",
+        "loss_nats",
+        "change_nats",
+        "closed_share",
+        "closed_low",
+        "closed_high",
+        "chosen",
+    )
     marked = ["chosen" if one else "" for one in held_out["chosen"]]
     yield held_out.assign(chosen=marked).filter(items=columns if any(marked) else columns[:-1])
     if _keeps_channels(found.run):

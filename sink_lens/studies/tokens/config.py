@@ -50,11 +50,22 @@ class TokensConfig(ReadConfig):
         check_at_least(self, 1, "max_outliers")
         for name in ("energy_frac", "coverage"):
             if not 0 < getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name)}; need a share above 0, at most 1")
-        for name in ("gap", "dimension_factor", "least_share", "least_norm", "sink_threshold", "massive_threshold"):
+                raise InputError(
+                    f"{name} is {getattr(self, name)}; need a share above 0, at most 1"
+                )
+        for name in (
+            "gap",
+            "dimension_factor",
+            "least_share",
+            "least_norm",
+            "sink_threshold",
+            "massive_threshold",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 1:
-                raise InputError(f"{name} is {value}; need a number above 1, which is the ordinary token's")
+                raise InputError(
+                    f"{name} is {value}; need a number above 1, which is the ordinary token's"
+                )
 
 
 def count_token_passes(config: TokensConfig, sizes: "estimate.Sizes") -> "estimate.PassCounts":

@@ -9,7 +9,15 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, rest_note, table_reader
+from sink_lens.report.page import (
+    Drawn,
+    Listed,
+    Page,
+    PageTable,
+    page_table,
+    rest_note,
+    table_reader,
+)
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -34,19 +42,40 @@ def _histogram_figure(run: Run) -> tuple[str, Figure]:
         "gap, none is. A sink receives attention, a massive activation is large: a model can have one without the "
         "other."
     )
-    scores = {"attention": ("fair shares of attention", ORANGE), "norm": ("norm ÷ the sequence's median", BLUE)}
+    scores = {
+        "attention": ("fair shares of attention", ORANGE),
+        "norm": ("norm ÷ the sequence's median", BLUE),
+    }
     figure = new_figure(width=9.0, height=3.0)
     for place, (by, (label, colour)) in enumerate(scores.items(), start=1):
         bins = histogram.loc[histogram["by"] == by]
-        axes = panel(figure, place=(1, 2, place), xlabel=label, ylabel="tokens" if place == 1 else "")
+        axes = panel(
+            figure, place=(1, 2, place), xlabel=label, ylabel="tokens" if place == 1 else ""
+        )
         low, high = bins["low"].to_numpy(float), bins["high"].to_numpy(float)
-        axes.bar(low, bins["tokens"].to_numpy(float), width=high - low, align="edge", color=colour, alpha=0.8)
+        axes.bar(
+            low,
+            bins["tokens"].to_numpy(float),
+            width=high - low,
+            align="edge",
+            color=colour,
+            alpha=0.8,
+        )
         for row in thresholds.loc[thresholds["by"] == by].to_dict("records"):
             if np.isfinite(row["gap_low"]):
-                axes.axvspan(row["gap_low"], row["gap_high"], color=QUIET, alpha=0.15, linewidth=0, label="gap")
+                axes.axvspan(
+                    row["gap_low"],
+                    row["gap_high"],
+                    color=QUIET,
+                    alpha=0.15,
+                    linewidth=0,
+                    label="gap",
+                )
             if np.isfinite(row["threshold"]):
                 shown = f"threshold {as_text(row['threshold'])}"
-                axes.axvline(row["threshold"], color=QUIET, linestyle="--", linewidth=1.4, label=shown)
+                axes.axvline(
+                    row["threshold"], color=QUIET, linestyle="--", linewidth=1.4, label=shown
+                )
         axes.set_yscale("symlog", linthresh=1)
         axes.set_yticks([0, 1, 10, 100, 1000, 10000], ["0", "1", "10", "100", "1,000", "10,000"])
         axes.set_ylim(0, 1.5 * max(float(bins["tokens"].max() or 1), 1.0))
@@ -59,10 +88,21 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
     positions = run.need("positions", columns=["position", "sink_rate", "massive_rate"])
     figure = new_figure(width=7.4)
     axes = panel(figure, xlabel="position", ylabel="share of sequences, %")
-    lines = (("sink_rate", "sinks", ORANGE, "o"), ("massive_rate", "massive activations", BLUE, "x"))
+    lines = (
+        ("sink_rate", "sinks", ORANGE, "o"),
+        ("massive_rate", "massive activations", BLUE, "x"),
+    )
     for name, label, colour, mark in lines:
         rate = 100 * positions[name].to_numpy(float)
-        axes.plot(positions["position"], rate, color=colour, marker=mark, markersize=3.5, linewidth=0.8, label=label)
+        axes.plot(
+            positions["position"],
+            rate,
+            color=colour,
+            marker=mark,
+            markersize=3.5,
+            linewidth=0.8,
+            label=label,
+        )
     axes.set_ylim(-2, 102)
     set_integer_ticks(axes, y=False)
     legend(axes, columns=2)
@@ -72,7 +112,9 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
 def _coverage_figure(run: Run) -> tuple[str, Figure]:
     dimensions = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage"])
     if dimensions.empty:
-        raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
+        raise RunError(
+            "no dimension is an outlier on most tokens of a kind, so there is nothing to draw."
+        )
     see = (
         f"A dimension is an outlier on a token if it exceeds {run.config.get('dimension_factor', 20):g} times the "
         "token's median magnitude. Residual sinks (left) are outliers on most ordinary tokens; the outliers of "
@@ -86,7 +128,11 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
         where = "ordinary tokens" if kind == "residual" else "marked tokens"
         axes = panel(figure, place=(1, 2, place), xlabel=f"layer ({where})", ylabel=ylabel)
         for index, dimension in enumerate(_widest_dimensions(part)):
-            rows = part.loc[part["dimension"] == dimension].set_index("layer")["coverage"].reindex(layers, fill_value=0)
+            rows = (
+                part.loc[part["dimension"] == dimension]
+                .set_index("layer")["coverage"]
+                .reindex(layers, fill_value=0)
+            )
             axes.plot(
                 layers,
                 100 * rows.to_numpy(float),
@@ -95,7 +141,9 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
                 markersize=3.5,
                 label=str(dimension),
             )
-        axes.axhline(100 * float(run.config.get("coverage", 0.5)), color=QUIET, linestyle=":", linewidth=1)
+        axes.axhline(
+            100 * float(run.config.get("coverage", 0.5)), color=QUIET, linestyle=":", linewidth=1
+        )
         axes.set_ylim(0, 104)
         set_integer_ticks(axes, y=False)
         legend(axes, columns=6)
@@ -125,7 +173,11 @@ def _dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
 
 
 def _widest_dimensions(part: pd.DataFrame, *, most: int = 6) -> list[int]:
-    order = part.sort_values("coverage", ascending=False, kind="stable")["dimension"].to_numpy(int).tolist()
+    order = (
+        part.sort_values("coverage", ascending=False, kind="stable")["dimension"]
+        .to_numpy(int)
+        .tolist()
+    )
     return list(dict.fromkeys(order))[:most]
 
 
@@ -136,7 +188,10 @@ def _title(run: Run) -> str:
     row: dict[Any, Any] = table.loc[table["kind"] == "all"].iloc[0].to_dict()
     if not row["sinks"] and not row["massive"]:
         return "No sink and no massive activation"
-    sinks, massive = plural(int(row["sinks"]), "sink"), plural(int(row["massive"]), "massive activation")
+    sinks, massive = (
+        plural(int(row["sinks"]), "sink"),
+        plural(int(row["massive"]), "massive activation"),
+    )
     first = table.loc[table["kind"] == "first", ["sinks", "massive", "tokens"]].sum()
     of = f"of {int(row['tokens']):,} tokens in {plural(int(first['tokens']), 'sequence')}"
     all_first = bool((first[["sinks", "massive"]] == [row["sinks"], row["massive"]]).all())
@@ -147,11 +202,17 @@ def _headline(run: Run) -> list[str]:
     sentences: list[str] = []
     thresholds = run.optional("thresholds", columns=["statement"])
     if thresholds is not None:
-        sentences += [f"{text[0].upper()}{text[1:]}." for text in thresholds["statement"].astype(str)]
-    agreement = run.optional("agreement", columns=["kind", "sinks", "massive", "both", "sink_only", "massive_only"])
+        sentences += [
+            f"{text[0].upper()}{text[1:]}." for text in thresholds["statement"].astype(str)
+        ]
+    agreement = run.optional(
+        "agreement", columns=["kind", "sinks", "massive", "both", "sink_only", "massive_only"]
+    )
     if agreement is not None:
         sentences += _agreement_sentences(agreement)
-    dimensions = run.optional("dimensions", columns=["kind", "dimension", "layer", "coverage", "ratio"])
+    dimensions = run.optional(
+        "dimensions", columns=["kind", "dimension", "layer", "coverage", "ratio"]
+    )
     if dimensions is not None:
         sentences += [f"{text[0].upper()}{text[1:]}." for text in _dimension_sentences(dimensions)]
     return sentences
@@ -164,18 +225,25 @@ def _agreement_sentences(agreement: pd.DataFrame) -> list[str]:
     if not row["sinks"] and not row["massive"]:
         return []
     sentences = (
-        f"{row['both']} tokens are both, {row['sink_only']} are sinks only and {row['massive_only']} massive only"
+        f"{row['both']} tokens are both, {row['sink_only']} are sinks only "
+        f"and {row['massive_only']} massive only"
     )
     where = [
         f"{rows[kind]['sinks']} of the sinks are {name}"
-        for kind, name in (("first", "at position 0"), ("delimiter", "later delimiters"), ("other", "other tokens"))
+        for kind, name in (
+            ("first", "at position 0"),
+            ("delimiter", "later delimiters"),
+            ("other", "other tokens"),
+        )
         if kind in rows and rows[kind]["sinks"]
     ]
     return [f"{sentences}{'; ' if where else ''}{join_and(where)}."]
 
 
 def _marked_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
+    table = run.need(
+        "sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"]
+    )
     shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
     heads = {
         "sequence": "sequence",
@@ -196,7 +264,9 @@ def _marked_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _token_id_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"])
+    table = run.need(
+        "token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"]
+    )
     heads = {
         "text": "token",
         "token_id": "id",
@@ -240,10 +310,23 @@ TOKENS = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="scores", title="Is there a gap?", make=_histogram_figure, data=table_reader("histogram")),
-        Drawn(key="positions", title="At which positions", make=_position_figure, data=table_reader("positions")),
         Drawn(
-            key="dimensions", title="Which dimensions are large", make=_coverage_figure, data=table_reader("dimensions")
+            key="scores",
+            title="Is there a gap?",
+            make=_histogram_figure,
+            data=table_reader("histogram"),
+        ),
+        Drawn(
+            key="positions",
+            title="At which positions",
+            make=_position_figure,
+            data=table_reader("positions"),
+        ),
+        Drawn(
+            key="dimensions",
+            title="Which dimensions are large",
+            make=_coverage_figure,
+            data=table_reader("dimensions"),
         ),
     ),
     tables=(
@@ -277,4 +360,8 @@ def answer_of_tokens(found: Result) -> dict[str, Any]:
     ids = found.tables["token_ids"]
     names = ("thresholds", "agreement", "dimensions")
     marked = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]
-    return {"sentence": " ".join(found.sentences), **{name: found.tables[name] for name in names}, "token_ids": marked}
+    return {
+        "sentence": " ".join(found.sentences),
+        **{name: found.tables[name] for name in names},
+        "token_ids": marked,
+    }

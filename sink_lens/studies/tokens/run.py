@@ -44,7 +44,9 @@ class SinkTokens(Result):
 
 
 @study(TokensConfig, kind="tokens", result=SinkTokens)
-def sink_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool) -> Measured:
+def sink_tokens(
+    lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool
+) -> Measured:
     """Find a model's sink tokens, massive activations and residual sinks, and write a run folder.
 
     Raises:
@@ -61,8 +63,14 @@ def sink_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pro
     at = (decoded["sequence"].to_numpy(), decoded["position"].to_numpy())
     every = decoded.assign(
         kind=[
-            "first" if position == 0 else "delimiter" if is_delimiter(text, token_id, special) else "other"
-            for position, text, token_id in zip(decoded["position"], decoded["text"], decoded["token_id"], strict=True)
+            "first"
+            if position == 0
+            else "delimiter"
+            if is_delimiter(text, token_id, special)
+            else "other"
+            for position, text, token_id in zip(
+                decoded["position"], decoded["text"], decoded["token_id"], strict=True
+            )
         ],
         sink=found.sink.numpy()[at],
         massive=found.massive.numpy()[at],
@@ -79,7 +87,9 @@ def sink_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pro
         "thresholds": _threshold_rows(found, config),
         "agreement": _agreement_rows(every),
     }
-    return Measured(frames=frames, kernel=kernel, headline="\n".join(frames["thresholds"]["statement"]))
+    return Measured(
+        frames=frames, kernel=kernel, headline="\n".join(frames["thresholds"]["statement"])
+    )
 
 
 run = command_of(sink_tokens)
@@ -122,7 +132,10 @@ class _PassReadings:
     def readings(self) -> list[Reading]:
         """Return the two readings of the pass: ``attention`` that tokens receive, and ``state`` for the norms."""
         attention = Reading(name="attention", sites=("rows",), function=self._read_attention)
-        return [attention, Reading(name="state", sites=("resid_post",), function=self._read_norm_ratios)]
+        return [
+            attention,
+            Reading(name="state", sites=("resid_post",), function=self._read_norm_ratios),
+        ]
 
     def _read_attention(self, view: LayerView) -> Tensor:
         """Return the mean attention that each token receives from sampled later queries: "batch position 2".
@@ -146,8 +159,12 @@ class _PassReadings:
         values, index = energy.topk(min(self.config.max_outliers, h.shape[-1]), dim=-1)
         found = torch.cat([values, index.to(values.dtype), energy.sum(-1, keepdim=True)], dim=-1)
         assert self.norms.largest is not None
-        better = (ratio >= self.norms.largest)[..., None]  # the layer where the token is largest so far
-        self.top = found if self.top is None else torch.where(better, found, self.top.to(found.device))
+        better = (ratio >= self.norms.largest)[
+            ..., None
+        ]  # the layer where the token is largest so far
+        self.top = (
+            found if self.top is None else torch.where(better, found, self.top.to(found.device))
+        )
         over = residual_outliers(h, valid=view.valid, factor=self.config.dimension_factor)
         at = over.nonzero(as_tuple=True)
         magnitude = h.abs()
@@ -181,7 +198,9 @@ class _PassReadings:
         return found
 
 
-def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool) -> _MarkedTokens:
+def _mark_tokens(
+    lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool
+) -> _MarkedTokens:
     size = (batch.n_sequences, batch.n_positions)
     scores = {by: torch.full(size, math.nan, dtype=torch.float32) for by in LEAST}
     layers = {
@@ -190,15 +209,27 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
     }
     dimensions: dict[tuple[int, int], tuple[int, ...]] = {}
     outliers = []
-    with tqdm(total=batch.n_sequences, desc="reading", unit="seq", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=batch.n_sequences, desc="reading", unit="seq", disable=not progress, leave=False
+    ) as bar:
         for where, part in pieces_by_length(batch, batch_size=config.batch_size):
-            one = _PassReadings(config=config, where=where, received=Received.empty(lens, part), norms=Norms())
+            one = _PassReadings(
+                config=config, where=where, received=Received.empty(lens, part), norms=Norms()
+            )
             at: dict[str, Any] = {"rows": one.received.rows, "batch_size": part.n_sequences}
-            streamed = stream(lens, part, one.readings(), kernel=config.kernel, **at, progress=False)
+            streamed = stream(
+                lens, part, one.readings(), kernel=config.kernel, **at, progress=False
+            )
             width = part.n_positions
-            taken = {"received": ("attention", 0), "shares": ("attention", 1), "ratios": ("state", 0)}
+            taken = {
+                "received": ("attention", 0),
+                "shares": ("attention", 1),
+                "ratios": ("state", 0),
+            }
             for name, (reading, place) in taken.items():
-                for layer, values in streamed.values[reading].items():  # a hybrid's linear layers stay nan
+                for layer, values in streamed.values[
+                    reading
+                ].items():  # a hybrid's linear layers stay nan
                     layers[name][layer, where, :width] = values[..., place].float()
             scores["attention"][where, :width] = one.received.scores(part.valid)
             scores["norm"][where, :width] = one.norms.scores(part.valid)
@@ -207,11 +238,15 @@ def _mark_tokens(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, pr
             bar.update(part.n_sequences)
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
     least = {"attention": config.least_share, "norm": config.least_norm}
-    gaps: dict[Rule, ScoreGap | None] = {by: score_gap(scores[by], least=least[by], gap=config.gap) for by in LEAST}
+    gaps: dict[Rule, ScoreGap | None] = {
+        by: score_gap(scores[by], least=least[by], gap=config.gap) for by in LEAST
+    }
     thresholds: dict[str, float] = {}
     for by, gap in gaps.items():
         threshold = given[by]
-        thresholds[by] = threshold if threshold is not None else math.inf if gap is None else gap.threshold
+        thresholds[by] = (
+            threshold if threshold is not None else math.inf if gap is None else gap.threshold
+        )
     return _MarkedTokens(
         scores=scores,
         **layers,
@@ -232,12 +267,28 @@ def is_delimiter(text: str, token_id: int, special: frozenset[int]) -> bool:
 def _marked_token_rows(every: pd.DataFrame, found: _MarkedTokens) -> pd.DataFrame:
     table = every.loc[every["sink"] | every["massive"]].reset_index(drop=True)
     places = list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))
-    sink_layers = [_layers_above(found.shares, place, found.thresholds["attention"]) for place in places]
-    massive_layers = [_layers_above(found.ratios, place, found.thresholds["norm"]) for place in places]
+    sink_layers = [
+        _layers_above(found.shares, place, found.thresholds["attention"]) for place in places
+    ]
+    massive_layers = [
+        _layers_above(found.ratios, place, found.thresholds["norm"]) for place in places
+    ]
     table["sink_layers"] = np.where(table["sink"], pd.Series(sink_layers, dtype="object"), "")
-    table["massive_layers"] = np.where(table["massive"], pd.Series(massive_layers, dtype="object"), "")
+    table["massive_layers"] = np.where(
+        table["massive"], pd.Series(massive_layers, dtype="object"), ""
+    )
     table["dimensions"] = [",".join(map(str, found.dimensions.get(place, ()))) for place in places]
-    front = ["sequence", "position", "token_id", "text", "kind", "sink", "massive", "norm_ratio", "received"]
+    front = [
+        "sequence",
+        "position",
+        "token_id",
+        "text",
+        "kind",
+        "sink",
+        "massive",
+        "norm_ratio",
+        "received",
+    ]
     return table[[*front, "share_score", "sink_layers", "massive_layers", "dimensions"]]
 
 
@@ -261,11 +312,15 @@ def _token_id_rows(every: pd.DataFrame) -> pd.DataFrame:
     by_id = every.loc[every["position"] > 0].groupby("token_id")
     table = by_id.agg(text=("text", "first"), kind=("kind", "first"), **_RATES).reset_index()
     marked = table[["sink_rate", "massive_rate"]].max(axis=1) * table["tokens"]
-    order = table.assign(marked=marked).sort_values(["marked", "largest_share"], ascending=False, kind="stable")
+    order = table.assign(marked=marked).sort_values(
+        ["marked", "largest_share"], ascending=False, kind="stable"
+    )
     return order.drop(columns="marked").reset_index(drop=True)
 
 
-def outlier_dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float) -> pd.DataFrame:
+def outlier_dimension_table(
+    outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float
+) -> pd.DataFrame:
     """Return the table ``dimensions``: dimensions that are outliers on most ordinary tokens, or on most marked ones.
 
     A dimension that qualifies in some layer has a row for every layer.
@@ -288,7 +343,9 @@ def outlier_dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, cove
         ("sink token", outliers.loc[on_marked], int(marked.sum())),
     ):
         found = rows.assign(value=rows["value"].abs()).groupby(["dimension", "layer"], sort=True)
-        table = found.agg(on=("value", "size"), value=("value", "mean"), ratio=("ratio", "mean")).reset_index()
+        table = found.agg(
+            on=("value", "size"), value=("value", "mean"), ratio=("ratio", "mean")
+        ).reset_index()
         table["coverage"] = table["on"] / max(tokens, 1)
         widest = table.groupby("dimension")["coverage"].transform("max")
         table = table.loc[widest >= coverage].assign(kind=kind, tokens=tokens)
@@ -304,7 +361,9 @@ def _score_histogram(found: _MarkedTokens) -> pd.DataFrame:
         known = scores[~scores.isnan()].numpy().astype(float)
         edges = np.geomspace(max(known.min() * 0.99, 1e-6), max(known.max(), 1.0) * 1.01, _BINS + 1)
         count, _ = np.histogram(np.maximum(known, edges[0]), bins=edges)
-        frames.append(pd.DataFrame({"by": by, "low": edges[:-1], "high": edges[1:], "tokens": count}))
+        frames.append(
+            pd.DataFrame({"by": by, "low": edges[:-1], "high": edges[1:], "tokens": count})
+        )
     return pd.concat(frames, ignore_index=True)
 
 
@@ -314,14 +373,19 @@ def _threshold_rows(found: _MarkedTokens, config: TokensConfig) -> pd.DataFrame:
     least = {"attention": config.least_share, "norm": config.least_norm}
     for by, gap in found.gaps.items():
         marked, of = found.scores[by] >= found.thresholds[by], {"by": by, "least": least[by]}
-        statement, answer = gap_text(gap, found.scores[by], **of), gap_answer(gap, found.scores[by], **of)
+        statement, answer = (
+            gap_text(gap, found.scores[by], **of),
+            gap_answer(gap, found.scores[by], **of),
+        )
         if given[by] is not None:
             statement = f"by {by}: {int(marked.sum()):,} tokens are at {given[by]:g} or above, the given threshold"
             answer = "marked" if marked.any() else "none"
         rows.append(
             {
                 "by": by,
-                "threshold": found.thresholds[by] if math.isfinite(found.thresholds[by]) else math.nan,
+                "threshold": found.thresholds[by]
+                if math.isfinite(found.thresholds[by])
+                else math.nan,
                 "asked": given[by] is not None,
                 "gap": gap is not None,
                 "answer": answer,

@@ -6,7 +6,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, rest_note, table_maker, table_reader
+from sink_lens.report.page import (
+    Drawn,
+    Listed,
+    Page,
+    PageTable,
+    page_table,
+    rest_note,
+    table_maker,
+    table_reader,
+)
 from sink_lens.report.style import (
     BLUE,
     GREEN,
@@ -46,7 +55,9 @@ _PANELS = (
 _MOST_SENTENCES = 6
 
 
-def _draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, threshold: float = 0.3) -> Figure:
+def _draw_course(
+    readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, threshold: float = 0.3
+) -> Figure:
     """Draw the monitor's keys by step: a panel for each key, layers by colour, alarms as lines.
 
     Args:
@@ -63,15 +74,27 @@ def _draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, 
         ("rate_strongest", "at the strongest position", QUIET, "s", ":"),
     ):
         rows = readings.loc[(readings["key"] == key) & readings["layer"].isna()].sort_values("step")
-        style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": line, "linewidth": 1.5}
+        style: dict[str, Any] = {
+            "color": colour,
+            "marker": marker,
+            "linestyle": line,
+            "linewidth": 1.5,
+        }
         rate.plot(rows["step"], rows["value"], markersize=3.5, label=label, **style)
     rate.set_ylim(-0.02, max(0.1, rate.get_ylim()[1]))
     by_layer, images = [], []
     for place, (key, ylabel, is_logarithmic) in enumerate(panels, start=2):
-        axes = panel(figure, place=(lines, 2, place), xlabel="step" if place > len(panels) - 1 else "", ylabel=ylabel)
+        axes = panel(
+            figure,
+            place=(lines, 2, place),
+            xlabel="step" if place > len(panels) - 1 else "",
+            ylabel=ylabel,
+        )
         rows = readings.loc[readings["key"] == key].sort_values("step")
         if key == "loss":
-            axes.plot(rows["step"], rows["value"], color=BLUE, marker="o", markersize=3.5, linewidth=1.5)
+            axes.plot(
+                rows["step"], rows["value"], color=BLUE, marker="o", markersize=3.5, linewidth=1.5
+            )
         else:
             images.append(draw_layer_lines(axes, rows, x=lambda own: own["step"]))
         if is_logarithmic:
@@ -84,7 +107,9 @@ def _draw_course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, 
             first, last = steps.min(), steps.max()
             margin = 0.02 * max(last - first, 1)
             axes.set_xlim(first - margin, last + margin)
-        for rule, step in () if alarms is None else zip(alarms["rule"], alarms["step"], strict=True):
+        for rule, step in (
+            () if alarms is None else zip(alarms["rule"], alarms["step"], strict=True)
+        ):
             name, colour = _RULES.get(str(rule), (str(rule), QUIET))
             known = {line.get_label() for line in axes.get_lines()}
             label = "_" if name in known or axes is not rate else name
@@ -109,7 +134,11 @@ def _title(run: Run) -> str:
         said = f"a sink is born at position {position} by step {step:,}"
         if position:
             key, place = "rate_strongest", "the strongest position"
-    rate = None if readings is None else readings.loc[(readings["key"] == key) & readings["layer"].isna()]
+    rate = (
+        None
+        if readings is None
+        else readings.loc[(readings["key"] == key) & readings["layer"].isna()]
+    )
     if rate is None or not len(rate):
         return f"Training watched: {said}"
     first, last = rate.sort_values("step")["value"].iloc[[0, -1]]
@@ -122,10 +151,14 @@ def _title(run: Run) -> str:
 
 def _sentences(run: Run) -> list[str]:
     alarms = _alarm_table(run)
-    told = [] if alarms is None else [safe_line(one, limit=300) for one in alarms["sentence"].tolist()]
+    told = (
+        [] if alarms is None else [safe_line(one, limit=300) for one in alarms["sentence"].tolist()]
+    )
     sentences = [f"{capitalise(one)}." for one in told[:_MOST_SENTENCES]]
     if len(told) > _MOST_SENTENCES:
-        sentences.append(f"{plural(len(told) - _MOST_SENTENCES, 'more alarm')}; all are in the table below.")
+        sentences.append(
+            f"{plural(len(told) - _MOST_SENTENCES, 'more alarm')}; all are in the table below."
+        )
     if alarms is not None and not told:
         sentences.append("No alarm.")
     value = _last_reading(run)
@@ -184,7 +217,14 @@ _MEANINGS = {
 MONITOR = Page(
     title=_title,
     headline=_sentences,
-    figures=(Drawn(key="course", title="What the monitor read", make=_course_figure, data=table_reader("monitor")),),
+    figures=(
+        Drawn(
+            key="course",
+            title="What the monitor read",
+            make=_course_figure,
+            data=table_reader("monitor"),
+        ),
+    ),
     tables=(
         Listed(
             key="alarm-table",

@@ -58,7 +58,9 @@ from sink_lens.training.sink_birth import Birth, find_birth, whole_model_rows
 from sink_lens.training.variants import FEWEST_SEEDS
 
 
-def draw_training(watched: pd.DataFrame, *, log: pd.DataFrame | None = None, born: float | int | None = None) -> Figure:
+def draw_training(
+    watched: pd.DataFrame, *, log: pd.DataFrame | None = None, born: float | int | None = None
+) -> Figure:
     """Draw the measures of a run's checkpoints by tokens, one panel per measure, with the sink's birth marked.
 
     Args:
@@ -79,15 +81,30 @@ def draw_training(watched: pd.DataFrame, *, log: pd.DataFrame | None = None, bor
     if log is not None:
         _draw_losses(loss, log, scale)
     own_loss = whole_model_rows(watched, "loss")
-    _draw_line(loss, own_loss, scale, color=INK, marker="x", linestyle=":", label="watched sequences")
+    _draw_line(
+        loss, own_loss, scale, color=INK, marker="x", linestyle=":", label="watched sequences"
+    )
     legend(loss, columns=3)
     rate = add_panel("share of heads with a sink")
     rows = whole_model_rows(watched, "sink_rate")
     levels = sorted(set(rows["threshold"].to_numpy(float).tolist()))
     for level, colour, mark in zip(levels, cycle(COLOURS), cycle(MARKS), strict=False):
-        of_level, width = rows.loc[rows["threshold"] == level], 2.4 if np.isclose(level, SINK_THRESHOLD) else 1.2
-        _draw_line(rate, of_level, scale, color=colour, marker=mark, linewidth=width, label=f"above {level:g}")
-    rate.set_ylim(-0.02, max(0.1, 1.05 * float(np.nanmax(rows["value"].to_numpy(float), initial=0.0))))
+        of_level, width = (
+            rows.loc[rows["threshold"] == level],
+            2.4 if np.isclose(level, SINK_THRESHOLD) else 1.2,
+        )
+        _draw_line(
+            rate,
+            of_level,
+            scale,
+            color=colour,
+            marker=mark,
+            linewidth=width,
+            label=f"above {level:g}",
+        )
+    rate.set_ylim(
+        -0.02, max(0.1, 1.05 * float(np.nanmax(rows["value"].to_numpy(float), initial=0.0)))
+    )
     legend(rate, columns=4)
     by_layer, images = [], []
     for measure, ylabel, level in _BY_LAYER:
@@ -97,7 +114,9 @@ def draw_training(watched: pd.DataFrame, *, log: pd.DataFrame | None = None, bor
         by_layer.append(axes)
         if measure == "sink_mass":
             for value in whole_model_rows(watched, "uniform_mass")["value"].head(1):
-                axes.axhline(value, color=QUIET, linestyle=":", linewidth=1.4, label="uniform attention")
+                axes.axhline(
+                    value, color=QUIET, linestyle=":", linewidth=1.4, label="uniform attention"
+                )
             axes.set_ylim(0, max(0.1, axes.get_ylim()[1]))
             legend(axes, columns=1)
             continue
@@ -107,7 +126,14 @@ def draw_training(watched: pd.DataFrame, *, log: pd.DataFrame | None = None, bor
     ranks, counts = add_panel("effective rank, layer mean"), add_panel("how many")
     for axes, measures in ((ranks, _RANKS), (counts, _COUNTS)):
         for measure, label, colour, mark in measures:
-            _draw_line(axes, whole_model_rows(watched, measure), scale, color=colour, marker=mark, label=label)
+            _draw_line(
+                axes,
+                whole_model_rows(watched, measure),
+                scale,
+                color=colour,
+                marker=mark,
+                label=label,
+            )
         legend(axes, columns=2)
     ranks.set_ylim(bottom=0)
     counts.set_ylim(bottom=-0.1, top=max(1.5, counts.get_ylim()[1]))
@@ -127,8 +153,14 @@ _BY_LAYER = (
     ("dominance_ratio", "dominance ratio", None),
 )
 """Measure, axis label, and the level that is marked."""
-_RANKS = (("effective_rank", "with token 0", BLUE, "o"), ("effective_rank_without", "without", ORANGE, "s"))
-_COUNTS = (("growth_steps", "growth steps", GREEN, "^"), ("super_neurons", "super neurons", PURPLE, "D"))
+_RANKS = (
+    ("effective_rank", "with token 0", BLUE, "o"),
+    ("effective_rank_without", "without", ORANGE, "s"),
+)
+_COUNTS = (
+    ("growth_steps", "growth steps", GREEN, "^"),
+    ("super_neurons", "super neurons", PURPLE, "D"),
+)
 """Measure of the whole model, label, colour and mark."""
 
 
@@ -139,7 +171,9 @@ def _use_steps_if_tokens_unknown(watched: pd.DataFrame) -> tuple[pd.DataFrame, s
     return watched.assign(tokens=watched["step"]), "steps"
 
 
-def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], group_by: str = "") -> Figure:
+def draw_comparison(
+    tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], group_by: str = ""
+) -> Figure:
     """Draw the variants: loss curves with intervals over seeds, differences to the baseline, the sink's course.
 
     Args:
@@ -150,33 +184,56 @@ def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[st
     """
     curve = "evaluation" if "evaluation" in set(tables["bands"]["curve"].tolist()) else "training"
     bands, finals, curves, differences = (
-        tables[name].loc[tables[name]["curve"] == curve] for name in ("bands", "finals", "curves", "differences")
+        tables[name].loc[tables[name]["curve"] == curve]
+        for name in ("bands", "finals", "curves", "differences")
     )
     figure = new_figure(width=9.4, height=6.6)
     top = panel(figure, place=(2, 2, 1), xlabel="tokens", ylabel=f"{curve} loss, nats")
     gap = panel(figure, place=(2, 2, 2), xlabel="tokens", ylabel=f"{curve} loss − baseline, nats")
     ends = panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline")
-    low = panel(figure, place=(2, 2, 4), xlabel="tokens", ylabel="attention to position 0, top layer")
+    low = panel(
+        figure, place=(2, 2, 4), xlabel="tokens", ylabel="attention to position 0, top layer"
+    )
     scale = _TokenScale(tables["bands"]["tokens"].to_numpy(float))
     scales = [(top, scale), (gap, scale)]
     styles: list[dict[str, Any]] = [
-        {"color": colour, "marker": mark} for colour, mark, _ in zip(cycle(COLOURS), cycle(MARKS), variants)
+        {"color": colour, "marker": mark}
+        for colour, mark, _ in zip(cycle(COLOURS), cycle(MARKS), variants)
     ]
     for index, (variant, style) in enumerate(zip(variants, styles, strict=True)):
         of_variant = bands.loc[bands["variant"] == variant]
-        _draw_band(top, of_variant.query("quantity == 'loss'"), scale, label=f"{group_by} {variant}".lstrip(), **style)
+        _draw_band(
+            top,
+            of_variant.query("quantity == 'loss'"),
+            scale,
+            label=f"{group_by} {variant}".lstrip(),
+            **style,
+        )
         if not index:
             continue
         _draw_band(gap, of_variant.query("quantity == 'difference'"), scale, label=variant, **style)
         for _, own in curves.loc[curves["variant"] == variant].groupby("seed"):
-            gap.plot(scale.positions(own["tokens"]), own["difference"], color=style["color"], linewidth=0.6, alpha=0.7)
+            gap.plot(
+                scale.positions(own["tokens"]),
+                own["difference"],
+                color=style["color"],
+                linewidth=0.6,
+                alpha=0.7,
+            )
         dots = finals.loc[finals["variant"] == variant, "difference"].to_numpy(float)
         ends.scatter(np.full(len(dots), index - 1.12), dots, s=22, label="one seed", **style)
         row = differences.loc[differences["variant"] == variant, ["mean", "low", "high"]]
         mean, lowest, highest = row.to_numpy(float)[0]
         if np.isfinite([lowest, highest]).all():
             ends.vlines(index - 0.88, lowest, highest, color=style["color"], linewidth=2)
-        ends.plot([index - 0.88], [mean], color=style["color"], marker="_", markersize=14, markeredgewidth=2)
+        ends.plot(
+            [index - 0.88],
+            [mean],
+            color=style["color"],
+            marker="_",
+            markersize=14,
+            markeredgewidth=2,
+        )
     base_end = finals.loc[finals["variant"] == variants[0], "loss"].mean()
     top.axhline(base_end, color=QUIET, linestyle=":", linewidth=1.2)
     gap.axhline(0, color=COLOURS[0], linewidth=1.4)
@@ -188,11 +245,27 @@ def draw_comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[st
         rows = tables["course"].query("measure == 'top_mass'")
         own_scale = _TokenScale(rows["tokens"].to_numpy(float))
         for variant, style in zip(variants, styles, strict=True):
-            _draw_band(low, rows.loc[rows["variant"] == variant], own_scale, label=variant, marks=True, **style)
+            _draw_band(
+                low,
+                rows.loc[rows["variant"] == variant],
+                own_scale,
+                label=variant,
+                marks=True,
+                **style,
+            )
         low.set_ylim(0, max(0.1, low.get_ylim()[1]))
         scales.append((low, own_scale))
     else:
-        low.text(0.5, 0.5, "not watched", transform=low.transAxes, ha="center", va="center", color=QUIET, fontsize=FONT)
+        low.text(
+            0.5,
+            0.5,
+            "not watched",
+            transform=low.transAxes,
+            ha="center",
+            va="center",
+            color=QUIET,
+            fontsize=FONT,
+        )
         low.set_xticks([])
         low.set_yticks([])
     for axes, one in scales:
@@ -212,11 +285,17 @@ def draw_logged(logged: pd.DataFrame) -> Figure:
     for name, colour in zip(dict.fromkeys(logged["run"].tolist()), cycle(COLOURS), strict=False):
         drawn: tuple[tuple[str, Axes, dict[str, Any]], ...] = (
             ("training loss", losses, {"linewidth": 1.0, "label": name}),
-            ("evaluation loss", losses, {"marker": "o", "linestyle": "--", "label": f"{name}, evaluation"}),
+            (
+                "evaluation loss",
+                losses,
+                {"marker": "o", "linestyle": "--", "label": f"{name}, evaluation"},
+            ),
             ("sink rate", rate, {"marker": "o", "label": name}),
         )
         for quantity, axes, style in drawn:
-            rows = logged.loc[(logged["run"] == name) & (logged["quantity"] == quantity)].sort_values("step")
+            rows = logged.loc[
+                (logged["run"] == name) & (logged["quantity"] == quantity)
+            ].sort_values("step")
             if len(rows):
                 axes.plot(rows["step"], rows["value"], color=colour, markersize=3.5, **style)
     rate.set_ylim(-0.02, max(0.1, rate.get_ylim()[1]))
@@ -226,7 +305,15 @@ def draw_logged(logged: pd.DataFrame) -> Figure:
         set_integer_ticks(axes, y=False)
         legend(axes, columns=4)
         if not axes.lines:
-            axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", color=QUIET, fontsize=FONT)
+            axes.text(
+                0.5,
+                0.5,
+                "not logged",
+                transform=axes.transAxes,
+                ha="center",
+                color=QUIET,
+                fontsize=FONT,
+            )
     return without_formulas(figure)
 
 
@@ -279,14 +366,31 @@ def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _TokenScale) -> None:
     loss, held_out = _finite_column(log, "loss"), _finite_column(log, "eval_loss")
     axes.plot(scale.positions(loss.index), loss, color=QUIET, linewidth=0.8, label="training")
     if len(held_out):
-        axes.plot(scale.positions(held_out.index), held_out, color=BLUE, marker="o", markersize=3, label="evaluation")
+        axes.plot(
+            scale.positions(held_out.index),
+            held_out,
+            color=BLUE,
+            marker="o",
+            markersize=3,
+            label="evaluation",
+        )
 
 
 def _draw_band(
-    axes: Axes, rows: pd.DataFrame, scale: _TokenScale, *, label: str, color: str, marker: str, marks: bool = False
+    axes: Axes,
+    rows: pd.DataFrame,
+    scale: _TokenScale,
+    *,
+    label: str,
+    color: str,
+    marker: str,
+    marks: bool = False,
 ) -> None:
     rows = rows.sort_values("tokens")
-    x, (mean, low, high) = scale.positions(rows["tokens"]), rows[["mean", "low", "high"]].to_numpy(float).T
+    x, (mean, low, high) = (
+        scale.positions(rows["tokens"]),
+        rows[["mean", "low", "high"]].to_numpy(float).T,
+    )
     if np.isfinite(low).any():
         axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
     style: dict[str, Any] = {"marker": marker, "markersize": 3.5} if marks or len(x) <= 30 else {}
@@ -300,7 +404,9 @@ _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"
 def _training_title(run: Run) -> str:
     kind = run.config.get("attention", "attention")
     norm = run.config.get("value_norm", "none")
-    title = f"Training with {safe_line(kind)} attention" + f" and value norm {safe_line(norm)}" * (norm != "none")
+    title = f"Training with {safe_line(kind)} attention" + f" and value norm {safe_line(norm)}" * (
+        norm != "none"
+    )
     return f"{title}: {_last_values_text(run)}" if _last_values_text(run) else title
 
 
@@ -358,7 +464,9 @@ def _sink_sentence(watch: pd.DataFrame) -> str:
 
 def _check_watched(run: Run) -> None:
     if "watch" not in run.tables:
-        raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
+        raise RunError(
+            "the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it."
+        )
 
 
 def _course_figure(run: Run) -> tuple[str, Figure]:
@@ -370,7 +478,9 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
         "scale says so. Check whether the sink comes with the norm and the outlier dimension, or before them."
     )
     born = _find_birth(watch)
-    return see, draw_training(watch, log=run.optional("log", columns=_LOG), born=None if born is None else born.tokens)
+    return see, draw_training(
+        watch, log=run.optional("log", columns=_LOG), born=None if born is None else born.tokens
+    )
 
 
 def _loss_figure(run: Run) -> tuple[str, Figure]:
@@ -409,7 +519,9 @@ BRIEF = {
 """Column of the table of checkpoints -> its head where there is little room."""
 
 
-def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[str, str] | None = None) -> PageTable:
+def checkpoint_table(
+    watch: pd.DataFrame, *, threshold: float, heads: Mapping[str, str] | None = None
+) -> PageTable:
     """Return the table of checkpoints: one row per checkpoint, one column per measure of the whole model.
 
     Args:
@@ -420,7 +532,9 @@ def checkpoint_table(watch: pd.DataFrame, *, threshold: float, heads: Mapping[st
     rows = _whole_model_measures(watch)
     level = rows["threshold"].to_numpy(float)
     rows = rows[np.isnan(level) | np.isclose(level, threshold)]
-    wide = rows.pivot_table(index=["step", "tokens"], columns="measure", values="value", sort=False).reset_index()
+    wide = rows.pivot_table(
+        index=["step", "tokens"], columns="measure", values="value", sort=False
+    ).reset_index()
     return page_table(wide, wide.columns if heads is None else heads, most=60)
 
 
@@ -432,7 +546,9 @@ def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
     log = run.need("log", columns=_LOG)
-    return "What was logged, newest first." + rest_note(len(log), "log"), page_table(log.iloc[::-1], log.columns)
+    return "What was logged, newest first." + rest_note(len(log), "log"), page_table(
+        log.iloc[::-1], log.columns
+    )
 
 
 _COURSE = Drawn(
@@ -457,7 +573,9 @@ TRAIN = Page(
     figures=(Drawn(key="loss", title="Loss", make=_loss_figure, data=table_reader("log")), _COURSE),
     tables=(_CHECKPOINTS, Listed(key="log-table", title="Log", make=_log_table)),
 )
-WATCH = Page(title=_watch_title, headline=_training_sentences, figures=(_COURSE,), tables=(_CHECKPOINTS,))
+WATCH = Page(
+    title=_watch_title, headline=_training_sentences, figures=(_COURSE,), tables=(_CHECKPOINTS,)
+)
 
 
 def _variant_names(run: Run) -> list[str]:
@@ -479,7 +597,10 @@ def _compare_title(run: Run) -> str:
         return title
     rows = table.to_dict("records")
     last = next((row for row in reversed(rows) if row["curve"] == "evaluation"), rows[-1])
-    bounds = interval_text(last["low"], last["high"]) or "(with one seed each, it cannot be told from chance)"
+    bounds = (
+        interval_text(last["low"], last["high"])
+        or "(with one seed each, it cannot be told from chance)"
+    )
     change = signed_change(last["mean"], 3)
     told = f"{safe_line(last['variant'])} is {'behind' if last['mean'] > 0 else 'ahead'}"
     if last["low"] <= 0 <= last["high"] or not bounds:
@@ -518,7 +639,9 @@ def _comparison_figure(run: Run) -> tuple[str, Figure]:
     variants = _variant_names(run) or list(dict.fromkeys(tables["bands"]["variant"].tolist()))
     group_by = "/".join(name_in_words(str(name)) for name in run.config.get("group_by") or [])
     return see, draw_comparison(
-        tables | ({} if course is None else {"course": course}), variants=variants, group_by=group_by
+        tables | ({} if course is None else {"course": course}),
+        variants=variants,
+        group_by=group_by,
     )
 
 
@@ -527,7 +650,10 @@ _LOGGED = ("step", "quantity", "value", "unit")
 
 def _logged_figure(run: Run) -> tuple[str, Figure]:
     logged = run.need("logged", columns=["run", *_LOGGED])
-    return "One run each: one seed has no interval, so no difference can be told from chance.", draw_logged(logged)
+    return (
+        "One run each: one seed has no interval, so no difference can be told from chance.",
+        draw_logged(logged),
+    )
 
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
@@ -563,11 +689,16 @@ def variant_measure_table(table: pd.DataFrame) -> PageTable:
     cells: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
         level = row["threshold"]
-        name = _MEASURES.get(row["measure"], name_in_words(row["measure"])) + f" above {level:g}" * (level == level)
+        name = _MEASURES.get(
+            row["measure"], name_in_words(row["measure"])
+        ) + f" above {level:g}" * (level == level)
         cell = f"{as_text(row['mean'])} {interval_text(row['low'], row['high'])}".strip()
         cells.setdefault(name, {})[str(row["variant"])] = cell
     variants = list(dict.fromkeys(table["variant"].tolist()))
-    rows = [(safe_line(name), *(own.get(variant, "") for variant in variants)) for name, own in cells.items()]
+    rows = [
+        (safe_line(name), *(own.get(variant, "") for variant in variants))
+        for name, own in cells.items()
+    ]
     heads = ("measure", *(safe_line(variant) for variant in variants))
     return PageTable(heads=heads, numeric=(False,) * len(heads), rows=rows, frame=table)
 
@@ -590,17 +721,30 @@ COMPARE = Page(
             when=has_table("bands"),
         ),
         Drawn(
-            key="logged", title="The logs", make=_logged_figure, data=table_reader("logged"), when=has_table("logged")
+            key="logged",
+            title="The logs",
+            make=_logged_figure,
+            data=table_reader("logged"),
+            when=has_table("logged"),
         ),
     ),
     tables=(
-        Listed(key="final-table", title="Final losses", make=_final_table, when=has_table("finals")),
+        Listed(
+            key="final-table", title="Final losses", make=_final_table, when=has_table("finals")
+        ),
         Listed(
             key="logged-table",
             title="What was logged",
-            make=table_maker("logged", "Every logged number.", {name: name for name in ("run", *_LOGGED)}),
+            make=table_maker(
+                "logged", "Every logged number.", {name: name for name in ("run", *_LOGGED)}
+            ),
             when=has_table("logged"),
         ),
-        Listed(key="measure-table", title="The chain at the end", make=_measure_table, when=has_table("measures")),
+        Listed(
+            key="measure-table",
+            title="The chain at the end",
+            make=_measure_table,
+            when=has_table("measures"),
+        ),
     ),
 )

@@ -30,7 +30,10 @@ FILES = {"package/a.txt": b"one", "package/deep/b.txt": b"two", "package/run.js"
 
 def test_only_the_files_that_fit_are_read_and_nothing_is_unpacked(tmp_path):
     archive = tgz(tmp_path / "a.tgz", FILES)
-    assert read_members(archive, "package/*.txt") == {"package/a.txt": b"one", "package/deep/b.txt": b"two"}
+    assert read_members(archive, "package/*.txt") == {
+        "package/a.txt": b"one",
+        "package/deep/b.txt": b"two",
+    }
     assert read_members(archive, "*/a.txt") == {"package/a.txt": b"one"}
     assert list(tmp_path.iterdir()) == [archive]
     with pytest.raises(InputError, match=r"a\.tgz has no file like texts/\*"):
@@ -44,7 +47,9 @@ def test_a_path_that_leaves_its_folder_refuses_the_archive(tmp_path, path, patte
         read_members(tgz(tmp_path / "a.tgz", {path: b"bad", **FILES}), pattern)
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[:100], lambda raw: raw[:-20], lambda raw: b"PK\x03\x04" + raw])
+@pytest.mark.parametrize(
+    "damage", [lambda raw: raw[:100], lambda raw: raw[:-20], lambda raw: b"PK\x03\x04" + raw]
+)
 def test_a_damaged_archive_is_refused(tmp_path, damage):
     path = tgz(tmp_path / "a.tgz", {"a": bytes(range(256)) * 400})
     path.write_bytes(damage(path.read_bytes()))
@@ -69,7 +74,12 @@ def test_a_tool_runs_no_scripts_and_refuses_another_hash(tmp_path, monkeypatch, 
     npm.chmod(0o755)
     monkeypatch.setenv("PATH", f"{npm.parent}:/bin:/usr/bin")
     assert download(of(archive), place).read_bytes() == archive.read_bytes()
-    assert (place / "asked").read_text().split() == ["pack", "toy@1.0", "--ignore-scripts", "--silent"]
+    assert (place / "asked").read_text().split() == [
+        "pack",
+        "toy@1.0",
+        "--ignore-scripts",
+        "--silent",
+    ]
     with pytest.raises(InputError, match=r"toy 1\.0 has SHA-256 .*; need 000000000000"):
         download(of(archive, sha256="0" * 64), place)
 
@@ -77,7 +87,9 @@ def test_a_tool_runs_no_scripts_and_refuses_another_hash(tmp_path, monkeypatch, 
 def test_pip_brings_a_source_archive_and_runs_nothing_of_it(tmp_path, monkeypatch, place):
     """The set-up leaves a mark where it is run; pip finds the archive in a folder, and no index."""
     setup, mark, archive = (tmp_path / name for name in ("setup.py", "ran", "found/toy-1.0.tar.gz"))
-    setup.write_text(f"open({str(mark)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='toy')")
+    setup.write_text(
+        f"open({str(mark)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='toy')"
+    )
     archive.parent.mkdir()
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(setup, "toy-1.0/setup.py")
@@ -85,5 +97,7 @@ def test_pip_brings_a_source_archive_and_runs_nothing_of_it(tmp_path, monkeypatc
     monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
     assert download(of(archive, registry="pypi"), place).read_bytes() == archive.read_bytes()
     assert not mark.exists()
-    subprocess.run([sys.executable, setup, "-q", "--name"], check=False)  # it would be there if the set-up ran
+    subprocess.run(
+        [sys.executable, setup, "-q", "--name"], check=False
+    )  # it would be there if the set-up ran
     assert mark.exists()

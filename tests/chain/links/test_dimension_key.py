@@ -18,11 +18,20 @@ from tests.tiny_families import TINY_FAMILIES, tiny
 LINK = DIMENSION_KEY
 own, read = (functools.partial(one, LINK) for one in (link_readings.own, link_readings.read))
 NORMED = ("qwen3", "olmo2")  # a norm of the key of each head, and of the whole key
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}
 
 
 def lens_of(family):
-    return wrap(tiny("gpt_oss", rope_parameters=YARN)) if family == "gpt_oss_yarn" else lenses.lens_of(family)
+    return (
+        wrap(tiny("gpt_oss", rope_parameters=YARN))
+        if family == "gpt_oss_yarn"
+        else lenses.lens_of(family)
+    )
 
 
 @pytest.mark.parametrize("family", [*TINY_FAMILIES, "gpt_oss_yarn"])
@@ -35,7 +44,9 @@ def test_the_parts_of_the_logit_sum_to_the_models_own_score(family):
         if cap is not None:  # the parts are those before the cap
             scores = (scores.double() / cap).atanh() * cap
         parts = found["logit_split", layer]
-        torch.testing.assert_close(parts[..., :3].sum(-1), scores.mean(-1).float(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            parts[..., :3].sum(-1), scores.mean(-1).float(), rtol=1e-4, atol=1e-4
+        )
         assert parts.isfinite().all()
 
 
@@ -57,10 +68,14 @@ def test_the_part_of_the_dimensions_is_their_columns_of_w_k(family):
     for head in range(lens.n_heads):
         written = sum(x[:, 0, d, None] * weights.w_k[head // groups, :, d] for d in DIMS)
         logit = torch.stack([(query[:, head, i] * written).sum(-1) for i in range(1, 8)]).mean(0)
-        torch.testing.assert_close(found["logit_split", layer][:, head, 0], logit, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found["logit_split", layer][:, head, 0], logit, rtol=1e-4, atol=1e-5
+        )
         bias = weights.b_k[head // groups] + weights.w_k[head // groups] @ alike
         logit = torch.stack([query[:, head, i] @ bias for i in range(1, 8)]).mean(0)
-        torch.testing.assert_close(found["logit_split", layer][:, head, 2], logit, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found["logit_split", layer][:, head, 2], logit, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_the_logit_is_not_split_where_the_key_is_turned():
@@ -69,7 +84,9 @@ def test_the_logit_is_not_split_where_the_key_is_turned():
     lens = lens_of("gpt2")  # learned positions: any key can be split
     found = read(lens, tokens, position=2, keep=["key_scores"], keys=(2,))
     scores = found["kept:key_scores", 1][:, :, 3:, 0].mean(-1)
-    torch.testing.assert_close(found["logit_split", 1][..., :3].sum(-1), scores, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        found["logit_split", 1][..., :3].sum(-1), scores, rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "olmo2", "gpt2", "phi3", "gpt_neox"])
@@ -111,7 +128,9 @@ def test_all_dimensions_make_the_whole_key_of_a_model_without_biases():
 
 def test_random_dimensions_are_as_many_and_drawn_by_the_generator():
     a, b, c = (
-        stream(lens_of("llama"), batch(length=12), own(lens_of("llama"), plan(), length=12, seed=seed))
+        stream(
+            lens_of("llama"), batch(length=12), own(lens_of("llama"), plan(), length=12, seed=seed)
+        )
         for seed in (0, 0, 1)
     )
     assert torch.equal(a["key_cosine", 1], b["key_cosine", 1])

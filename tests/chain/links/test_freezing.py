@@ -20,9 +20,13 @@ def test_what_is_frozen_is_the_planted_truth_and_controls_are_others(planted_at,
     setting, truth = planted_at(seed=seed).setting, planted_at(seed=seed).truth
     one, dims, key = (frozen(name, setting, 0) for name in ("neurons", "dimensions", "key"))
     assert [(edit.layers, edit.units) for edit in one.edits] == [((truth.layer,), (truth.neuron,))]
-    assert [(edit.layers, edit.units) for edit in dims.edits] == [((truth.layer,), (truth.outlier_dimension,))]
+    assert [(edit.layers, edit.units) for edit in dims.edits] == [
+        ((truth.layer,), (truth.outlier_dimension,))
+    ]
     assert all(control[0].units != (truth.neuron,) for control in one.controls)
-    assert {control[0].positions for control in key.controls} == {(place,) for place in setting.control_positions(0)}
+    assert {control[0].positions for control in key.controls} == {
+        (place,) for place in setting.control_positions(0)
+    }
     assert frozen("z", setting, setting.target_position).edits[0].layers == tuple(range(5))
 
 

@@ -29,7 +29,10 @@ def test_the_advantage_is_the_logit_over_the_mean_of_the_others(family, position
     def slow(sequence, head, key):
         over = []
         for i in range(key + 1, int(tokens.lengths[sequence])):
-            logits = [float(query[sequence, head, i] @ keys[sequence, head // groups, j]) for j in range(i + 1)]
+            logits = [
+                float(query[sequence, head, i] @ keys[sequence, head // groups, j])
+                for j in range(i + 1)
+            ]
             others = logits[:key] + logits[key + 1 :]
             over.append(logits[key] - sum(others) / len(others))
         return sum(over) / len(over) if over else math.nan
@@ -38,7 +41,9 @@ def test_the_advantage_is_the_logit_over_the_mean_of_the_others(family, position
         for head in range(lens.n_heads):
             ours = found["logit_advantage", layer][sequence, head]
             assert ours[0].item() == pytest.approx(slow(sequence, head, position), abs=1e-4)
-            controls = [slow(sequence, head, place) for place in control_positions(14, key=position)]
+            controls = [
+                slow(sequence, head, place) for place in control_positions(14, key=position)
+            ]
             controls = [value for value in controls if not math.isnan(value)]
             assert ours[1].item() == pytest.approx(sum(controls) / len(controls), abs=1e-4)
 
@@ -58,8 +63,12 @@ def test_the_share_of_positive_products_is_read_at_each_position():
     q, k = found["kept:q", 0], found["kept:k", 0]
     for index, key in enumerate((0, 4)):
         for head in range(lens.n_heads):
-            slow = torch.stack([(q[:, i, head] * k[:, key, head // 2]).sum(-1) > 0 for i in range(key + 1, 10)])
-            torch.testing.assert_close(found["positive_share", 0][:, head, index], slow.float().mean(0))
+            slow = torch.stack(
+                [(q[:, i, head] * k[:, key, head // 2]).sum(-1) > 0 for i in range(key + 1, 10)]
+            )
+            torch.testing.assert_close(
+                found["positive_share", 0][:, head, index], slow.float().mean(0)
+            )
 
 
 def test_the_floor_gives_one_key_among_equal_ones_the_threshold_of_a_sink():

@@ -42,13 +42,20 @@ def test_a_rotation_leaves_links_about_function_and_takes_dimensions_out_of_the_
     [
         ("direction", "llama", False, (NOT_IN_BASIS, NOT_IN_BASIS)),
         ("common_beside_direction", "qwen3", False, (NOT_IN_BASIS, NOT_IN_BASIS)),
-        ("beside", "llama", False, ("fails", "fails")),  # a dimension dominates, and no key reads it
+        (
+            "beside",
+            "llama",
+            False,
+            ("fails", "fails"),
+        ),  # a dimension dominates, and no key reads it
         ("embedding", "llama", True, ("fails", NOT_IN_BASIS)),  # no neuron writes it
         ("bimodal", "qwen2", True, (NOT_IN_BASIS, NOT_IN_BASIS)),  # 66 makers
         ("key_bias", "llama", True, ("not applicable", "not applicable")),  # nothing stands out
     ],
 )
-def test_what_is_written_elsewhere_or_stands_out_nowhere_is_not_said_to_be_in_another_basis(name, family, turned, said):
+def test_what_is_written_elsewhere_or_stands_out_nowhere_is_not_said_to_be_in_another_basis(
+    name, family, turned, said
+):
     zoo = build(name, seed=7, family=family)
     found = verdicts(traced(zoo, rewritten(zoo, "rotation") if turned else None))
     assert (found["neurons_dimension"], found["dimension_key"]) == said

@@ -21,14 +21,27 @@ VARIANTS = {
     "headwise_norm": {"attention": "gate_headwise", "value_norm": "shared", "qk_norm": True},
     "off_by_one": {"attention": "off_by_one"},
     "key_bias": {"attention": "key_bias"},
-    "key_bias_norm": {"attention": "key_bias", "value_norm": "shared", "qk_norm": True, "head_dim": 16},
+    "key_bias_norm": {
+        "attention": "key_bias",
+        "value_norm": "shared",
+        "qk_norm": True,
+        "head_dim": 16,
+    },
     "single_scale": {"norm": "single_scale"},
     "sink": {"attention": "sink_logit"},
     "sink_norm": {"attention": "sink_logit", "value_norm": "shared", "head_dim": 16},
 }
 """Name -> fields of the configuration."""
 REPRESENTATIVES = (
-    *("softmax", "position", "sigmoid_norm", "elementwise", "headwise_norm", "off_by_one", "key_bias_norm"),
+    *(
+        "softmax",
+        "position",
+        "sigmoid_norm",
+        "elementwise",
+        "headwise_norm",
+        "off_by_one",
+        "key_bias_norm",
+    ),
     *("single_scale", "sink_norm"),
 )
 """A variant for each mechanism: of one whose parts have variants of their own, the whole."""

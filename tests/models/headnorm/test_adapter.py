@@ -29,7 +29,9 @@ def test_the_bridge_has_the_logits_and_the_gradients_of_the_plain_model(variant,
     assert lens.uneditable == frozenset()
     wanted = plain(tokens, use_cache=False).logits
     wanted.square().mean().backward()
-    trained = {name: parameter for name, parameter in plain.named_parameters() if parameter.requires_grad}
+    trained = {
+        name: parameter for name, parameter in plain.named_parameters() if parameter.requires_grad
+    }
     expected = {name: parameter.grad.clone() for name, parameter in trained.items()}
     plain.zero_grad()
     found = lens.bridge(tokens, use_cache=False)
@@ -39,7 +41,9 @@ def test_the_bridge_has_the_logits_and_the_gradients_of_the_plain_model(variant,
         assert_gradients_close(parameter.grad, expected[name], name)
 
 
-def test_the_scores_hook_has_masked_scores_and_the_pattern_hook_the_weights(variant, lens_of, tokens):
+def test_the_scores_hook_has_masked_scores_and_the_pattern_hook_the_weights(
+    variant, lens_of, tokens
+):
     lens = lens_of(variant)
     scores = capture(lens, tokens, sites=["scores"], path="bridge")["scores", 0]
     pattern = capture(lens, tokens, sites=["pattern"], path="bridge")["pattern", 0]
@@ -65,7 +69,10 @@ def test_the_scores_hook_has_masked_scores_and_the_pattern_hook_the_weights(vari
 def test_what_is_observed_on_the_plain_path_is_the_bridges(variant, lens_of, tokens):
     lens = lens_of(variant)
     names = ("mass", "scores", "pattern", "rows", "z_raw", "z")
-    readings = [Reading(name=name, sites=(name,), function=lambda view, name=name: view[name]) for name in names]
+    readings = [
+        Reading(name=name, sites=(name,), function=lambda view, name=name: view[name])
+        for name in names
+    ]
     rows = torch.tensor([0, 7, 20])
     found = stream(lens, tokens, readings, keys=(0, 4), rows=rows)
     sigmoid = lens.plain.config.attention == "sigmoid"
@@ -73,14 +80,20 @@ def test_what_is_observed_on_the_plain_path_is_the_bridges(variant, lens_of, tok
     bridge = capture(lens, tokens, sites=["scores", "pattern", "z_raw", "z"], path="bridge")
     for layer in range(2):
         pattern = bridge["pattern", layer]
-        shares = pattern / pattern.sum(-1, keepdim=True) if sigmoid else pattern  # sigmoid rows sum to anything
+        shares = (
+            pattern / pattern.sum(-1, keepdim=True) if sigmoid else pattern
+        )  # sigmoid rows sum to anything
         torch.testing.assert_close(found["mass", layer], shares[..., [0, 4]], atol=1e-5, rtol=0)
         torch.testing.assert_close(found["rows", layer], pattern[:, :, rows], atol=1e-5, rtol=0)
         torch.testing.assert_close(found["pattern", layer], pattern, atol=1e-5, rtol=0)
         for name in ("z_raw", "z"):
-            torch.testing.assert_close(found[name, layer], bridge[name, layer], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                found[name, layer], bridge[name, layer], atol=1e-5, rtol=1e-5
+            )
     if sigmoid:
-        with pytest.raises(KernelError, match=r"takes the sigmoid of its attention scores.*kernel='eager'"):
+        with pytest.raises(
+            KernelError, match=r"takes the sigmoid of its attention scores.*kernel='eager'"
+        ):
             stream(lens, tokens, readings, rows=rows, kernel="fused")
 
 
@@ -92,7 +105,10 @@ def test_an_edit_before_the_norm_goes_through_it(family, tokens):
 
     def changed(name):
         seen = {}
-        hooks = [(name, lambda tensor, hook: tensor * 3), (z, lambda tensor, hook: seen.update(z=tensor))]
+        hooks = [
+            (name, lambda tensor, hook: tensor * 3),
+            (z, lambda tensor, hook: seen.update(z=tensor)),
+        ]
         with torch.no_grad():
             lens.bridge.run_with_hooks(tokens, fwd_hooks=hooks, use_cache=False)
         return seen["z"]
@@ -124,7 +140,12 @@ def test_a_gate_refuses_inputs_of_its_own_for_each_head(option, tokens):
 
 
 def test_registering_again_changes_nothing_and_the_adapter_is_published():
-    assert register_head_norm_adapter() == register_head_norm_adapter() == HEAD_NORM == "HeadNormForCausalLM"
+    assert (
+        register_head_norm_adapter()
+        == register_head_norm_adapter()
+        == HEAD_NORM
+        == "HeadNormForCausalLM"
+    )
     (found,) = entry_points(group="transformer_lens.architectures", name=HEAD_NORM)
     assert found.value == "sink_lens.models.headnorm.adapter:HeadNormAdapter"
 
@@ -132,28 +153,44 @@ def test_registering_again_changes_nothing_and_the_adapter_is_published():
 def test_a_bridge_with_the_parents_adapter_is_refused():
     model = tiny("headnorm")
     memo = {id(parameter): parameter for parameter in model.parameters()}
-    wrong = build_bridge_from_module(copy.deepcopy(model, memo), "LlamaForCausalLM", hf_config=model.config)
+    wrong = build_bridge_from_module(
+        copy.deepcopy(model, memo), "LlamaForCausalLM", hf_config=model.config
+    )
     with pytest.raises(ModelError, match=r"differ from the plain model's"):
         wrap(wrong)
 
 
 def test_a_sweep_gives_what_a_run_of_each_cell_alone_gives(variant, lens_of, tokens):
     lens, batch = lens_of(variant), TokenBatch.from_tensor(tokens)
-    edits = [zero("z", layers=[0], heads=[1]), scale("scores", 0.5, layers=[1]), zero("pattern", layers=[1], heads=[0])]
-    edits += [scale("resid_post", 2.0, layers=[0], positions=[3]), zero("q", layers=[1], positions=[4, 5])]
+    edits = [
+        zero("z", layers=[0], heads=[1]),
+        scale("scores", 0.5, layers=[1]),
+        zero("pattern", layers=[1], heads=[0]),
+    ]
+    edits += [
+        scale("resid_post", 2.0, layers=[0], positions=[3]),
+        zero("q", layers=[1], positions=[4, 5]),
+    ]
     cells = [cell_of_edits([one]) for one in edits]
     metrics = [sink_mass(0), loss(), norm(3, layer=1)]
-    engine = Engine(lens, batch, cells, metrics, plan=Plan(path="blocks", prompts=2, pack=3, cut=True))
+    engine = Engine(
+        lens, batch, cells, metrics, plan=Plan(path="blocks", prompts=2, pack=3, cut=True)
+    )
     for block in engine.blocks:
         for (cell, name), rows in engine.run(block).groupby(["cell", "metric"], sort=False):
-            alone = run_with(lens, batch, [edits[cell]], positions=(0, 3), sites=("resid_post",), quiet=True)
+            alone = run_with(
+                lens, batch, [edits[cell]], positions=(0, 3), sites=("resid_post",), quiet=True
+            )
             expected = evaluate(next(one for one in metrics if one.name == name), alone)
             assert rows["error"].isna().all(), rows["error"].tolist()
             assert_close(torch.tensor(rows["value"].to_numpy()), expected.double())
 
 
 def test_a_folder_is_opened_and_the_facts_of_the_variant_are_told(tmp_path):
-    for variant, facts in {"sigmoid": (True, False, "sdpa"), "sink_logit": (False, True, "sdpa")}.items():
+    for variant, facts in {
+        "sigmoid": (True, False, "sdpa"),
+        "sink_logit": (False, True, "sdpa"),
+    }.items():
         tiny("headnorm", attention=variant).save_pretrained(tmp_path / variant)
         family = load(tmp_path / variant).family
         assert (family.sigmoid, family.sink_logit, family.plain_kernel) == facts

@@ -50,7 +50,9 @@ print(type(TransformerBridge.boot_transformers(sys.argv[1], device="cpu").adapte
 
 def output_of(script, *arguments):
     env = os.environ | {"HOSTILE_CPU": "0", "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run([sys.executable, "-c", script, *arguments], env=env, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", script, *arguments], env=env, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     return run.stdout.splitlines()
 

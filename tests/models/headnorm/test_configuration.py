@@ -7,7 +7,9 @@ from sink_lens.models.headnorm import HeadNormConfig
 
 
 def test_a_name_that_is_nearly_a_field_is_refused_and_others_are_kept_as_transformers_does():
-    with pytest.raises(InputError, match="value_norms is no field of HeadNormConfig; did you mean value_norm"):
+    with pytest.raises(
+        InputError, match="value_norms is no field of HeadNormConfig; did you mean value_norm"
+    ):
         HeadNormConfig(value_norms="shared")
     for name in ("num_kv_heads", "_note", "tie_encoder_decoder"):
         assert getattr(HeadNormConfig(**{name: 2}), name) == 2
@@ -17,13 +19,28 @@ def test_a_name_that_is_nearly_a_field_is_refused_and_others_are_kept_as_transfo
     ("fields", "text"),
     [
         ({"num_attention_heads": 0}, "num_attention_heads is 0; need at least 1"),
-        ({"attention": "relu"}, r"attention is 'relu'; need one of softmax, sigmoid, gate_elementwise, .*sink_logit"),
-        ({"value_norm": "layer"}, r"value_norm is 'layer'; need one of none, shared, per_head, position"),
+        (
+            {"attention": "relu"},
+            r"attention is 'relu'; need one of softmax, sigmoid, gate_elementwise, .*sink_logit",
+        ),
+        (
+            {"value_norm": "layer"},
+            r"value_norm is 'layer'; need one of none, shared, per_head, position",
+        ),
         ({"value_norm_eps": "small"}, r"value_norm_eps is 'small'; need a number"),
-        ({"value_norm": "position", "attention": "sigmoid"}, "'sigmoid', whose weights do not sum to 1; need an avera"),
+        (
+            {"value_norm": "position", "attention": "sigmoid"},
+            "'sigmoid', whose weights do not sum to 1; need an avera",
+        ),
         ({"qk_norm": "yes"}, r"qk_norm is 'yes'; need true or false"),
-        ({"value_norm_length": 0}, r"value_norm_length is 0; need a number of tokens, 1 or more, or None"),
-        ({"value_norm_init": "zeros"}, r"value_norm_init is 'zeros'; need one of first_token, .*, matched$"),
+        (
+            {"value_norm_length": 0},
+            r"value_norm_length is 0; need a number of tokens, 1 or more, or None",
+        ),
+        (
+            {"value_norm_init": "zeros"},
+            r"value_norm_init is 'zeros'; need one of first_token, .*, matched$",
+        ),
         ({"value_norm_eps": float("nan")}, r"value_norm_eps is nan; need a number, 0 or more"),
     ],
 )

@@ -73,10 +73,14 @@ def test_the_norms_gradients_are_autograds(shape, dtype):
         first = torch.autograd.grad((out * weights).sum(), inputs, create_graph=True)
         second = torch.autograd.grad(sum(one.square().sum() for one in first), inputs)
         found.append([out, *first, *second])
-    within = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.25}
+    within = (
+        {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.25}
+    )
     for ours, autograds in zip(*found, strict=True):
         torch.testing.assert_close(ours, autograds, **within)
-    by_row = torch.func.vmap(torch.func.grad(lambda one: (head_norm(one, gamma, eps=0.1) * weights[0]).sum()))(z)
+    by_row = torch.func.vmap(
+        torch.func.grad(lambda one: (head_norm(one, gamma, eps=0.1) * weights[0]).sum())
+    )(z)
     torch.testing.assert_close(by_row[0], found[0][1][0], **within)
 
 
@@ -100,7 +104,11 @@ def test_the_scale_by_position_by_hand():
     z_raw = torch.ones(1, 3, 1, 2)
     positions = torch.tensor([[0, 3, 8]])
     assert HeadOutput()(z_raw, None, None, positions)[0, :, 0].tolist() == [1, 2, 3]
-    assert HeadOutput()(z_raw, None, torch.zeros(1, 3, 1), positions)[0, :, 0].tolist() == [0.5, 1, 1.5]
+    assert HeadOutput()(z_raw, None, torch.zeros(1, 3, 1), positions)[0, :, 0].tolist() == [
+        0.5,
+        1,
+        1.5,
+    ]
     half = HeadOutput()(z_raw.half(), None, None, positions)
     assert half.dtype == torch.float16
 
@@ -130,8 +138,14 @@ def test_a_key_bias_by_hand():
     query, key = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 3)
     value = torch.tensor([[[[3.0, 0, 0], [0, 10.0, 0]]]])
     beside = torch.tensor([[[2.0, 8.0]]]).log()
-    causal = torch.zeros(2, 2).masked_fill(~torch.ones(2, 2, dtype=torch.bool).tril(), -1e9)[None, None]
-    for attend, mask in ((fused_sink_attention, None), (fused_sink_attention, causal), (unfused_attention, causal)):
+    causal = torch.zeros(2, 2).masked_fill(~torch.ones(2, 2, dtype=torch.bool).tril(), -1e9)[
+        None, None
+    ]
+    for attend, mask in (
+        (fused_sink_attention, None),
+        (fused_sink_attention, causal),
+        (unfused_attention, causal),
+    ):
         out, _ = attend(nn.Identity(), query, key, value, mask, scaling=0.5, s_aux=beside)
         assert out[0, 0, 0].tolist() == pytest.approx([1.0, 0.0, 0.0])
         assert out[0, 1, 0].tolist() == pytest.approx([0.3, 1.0, 0.0])
@@ -144,7 +158,10 @@ def test_softmax_off_by_one_has_a_one_in_its_denominator_that_is_not_learned(new
     plain = new_model("softmax")
     model = convert(plain, attention="off_by_one")  # the same weights
     assert not model.model.layers[0].self_attn.sinks.requires_grad
-    pattern, softmax = patterns(model, tokens)[0], patterns(plain, tokens)[0]  # of layer 0, whose scores are the same
+    pattern, softmax = (
+        patterns(model, tokens)[0],
+        patterns(plain, tokens)[0],
+    )  # of layer 0, whose scores are the same
     # exp(s_i) / (1 + Z) = softmax_i * Z / (1 + Z): a row is the softmax's, times what it sums to.
     torch.testing.assert_close(pattern, softmax * pattern.sum(-1, keepdim=True))
     # The first query sees its own key alone: exp(s) / (1 + exp(s)), the sigmoid of its score.
@@ -159,7 +176,9 @@ def test_a_single_scale_norm_scales_all_dimensions_alike(new_model):
     h = torch.randn(3, 48, generator=torch.Generator().manual_seed(0))
     expected = norm.weight * h / h.square().mean(-1, keepdim=True).sqrt()
     torch.testing.assert_close(norm(h), expected, rtol=1e-4, atol=1e-5)
-    assert [one.shape for name, one in model.named_parameters() if "norm" in name] == [(1,)] * (2 * 2 + 1)
+    assert [one.shape for name, one in model.named_parameters() if "norm" in name] == [(1,)] * (
+        2 * 2 + 1
+    )
 
 
 def test_a_gate_closes_and_opens_the_head(new_model, tokens):
@@ -176,8 +195,13 @@ def test_a_gate_closes_and_opens_the_head(new_model, tokens):
 
 def test_the_scale_by_position_refuses_to_guess_the_positions():
     attention = tiny("headnorm", value_norm="position").model.layers[0].self_attn
-    with pytest.raises(InputError, match="value_norm 'position' was given no position_ids; need each token's position"):
-        attention(torch.zeros(1, 2, 48), position_embeddings=(torch.ones(1, 2, 12), torch.zeros(1, 2, 12)))
+    with pytest.raises(
+        InputError,
+        match="value_norm 'position' was given no position_ids; need each token's position",
+    ):
+        attention(
+            torch.zeros(1, 2, 48), position_embeddings=(torch.ones(1, 2, 12), torch.zeros(1, 2, 12))
+        )
 
 
 def test_gamma_begins_at_the_size_of_the_first_tokens_output():
@@ -201,13 +225,22 @@ def test_gamma_begins_at_the_size_of_the_first_tokens_output():
 
 
 def test_the_dummy_pass_of_the_authors_is_one_draw_with_a_biased_deviation():
-    fields = {"hidden_size": 48, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = HeadNormConfig(**fields, vocab_size=10, value_norm="per_head", value_norm_init="dummy_pass")
+    fields = {
+        "hidden_size": 48,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
+    config = HeadNormConfig(
+        **fields, vocab_size=10, value_norm="per_head", value_norm_init="dummy_pass"
+    )
     attention = HeadNormForCausalLM(config).model.layers[0].self_attn
     torch.manual_seed(5)
     attention.initialise_gain()
     torch.manual_seed(5)
-    value = (torch.randn(1, 48) @ attention.v_proj.weight.T).view(4, 12)  # the first token's output is its value
+    value = (torch.randn(1, 48) @ attention.v_proj.weight.T).view(
+        4, 12
+    )  # the first token's output is its value
     wanted = (value - value.mean(1, keepdim=True)).square().mean(1).sqrt()  # over 12, not 11
     torch.testing.assert_close(attention.value_norm.gain, wanted[:, None].expand(4, 12))
     torch.manual_seed(5)
@@ -228,13 +261,21 @@ def of_seed(seed=3, **fields):
 
 def sizes_by_hand(model, length, sequences=200):
     """Root mean square of what enters W_O in a model without a norm, by layer and head, on tokens of the test's own."""
-    tokens = torch.randint(SMALL["vocab_size"], (sequences, length), generator=torch.Generator().manual_seed(9))
-    before = "head_out" if model.config.attention.startswith("gate") else "o_proj"  # a gate comes after the norm
+    tokens = torch.randint(
+        SMALL["vocab_size"], (sequences, length), generator=torch.Generator().manual_seed(9)
+    )
+    before = (
+        "head_out" if model.config.attention.startswith("gate") else "o_proj"
+    )  # a gate comes after the norm
     into = [captured(model, tokens, before, layer) for layer in range(SMALL["num_hidden_layers"])]
-    return torch.stack([one.reshape(sequences, length, 4, 12).square().mean((0, 1, 3)).sqrt() for one in into])
+    return torch.stack(
+        [one.reshape(sequences, length, 4, 12).square().mean((0, 1, 3)).sqrt() for one in into]
+    )
 
 
-@pytest.mark.parametrize("more", [{}, {"attention": "sigmoid"}, {"attention": "gate_headwise"}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"attention": "sigmoid"}, {"attention": "gate_headwise"}], ids=str
+)
 def test_matched_gains_begin_at_the_size_of_z_without_the_norm(more):
     """Gains of models of one seed, with grouped heads; a shared gain is the mean over the heads."""
     per_head = of_seed(value_norm="per_head", value_norm_init="matched", **more)
@@ -251,7 +292,9 @@ def test_matched_gains_begin_at_the_size_of_z_without_the_norm(more):
         torch.testing.assert_close(alike, gain[:, 0].mean().expand(12))
     if not more:
         w_v = per_head.model.layers[0].self_attn.v_proj.weight
-        ratio = first_token_std(w_v, None, d_head=12, draws=64, biased=False) / wanted[0].view(2, 2).mean(1)
+        ratio = first_token_std(w_v, None, d_head=12, draws=64, biased=False) / wanted[0].view(
+            2, 2
+        ).mean(1)
         assert (ratio > 1.5).all()  # the first token's is larger than the mean over 24
 
 
@@ -262,7 +305,9 @@ def test_matched_gains_depend_on_the_length_and_leave_the_random_state_alone(tmp
     assert torch.equal(torch.get_rng_state(), state)
     plain = sizes_by_hand(of_seed(), 4).mean(1)
     torch.testing.assert_close(torch.tensor(short.mean_gains()), plain, rtol=0.1, atol=0)
-    assert min(short.mean_gains()) > 1.3 * max(of_seed(value_norm="shared", value_norm_init="matched").mean_gains())
+    assert min(short.mean_gains()) > 1.3 * max(
+        of_seed(value_norm="shared", value_norm_init="matched").mean_gains()
+    )
     with torch.no_grad():
         short.model.layers[1].self_attn.value_norm.gain.fill_(7.0)
     short.save_pretrained(tmp_path)
@@ -270,7 +315,9 @@ def test_matched_gains_depend_on_the_length_and_leave_the_random_state_alone(tmp
     assert found.mean_gains() == short.mean_gains()
     assert found.config.value_norm_length == 4
     for own in (None, *found.model.layers):
-        assert own is None or own.self_attn.value_norm is not None  # the measurement has put them back
+        assert (
+            own is None or own.self_attn.value_norm is not None
+        )  # the measurement has put them back
 
 
 def test_matched_gains_of_a_folder_without_them_are_measured_on_its_weights(tmp_path):
@@ -279,7 +326,9 @@ def test_matched_gains_of_a_folder_without_them_are_measured_on_its_weights(tmp_
         for layer in model.model.layers:
             layer.self_attn.v_proj.weight.mul_(5)
     model.save_pretrained(tmp_path)
-    loaded = HeadNormForCausalLM.from_pretrained(tmp_path, value_norm="per_head", value_norm_init="matched")
+    loaded = HeadNormForCausalLM.from_pretrained(
+        tmp_path, value_norm="per_head", value_norm_init="matched"
+    )
     converted = convert(model, value_norm="per_head", value_norm_init="matched")
     for found in (loaded, converted):
         gains = torch.stack([layer.self_attn.value_norm.gain[:, 0] for layer in found.model.layers])
@@ -287,7 +336,12 @@ def test_matched_gains_of_a_folder_without_them_are_measured_on_its_weights(tmp_
 
 
 def test_the_first_weights_have_the_sizes_of_the_paper_and_follow_the_seed():
-    fields = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4}
+    fields = {
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+    }
     norm = {"value_norm": "shared", "value_norm_init": "first_token"}
     config = HeadNormConfig(**fields, **norm, vocab_size=500, attention="gate_headwise")
     torch.manual_seed(3)
@@ -299,25 +353,43 @@ def test_the_first_weights_have_the_sizes_of_the_paper_and_follow_the_seed():
         wanted = 0.02 / 4 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
         if one.ndim > 1:
             assert one.std().item() == pytest.approx(wanted, rel=0.15), name
-    assert first.model.layers[0].self_attn.value_norm.gain.mean().item() == pytest.approx(0.02 * 8, rel=0.1)
-    config = HeadNormConfig(**fields, attention="sink_logit", value_norm="per_head", value_norm_init="ones")
+    assert first.model.layers[0].self_attn.value_norm.gain.mean().item() == pytest.approx(
+        0.02 * 8, rel=0.1
+    )
+    config = HeadNormConfig(
+        **fields, attention="sink_logit", value_norm="per_head", value_norm_init="ones"
+    )
     attention = HeadNormForCausalLM(config).model.layers[1].self_attn
     assert (attention.sinks == 0).all()
     assert (attention.value_norm.gain == 1).all()
 
 
 def test_gains_sink_logits_and_biases_are_not_decayed():
-    model = tiny("headnorm", value_norm="per_head", attention="sink_logit", attention_bias=True, num_hidden_layers=1)
+    model = tiny(
+        "headnorm",
+        value_norm="per_head",
+        attention="sink_logit",
+        attention_bias=True,
+        num_hidden_layers=1,
+    )
     inside = ["value_norm.gain", "sinks", *(f"{part}_proj.bias" for part in "qkvo")]
-    norms = ["model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "model.norm"]
-    assert undecayed(model) == {f"model.layers.0.self_attn.{name}" for name in inside} | {f"{n}.weight" for n in norms}
+    norms = [
+        "model.layers.0.input_layernorm",
+        "model.layers.0.post_attention_layernorm",
+        "model.norm",
+    ]
+    assert undecayed(model) == {f"model.layers.0.self_attn.{name}" for name in inside} | {
+        f"{n}.weight" for n in norms
+    }
     decayed = {name for name, _ in model.named_parameters()} - undecayed(model)
     assert {"model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight"} < decayed
 
 
 def test_an_unshared_gain_is_decayed_where_the_released_code_is_asked_for():
     gain = "model.layers.0.self_attn.value_norm.gain"
-    per_head, shared = (tiny("headnorm", value_norm=norm, num_hidden_layers=1) for norm in ("per_head", "shared"))
+    per_head, shared = (
+        tiny("headnorm", value_norm=norm, num_hidden_layers=1) for norm in ("per_head", "shared")
+    )
     assert gain in undecayed(shared, unshared_gain=False)
     assert gain not in undecayed(per_head, unshared_gain=False)
 
@@ -325,7 +397,9 @@ def test_an_unshared_gain_is_decayed_where_the_released_code_is_asked_for():
 @pytest.mark.parametrize("norm", ["shared", "per_head"])
 def test_the_plain_trainer_of_transformers_decays_no_gain(norm, tmp_path):
     model = tiny("headnorm", value_norm=norm, qk_norm=True, attention_bias=True)
-    trainer = Trainer(model, TrainingArguments(str(tmp_path), weight_decay=0.1, use_cpu=True, report_to="none"))
+    trainer = Trainer(
+        model, TrainingArguments(str(tmp_path), weight_decay=0.1, use_cpu=True, report_to="none")
+    )
     decayed, spared = trainer.create_optimizer().param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
     wanted = {id(one) for name, one in model.named_parameters() if name in undecayed(model)}
@@ -340,7 +414,9 @@ def test_eager_equals_sdpa_under_every_mask(variant, model_of, tokens):
     lengths = torch.tensor([[21], [13]])
     for real in (None, torch.arange(21) < lengths, torch.arange(21) >= 21 - lengths):
         mask = None if real is None else real.long()
-        fused, eager = (logits(model, tokens, kernel, attention_mask=mask)[real] for kernel in ("sdpa", "eager"))
+        fused, eager = (
+            logits(model, tokens, kernel, attention_mask=mask)[real] for kernel in ("sdpa", "eager")
+        )
         assert (fused - eager).abs().max() <= 2e-6 * eager.abs().max()
 
 
@@ -351,9 +427,14 @@ def test_a_padded_prompt_is_as_alone(variant, model_of, tokens):
     mask = torch.ones(1, 21, dtype=torch.int64)
     positions = torch.cat([torch.zeros(8, dtype=torch.int64), torch.arange(13)])[None]
     for kernel in ("eager", "sdpa"):
-        behind = logits(model, tokens[1:], kernel, attention_mask=mask.index_fill(1, torch.arange(13, 21), 0))
+        behind = logits(
+            model, tokens[1:], kernel, attention_mask=mask.index_fill(1, torch.arange(13, 21), 0)
+        )
         assert_rows_close(behind[:, :13], alone)
-        options = {"attention_mask": mask.index_fill(1, torch.arange(8), 0), "position_ids": positions}
+        options = {
+            "attention_mask": mask.index_fill(1, torch.arange(8), 0),
+            "position_ids": positions,
+        }
         assert_rows_close(logits(model, left, kernel, **options)[:, 8:], alone)
 
 
@@ -362,7 +443,11 @@ def test_a_mask_of_ones_own_is_honoured(variant, model_of, tokens, kernel):
     """A window of 4, as a mask with four axes: boolean under SDPA, added under eager."""
     model = model_of(variant)
     window = torch.ones(21, 21, dtype=torch.bool).tril().triu(-3)[None, None]
-    mask = window if kernel == "sdpa" else torch.zeros(1, 1, 21, 21).masked_fill(~window, torch.finfo().min)
+    mask = (
+        window
+        if kernel == "sdpa"
+        else torch.zeros(1, 1, 21, 21).masked_fill(~window, torch.finfo().min)
+    )
     windowed = logits(model, tokens, kernel, attention_mask=mask)
     other = tokens.clone()
     other[:, 0] = 299 - other[:, 0]
@@ -400,7 +485,9 @@ def test_it_comes_back_from_a_folder(variant, tied, new_model, tokens, tmp_path)
     assert type(found) is HeadNormForCausalLM
     assert torch.equal(logits(found, tokens), logits(model, tokens))
     own = {"transformers_version", "_name_or_path", "dtype", "architectures"}
-    kept, config = ({k: v for k, v in one.config.to_dict().items() if k not in own} for one in (found, model))
+    kept, config = (
+        {k: v for k, v in one.config.to_dict().items() if k not in own} for one in (found, model)
+    )
     assert kept == config
     assert "auto_map" not in found.config.to_dict()
     assert (found.lm_head.weight is found.model.embed_tokens.weight) == tied
@@ -413,7 +500,9 @@ def gradients(model, ids):
     return {name: one.grad.clone() for name, one in model.named_parameters() if one.requires_grad}
 
 
-def test_gradients_reach_everything_and_checkpointing_and_the_kernel_leave_them(variant, new_model, tokens):
+def test_gradients_reach_everything_and_checkpointing_and_the_kernel_leave_them(
+    variant, new_model, tokens
+):
     model = new_model(variant, attn_implementation="eager").train()
     plain = gradients(model, tokens)
     assert all(grad.abs().max() > 0 for grad in plain.values())
@@ -431,7 +520,9 @@ def test_gradients_reach_everything_and_checkpointing_and_the_kernel_leave_them(
 def test_dropout_of_the_attention_is_for_training_only(tokens):
     for attention in ("sigmoid", "sink_logit", "softmax"):
         for kernel in ("eager", "sdpa"):
-            model = tiny("headnorm", attention=attention, attention_dropout=0.5, num_hidden_layers=1)
+            model = tiny(
+                "headnorm", attention=attention, attention_dropout=0.5, num_hidden_layers=1
+            )
             torch.testing.assert_close(logits(model, tokens, kernel), logits(model, tokens))
             noisy = [logits(model.train(), tokens, kernel) for _ in range(2)]
             assert not torch.equal(*noisy)

@@ -5,7 +5,13 @@ import torch
 from torch import nn
 
 from sink_lens.errors import InputError
-from sink_lens.models.headnorm import HeadNorm, HeadNormConfig, HeadNormForCausalLM, match_gains, undecayed
+from sink_lens.models.headnorm import (
+    HeadNorm,
+    HeadNormConfig,
+    HeadNormForCausalLM,
+    match_gains,
+    undecayed,
+)
 
 SIZES = {
     "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -38,13 +44,19 @@ def with_norms(**shape):
 
 
 @pytest.mark.parametrize(
-    ("norm", "shape"), [("shared", {}), ("per_head", {"n_heads": 4})], ids=["shared", "a gain a head"]
+    ("norm", "shape"),
+    [("shared", {}), ("per_head", {"n_heads": 4})],
+    ids=["shared", "a gain a head"],
 )
 def test_the_part_is_the_class(norm, shape):
-    tokens = torch.randint(50, (64, 24), generator=torch.Generator().manual_seed(0))  # those of the class
+    tokens = torch.randint(
+        50, (64, 24), generator=torch.Generator().manual_seed(0)
+    )  # those of the class
     for init in ("ones", "dummy_pass", "matched"):
         wanted, found = of_class(value_norm=norm, value_norm_init=init), with_norms(**shape)
-        w_o = {name.replace("o_proj", "o_proj.w_o"): one for name, one in wanted.state_dict().items()}
+        w_o = {
+            name.replace("o_proj", "o_proj.w_o"): one for name, one in wanted.state_dict().items()
+        }
         lacking = found.load_state_dict(w_o, strict=False).missing_keys
         assert all(name.endswith("norm.gain") for name in lacking)
         torch.manual_seed(7)
@@ -57,7 +69,9 @@ def test_the_part_is_the_class(norm, shape):
         if init == "matched":
             match_gains(found, [tokens])
         for layer, own in zip(found.model.layers, wanted.model.layers, strict=True):
-            assert torch.equal(layer.self_attn.o_proj.norm.gain, own.self_attn.value_norm.gain), init
+            assert torch.equal(layer.self_attn.o_proj.norm.gain, own.self_attn.value_norm.gain), (
+                init
+            )
             assert init == "ones" or (own.self_attn.value_norm.gain < 0.9).all()
         with torch.no_grad():
             assert torch.equal(found(tokens).logits, wanted(tokens).logits), init
@@ -68,7 +82,9 @@ def test_matching_leaves_the_model_as_it_was_and_says_what_it_did_not_reach():
     model.train()
     model.model.layers[0].eval()
     modes = [module.training for module in model.modules()]
-    match_gains(model, torch.randint(50, (6, 24), generator=torch.Generator().manual_seed(1)).split(2))
+    match_gains(
+        model, torch.randint(50, (6, 24), generator=torch.Generator().manual_seed(1)).split(2)
+    )
     assert [module.training for module in model.modules()] == modes
     assert not any(module._forward_hooks for module in model.modules())
     with pytest.raises(InputError, match="HeadNorm"):
