@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     found = patch(lens, CLEAN, CORRUPTED, site="resid_pre", metric=metric, progress=False)
     print(
-        f"{metric.name}: {found.source:.2f} on the clean prompt, {found.baseline:.2f} on the corrupted one"
+        f"logit difference: {found.source:.2f} on the clean prompt, {found.baseline:.2f} on the corrupted one"
     )
     print("\n" + "  ".join(f"{position}:{label}" for position, label in found.labels.items()))
     print("patching resid_pre there brings back this share of it")

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = [EXAMPLES / name for name in ("first_look.ipynb", "find_a_circuit.ipynb")]
 SMALLER = {
-    "02_patch": ["--answers", "b", "a"],
+    "02_patch": ["--answers", " a", " b"],
     "06_train_with_head_norm": ["--steps", "4"],
     "07_fingerprint": ["--sequences", "60"],
     "09_watch_your_training": ["--steps", "4"],
@@ -57,12 +57,12 @@ def run(path, *arguments):
     module.main(list(arguments))
 
 
-def execute(path, folder):
-    """Run a notebook in a folder; its cells of code."""
+def execute(path, folder, *, changed=("", "")):
+    """Run a notebook in a folder, with one text in it changed; its cells of code."""
     import nbformat
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.reads(path.read_text(encoding="utf-8").replace(*changed), as_version=4)
     NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(folder)}}).execute()
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -122,7 +122,8 @@ def test_a_notebook_keeps_its_outputs_and_runs_offline(path, planted_folder, tmp
     assert len(text) < 1_500_000
     monkeypatch.setenv("SINK_LENS_MODEL", str(planted_folder))
     monkeypatch.setenv("SINK_LENS_TASK", "induction")  # of the circuit; a tiny model has no names
-    execute(path, tmp_path)
+    # Chance gives as many right answers as a tiny model does.
+    execute(path, tmp_path, changed=("pairs=16,", "pairs=16, least=0,"))
 
 
 @pytest.mark.exhaustive

@@ -283,7 +283,11 @@ class _LayerRuns:
             total = torch.autograd.grad(
                 direct + later, list(leaves.values()), allow_unused=True, retain_graph=True
             )
-            (of_own,) = torch.autograd.grad(direct, [leaf], allow_unused=True)
+            of_own = None
+            if (
+                direct.requires_grad
+            ):  # not of a layer of Gemma 4 that attends with an earlier layer's keys
+                (of_own,) = torch.autograd.grad(direct, [leaf], allow_unused=True)
         found = {
             name: torch.zeros_like(one) if gradient is None else gradient.detach()
             for (name, one), gradient in zip(leaves.items(), total, strict=True)
