@@ -14,7 +14,7 @@ TRACE = RunKind(
     show="sink_lens.chain.terminal:show_trace",
     answer="sink_lens.chain.terminal:answer_of_trace",
     examples="""\
-sink-lens trace --quick  [dim]the default model, 4 to 8 minutes on two cores; without --quick some 2.4 times that[/dim]
+sink-lens trace --quick  [dim]the default model, about 5 minutes on two cores; without --quick some 2.4 times that[/dim]
 
 sink-lens trace gpt2 --sequences 8 --out runs/gpt2  [dim]a hub name, where there is a network[/dim]
 
