@@ -213,7 +213,7 @@ def swept(seed: int) -> Iterator[Row]:
 
 
 def patched(seed: int) -> Iterator[Row]:
-    """What attention adds, patched at each position, between prompts whose answers are random."""
+    """Patch attention's output at each position, between prompts whose answers are random."""
     title = title_of_patches(seed, site="attn_out", layers=1)
     yield "attention by position, random answers", "no patch is shown" not in title, title
 
@@ -236,7 +236,7 @@ def title_of_patches(seed: int, *, site: str, layers: int) -> str:
 
 
 def circuit_of_chance(seed: int) -> Iterator[Row]:
-    """The circuit of random pairs, of which the model gets some right."""
+    """Find the circuit of random pairs; the model gets some of them right."""
     draw = torch.Generator().manual_seed(seed)
     letters = [
         chr(one) for one in torch.randint(97, 123, (32, 12), generator=draw).flatten().tolist()
@@ -265,7 +265,7 @@ def circuit_of_chance(seed: int) -> Iterator[Row]:
 
 
 def quantised(seed: int) -> Iterator[Row]:
-    """A format that cannot cost anything: the tokens are random, so that their loss is that of a guess."""
+    """Quantise a model on random tokens: their loss is that of a guess, so no format can cost anything."""
     tokens = TokenBatch.from_tensor(
         torch.randint(3, VOCAB, (16, 32), generator=torch.Generator().manual_seed(seed))
     )

@@ -1,4 +1,4 @@
-"""What activation patching costs beside ``transformer_lens.patching`` and beside a Hugging Face loop that batches.
+"""Time activation patching beside ``transformer_lens.patching`` and a Hugging Face loop that batches.
 
     python benchmarks/patching.py --quick                  # a round
     python benchmarks/patching.py                          # three
@@ -55,7 +55,7 @@ ANSWERS = (5, 6)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is patched, on how many pairs of which length, and in which cells."""
+    """One patching: its site, its number of pairs, their length, and its cells."""
 
     name: str
     site: str

@@ -78,7 +78,10 @@ def down_of(block):
 
 
 def expert_of(block, unit):
-    """Of a neuron that is counted over all experts: their module, the expert (None: the shared one) and its index."""
+    """Return the module of a neuron's expert, the expert (None: the shared one) and the neuron's index in it.
+
+    The neuron is counted over all experts.
+    """
     experts = block.mlp.experts
     width = experts.down_proj.shape[-1]
     if unit < width * experts.num_experts:
@@ -98,7 +101,7 @@ def column_of(block, unit):
 
 @torch.no_grad()
 def activity(block, x, unit):
-    """What multiplies the output weights of an expert's neuron, with the router's weight or the gate's."""
+    """Return the factor on the output weights of an expert's neuron, with the router's weight or the gate's."""
     module, expert, index = expert_of(block, unit)
     if expert is None:
         neurons = module.act_fn(module.gate_proj(x)) * module.up_proj(x)

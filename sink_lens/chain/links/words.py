@@ -76,7 +76,7 @@ class LinkWords:
     named_without: Callable[[Tables], Phrase | None] = lambda _: None
     """What the headline adds if it does not, and the link was shown not to carry the sink."""
     no_part: Phrase | None = None
-    """What the headline says if all answers of ``no_part_asks`` are no."""
+    """A phrase of the headline, said if all answers of ``no_part_asks`` are no."""
     no_part_asks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Link -> the questions whose answer must be no before the headline says that the link plays no part."""
     breaking: str = "breaking it"
@@ -85,7 +85,7 @@ class LinkWords:
     """What the intervention may do to a sink."""
     does_not: str = "the sink does not hang on it"
     stands_out: str = "it stands out"
-    """What was measured, if the link is present."""
+    """A sentence on the measurement, said if the link is present."""
     broken: str = "breaking it removes {}"
     """What the intervention did, around the share of the sink."""
     remarks: Callable[[Tables, Mapping[str, Any]], list[str]] = lambda *_: []
