@@ -40,7 +40,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..schema import SINK_THRESHOLD, KernelChoice
 from .forward import check_tokens, pieces_by_length
-from .record import stream, stream_batch
+from .record import stream_batch
 from .views import LayerView, Reading
 
 log = logging.getLogger(__name__)
@@ -207,9 +207,8 @@ def sink_rates(
         sink_rate_reading(threshold, shares=lens.family.sigmoid),
         sampled_queries(tokens.n_positions),
     )
-    return stream(
-        lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size, progress=False
-    ).stacked("rate_by_key")
+    found = stream_batch(lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size)
+    return found.stacked("rate_by_key")
 
 
 def sink_positions(

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..activations.record import LayerView, Reading, stream
+from ..activations.record import LayerView, Reading, stream_batch
 from ..activations.sink_mask import mark_sinks
 from ..data.token_ids import bos_id as bos_id_of
 from ..data.tokens import TokenBatch
@@ -184,11 +184,8 @@ def find_marked_tokens(
         return mean_where(both, where=later[..., None], dim=1)
 
     reading = Reading(name="behind", sites=("rows",), function=behind)
-    found = (
-        stream(lens, batch, [reading], rows=sampled_queries(batch.n_positions), progress=False)
-        .stacked("behind")
-        .nanmean((0, 1))
-    )
+    streamed = stream_batch(lens, batch, [reading], rows=sampled_queries(batch.n_positions))
+    found = streamed.stacked("behind").nanmean((0, 1))
     ids, counts = batch.tokens[marked].unique(return_counts=True)
     names = tuple(
         token_label((int(ids[at]),), lens.tokenizer) for at in counts.argsort(descending=True)[:2]

@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..activations.record import Reading, Streamed, stream
+from ..activations.record import Reading, Streamed, stream_batch
 from ..activations.sink_mask import sink_positions, sink_rate_reading, sink_rates
 from ..data.tokens import TokenBatch
 from ..measures.sink_tokens import sampled_queries
 from ..measures.variance import Moments
 from ..models.lens import LensModel
+from ..text import as_ranges
 from . import readings as r
 from .config import Question, Thresholds, TraceConfig
 from .locate import Location, MeasuringPlan, find_location
@@ -202,7 +203,7 @@ def scout(
         found = sink_positions(rates, shortest=shortest, min_rate=config.min_sink_rate)
     sinks = found or (0,)
     sites = r.sampled_positions(few.n_positions, sink_positions=sinks)
-    streamed = stream(lens, few, r.location_readings(sinks, positions=sites), progress=False)
+    streamed = stream_batch(lens, few, r.location_readings(sinks, positions=sites))
     at = {"sink_positions": sinks, "positions": sites, "sink_found": bool(found)}
     panel = Panel.unlocated(streamed, lens=lens, tokens=few, **at)
     return locate_in_panel(panel, config=config, forced=forced)
@@ -281,7 +282,7 @@ def measure(
     ]
     if only is not None:
         readings = [reading for reading in readings if reading.name in only]
-    streamed = stream(
+    streamed = stream_batch(
         lens,
         tokens,
         readings,
@@ -327,42 +328,49 @@ def scout_and_measure(
     only: frozenset[str] | None = None,
     position: int | None = None,
     tell: TellsRates | None = None,
+    tell_repeat: Callable[[str], object] = lambda reason: None,
 ) -> Panel:
     """Scout and measure; measure again if the sink turns out to be at another location than the scout found.
 
     The scout sees eight sequences and only saves a pass: sink positions are those of all sequences, and position 0 is
     studied if these have none. The second pass reads every sink position; a third is needed only if the scout was wrong
     about the strongest one. If a ``position`` is given, it alone is studied, whether it has a sink or not. The first
-    scout calls ``tell``; ``own``, ``label`` and ``only`` are those of ``measure``.
+    scout calls ``tell``, each repeat ``tell_repeat`` with its reason; ``own``, ``label`` and ``only`` are those of
+    ``measure``.
     """
-    attention, again_label = lens.layers_with("k"), label and f"{label} again"
+    attention = lens.layers_with("k")
 
-    def measure_at(at: Location, label: str | None) -> Panel:
+    def measure_at(at: Location, *, reason: str = "") -> Panel:
+        if reason:
+            tell_repeat(reason)
         return measure(
             lens,
             tokens,
             plan=at.measuring_plan(attention),
             config=config,
             own=own,
-            label=label,
+            label=f"{label} again" if label and reason else label,
             only=only,
         )
 
     aim = scout(lens, tokens, config=config, position=position, tell=tell)
-    panel = measure_at(aim, label)
-    if position is not None:
-        again = only is None and not has_read_enough(aim, at=panel.location, attention=attention)
-        return measure_at(panel.location, again_label) if again else panel
-    sinks = panel.find_sink_positions(min_rate=config.min_sink_rate)
-    again = not set(sinks) <= set(panel.sink_positions)
-    if not sinks and panel.sink_positions != (0,):
-        sinks, again = (0,), True
-    if again:
+    panel = measure_at(aim)
+    sinks = () if position is not None else panel.find_sink_positions(min_rate=config.min_sink_rate)
+    reason = ""
+    if new := set(sinks) - set(panel.sink_positions):
+        reason = f"the scout did not see the sink at {as_ranges(sorted(new))}"
+    elif position is None and not sinks and panel.sink_positions != (0,):
+        sinks, reason = (
+            (0,),
+            "no position is a sink in all sequences together: position 0 is studied",
+        )
+    if reason:
         at = panel.location
         if sinks[0] not in panel.sink_positions:
             at = scout(lens, tokens, config=config, position=sinks[0])
         aim = replace(at, sink_positions=sinks)
-        panel = measure_at(aim, again_label)
+        panel = measure_at(aim, reason=reason)
     if only is None and not has_read_enough(aim, at=panel.location, attention=attention):
-        panel = measure_at(panel.location, again_label)
+        reason = "its readings show another sink, growth step or outlier dimension than it aimed at"
+        panel = measure_at(panel.location, reason=reason)
     return panel

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..activations.record import Reading, stream
+from ..activations.record import Reading, stream_batch
 from ..activations.sink_mask import mark_sinks
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, freeze
@@ -202,11 +202,7 @@ class Setting:
             name="null", sites=("rows",), function=lambda view: 1 - view["rows"].sum(-1).mean(-1)
         )
         rows = torch.arange(1, self.tokens.n_positions)
-        return (
-            stream(self.lens, self.tokens, [read], rows=rows, progress=False)
-            .stacked("null")
-            .mean(1)
-        )
+        return stream_batch(self.lens, self.tokens, [read], rows=rows).stacked("null").mean(1)
 
     @property
     def feeding_layers(self) -> tuple[int, ...]:
@@ -244,13 +240,8 @@ class Setting:
             read = Reading(
                 name="row_sum", sites=("rows",), function=lambda view: view["rows"].sum(-1).mean(1)
             )
-            sums = stream(
-                lens,
-                self.tokens,
-                [read],
-                rows=torch.arange(self.tokens.n_positions),
-                progress=False,
-            ).stacked("row_sum")
+            rows = torch.arange(self.tokens.n_positions)
+            sums = stream_batch(lens, self.tokens, [read], rows=rows).stacked("row_sum")
         found = [
             uniform_mass(
                 valid,

@@ -36,7 +36,7 @@ from ..models.sites import site_of
 from ..progress import tqdm
 from ..records import Result, RunWriter, create_run, default_run_folder, place_of_run, read_run
 from ..signatures import takes
-from ..text import size_text
+from ..text import plural, size_text
 from . import summary, tables
 from .at_token import Occurrences, cut_at_token
 from .config import EVERY_INTERVENTION, TraceConfig
@@ -244,13 +244,25 @@ class _Inputs:
     kernel: Kernel
     links: Sequence[Link]
     progress: bool
+    repeats: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    """Name and reason of each measuring pass after the first."""
 
-    def measure(self, batch: TokenBatch, *, label: str = "measuring", **how: Any) -> Panel:
-        """Measure a batch with the readings of all links; ``how`` are more options of ``scout_and_measure``."""
+    def measure(
+        self, batch: TokenBatch, *, label: str = "measuring", reason: str = "", **how: Any
+    ) -> Panel:
+        """Measure a batch with the readings of all links; ``how`` are more options of ``scout_and_measure``.
+
+        A repeat of an earlier pass has a ``reason``; it is kept in ``repeats``.
+        """
         own, shown = [link.readings for link in self.links], label if self.progress else None
-        return scout_and_measure(
-            self.lens, batch, **{"config": self.config, "own": own, "label": shown} | how
-        )
+        if reason:
+            self.repeats.append({"name": label, "reason": reason})
+
+        def tell_repeat(reason: str) -> None:
+            self.repeats.append({"name": f"{label} again", "reason": reason})
+
+        given = {"config": self.config, "own": own, "label": shown, "tell_repeat": tell_repeat}
+        return scout_and_measure(self.lens, batch, **given | how)
 
 
 def _make_inputs(
@@ -320,6 +332,7 @@ def _measure_and_judge(
     kept = RunTables(writer, begin=stages.begin)
     kept.write("chain", chain_table(links))
     located = _locate_and_measure(asked)
+    writer.add_provenance(repeats=asked.repeats)
     batch, panel = located.batch, located.panel
     kept.write("tokens", decode_tokens(batch, lens.tokenizer))
     rounded = measure_rounding(lens, batch, position=panel.location.sink_position)
@@ -395,7 +408,10 @@ def _locate_and_measure(asked: _Inputs) -> summary.Located:
     moved = align_sinks(batch, panel["rate_by_key"], **at) if there is None else None
     if moved is not None:
         batch = moved
-        panel = asked.measure(batch, label="measuring, aligned")
+        reason = (
+            "sequences have their sink at different positions: each is cut so that it is at one"
+        )
+        panel = asked.measure(batch, label="measuring, aligned", reason=reason)
     answer(panel["rate_by_key"][..., : panel.shortest])
     compared = panel.location.sink_found and moved is None and there is None
     others = (
@@ -406,7 +422,8 @@ def _locate_and_measure(asked: _Inputs) -> summary.Located:
     n_asked = batch.n_sequences
     if others:  # what makes a sink at the studied position is asked where it is one
         batch = batch[[number for number in range(n_asked) if number not in others]]
-        panel = asked.measure(batch, label="measuring where the sink is")
+        reason = f"{plural(len(others), 'sequence')} left out: their sink is at another position"
+        panel = asked.measure(batch, label="measuring where the sink is", reason=reason)
     n_with_other = batch.n_sequences
     batch, panel = _keep_sequences_with_sink(asked, batch, panel)
     about = {
@@ -437,9 +454,11 @@ def _keep_sequences_with_sink(
         return batch, panel
     some = batch[having]
     label = "measuring where there is a sink"
-    found = asked.measure(some, label=label, position=given)
-    if found.location.sink_position != position:
-        found = asked.measure(some, label=label, position=position)
+    reason = f"{plural(batch.n_sequences - some.n_sequences, 'sequence')} left out: no sink"
+    found = asked.measure(some, label=label, reason=reason, position=given)
+    if (place := found.location.sink_position) != position:
+        reason = f"the rest has its sink at {place}: position {position}, which they were chosen by"
+        found = asked.measure(some, label=label, reason=reason, position=position)
     return (some, found) if found.location.sink_found else (batch, panel)
 
 

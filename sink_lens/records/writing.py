@@ -85,6 +85,10 @@ class RunWriter:
         """Check whether the table, tensors or file with this name is already in the folder, complete."""
         return any(name in (file, Path(file).stem) for file in self._record["files"])
 
+    def add_provenance(self, **facts: Any) -> None:
+        """Add facts to the run's provenance, which the next file that is written takes into run.json."""
+        self._record["provenance"] |= facts
+
     def read_or_make(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """Return the table NAME.parquet; if no earlier start of the run wrote it, write what ``make`` returns."""
         if self.has(name):

@@ -114,7 +114,11 @@ def test_a_scout_that_looked_elsewhere_is_put_right(monkeypatch):
     aim_first_at(
         Location(sink_positions=(0,), sink_found=False, steps=(), outliers={}), monkeypatch
     )
-    found = scout_and_measure(planted_lens(), tokens, config=CONFIG, own=OWN)
+    reasons = []
+    found = scout_and_measure(
+        planted_lens(), tokens, config=CONFIG, own=OWN, tell_repeat=reasons.append
+    )
+    assert "5" in reasons[0]
     assert found.location == right.location
     assert found.location.sink_positions == (5,)
     assert found.sink_rate(0.3).mean() == pytest.approx(

@@ -164,6 +164,8 @@ def test_sequences_whose_sink_is_elsewhere_are_counted(traced):
         == 3
     )
     assert "position 1" in summary.loc["sequences_elsewhere", "note"]
+    names = [repeat["name"] for repeat in run.provenance["repeats"]]
+    assert "measuring where the sink is" in names
     assert run.tables["links"]["n"].max() <= 21
 
 
