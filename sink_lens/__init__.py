@@ -11,7 +11,6 @@ __all__ += ["__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -20,5 +19,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the public names."""
     return sorted({*_known(), "__version__"})

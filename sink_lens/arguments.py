@@ -129,7 +129,6 @@ def check_seeds(given: Mapping[str, Any]) -> None:
 
 @functools.cache
 def _type_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return parameter name -> type hint of a function; empty if a hint cannot be read at run time."""
     try:
         return typing.get_type_hints(function)
     except NameError:  # a name that is there only for the type checker
@@ -253,7 +252,6 @@ def _is_list_hint(hint: Any) -> bool:
 
 
 def _type_in_words(hint: Any) -> str:
-    """Describe a type hint in an error, such as "a whole number or None"."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         single = " or ".join(

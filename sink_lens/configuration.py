@@ -243,7 +243,6 @@ def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]
 
 
 def _convert_single_value(name: str, value: Any, kind: Any) -> Any:
-    """Return one value of a field in the type ``kind``; refuse a value that does not fit, with the field's ``name``."""
     if get_origin(kind) is Literal:
         if not isinstance(value, str) or value not in get_args(kind):
             raise InputError(

@@ -290,7 +290,6 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
 
 
 def _header_of_model(lens: "LensModel") -> Header:
-    """Return the sizes of a loaded model in the form that ``read_header`` gives for files; all experts count."""
     weights = {id(one): one for one in lens.plain.parameters()}.values()
     n_weights, n_vocab = sum(one.numel() for one in weights), lens.d_vocab * lens.d_model
     ends = sum(tuple(one.shape) == (lens.d_vocab, lens.d_model) for one in weights)
@@ -374,7 +373,6 @@ def time_call(
 
 
 def _read_synchronised_clock(device: "torch.device | str") -> float:
-    """Return the clock's time in seconds; on a GPU, wait first until it has finished its work."""
     import torch
 
     if torch.device(device).type == "cuda":

@@ -245,7 +245,6 @@ def _wrapped(text: str, *, first: str, rest: str) -> list[str]:
 
 
 def _annotation_texts(function: Callable[..., Any]) -> dict[str, str]:
-    """Return parameter (or ``return``) -> its annotation as the source has it, with the names of types as written."""
     code = function.__code__
     for node in ast.walk(_parse_file(code.co_filename)):
         if isinstance(node, ast.FunctionDef):

@@ -104,7 +104,6 @@ class _CircuitPass:
 
     @torch.no_grad()
     def compute_metric(self) -> Float[Tensor, " pair"]:
-        """Run the model with only the circuit's edges, and return the metric of each pair."""
         runs, graph = self.runs, self.runs.graph
         hooks: list[tuple[str, Any]] = [
             (hook_name_of(runs.lens, "resid_pre", 0), self._store_embedding_change)
@@ -160,11 +159,9 @@ class _CircuitPass:
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
     def _store_embedding_change(self, x: Tensor, hook: object) -> None:
-        """Store the embedding ``x`` minus its replacement, which later layers read as the input's change."""
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
     def _replace_projection(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
-        """Return, in place of ``x``, a layer's q, k, v or g (``kind``), computed for each head from its own stream."""
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
         read = apply_norm(self._reader_streams(("attention", layer), (kind,)), own.attn_norm)
@@ -195,7 +192,6 @@ class _CircuitPass:
         return self._replace_tail(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 
     def _store_output_change(self, x: Tensor, hook: object, *, layer: int, which: str) -> None:
-        """Store the output of a layer's attention or MLP (``which``), computed from ``x``, minus its replacement."""
         graph, site = self.runs.graph, "z" if which == "attention" else "mlp_out"
         self.kept[site, layer] = x[:, self.begin :]
         into, instead = (

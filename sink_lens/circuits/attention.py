@@ -127,7 +127,6 @@ def _advantage(scores: Float[Tensor, " key"], key: int) -> Tensor | None:
 def _gradient_at_stream(
     gradient: Tensor, x: Float[Tensor, "position d_model"], side: str, layer: NodeWeights
 ) -> Float[Tensor, "position d_model"]:
-    """Carry the gradient of projected queries or keys (``side``) back to the stream ``x`` before the layer's norm."""
     weight, _ = layer.by_head[side]
     gradient = gradient.to(x.dtype)
     gradient = gradient.unflatten(-1, (weight.shape[0], -1)) if gradient.dim() == 2 else gradient

@@ -82,7 +82,6 @@ class Circuit:
         return int(self.chosen.sum())
 
     def __repr__(self) -> str:
-        """One line: size, metric, method."""
         return (
             f"Circuit({self.n_edges:,} of {self.graph.n_edges:,} edges, {self.runs.metric.name} of "
             f"{self.runs.lens.name}, {self.scores.method}, {self.runs.ablation}, {self.runs.n_pairs} pairs)"

@@ -118,7 +118,6 @@ def _clean_tensors(
 def _metric_drops(
     runs: Runs, cells: Sequence[Cell], *, advance: Callable[[int], object]
 ) -> Float[np.ndarray, "pair sample"]:
-    """Run each cell's edits, and return by how much they lower the metric of each pair."""
     values = np.full((runs.n_pairs, len(cells)), np.nan)
     engine = make_engine(runs.lens, runs.clean, cells, [runs.metric], batch_size=runs.batch_size)
 

@@ -370,7 +370,6 @@ def _circuit_from_json(held: Mapping[str, Any], graph: Graph | None) -> SavedCir
 
 
 def _circuit_from_tensors(path: Path, graph: Graph | None) -> SavedCircuit:
-    """Read EAP-IG's .pt file, without running code in it, for a model with this ``graph`` (None: as in the file)."""
     try:
         held = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # noqa: BLE001 - the kinds are those of torch and of the pickle format

@@ -74,7 +74,6 @@ def read_edge_circuit(run: Run) -> EdgeCircuit:
 
 
 def _metric_name(run: Run) -> str:
-    """Return the name of the run's metric: the configured one, else the default of its task."""
     return str(
         run.config.get("metric")
         or ("sink_mass" if run.config.get("task") == "text" else "logit_difference")
@@ -136,7 +135,6 @@ def _explorer_json(run: Run, others: bool, *, title: str, group: int) -> dict[st
 
 
 def _attention_json(run: Run) -> dict[str, Any]:
-    """Return head -> its pattern on the first prompt, the key that it attends to most, and what draws it there."""
     parts = run.optional(
         "attention", columns=["head", "query", "key", "advantage", "side", "by", "part", "value"]
     )

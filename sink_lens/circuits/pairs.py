@@ -208,7 +208,6 @@ def _answer_token(
 
 
 def _draw_ioi(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw pairs of indirect object identification without end; the corrupted prompt names a third person as giver."""
     while True:
         number = int(generator.integers(len(_TEMPLATES)))
         text = _TEMPLATES[number]
@@ -227,7 +226,6 @@ def _draw_ioi(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _draw_greater_than(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw pairs without end whose right answer is a later year than one in the prompt."""
     while True:
         noun = list(_NOUNS)[int(generator.integers(len(_NOUNS)))]
         century, tens, last = (
@@ -247,7 +245,6 @@ def _draw_greater_than(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _draw_agreement(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw pairs without end whose answer, is or are, agrees with the number of the subject."""
     subjects = [one.split() for one in _SUBJECTS.split("|")]
     while True:
         one, many = subjects[int(generator.integers(len(subjects)))]
@@ -264,7 +261,6 @@ def _draw_agreement(generator: np.random.Generator) -> Iterator[Pair]:
 
 
 def _draw_capitals(generator: np.random.Generator) -> Iterator[Pair]:
-    """Draw pairs without end whose right answer is the capital of the country in the prompt."""
     countries = list(_CAPITALS)
     while True:
         first, second = (

@@ -109,7 +109,6 @@ def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | No
 
 
 def _make_graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
-    """Return the graph of edges from the model's sizes; None if these do not tell it."""
     family = sizes.header.family
     names = (
         (*(name for name in config.positions_by_span if name != REST), REST)

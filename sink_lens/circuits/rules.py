@@ -82,5 +82,4 @@ def _with_smooth_softmax(
 
 
 def _replace_gradient(value: Tensor, gradient: Tensor) -> Tensor:
-    """Return a tensor that has the values of ``value`` and the gradient of ``gradient``."""
     return value.detach() + (gradient - gradient.detach())

@@ -175,7 +175,6 @@ class _Request:
     def open_run(
         self, folder: Path, *, part: Mapping[str, Any] | None = None, **how: Any
     ) -> RunWriter:
-        """Open the run ``folder``, or a shard's folder if ``part`` is given; ``how`` is passed to ``create_run``."""
         provenance = describe_provenance(self.lens, self.task.clean, kernel="eager") | {
             "corrupted_sha256": None if self.config.task == "text" else self.task.corrupted.hash,
             "answers_sha256": self.task.sha256,
@@ -200,14 +199,12 @@ class _Request:
         )
 
     def metric_code_field(self) -> dict[str, Any]:
-        """Return the configuration's field ``code``, the hash of a metric of the user's own; {} for a named metric."""
         return (
             {"code": metric_config(self.metric)["code"]} if ":" in self.config.metric_name else {}
         )
 
     @property
     def ablation_by_scores(self) -> Mapping[str, Ablation]:
-        """Name of each set of scores in the folder -> its ablation: the run's own first, then those of the core."""
         found: dict[str, Ablation] = {"scores": self.config.used_ablation}
         if self.config.core:
             able = _CORE[1:] if self.config.task == "text" else _CORE
@@ -215,7 +212,6 @@ class _Request:
         return found
 
     def begin(self, writer: RunWriter) -> dict[str, int]:
-        """Compare the runs with those that the folder was begun with; return ``n_pairs_by_scores_file``."""
         if writer.has(_BASELINE):
             self.make_runs(self.config.used_ablation, writer)
         return self.n_pairs_by_scores_file()
@@ -264,7 +260,6 @@ class _Request:
         return found
 
     def n_pairs_by_scores_file(self) -> dict[str, int]:
-        """Name of every file of scores -> the number of pairs whose scores it holds."""
         groups = divide_pairs(self.task.clean.n_sequences)
         return {
             scores_file_name(name, rows): len(rows)
@@ -275,7 +270,6 @@ class _Request:
     def score_pair_groups(
         self, writer: RunWriter, names: Collection[str], *, progress: bool
     ) -> None:
-        """Score the groups of pairs whose scores belong into the files ``names``, and write these by ``writer``."""
         for name, ablation in self.ablation_by_scores.items():
             if any(
                 scores_file_name(name, rows) in names
@@ -290,7 +284,6 @@ class _Request:
 def _make_request(
     model: ModelLike, *, config: CircuitConfig | None, fields: Mapping[str, Any]
 ) -> _Request:
-    """Load the model, task, metric and given circuit of a call of ``run``; check that they fit with ``fields``."""
     named = {"model": str(model)} if isinstance(model, str | Path) else {}
     asked = make_config(CircuitConfig, config, {**fields, **named}, where="circuit")
     asked.check_together()
@@ -326,10 +319,6 @@ def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | 
 def _finish_run(
     asked: _Request, writer: RunWriter, *, progress: bool
 ) -> tuple[Circuit, tuple[str, ...]]:
-    """Score the pairs that the folder lacks, choose and judge the circuit, and write the run's tables.
-
-    Return the circuit, and sentences on the result.
-    """
     from .sentences import circuit_sentences
 
     task, config, given = asked.task, asked.config, asked.given
@@ -407,7 +396,6 @@ def _judge_sizes(
 def _patch_really(
     config: CircuitConfig, circuit: Circuit, writer: RunWriter, *, progress: bool
 ) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
-    """Return the tables of patched edges and of patched nodes; None where they are not asked for."""
     pairs, check, nodes = config.check_pairs, None, None
     if config.check:
         check = writer.read_or_make(
@@ -424,7 +412,6 @@ def _patch_really(
 def _find_core(
     asked: _Request, circuit: Circuit, writer: RunWriter, progress: bool
 ) -> pd.DataFrame:
-    """Score the edges under the other ablations, and return the table of the edges that hold under each of them."""
     others: dict[str, Circuit] = {}
     for name, ablation in list(asked.ablation_by_scores.items())[1:]:
         runs = asked.make_runs(ablation)
@@ -434,7 +421,6 @@ def _find_core(
 
 
 def _write_first_prompt(circuit: Circuit, writer: RunWriter) -> None:
-    """Write the tokens of the first prompt, and where the circuit's heads look in it."""
     prompt = circuit.runs.first_prompt_tokens
     writer.write_table("prompt", pd.DataFrame({"position": range(len(prompt)), "text": prompt}))
     if not writer.has("attention"):

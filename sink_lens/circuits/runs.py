@@ -423,8 +423,6 @@ def keep_from_position(
 
 
 def _metric_of_rows(metric: Metric, rows: Tensor) -> Metric:
-    """Return the metric for the pairs with the indices ``rows`` alone, from the metric for all pairs."""
-
     def function(run: Outcome) -> Any:
         return metric.function(replace(run, sequences=rows[run.indices]))
 

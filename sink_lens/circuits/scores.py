@@ -305,7 +305,6 @@ class Gradients:
     def _add_products(
         self, place: tuple[str, int], gradient: Float[Tensor, "pair reader position d_model"]
     ) -> None:
-        """Add each writer's change times the ``gradient`` of the readers at ``place`` to the scores."""
         index = list(self.runs.graph.places[place])
         first = self.runs.graph.n_writers_before(index[0])
         for span, mask in enumerate(self._masks):

@@ -237,7 +237,6 @@ def _share_text(share: float) -> str:
 
 
 def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the rule that chose the circuit, and on faithfulness above 120%; [] if the gap is unclear."""
     if not is_gap_clear(row):
         return []
     carry = "at least 80%, by the lower end of the interval, and at most 120%"

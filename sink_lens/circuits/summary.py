@@ -93,7 +93,6 @@ def _faithfulness_fields(curve: pd.DataFrame) -> dict[str, Any]:
 
 
 def _score_fields(scores: Scores) -> dict[str, float]:
-    """Return the summary's fields on the metric of both runs, and on the completeness of the scores."""
     errors = scores.completeness_by_pair["error"].abs().to_numpy(float)
     return {
         "clean": float(scores.clean.mean()),

@@ -52,7 +52,6 @@ class _RefusesVisibly:
     """Base of commands and groups: errors spell out invisible characters, and the help shows examples line by line."""
 
     def make_context(self, *given: Any, **named: Any) -> Any:
-        """Parse the words of the command line; an error about one of them spells out its invisible characters."""
         try:
             return super().make_context(*given, **named)  # type: ignore[misc]  # click's
         except _UsageError as error:
@@ -60,7 +59,6 @@ class _RefusesVisibly:
             raise
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples into the help: each command on one line, to be copied, and its explanation below."""
         lines: list[str] = []
         for line in filter(
             None, (line.strip() for line in (getattr(self, "epilog", "") or "").splitlines())
@@ -212,7 +210,6 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def _pause_bars() -> contextlib.AbstractContextManager[Any]:
-    """Return a context manager that clears the progress bars, and draws them at its end, below the new text."""
     bars = sys.modules.get("tqdm")
     return (
         contextlib.nullcontext() if bars is None else bars.tqdm.external_write_mode(file=sys.stderr)
@@ -220,15 +217,11 @@ def _pause_bars() -> contextlib.AbstractContextManager[Any]:
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Log handler that writes to stderr, with invisible characters spelled out."""
-
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a message while the progress bars are cleared."""
         with _pause_bars():
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a message, with invisible characters spelled out."""
         return safe_for_terminal(super().format(record))
 
 

@@ -109,10 +109,6 @@ _EMPTY = ("file", "out", "shard")
 
 
 def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer:
-    """Draw the page of a run and print its result, or only its folder if ``quiet``; return the answer for ``--json``.
-
-    A result without a folder has no page, and is printed even if ``quiet``. ``view`` decides what is shown.
-    """
     folders = getattr(result, "folders", () if result.folder is None else (result.folder,))
     pages = [render_report(folder, quiet=True) for folder in folders]
     if quiet and folders:

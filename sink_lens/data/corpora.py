@@ -174,7 +174,6 @@ def _import_datasets(source: object) -> Any:
 
 @contextlib.contextmanager
 def _errors_as_input_error(what: str) -> Iterator[None]:
-    """Turn any error in the block into an InputError that begins with ``what``, such as "there is no file x"."""
     try:
         yield
     except InputError:
@@ -199,7 +198,6 @@ def _texts_of_rows(rows: Iterable[Any], *, what: str) -> Iterator[str]:
 
 
 def _read_documents(path: Path) -> Iterator[str]:
-    """Yield the documents of a .txt, .jsonl or .parquet file; only a few at a time are in memory."""
     if path.suffix == ".jsonl":
         yield from _read_json_lines(path)
     elif path.suffix == ".parquet":

@@ -24,7 +24,6 @@ class Given:
     """Rows and columns."""
 
     def __getitem__(self, chosen: slice | Tensor | tuple[slice, slice]) -> "Given":
-        """Return the places of the chosen texts, or of the chosen texts and positions."""
         return Given(index=self.index[chosen], shape=self.shape)
 
     @property

@@ -280,7 +280,6 @@ def _evaluation_indices(n_sequences: int, share: float) -> np.ndarray:
 
 
 def _document_batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the documents in groups that are tokenised together; empty documents are left out."""
     batch: list[str] = []
     size = 0
     for text in texts:

@@ -312,7 +312,6 @@ class TokenBatch:
 
     @check_calls
     def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "TokenBatch":
-        """A batch of the chosen sequences (a slice, indices or a mask); they keep the full width."""
         index = (
             rows
             if isinstance(rows, slice | Tensor)
@@ -616,7 +615,6 @@ def _document_text(row: object, index: int, column: str) -> str:
 
 
 def _check_batch_size(sequences: int, length: int) -> None:
-    """Refuse fewer than one sequence, or sequences of fewer than two tokens."""
     if sequences < 1:
         raise InputError(f"{sequences} sequences asked for; need at least 1. Ask for more.")
     if length < 2:

@@ -41,7 +41,6 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int) -> "PreTrainedTok
     seen = 0
 
     def pieces() -> Iterable[str]:
-        """The texts, counted, in pieces that each end with a line."""
         nonlocal seen
         for text in texts:
             seen += len(text)

@@ -57,7 +57,6 @@ class Metric:
     """Makes the metric for the sequences of a run, or of two, if it hangs on their tokens, as texts of answers do."""
 
     def __repr__(self) -> str:
-        """One line: the name and the unit."""
         return f"Metric({self.name!r}" + f", in {self.unit}" * bool(self.unit) + ")"
 
     def read_layers(self, n_layers: int) -> tuple[int, ...]:

@@ -157,7 +157,6 @@ def logit_difference(
 
 
 def _tokens_by_sequence(given: Answers) -> list[tuple[Token, ...]]:
-    """Return the tokens of each sequence; one entry is of all sequences. Refuse what is no token, and no token."""
     every = [given] if isinstance(given, str | int) else given
     found = [(own,) if isinstance(own, str | int) else tuple(own) for own in every]
     for token in (token for own in found for token in own):
@@ -344,7 +343,6 @@ def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[T
 def _answer_logits(
     logits: Float[Tensor, "batch vocab"], side: Sequence[Sequence[Any]], run: Outcome
 ) -> Float[Tensor, " batch"]:
-    """Return the logit of each sequence's answer, or the mean logit of its answers; ``side`` of one is of all."""
     n, d_vocab = logits.shape
     answers = [side[0] if len(side) == 1 else side[row] for row in run.indices]
     ids = [one for own in answers for one in own]

@@ -91,7 +91,6 @@ class EditSpec:
     """Values by names of ``OPTIONS``; None for an option that the kind does not take."""
 
     def __post_init__(self) -> None:
-        """Refuse a kind that is not known, a site that it cannot edit, and options that it does not take or lacks."""
         kind = look_up_kind(self.kind, site=self.part.site)
         for name in OPTIONS:
             value = self.options.get(name)
@@ -189,8 +188,6 @@ def look_up_kind(name: str, *, site: str) -> Kind:
 
 
 def _function_calling(name: str, *options: str) -> Make:
-    """Return a function that makes an edit by calling ``constructors.NAME`` with the site and these options."""
-
     def make(spec: EditSpec, refs: "References") -> "Edit":
         from . import constructors
 
@@ -234,7 +231,6 @@ def hash_vector(path: str) -> str:
 
 @lru_cache
 def _hash_of_content(file: Path, *, changed: int, size: int) -> str:
-    """Return the SHA-256 of a file, from the cache unless its time of change or its size is another."""
     return sha256(file.read_bytes()).hexdigest()
 
 
@@ -273,7 +269,6 @@ def _make_resampling(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":
-    """Make the edit ``spec``, which lets the chosen positions attend to themselves alone; ``refs`` is not used."""
     from .isolation import isolate
 
     assert spec.part.positions is not None

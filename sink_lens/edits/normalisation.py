@@ -189,7 +189,6 @@ def _layers_to_edit(
 
 
 def _select_heads(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
-    """Return the chosen ``heads`` of ``given``, whose axes are head and d_head (or size 1); ``what`` is its name."""
     assert at.read is not None  # reads="q"
     n_heads, d_head = at.read.shape[2:]
     shape = tuple(given.shape)

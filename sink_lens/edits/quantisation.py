@@ -127,7 +127,6 @@ def power_of_two_scale(largest: Tensor) -> Tensor:
 
 
 def _divide_exactly(x: Tensor, number: float) -> Tensor:
-    """Divide by a number with correct rounding on every device."""
     return x / torch.full_like(
         x, number
     )  # correctly rounded: a GPU multiplies by a plain number's reciprocal

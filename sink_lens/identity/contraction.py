@@ -123,7 +123,6 @@ def _make_contraction(
     lens: LensModel,
     sinks: Mapping[str, tuple[float, str]],
 ) -> Contraction:
-    """Make the result of ``lens`` from sums of its states, counts of its predictions (``ends``) and sink measures."""
     inter, intra, first = sums.inter_cosines(), sums.intra_cosines(), sums.inter_cosines(end=0)
     last = sums.places.index((lens.n_layers - 1, "mlp"))
     by_attention = [index for index, (_, name) in enumerate(sums.places) if name == "attention"]
@@ -216,7 +215,6 @@ def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.
 
 
 def _position_rows(sums: CosineSums) -> pd.DataFrame:
-    """Return the table ``positions``: by sublayer and position, cosine and excess between sequences, and mean norm."""
     n, frames = sums.sequences, []
     floor = (sums.units[sums.places[0]].double().square().sum(-1) - n) / (n * (n - 1))
     for layer, name in sums.places:

@@ -50,7 +50,6 @@ class CosineSums:
         self._seen: dict[Place, int] = {}
 
     def _jackknife_blocks(self, start: int, n: int) -> Tensor:
-        """Return the jackknife block, number 0 to ``BLOCKS - 1``, of each of ``n`` sequences from ``start`` on."""
         return (start + torch.arange(n)) * BLOCKS // self.sequences
 
     def readings(self) -> list[Reading]:

@@ -196,7 +196,6 @@ def spread_over_permutations(matrix: np.ndarray) -> float:
 
 
 def _null_of_draws(name: str, draws: np.ndarray) -> Null:
-    """Return the null ``name`` with mean and deviation of the simulated ``draws``; both are nan for fewer than two."""
     if len(draws) < 2:
         return Null(name=name, mean=math.nan, sd=math.nan, draws=draws)
     return Null(name=name, mean=float(draws.mean()), sd=float(draws.std(ddof=1)), draws=draws)

@@ -37,7 +37,6 @@ class SurveyTables:
     def __init__(
         self, writer: RunWriter, *, tables: Sequence[str], found: Sequence[ModelToMeasure]
     ) -> None:
-        """Take what is in the folder of those models that are still what was measured, by their files."""
         self._writer, self._tables = writer, tables
         earlier = read_run(writer.folder).tables
         models = earlier.get("models", pd.DataFrame(columns=list(_COLUMNS)))

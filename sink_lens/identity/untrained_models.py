@@ -105,7 +105,6 @@ class UntrainedConfig:
     """True if the MLP does."""
 
     def __post_init__(self) -> None:
-        """Fill in what the style decides, and refuse what cannot be built."""
         check_field_types(self)
         for name, own in {**_OWN[self.style], "scaled_writers": self.style == "gpt2"}.items():
             if getattr(self, name) is None:
@@ -240,7 +239,6 @@ class PositionedEmbedding(nn.Embedding):
 
 
 def _base_configuration(config: UntrainedConfig) -> PreTrainedConfig:
-    """Return the Hugging Face configuration that fits ``config``, for the style's class, before the switches."""
     special: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     activation = _activation_name(config.activation)
     shared = special | {

@@ -198,7 +198,6 @@ def _base_layer(layer: Any) -> nn.Module:
 
 
 def _merged_layer(layer: Any) -> nn.Module:
-    """Return the base layer of ``layer`` with copied weights; its adapters are merged into them unless disabled."""
     for module in _base_layer(layer).modules():
         for key, one in list(module._parameters.items()):
             if one is not None:

@@ -55,7 +55,6 @@ class _SharedInterleavedAdapter:
     cfg: Any
 
     def split_qkv_matrix(self, original_attention_component: Any) -> Any:
-        """Return layers for queries, keys and values, which share the weights of an attention's fused projection."""
         fused = original_attention_component.query_key_value
         numbers = torch.arange(fused.out_features, device=fused.weight.device)
         parts = rearrange(
@@ -85,7 +84,6 @@ class SharedFalconAdapter(FalconArchitectureAdapter):
     """The stock Falcon adapter, except that the parts of the fused projection are shared instead of copied."""
 
     def _split_falcon_qkv(self, original_attention_component: Any) -> Any:
-        """Return layers for queries, keys and values, which share the weights of an attention's fused projection."""
         fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
         ends = [
             self.cfg.n_heads * d_head,

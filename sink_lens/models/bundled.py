@@ -172,7 +172,6 @@ def read_tokenizer(path: Path) -> "PreTrainedTokenizerBase | None":
 
 
 def _convert_into(gguf: Path, *, folder: Path) -> None:
-    """Write the safetensors conversion of a GGUF file into a cache folder; the caller holds the folder's lock."""
     from .gguf_conversion import convert_gguf  # which imports torch
 
     with write_new_folder(folder) as part:

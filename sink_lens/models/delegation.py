@@ -138,7 +138,6 @@ def masks_of_own_function(lens: LensModel, n_positions: int) -> Masks:
 
 
 def _run_own_attention(component: Any, own: AttentionFunction, *args: Any, **kwargs: Any) -> Any:
-    """Run an attention component of the bridge between its hooks, with the hooks of the pattern inside ``own``."""
     token = _RUNNING.set((component, own))
     try:
         with use_kernel(component.original_component.config, _OWN):
@@ -257,7 +256,6 @@ def stop_pass_after(module: nn.Module) -> Iterator[None]:
 
 
 def _attend_between_hooks(component: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an attention component's input hook, the Hugging Face attention and the output hook; return the outputs."""
     if args:
         args = (component.hook_in(args[0]), *args[1:])
     else:
@@ -279,10 +277,6 @@ def _fire_fused_hooks(
     family: Family,
     sizes: dict[str, int],
 ) -> Tensor:
-    """Run a fused query-key-value projection, ``forward``, on ``x``; return its output as the hooks change it.
-
-    The hooks are those of queries, keys and values of ``component``, the attention's component in the bridge.
-    """
     whole = forward(x)
     for part in ("q", "k", "v"):
         point: HookPoint = getattr(component, part).hook_out

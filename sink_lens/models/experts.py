@@ -33,8 +33,6 @@ from .private_apis import gate_neurons, rebind_forward, register_hook_point
 
 
 class _HookedMixture:
-    """Mixin for an MLP with experts: adds a hook point for the neurons to the Hugging Face class."""
-
     def forward(
         self, hidden_states: Float[Tensor, "batch position d_model"], *args: Any, **kwargs: Any
     ) -> Any:

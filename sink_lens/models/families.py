@@ -496,7 +496,6 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
 
 
 def _changed_fields(architecture: str, config: Any, row: Family) -> dict[str, Any]:
-    """Return the fields of the row that a configuration changes."""
     if architecture in _BY_CONFIG:
         return _BY_CONFIG[architecture](config)
     if row.kv_latent is not None and config.q_lora_rank is None:  # V2-Lite

@@ -190,7 +190,6 @@ def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], 
 
 
 def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of every tensor that ``save_pretrained`` would write; tied tensors are written once."""
     tied = model.all_tied_weights_keys
     return {
         name: tuple(one.shape)
@@ -202,10 +201,6 @@ def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 def _write_weights(
     model: PreTrainedModel, *, tensors: Mapping[str, Any], processor: TensorProcessor, folder: Path
 ) -> None:
-    """Write the model's config.json and generation settings into the folder, and the weights in float32.
-
-    The weights are ``tensors``, a GGUF file's by their names in the model, each converted by ``processor``.
-    """
     model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
     model.config.save_pretrained(folder)
     if model.can_generate() and model.generation_config is not None:

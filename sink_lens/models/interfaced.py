@@ -74,7 +74,6 @@ class InterfacedGptNeo(GPTNeoSelfAttention):
     def _attn(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
     ) -> Any:
-        """Return output and pattern of the chosen attention function, or of GPT-Neo's own if no function was chosen."""
         attend = _chosen_attention_function(self)
         if attend is None:
             return super()._attn(query, key, value, attention_mask)
@@ -178,7 +177,6 @@ class _EmbeddingNorm(nn.Module):
         self.norm, self.after = NanoChatRMSNorm(eps=eps), after
 
     def forward(self, x: Tensor) -> Tensor:
-        """Call the function ``after``, then return the normed embeddings ``x``."""
         self.after()
         return self.norm(x)
 

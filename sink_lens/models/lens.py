@@ -288,7 +288,6 @@ class LensModel:
         return self.plain.dtype
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Raise an error, since a model with two paths and a lock cannot be pickled or copied."""
         raise ModelError(
             f"the lens of {self.name} was to be sent to another process, or copied, and it stays with its model and "
             "its lock; need one that is made there. Call load(...) in the worker, or wrap a copy of the model"

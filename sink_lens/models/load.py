@@ -323,7 +323,6 @@ def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
 
 
 def _read_configuration(source: str | Path, *, branch: str = "main") -> PreTrainedConfig:
-    """Read a configuration from a folder, or a hub name at a branch, without its choice of a kernel to download."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, revision=branch)
     use_default_attention(config)
     return config

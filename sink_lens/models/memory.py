@@ -149,7 +149,6 @@ def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
 
 
 def _copy_entries_to_cpu(entries: "Sequence[tuple[list[Tensor], int]]") -> None:
-    """Replace the tensors at ``entries``, pairs of list and index, by CPU copies; all have one type and device."""
     import torch
 
     if entries:

@@ -26,7 +26,6 @@ def bytes_on_disk(model: nn.Module) -> int:
 
 
 def _distinct_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return (name, parameter) for all parameters; those that share one place on disk are listed once."""
     named = list(model.named_parameters())
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     names = {name for name, _ in named}

@@ -80,7 +80,6 @@ def take_turn_to_wrap(*modules: nn.Module, name: str) -> contextlib.AbstractCont
 
 @contextlib.contextmanager
 def _hold_lock(turns: ModelLock, *, name: str) -> Iterator[bool]:
-    """Within the block, this caller holds the lock of model ``name``; yield True if it did not hold it before."""
     if turns in _INSIDE.get():
         raise InputError(
             f"a pass of {name} was asked for inside another one, by an edit, a reading or a hook; need what it "
@@ -134,7 +133,6 @@ def _disable_settings(settings: list[dict[str, Any]], *names: str) -> Iterator[N
 
 
 def _in_eval_mode(lens: LensModel) -> contextlib.AbstractContextManager[None]:
-    """Within the block, all modules of both paths are in eval mode and uncompiled; needs ``exclusive_use``."""
     return _disable_settings(lens.state.unchanged.settings, "training", COMPILED)
 
 

@@ -169,10 +169,6 @@ class ModelRecord:
         self._before.setdefault("state", []).append(())
 
     def _record_modules(self, root: Any, *, where: str = "") -> Iterator[nn.Module]:
-        """Record and yield ``root`` and every module in it that is not known yet, except hook points.
-
-        Errors call each module by its path after ``where``. If ``where`` is empty, settings and code count too.
-        """
         waiting: list[tuple[str, Any]] = [("", root)]
         while waiting:
             path, module = waiting.pop()
@@ -224,7 +220,6 @@ class ModelRecord:
             self._record_settings(vars(config), name="the configuration")
 
     def _record_code(self, kind: type) -> None:
-        """Record the functions of a module's class, its bases, and the files of transformers that they stand in."""
         for one in kind.__mro__[:-1]:
             if id(one) in self._known or one is nn.Module:
                 continue
@@ -244,7 +239,6 @@ class ModelRecord:
                         self._add("object", (vars(file), key), f"{one.__module__}.{key}")
 
     def _record_settings(self, own: dict[str, Any], *, name: str) -> None:
-        """Record the settings ``own`` of a module or configuration ``name``: numbers, texts, functions and lists."""
         for key, value in own.items():
             if key.startswith("_") or key in _FREE or any(part in key for part in _FREE_PARTS):
                 continue
@@ -284,7 +278,6 @@ class TensorValues:
 
 
 def _is_same(kind: str, now: Any, before: Any) -> bool:
-    """Check whether two facts are equal: tensors with the same values are, and hooks that are the same user's."""
     if kind == "hooks":
         return _user_hooks(now) == _user_hooks(before)
     if isinstance(now, Tensor) and isinstance(before, Tensor):

@@ -258,7 +258,6 @@ def _record_state(
     bridge: TransformerBridge | None,
     merged: adapters.MergedModel | None,
 ) -> LensState:
-    """Record the plain model, its bridge and, if adapters were ``merged``, the user's own model; return the state."""
     parts: list[nn.Module] = [plain.base_model] if bridge is None else [plain.base_model, bridge]
     states = _states(plain, family=family)
     if merged is None:
@@ -273,7 +272,6 @@ def _record_state(
 def _states(
     plain: PreTrainedModel, *, family: Family
 ) -> tuple[tuple[str, Callable[[], object]], ...]:
-    """Return the name and the function of what a lens's record asks a model of this family for."""
     return (
         (
             "the attention function",
@@ -308,10 +306,6 @@ def _build_bridge(
     tokenizer: PreTrainedTokenizerBase | None,
     name: str,
 ) -> TransformerBridge:
-    """Build the bridge of a model with this family, attention function, tokenizer and name.
-
-    This library's adapter is used if it has one.
-    """
     headnorm.register_head_norm_adapter()
     if own is None:
         set_attention(model, "eager")

@@ -186,11 +186,6 @@ def read_log_columns(path: Path) -> dict[str, dict[str, str]]:
 
 
 def _read_all_log_lines(path: Path) -> Iterator[Line]:
-    """Yield every whole line of a log after the first; a resumed run may have written later lines for the same steps.
-
-    Raises:
-        ValueError: a line was not written by ``RunLog``.
-    """
     with path.open("rb") as file:
         file.readline()
         for number, text in enumerate(file, start=2):

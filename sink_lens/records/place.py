@@ -16,7 +16,6 @@ class Place:
     """The folder to which a run is written; a temporary one is removed with the last result that has it."""
 
     def __init__(self, out: str | os.PathLike[str] | None) -> None:
-        """Take the folder ``out``, or make a temporary one if it is None."""
         self.named = None if out is None else Path(out)
         """The folder that was named; None if it is temporary."""
         self.folder = (

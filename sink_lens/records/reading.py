@@ -49,7 +49,6 @@ class Tables(Mapping[str, pd.DataFrame]):
     """The tables of a run by name. Each access reads the file again, unless the tables are kept in memory."""
 
     def __init__(self, folder: Path, *, files: Mapping[str, Mapping[str, Any]], kind: str) -> None:
-        """Find the tables among the files of a folder; none is read yet."""
         self._kind = kind
         self._files = files
         self._kept: dict[str, pd.DataFrame] | None = None
@@ -83,7 +82,6 @@ class Tables(Mapping[str, pd.DataFrame]):
         return same
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        """Read the table with this name."""
         if self._kept is not None and name in self._kept:
             return self._kept[name]
         path = self._paths[name]
@@ -272,11 +270,6 @@ def read_columns(path: Path, columns: Sequence[str], *, kind: str) -> pd.DataFra
 def _check_table(
     table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False
 ) -> pd.DataFrame:
-    """Check a table's columns against the schema of table ``name`` in runs of a kind; return the table unchanged.
-
-    Raises:
-        ValueError: a column has another dtype. A column of texts may hold numbers if ``text_too`` is true.
-    """
     if (described := table_of(kind, name)) is not None:
         for column in described.columns:
             if column.name in table and not (described.open and column.optional):

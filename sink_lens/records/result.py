@@ -126,7 +126,6 @@ def _short_result_text(headline: str, folder: Path | None) -> str:
 
 
 def _read_result_run(folder: Path | None, place: Place | None) -> Run:
-    """Read the run of a result from its folder, or from its temporary place, which stays as long as the run does."""
     if folder is not None:
         return read_run(folder)
     if place is None:
@@ -135,7 +134,6 @@ def _read_result_run(folder: Path | None, place: Place | None) -> Run:
 
 
 def _copy_run(run: Path, folder: str | Path, *, overwrite: bool) -> Path:
-    """Copy a run into another folder, under the rules of ``create_run``; return the folder's path."""
     folder = Path(folder)
     check_folder_free(folder, overwrite=overwrite)
     if folder.exists() and folder.resolve() == run.resolve():

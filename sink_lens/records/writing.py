@@ -170,7 +170,6 @@ class RunWriter:
         self._write_run_json()
 
     def _begin_writing(self) -> None:
-        """Before the first file is written, remove the files of the run that this one replaces."""
         self._wrote = True
         if (replaced := self._record.pop("replaces", None)) is not None:
             self._record["removes"] = replaced["files"]  # known should the process be killed here
@@ -210,7 +209,6 @@ class RunWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Write how the run ended, and unlock the folder."""
         try:
             self._write_final_status(error)
         finally:
@@ -303,7 +301,6 @@ class RunWriter:
             warnings.warn(f"{self.folder} {said}", stacklevel=6)
 
     def _write_final_status(self, error: BaseException | None) -> None:
-        """Write how the run ended: finished if ``error`` is None. Undo a run that failed before its first file."""
         if self._adding:
             return
         before = self._record.get("replaces")
@@ -345,7 +342,6 @@ class RunWriter:
             raise self._unwritten_error(path, error, size=len(content)) from error
 
     def _write(self, path: Path, payload: bytes) -> Path:
-        """Write what is to be the file ``path`` under its temporary name, which is returned."""
         try:
             return write_part(path, payload)
         except OSError as error:

@@ -35,7 +35,6 @@ class ReportConfig:
     """Only say how far the run is: its state, and that of each shard; no page is written."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown name in ``group_by``, and options of figures if no figures are written."""
         check_field_types(self)
         for name in ("only", "format"):
             if (

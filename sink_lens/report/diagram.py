@@ -196,8 +196,6 @@ def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """Places of a diagram's boxes and texts on the figure, in inches from its lower left corner."""
-
     height: float
     boxes: dict[str, Bbox]
     lines: dict[str, list[str]]
@@ -305,7 +303,6 @@ def _lay_out_diagram(
 
 
 def _places_across(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], int]:
-    """Return (box -> its place at a right angle to the arrows, 0 in the middle; the number of such places)."""
     rows = sorted({box.row for level in levels for box in level if box.row is not None})
     if rows:
         middle = (rows[0] + rows[-1]) / 2
@@ -325,7 +322,6 @@ def _has_skipped_level(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> boo
 
 
 def _note_size(form: _Form, size: int) -> float:
-    """Return the font size of notes and numbers, in points, for boxes with the font size ``size``."""
     return (
         max(size * 0.62, form.smallest * 0.9, 5.0) if form.bold else max(size * 0.9, form.smallest)
     )
@@ -333,7 +329,6 @@ def _note_size(form: _Form, size: int) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _text_width(text: str, *, family: str, size: float, bold: bool = False) -> float:
-    """Return the width of a text in inches, in a font of ``family`` at ``size`` points, ``bold`` or not."""
     font = FontProperties(
         family=[family, "DejaVu Sans"], size=size, weight="bold" if bold else "normal"
     )
@@ -463,7 +458,6 @@ def _arrow_curve(
 def _arrow_pieces(
     arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float
 ) -> list[_Piece]:
-    """Return the line of an arrow as Bézier curves, each with four control points."""
     source, target = placed.boxes[arrow.source], placed.boxes[arrow.target]
     from_level, to_level = placed.at[arrow.source], placed.at[arrow.target]
     if form.down and to_level - from_level > 1:  # beside the boxes, on the right
@@ -537,7 +531,6 @@ def _arrow_pieces(
 
 
 def _straight_piece(start: _Point, end: _Point) -> _Piece:
-    """Return a straight line as a Bézier curve with four control points."""
     thirds = [
         (start[0] + (end[0] - start[0]) * t, start[1] + (end[1] - start[1]) * t)
         for t in (1 / 3, 2 / 3)
@@ -572,13 +565,11 @@ def _arrow_end_coordinate(
 
 
 def _arrow_width(arrow: Arrow, *, em: float) -> float:
-    """Return the line width of an arrow in points, from its share; ``em`` is the font size in inches."""
     share = 0.0 if math.isnan(arrow.share) else min(max(abs(arrow.share), 0.0), 1.0)
     return 72 * em * (0.09 + 0.6 * share)
 
 
 def _arrow_head_size(arrow: Arrow, *, em: float) -> tuple[float, float]:
-    """Return (length, half of the width) of the head of an arrow, in inches."""
     width = _arrow_width(arrow, em=em)
     return 0.35 * em + width / 90, 0.2 * em + width / 95
 

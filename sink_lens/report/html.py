@@ -132,7 +132,6 @@ def compare_runs(
 
 
 def _figure_for_page(run: Run, drawn: Drawn, *, prefix: str) -> Shown:
-    """Draw a figure of a run for its page: SVG, caption and CSV, or why it is missing. HTML ids get the prefix."""
     key = f"{prefix}{drawn.key}"
 
     def make() -> Shown:
@@ -155,7 +154,6 @@ def _figure_for_page(run: Run, drawn: Drawn, *, prefix: str) -> Shown:
 
 
 def _table_for_page(run: Run, listed: Listed, *, prefix: str) -> Shown:
-    """Make a table of a run for its page: cells, caption, CSV, or why it is missing. HTML ids get the prefix."""
     key = f"{prefix}{listed.key}"
     made, missing = try_make(run, lambda: listed.make(run))
     if made is None:
@@ -188,7 +186,6 @@ def _incomplete_sentences(run: Run) -> str:
 
 
 def _dotted_entries(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return pairs of a name such as ``config.seed`` and its value as text, for all values in nested mappings."""
     rows = []
     for name, value in values.items():
         if isinstance(value, Mapping):

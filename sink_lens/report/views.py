@@ -323,10 +323,6 @@ def _run_model(
 def _heads_of_model(
     captured: Any, *, heads: Sequence[Any] | None, every: bool
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the patterns and names of heads of a capture: pairs (layer, head), numbers in each layer, or a choice.
-
-    Without ``heads`` they are ``every`` head, or those that attend most and least to the first token.
-    """
     pairs = [one for one in heads or () if not isinstance(one, int)]
     own = None if pairs or heads is None else heads
     patterns, names = _patterns_of_capture(captured, sequence=0, layers=None, heads=own)

@@ -251,7 +251,6 @@ def _read_tables(kind: str) -> tuple[Table, ...]:
 
 
 def _parse_column_line(name: str, text: str) -> list[Column]:
-    """Parse a TOML line, ``name = "float, nats. Meaning."``, to its column, or to two columns for ``low/high``."""
     first, last, optional = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
     dtype, unit, meaning = _COLUMN.fullmatch(text).groups()  # type: ignore[union-attr]
     meanings = {first: meaning}

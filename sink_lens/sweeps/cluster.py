@@ -102,7 +102,6 @@ def check_engine(engine: str, *, workers: int | None) -> None:
 
 
 def _unreachable_error(address: str, error: Exception) -> InputError:
-    """Make the error that no Ray cluster answers at ``address``, with the first line of ``error``."""
     where, first = f" at RAY_ADDRESS={address}" * bool(address), first_line_of_error(error)[:200]
     return InputError(
         f"no Ray cluster answers{where} ({first}); need a running one. "

@@ -220,7 +220,6 @@ class _Request:
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
-        """Make the sweep's tables from the tables of all blocks, write them into the folder, and return the result."""
         numbers = pd.concat([_read_block(writer, block) for block in own.blocks], ignore_index=True)
         numbers = mask_short_sequences(numbers, self.cells, tokens=self.batch)
         frame, drawn = effect_tables(
@@ -253,7 +252,6 @@ class _Request:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The arguments as dicts, lists and numbers, for ``run.json``; a function is there as ``function_hash``."""
         if isinstance(self.what, Grid):
             own: dict[str, Any] = {"grid": self.what.config()}
         else:
@@ -268,7 +266,6 @@ class _Request:
 
     @cached_property
     def cells(self) -> Cells:
-        """The cells of the sweep with their controls."""
         return cells_of(
             self.what, self.lens, self.batch, controls=self.how.grid.controls, seed=self.how.seed
         )

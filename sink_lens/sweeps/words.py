@@ -97,10 +97,6 @@ def sweep_sentences(
 
 
 def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
-    """Return sentences on the first metric: its baseline, the effect of random edits, and the second largest change.
-
-    ``found`` are the rows of the cells that change it.
-    """
     best, said = _rows_of_metric(frame, metric).iloc[0].to_dict(), []
     if np.isfinite(before := float(best.get("baseline", np.nan))):
         said.append(f"Without an edit it is {as_text(before)}.")
@@ -128,7 +124,6 @@ def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFr
 
 
 def _largest_difference_sentences(best: Mapping[Any, Any], metric: str) -> list[str]:
-    """Return a sentence on the largest effect ``best`` of a metric that no edit is shown to change; none if nan."""
     if not np.isfinite(float(best["effect"])):
         return []
     return [

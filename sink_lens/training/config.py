@@ -157,7 +157,6 @@ class TrainConfig:
     """Measure the chain on every kept checkpoint and write watch.parquet."""
 
     def __post_init__(self) -> None:
-        """Fill in the fields that the size sets, and refuse values that cannot be trained."""
         of_size = (
             SIZES.get(self.size, {}) if isinstance(self.size, str) else {}
         )  # another type is refused below
@@ -210,7 +209,6 @@ class TrainConfig:
         return self.min_lr + (self.lr - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
 
     def _check_values(self) -> None:
-        """Refuse numbers out of their range, sizes that do not fit together, and options that exclude each other."""
         for least, names in _LEAST.items():
             check_at_least(self, least, *names)
         for most, names in _MOST.items():

@@ -196,7 +196,6 @@ def _read_logged(path: Path) -> tuple[pd.DataFrame, str]:
 
 
 def _states(path: Path) -> list[Path]:
-    """Return the files ``trainer_state.json`` of a run: itself, its folder's, or those of its checkpoints."""
     if path.name == STATE:
         return [path] if path.is_file() else []
     return sorted([*path.glob(STATE), *path.glob(f"checkpoint-*/{STATE}")])

@@ -395,7 +395,6 @@ class SinkMonitor:
 
     @contextlib.contextmanager
     def _stop_on_error(self) -> Iterator[None]:
-        """Turn any error within the block into a warning and stop the monitor, so that the training goes on."""
         try:
             yield
         except Exception as error:  # whatever it is
@@ -408,15 +407,12 @@ class SinkMonitor:
 
     @contextlib.contextmanager
     def _warn_on_error(self, what: str) -> Iterator[None]:
-        """Turn any error within the block into a warning that says the error and its consequence, ``what``."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is
             self._warn(what, str(error))
 
     def _guard_hook(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """Return ``hook`` wrapped so that an error in it stops the monitor with a warning, and not the training."""
-
         def run_guarded(*given: Any) -> None:
             if not self.stopped:
                 with self._stop_on_error():
@@ -610,7 +606,6 @@ class SinkMonitor:
             )
 
     def _read_again(self, inputs: Mapping[str, Any]) -> None:
-        """Read sequences that are not this step's batch."""
         inner = self._outer  # not DDP, which would synchronise its buffers
         while name := next((one for one in (UNCOMPILED, "module") if one in inner._modules), None):
             inner = inner.get_submodule(name)

@@ -391,7 +391,6 @@ def _count_queries_by_key(
 def _reduce_over_processes(
     tensors: Mapping[tuple[str, int], Tensor], *, op: Any, device: torch.device
 ) -> dict[tuple[str, int], Tensor]:
-    """Return tensors on the CPU, reduced over all processes by ``op`` (such as a sum) in one exchange on ``device``."""
     names = sorted(tensors)
     flat = torch.cat([tensors[name].flatten() for name in names]).to(device)
     torch.distributed.all_reduce(flat, op=op)

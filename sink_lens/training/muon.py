@@ -68,5 +68,4 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._join_groups()
 
     def _join_groups(self) -> None:
-        """Set ``param_groups`` to those of Muon and AdamW together, so that a schedule changes both."""
         self.param_groups = [group for part in self._parts for group in part.param_groups]

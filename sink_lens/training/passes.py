@@ -23,7 +23,6 @@ _COPIES = 4
 
 
 def _count_training_passes(config: TrainConfig) -> PassCounts:
-    """Return the forward and backward passes of a training, with the memory of its parameters and activations."""
     n_parameters, undecayed = count_parameters(config)
     micro, tokens = config.batch // config.accumulation, config.batch * config.length
     width = config.n_layers * (16 * config.d_model + 4 * config.d_mlp) + 4 * config.vocab_size

@@ -185,7 +185,6 @@ class PrefixMemory(nn.Module):
         ]
 
     def _keep_queries(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        """Forward hook of the query projection: keep the queries in its ``output`` until ``_add_output`` takes them."""
         address = SITES["q"].address(self._family)
         assert address is not None  # every family has queries
         self._query = read_site(
@@ -193,7 +192,6 @@ class PrefixMemory(nn.Module):
         )
 
     def _add_output(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Forward pre-hook of W_O: return its input ``args`` with ``phi(q) M`` added."""
         if self._query is None:
             raise ModelError(
                 "W_O ran and the query projection did not, as on a bridge that splits a fused projection; need the "

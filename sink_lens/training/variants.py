@@ -159,7 +159,6 @@ def _find_compared_fields(
 
 
 def _field_differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
-    """Check whether ``configs`` differ in the field ``name``; those that make no use of the field are left out."""
     if name in ONLY_WITH:
         switch, values = ONLY_WITH[name]
         configs = [config for config in configs if config.get(switch) in values]

@@ -334,7 +334,6 @@ def _with_column_types(frame: pd.DataFrame) -> pd.DataFrame:
 def _reusable_rows(
     frame: pd.DataFrame, folder: Path, batch: TokenBatch, *, threshold: float
 ) -> pd.DataFrame:
-    """Return an earlier table's rows but those of failed checkpoints; refuse other tokens or another ``threshold``."""
     whole = frame.loc[frame["error"].isna()]
     what = f"{folder}/watch.parquet was measured"
     todo = "Give the same, or measure all again (again=True)."

@@ -121,7 +121,6 @@ def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame
 
 
 def _draw_matrix(figure: Figure, pairs: pd.DataFrame, *, names: Sequence[str]) -> None:
-    """Draw ``tau_bar`` of every pair of models (``names``) as a heat map; a dot marks pairs of the same lineage."""
     axes = panel(figure, grid=False)
     table = np.full((len(names), len(names)), np.nan)
     at = {name: index for index, name in enumerate(names)}
@@ -163,7 +162,6 @@ def short_names(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _title(run: Run) -> str:
-    """Return the page's title: the verdict on the pair, or how many pairs share a lineage."""
     if "pairs" not in run.tables:
         return "Fingerprints"
     pairs = run.tables["pairs"]

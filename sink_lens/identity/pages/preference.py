@@ -113,7 +113,6 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    """Return the sentences below the title: each variant's preferred tokens, beside chance."""
     summary = run.need("summary", columns=[*SUMMARY, "null", "null_high"])
     variants = list(dict.fromkeys(summary["variant"].tolist()))
     sentences = shared_settings_sentence(variants)

@@ -67,11 +67,6 @@ Measures = Sequence[tuple[str, str, bool]]
 
 
 def _seed_figure(run: Run, measures: Measures) -> Figure:
-    """Draw one line per variant and one panel per measure: a dot per seed, and the mean over seeds with its interval.
-
-    Raises:
-        RunError: there is nothing to draw.
-    """
     variants, summary = read_variants_and_models(run)
     names = variant_names(variants)
     if not names:
@@ -117,7 +112,6 @@ def _seed_figure(run: Run, measures: Measures) -> Figure:
 
 
 def _step_figure(run: Run, measures: Measures) -> Figure:
-    """Draw the measures of checkpoints against their training step: one panel per measure, one line per training."""
     rows = _select_measures(run, measures=measures, with_step=True)
     if not len(rows):
         raise RunError("this figure needs the checkpoints of a training; there is none.")

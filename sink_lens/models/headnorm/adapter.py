@@ -91,7 +91,6 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         return super()._masked_softmax(attn_scores, dtype=dtype)
 
     def _pre_output_projection(self, attn_output: Tensor) -> Tensor:
-        """Apply the variant's norm, scale or gate to ``attn_output``, the heads' aggregated values side by side."""
         gate = None
         if self._attention.gated:
             seen, self.q.seen = self.q.seen, None

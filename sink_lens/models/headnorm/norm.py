@@ -206,19 +206,16 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor, gamma: Tensor, eps: float) -> Tensor:  # type: ignore[override]
-        """Compute ``z / sqrt(mean(z ** 2) + eps) * gamma``, with the mean over the last axis."""
         wide = z.float()
         return gamma * (wide * _inverse_rms(wide, eps)).to(z.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-        """Save the inputs (``z``, ``gamma`` and eps) in ``ctx`` for the backward pass."""
         z, gamma, ctx.eps = inputs
         ctx.save_for_backward(z, gamma)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        """Return the loss's gradients by ``z``, ``gamma`` and eps (None), from ``grad``, the gradient by the output."""
         z, gamma = ctx.saved_tensors
         wide = z.float()
         inverse = _inverse_rms(wide, ctx.eps)

@@ -337,12 +337,10 @@ class _TokenScale:
         self._high = float(positive[-1]) if len(positive) else 2.0
 
     def positions(self, tokens: Any) -> np.ndarray:
-        """Return the places of numbers of tokens on the axis; that of 0 is left of the smallest positive number."""
         tokens = np.asarray(tokens, dtype=float)
         return np.where(tokens > 0, tokens, self._zero)
 
     def apply_to(self, axes: Axes) -> None:
-        """Apply this scale and its ticks to the x axis of a panel."""
         margin = (self._high / self._low) ** 0.03 if self._high > self._low else 2.0
         low, high = self._low / margin, self._high * margin
         axes.set_xlim(low, high)
