@@ -50,13 +50,8 @@ def edge_verdicts(
 ) -> np.ndarray:
     """Return core, undecided, contingent or none for every edge.
 
-    Core edges have an inclusion probability of at least 95% in all settings, undecided ones in some settings only.
-    Contingent edges have it in no setting, but are in some circuit.
-
-    Args:
-        settings: name of a setting -> inclusion probabilities there.
-        circuits: name of a setting -> the edges chosen there.
-        within: mask of the edges that can be core; others with at least 95% everywhere are undecided.
+    Core edges have an inclusion probability of at least 95% in all settings, undecided ones in some settings only, or
+    outside ``within``. Contingent edges have it in no setting, but are in some circuit.
     """
     sure = np.array([found >= _CORE for found in settings.values()])
     return np.select(

@@ -106,16 +106,10 @@ def score_by_gradients(
 ) -> Scores:
     """Score all edges by gradients: first-order estimates of what ablating each edge does to the metric.
 
-    Cost: two forwards per pair, and a forward and a backward pass for each point.
-
-    Args:
-        runs: the pairs.
-        method: where the gradient is taken; exact patches are in ``exact``.
-        steps: number of points at which the gradient is taken first, if the method has several.
-        most_steps: number of points up to which it is doubled while a pair's sum is off.
-        tolerance: largest error of a pair's sum, as a share of the mean difference of the metric.
-        scale: the mean difference of the metric; None computes it from these pairs.
-        advance: called with the number of pairs that were finished.
+    Cost: two forwards per pair, and a forward and a backward pass for each point. A method with several points begins
+    with ``steps``, doubled up to ``most_steps`` while the error of a pair's sum is above ``tolerance``, a share of the
+    mean difference of the metric (``scale``; None computes it from these pairs). ``advance`` is called with the number
+    of finished pairs.
 
     Raises:
         InputError: a method that is unknown, takes no gradient, or takes one where the stream is zero.

@@ -283,12 +283,8 @@ def terminal_table(
 ) -> "Table":
     """Return a table for the terminal, without lines between cells.
 
-    Args:
-        heads: heads of the columns.
-        rows: cells of each row.
-        title: line above the table.
-        texts: number of columns, from the left, that hold text; the others hold numbers, aligned on the right.
-        wrapped: heads of columns whose cells may be wrapped.
+    The first ``texts`` columns hold text; the others hold numbers, aligned on the right. Cells below the heads
+    ``wrapped`` may be wrapped.
     """
     from rich.table import Table
 

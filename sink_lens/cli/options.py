@@ -65,12 +65,9 @@ def add_config_options(
     """Return a decorator that adds a configuration's options to a command, and ``--config`` and ``--json``.
 
     The command is called with the configuration. A given option wins over ``--config FILE``, and the file over the
-    field's default. A command with a parameter ``file`` takes the file as its argument too.
-
-    Args:
-        kind: the dataclass whose fields become options.
-        make: returns the configuration for the settings (field -> value) and the name of their file, or "" without one.
-        view: a second dataclass whose fields become options that no file gives; the command gets it as ``view``.
+    field's default. A command with a parameter ``file`` takes the file as its argument too. ``make`` returns the
+    configuration for the settings (field -> value) and the name of their file, or "" without one. The fields of
+    ``view`` become options that no file gives; the command gets it as ``view``.
     """
 
     def decorate(command: Callable[..., Answer | None]) -> Callable[..., None]:

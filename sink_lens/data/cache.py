@@ -38,11 +38,7 @@ def expand_home(path: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
-    """Lock a cache folder for one process; a second process waits. The lock file stays beside the folder.
-
-    Args:
-        folder: the folder to read or write.
-        waiting: called once if another process has the lock.
+    """Lock a cache folder for one process; a second one calls ``waiting`` and waits. The lock file stays.
 
     Raises:
         OSError: the lock file cannot be written.

@@ -79,19 +79,10 @@ def pack(
     eval_frac: float = 0.02,
     progress: bool = True,
 ) -> tuple[PackedSplit, PackedSplit]:
-    """Tokenise documents and pack them into a folder, or reuse the pack there; return the training and evaluation data.
+    """Tokenise documents and pack them into ``folder``, or reuse the pack there; return both splits.
 
-    A special token that is spelled out in a text is read as text, not as a special token.
-
-    Args:
-        texts: documents.
-        tokenizer: a fast tokenizer with an EOS token, and with a BOS token if ``bos``.
-        length: tokens per sequence, at least 2.
-        folder: folder of the pack, named after its documents, tokenizer and settings: it is created if it does not
-            exist, and else its files are checked.
-        bos: whether BOS is in front of every sequence.
-        eval_frac: share of the sequences held out for evaluation, above 0 and at most 0.5; at least one sequence.
-        progress: show a progress bar.
+    A special token that is spelled out in a text is read as text. A sequence has ``length`` tokens, with BOS in front
+    if ``bos``; a share of ``eval_frac`` of the sequences, at least one, is held out. The tokenizer is a fast one.
 
     Raises:
         InputError: an argument is out of range, the tokenizer lacks BOS or EOS, there is too little text, or the

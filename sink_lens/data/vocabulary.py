@@ -24,10 +24,6 @@ _PIECE = 100_000
 def train_vocabulary(texts: Iterable[str], *, vocab_size: int) -> "PreTrainedTokenizerFast":
     """Train a byte-level BPE tokenizer with BOS (id 0) and EOS (id 1) that puts BOS in front of a text itself.
 
-    Args:
-        texts: documents to train on; training takes about six seconds per 10 MB on one core.
-        vocab_size: number of tokens, special ones included. The vocabulary is smaller if the texts have too few pairs.
-
     Raises:
         InputError: the size is out of range, or there is no text.
     """

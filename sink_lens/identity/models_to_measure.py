@@ -63,12 +63,7 @@ def models_to_measure(
     configs: Sequence[UntrainedConfig] = (),
     seeds: Sequence[int] = (0,),
 ) -> list[ModelToMeasure]:
-    """List the models to measure.
-
-    Args:
-        models: names and folders; the folder of a training run stands for each of its checkpoints.
-        configs: configurations of untrained models.
-        seeds: each configuration is built once with each seed.
+    """List the models to measure: by name or folder, a training run's checkpoints, untrained ones with each seed.
 
     Raises:
         InputError: no model is named, or one is named twice.

@@ -61,12 +61,7 @@ def tau_deviation(n: int) -> float:
 
 
 def log10_p(z: float, *, convention: Convention = "paper") -> float:
-    """Return log10 of the p value of a z score, without underflow: z = 153.76 gives -5136.
-
-    Args:
-        z: distance from the null's mean in standard deviations; nan gives nan.
-        convention: ``paper`` or ``code``, see ``Convention``.
-    """
+    """Return log10 of the p value of a z score, without underflow: z = 153.76 gives -5136, nan gives nan."""
     found = float(log_ndtr(-z)) / math.log(10)
     return found if convention == "paper" else min(0.0, found + math.log10(2))
 
@@ -130,17 +125,9 @@ def simulate_null(
 ) -> Null:
     """Return a null with random normal matrices [n, width] in place of the states of the two models.
 
-    In ``pipeline`` the matrices are as wide as the states, and coordinates are chosen as from states. In ``matrices``
-    they have the shared coordinates alone, so that all are used.
-
-    Args:
-        name: ``pipeline`` or ``matrices``.
-        n: number of inputs.
-        width: number of columns of each random matrix.
-        count: number of identity coordinates of each matrix; equal to ``width`` for ``matrices``.
-        temperature: temperature of the softmax.
-        draws: number of simulated pairs, two at least.
-        seed: seed of the random matrices.
+    In ``pipeline`` the matrices are as wide as the states, and ``count`` coordinates are chosen as from states. In
+    ``matrices`` they have the shared coordinates alone, so that all are used. At least two pairs are simulated
+    (``draws``).
     """
     generator, found = np.random.default_rng([seed, NULLS.index(name), width, count]), []
     for _ in range(draws):

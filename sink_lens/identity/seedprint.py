@@ -121,12 +121,6 @@ def compare_states(
 
     Models of different widths, or with too few coordinates in common, get the verdict ``no answer`` with a reason.
 
-    Args:
-        a: name and states of the first model.
-        b: name and states of the second model.
-        config: coordinates, temperature, draws and the null that decides.
-        generator: draws the nulls ``shuffled`` and ``relabelled``.
-
     Raises:
         InputError: the models have states on different numbers of inputs, or states that are not finite.
     """

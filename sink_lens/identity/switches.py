@@ -60,13 +60,10 @@ def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[
 
 
 def variant_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return for each measure and variant the mean over seeds, and the difference from the first variant.
+    """Return for each measure and variant of ``summary`` the mean over seeds, and the difference from the first one.
 
     Columns: measure, variant, n, mean, low, high, difference, difference_low, difference_high, p (the paired t test).
     The intervals are 95% t intervals over seeds; the t interval of one seed is undefined.
-
-    Args:
-        summary: a row per model and measure, with the columns measure, value, variant and seed.
     """
     generator = np.random.default_rng(0)
     rows = []

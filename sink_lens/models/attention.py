@@ -53,12 +53,10 @@ def weights_from_scores(
     sink: Tensor | None = None,
     sigmoid: bool = False,
 ) -> Float[Tensor, "batch head query key"]:
-    """Compute attention weights in float32 from masked scores: by softmax, or by a sigmoid of each score.
+    """Compute attention weights in float32 from masked scores: by softmax, or by a ``sigmoid``.
 
-    Args:
-        scores: masked scores.
-        sink: sink logits, one for each head or for each query of each head; they take mass and belong to no key.
-        sigmoid: apply a sigmoid to each score instead of a softmax; rows then need not sum to 1.
+    ``sink`` has logits, one for each head or for each query of each head; they take mass and belong to no key. Rows of
+    sigmoids need not sum to 1.
     """
     if sigmoid:
         return scores.float().sigmoid()

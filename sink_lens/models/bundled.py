@@ -62,15 +62,11 @@ def _default_gguf_paths() -> list[Path]:
 
 
 def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = None) -> Path:
-    """Return the cached safetensors folder (float32) of a GGUF file; the first call converts the file.
+    """Return the cached safetensors folder (float32) of a GGUF file; the first call converts it.
 
-    Later calls find the folder by the hash of the GGUF file. They check the size of each file in the folder, and the
-    hash of files with a new time stamp. A damaged folder is made again, with a warning. A second process waits for the
-    first.
-
-    Args:
-        gguf: the GGUF file; its content, not its name, decides the name of the folder.
-        announce: called with one line before something slow; if None, the line is logged at level INFO.
+    Later calls check the size of each file in the folder, and the hash of files with a new time stamp. A damaged folder
+    is made again, with a warning. A second process waits for the first. ``announce`` gets a line before something slow;
+    if None, it is logged.
 
     Raises:
         ModelError: the file does not exist, is damaged or has an unknown architecture; or the cache has no room or

@@ -197,13 +197,10 @@ def _check_depth(config: Mapping[str, Any], folder: Path) -> None:
 
 
 def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
-    """Refuse a configuration of an unknown architecture, or one that needs remote code.
+    """Refuse a configuration of an unknown architecture, or one that needs remote code, which is never run.
 
-    Remote code is never run. A configuration that names remote code is refused, unless transformers has a class with
-    the same file name and class name; that class is then used.
-
-    Returns:
-        A note for the reader of the results that the checkpoint (``name``) names its own code; None if it does not.
+    If transformers has a class with the same file name and class name, that class is used. Then the note is returned
+    that the checkpoint (``name``) names its own code; else None.
 
     Raises:
         ModelError: the table has no such architecture, its code is not part of transformers, or it names an attention

@@ -206,11 +206,6 @@ def start_passes_at(lens: LensModel, layer: int, stream: Tensor) -> Iterator[Non
 
     The model is still called with tokens: masks and position embeddings are made from them. ``start_at_layer`` of
     TransformerLens runs the earlier layers, and passes the stream through the norm that BLOOM has after its embedding.
-
-    Args:
-        lens: the model.
-        layer: the first layer that runs; if it is the number of layers, only the last norm runs.
-        stream: the residual stream before that layer, in the shape that the layer takes.
     """
     blocks = lens.bridge.blocks
     entry = (

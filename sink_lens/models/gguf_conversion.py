@@ -54,11 +54,8 @@ def convert_gguf(file: Path, *, folder: Path) -> None:
     """Write the weights in float32, the configuration and the tokenizer of a GGUF file into an empty folder.
 
     The result opens with ``from_pretrained`` and gives the same logits as the GGUF file. Only the GGUF file is read,
-    not other files in its folder. The caller's random state does not change.
-
-    Args:
-        file: the GGUF file.
-        folder: an existing empty folder; after an error the caller removes it.
+    not other files in its folder. The caller's random state does not change. After an error the caller removes the
+    folder.
 
     Raises:
         ModelError: the file is damaged, has an unknown architecture or is one part of a split file; it lacks a tensor,

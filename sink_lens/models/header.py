@@ -29,12 +29,7 @@ _NAMES = {
 def axis_sizes(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
     """Return the size of each axis of a site after the axis of sequences.
 
-    If layers differ in a size, it is the smallest one.
-
-    Args:
-        model: a ``LensModel`` or a ``Header``.
-        axes: names of the axes, as in ``SITES["z"].axes``.
-        n_positions: number of tokens in a sequence.
+    ``axes`` are names, as in ``SITES["z"].axes``. If layers differ in a size, it is the smallest one.
     """
     sizes = dict.fromkeys(("position", "query", "key"), n_positions)
     sizes |= {

@@ -76,11 +76,9 @@ def collect_garbage() -> None:
 
 @contextlib.contextmanager
 def store_parameters_on_disk(model: "nn.Module", *, folder: Path) -> Iterator[None]:
-    """Within the block, keep a model's parameters in an unnamed file, so that they take no memory; then restore them.
+    """Within the block, keep a model's parameters in an unnamed file in ``folder``, so that they take no memory.
 
-    Args:
-        model: a model in main memory, which is not used within the block.
-        folder: folder of the file; the file is gone after the block, even after an error.
+    The model is in main memory, and is not used within the block. The file is gone after it, even after an error.
     """
     import torch
 

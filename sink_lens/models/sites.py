@@ -377,9 +377,7 @@ _BY_FAMILY = frozenset({"z_raw", "gate", "up", "neurons", "down_out"})
 def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, int | None]:
     """Return the site and the layer of a bridge's hook name; the layer is None if the name has none.
 
-    Args:
-        name: such as ``blocks.5.hook_resid_post``; with the model, any name of a site's hook point.
-        lens: the model; without it, hook points in the MLP are unknown, since families differ in what they hold.
+    Without the model, hook points in the MLP are unknown, since families differ in what they hold.
 
     Raises:
         SiteError: no site has this hook point.

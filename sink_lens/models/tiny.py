@@ -109,12 +109,8 @@ def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
     """Make a small Llama with a hand-written sink at BOS, or the same model without the neuron that makes the sink.
 
     The seed decides the indices of neuron and dimension and the sign of the outlier. BOS is the sink at any position.
-    With `sink=False` the neuron keeps its random weights and all other weights are bit-identical: the two models
-    differ only in one row of `gate_proj`, one row of `up_proj` and one column of `down_proj`.
-
-    Args:
-        seed: Seed of the weights and of the indices.
-        sink: Whether to plant the neuron.
+    With `sink=False` the neuron keeps its random weights and all other weights are bit-identical: the two models differ
+    only in one row of `gate_proj`, one row of `up_proj` and one column of `down_proj`.
     """
     fields: dict[str, Any] = SIZES | {"num_key_value_heads": 2, "intermediate_size": 80}
     fields |= {"num_hidden_layers": 5, "initializer_range": 0.1}

@@ -111,20 +111,17 @@ def compute_run(
     compute: Callable[[RunWriter, Collection[str]], None],
     finish: Callable[[RunWriter], R],
 ) -> R | None:
-    """Compute a run, or one shard of it; the shard that ends last also makes the result of the whole run.
+    """Compute a run, or one shard of it; the shard that ends last also makes the result of the whole.
 
     Args:
         run: the folder of the whole run.
         shard: text for ``Shard.parse``; None computes the whole run, and takes the parts of finished shards.
         overwrite: replace the run that the folder holds.
-        open_run: function that opens a run folder for writing; its options are ``overwrite``, ``patience`` and, for a
-            shard, ``part``, which is added to the configuration.
-        begin: function that writes the files that all shards need, and compares those that the folder has with what it
-            computes; it returns name of a part -> number of its cells.
-        check: function that computes some cells of the finished parts with the given names in a folder again, and
-            raises an error if the folder has other numbers.
-        compute: function that computes the parts with the given names into a shard's folder.
-        finish: function that computes the parts that the run's folder lacks, and makes the result.
+        open_run: opens a run folder for writing; options ``overwrite``, ``patience`` and, of a shard, ``part``.
+        begin: writes the files that all shards need, or compares those of the folder; returns part -> number of cells.
+        check: computes some cells of finished parts in a folder again, and raises an error if the folder differs.
+        compute: computes parts into a shard's folder.
+        finish: computes the parts that the run's folder lacks, and makes the result.
 
     Returns:
         The result; None from a shard if others are still to be computed.

@@ -468,8 +468,8 @@ def create_run(
 ) -> RunWriter:
     """Open a run folder for writing, new or continued, under a lock; use it in a `with` statement.
 
-    If the block fails before anything was written, the folder is left as it was found, including the run that was
-    to be replaced.
+    If the block fails before anything was written, the folder is left as it was found, including the run that was to be
+    replaced.
 
     Args:
         folder: The run folder; it is created if it does not exist.
@@ -480,8 +480,8 @@ def create_run(
         expects: Names of the files that a finished run of this kind has; `Run.missing` lists the absent ones.
         overwrite: Replace the run that the folder holds, finished or not. Files that belong to no run stay.
         reopen: Also continue an equal run that is already finished, for runs that can be added to.
-        recomputes: The run computes some of its finished numbers again before it goes on, and compares them: other
-            versions, another device or kernel are a note then, and no reason to refuse.
+        recomputes: The run compares finished numbers with new ones before it goes on: other versions, another
+            device or kernel are a note then, and no reason to refuse.
         patience: Seconds to wait for a folder that is in use, such as by a page that is drawn.
         started: When the run began (``utc_now_text``), if it has measured before it writes; None is now.
 

@@ -19,12 +19,7 @@ class Drawable:
     def save(self, path: str | Path, *, style: Style = "page", width: float | None = None) -> Path:
         """Write the circuit to a file by its ending: .json, a figure (.png, .svg, .pdf), or .html to explore edges.
 
-        ``.graph.json`` of edges is Neuronpedia's graph.
-
-        Args:
-            path: the file; folders are made.
-            style: style of the figure, ``page`` or ``paper``.
-            width: width of the figure in inches; None for the style's own.
+        ``.graph.json`` of edges is Neuronpedia's graph. ``width`` of a figure is in inches; None for the style's own.
 
         Raises:
             InputError: another ending, a file that belongs to a run, or as for ``draw``.

@@ -72,13 +72,10 @@ def write_page(text: str, path: str | Path) -> Path:
 
 
 def frame_html(text: str, *, height: int, title: str, also: str = "") -> str:
-    """Return an HTML frame with a page, for a notebook; the page may run its scripts and nothing else.
+    """Return an HTML frame of ``height`` pixels with a page, for a notebook; it may run its scripts and no more.
 
-    Args:
-        text: the page.
-        height: pixels.
-        title: what a screen reader says.
-        also: what else the frame may do, in HTML's words, such as allow-downloads.
+    ``title`` is what a screen reader says; ``also`` what else the frame may do, in HTML's words, such as
+    allow-downloads.
     """
     style = "width: 100%; border: 0; resize: vertical; background: #fff"
     about = (

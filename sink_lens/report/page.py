@@ -191,11 +191,7 @@ def table_maker(
 ) -> Callable[[Run], tuple[str, PageTable]]:
     """Return a function that shows the table ``name`` of a run unchanged: it returns (caption, table for a page).
 
-    Args:
-        name: name of the run's table.
-        see: the caption: a sentence that says what to see.
-        headings: the columns to show, or column -> heading.
-        need: the columns without which the table cannot be shown; all of ``headings`` if empty.
+    ``see`` is the caption. ``need``: the columns without which the table cannot be shown; all of ``headings`` if empty.
     """
 
     def make(run: Run) -> tuple[str, PageTable]:

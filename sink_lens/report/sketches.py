@@ -128,16 +128,9 @@ def sketch_edges(
     """Return the diagram of the strongest part of a circuit of edges, at most ``most`` nodes.
 
     The picture grows backwards from the metric: the next node is always the one that writes most to a node that is
-    drawn already. So every node leads to the metric by edges that are drawn.
-
-    Args:
-        edges: writer, reader and score, and share (of the metric's difference) if it is known; the largest first.
-        group: the number of heads that share a key-value head.
-        title: title of the diagram.
-        unit: the words after a share, such as "of the metric".
-        outputs: the readers that the metric reads; together they are one box, where the arrows end.
-        end: the text of that box.
-        most: the largest number of nodes.
+    drawn already. ``edges`` have writer, reader, score and, if it is known, share (of the metric's difference; ``unit``
+    are the words after it); the largest first. ``group`` heads share a key-value head. The readers ``outputs`` are one
+    box with the text ``end``, where the arrows end.
     """
     column = (
         "share"

@@ -274,13 +274,8 @@ def draw_layer_lines(
 ) -> ScalarMappable | None:
     """Draw one line per layer, dark to light; the stream before layer 0 is left out.
 
-    Args:
-        axes: the axes to draw on.
-        rows: a table with ``layer``, ``value`` and the columns that ``x`` reads, sorted along x.
-        x: returns the x coordinates of a layer's rows.
-
-    Returns:
-        The mapping of layers to colours, for ``add_layer_scale``; None if no row has a layer.
+    ``rows`` has ``layer``, ``value`` and the columns that ``x`` reads, sorted along x. Return the mapping of layers to
+    colours, for ``add_layer_scale``; None if no row has a layer.
     """
     layer = rows["layer"].to_numpy(float, na_value=np.nan)
     layers = [int(number) for number in np.unique(layer[np.isfinite(layer)]) if number >= 0]
@@ -415,8 +410,7 @@ def figure_html(figure: Figure) -> str:
 def thin_lines(figure: Figure) -> str:
     """Thin lines of very many points to the extremes of each stretch, and have very many marks drawn as pixels.
 
-    Returns:
-        A sentence on the thinned lines, with a space in front; "" if the figure has few points.
+    Return a sentence on the thinned lines, with a space in front; "" if the figure has few points.
     """
     said = ""
     lines = [line for axes in figure.axes for line in axes.get_lines()]

@@ -120,18 +120,12 @@ def run_on_ray(
     """Compute blocks on a Ray cluster, with a worker per GPU (or per two CPUs), and yield each block with its table.
 
     What is sent there is the job: the model's name, the tokens, the cells and metrics, and the code of functions among
-    them, which Ray runs. Nothing is sent unless ``engine="ray"`` is asked for.
+    them, which Ray runs.
 
-    Ray restarts a worker that died and repeats its block. A worker that waits for resources does not block the others;
-    it gets blocks once it has started. If Ray is not running in this process, the cluster at ``RAY_ADDRESS`` is
-    joined, or a local cluster is started.
-
-    Args:
-        job: the data that the workers need.
-        blocks: the blocks to compute.
-        workers: number of workers; None derives it from the cluster's resources.
-        on_gpu: whether each worker takes a GPU.
-        advance: called with the number of finished cells.
+    Ray restarts a worker that died and repeats its block. A worker that waits for resources does not block the others.
+    If Ray is not running in this process, the cluster at ``RAY_ADDRESS`` is joined, or a local one is started.
+    ``workers`` is None to derive their number from the cluster's resources; ``on_gpu`` gives each a GPU. ``advance`` is
+    called with the number of finished cells.
 
     Raises:
         InputError: cells or metrics cannot be sent, or a GPU is needed and the cluster has none.

@@ -188,12 +188,7 @@ def config_of_command(settings: Mapping[str, Any], where: str) -> SweepConfig:
 def sweep_config(
     given: Mapping[str, Any], *, where: str = "the sweep", **changes: Any
 ) -> SweepConfig:
-    """Make the configuration of a sweep from the content of a file.
-
-    Args:
-        given: the file's keys and values.
-        where: the file's name, for error texts.
-        **changes: fields of ``SweepConfig`` that replace the file's.
+    """Make the configuration of a sweep from the content of the file ``where``; fields in ``changes`` win.
 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.

@@ -59,11 +59,7 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
     """Draw a panel for each kind of edit and site: points with intervals over one swept axis, a heat map over two.
 
     With three swept axes or more, a pixel shows the value of largest magnitude along the axes that are not drawn.
-
-    Args:
-        frame: one metric's rows of a sweep.
-        value: which column is drawn.
-        title: above the figure.
+    ``frame`` has one metric's rows; the column ``value`` is drawn.
 
     Raises:
         RunError: nothing was swept over numbers, or the frame has no such column.
@@ -176,10 +172,7 @@ def _least_effect(run: Run) -> float:
 def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
     """Draw every cell's effect with its interval, sorted by magnitude; an effect that may be chance is grey.
 
-    Args:
-        rows: one metric's rows of a sweep: kind, site, where, effect, ci_low, ci_high; control_effect, over_low and
-            over_high where the cells have controls.
-        metric: its name, for the axis.
+    ``rows`` are one metric's of a sweep; those of cells with controls have control_effect, over_low and over_high.
     """
     rows = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
     rows = sort_by_magnitude(rows, "effect")

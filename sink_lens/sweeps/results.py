@@ -132,12 +132,7 @@ def effect_tables(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Compare each cell with the baseline run: return a table of cells and one of controls, a row per cell and metric.
 
-    Args:
-        cells: all cells by number.
-        values: each metric's value on each sequence in each cell.
-        baseline: each metric's value on each sequence without an edit.
-        metrics: the metrics, in the order of the tables.
-        generator: draws the bootstrap of the intervals.
+    ``values`` and ``baseline`` have each metric on each sequence; ``generator`` draws the bootstrap of the intervals.
     """
     number, n = values["cell"].to_numpy(dtype=int), len(cells.every)
     failed = values["error"].notna().to_numpy(dtype=bool)

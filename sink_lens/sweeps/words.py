@@ -45,10 +45,7 @@ def sweep_sentences(
 ) -> list[str]:
     """Return the sentences below the title, on the baseline, the second largest change, further metrics and failures.
 
-    Args:
-        frame: the table of a sweep's cells.
-        least: the smallest effect that counts as a change, in standard deviations.
-        means: sentences on what the means were taken over.
+    ``frame`` is the table of cells, ``least`` the smallest effect that counts as a change, in standard deviations.
     """
     said = []
     for at, metric in enumerate(metric_names(frame)):

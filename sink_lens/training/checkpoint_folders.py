@@ -16,7 +16,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedModel]:
-    """Return the checkpoints of ``source``, a folder or a mapping, as step -> checkpoint, with ascending steps.
+    """Return the checkpoints of ``source``, a folder or a mapping, as step -> checkpoint.
 
     In a folder, or in its subfolder ``checkpoints``, a checkpoint is a folder with weights (safetensors) and a
     config.json, or a GGUF file; its name ends in the step (``checkpoint-500``, ``step_1000``).

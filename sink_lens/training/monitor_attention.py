@@ -44,18 +44,10 @@ def read_queries_and_keys(
 ) -> Seen:
     """Read the queries and keys of the first ``n`` sequences by calling an attention module a second time.
 
-    They are returned as ``Seen``. The call ends as soon as
-    they are known. If the module's class computes attention without transformers' attention interface, a subclass
-    that uses the interface takes its place during the call.
-
-    Args:
-        module: the attention module.
-        args: positional arguments of its first call.
-        kwargs: keyword arguments of its first call.
-        n: number of sequences that are read.
-        batch: number of sequences in the first call.
-        config: the model's configuration.
-        documents: the documents of a packed batch that are read, one row for each; None reads rows as they are.
+    The call ends as soon as they are known. If the module's class computes attention without transformers' attention
+    interface, a subclass that uses the interface takes its place during the call. ``args`` and ``kwargs`` are those of
+    its first call, of ``batch`` sequences. ``documents`` are those of a packed batch that are read, one row each; None
+    reads rows as they are.
 
     Raises:
         ModelError: the module does not compute its attention through the attention interface.

@@ -63,10 +63,6 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
 
     A rate that passes and falls back is no birth. Checkpoints that could not be measured are left out.
 
-    Args:
-        frame: the table that ``watch`` returned for one run.
-        threshold: of the sink score; one of those that ``watch`` measured.
-
     Raises:
         InputError: nothing was measured, or not at this threshold.
     """

@@ -65,16 +65,9 @@ def measure_checkpoint(
 ) -> pd.DataFrame:
     """Measure the chain on one checkpoint, and return its rows of ``watch.parquet``.
 
-    A model that is being trained goes on as if nothing had happened.
-
-    Args:
-        model: a Hugging Face model (not wrapped for several devices), or a checkpoint's folder.
-        tokens: the sequences.
-        tokenizer: the run's tokenizer.
-        step: optimiser steps so far.
-        seen: tokens so far; None if that is not known.
-        threshold: sink scores above it count for the sink rate, beside those above the usual thresholds.
-        device: where a folder is loaded; a GPU if there is one.
+    A model that is being trained goes on as if nothing had happened; it is not wrapped for several devices. A
+    checkpoint's folder is loaded on ``device``. ``step`` and ``seen`` are the optimiser steps and tokens so far. The
+    sink rate is taken at ``threshold``, beside the usual thresholds.
 
     Raises:
         ModelError, InputError: the checkpoint cannot be loaded, or cannot be measured on these tokens.

@@ -34,10 +34,7 @@ _FEW, _MOST_SHORT = 4, 34
 def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[str, ...]:
     """Return sentences: which pairs of models share an initialisation, and how often such an answer is wrong.
 
-    Args:
-        pairs: the table ``pairs``.
-        inputs: kind of inputs that the models read, such as ``tokens``.
-        decides: name of the null whose p value decides.
+    The models read ``inputs``, such as tokens; the p value of the null ``decides`` decides.
     """
     names, shared = short_names(list(dict.fromkeys([*pairs["a"].tolist(), *pairs["b"].tolist()])))
     pairs = _rename_models(pairs, names)

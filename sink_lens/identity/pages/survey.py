@@ -288,10 +288,7 @@ def show_survey(
 ) -> Iterator[str | PageTable]:
     """Yield the terminal output of a survey: a row per variant with its interval over seeds, a row per checkpoint.
 
-    Args:
-        found: result of the survey.
-        title: title of the table of variants.
-        measures: measure -> heading of its column.
+    ``measures``: measure -> heading of its column.
     """
     variants, summary = found.tables["variants"], found.tables["summary"]
     yield found.headline

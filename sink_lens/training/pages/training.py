@@ -61,12 +61,10 @@ from sink_lens.training.variants import FEWEST_SEEDS
 def draw_training(
     watched: pd.DataFrame, *, log: pd.DataFrame | None = None, born: float | int | None = None
 ) -> Figure:
-    """Draw the measures of a run's checkpoints by tokens, one panel per measure, with the sink's birth marked.
+    """Draw the measures of a run's checkpoints by tokens, one panel per measure, with a line at the sink's birth.
 
-    Args:
-        watched: step, tokens, measure, layer, position, threshold, value (see ``training.watch.watch``).
-        log: tokens, loss and eval_loss of the run; the loss on the watched sequences alone if None.
-        born: number of tokens at the sink's birth, which a line marks; None draws no line.
+    ``watched``: see ``training.watch.watch``. ``log``: tokens, loss and eval_loss of the run. ``born``: tokens at the
+    birth.
     """
     watched, unit = _use_steps_if_tokens_unknown(watched)
     figure = new_figure(width=9.4, height=9.6)
@@ -176,11 +174,8 @@ def draw_comparison(
 ) -> Figure:
     """Draw the variants: loss curves with intervals over seeds, differences to the baseline, the sink's course.
 
-    Args:
-        tables: ``curves``, ``bands``, ``finals``, ``differences`` and, where the runs were watched, ``course`` (see
-            ``training.compare.Comparison``).
-        variants: their names, the baseline first.
-        group_by: the field of the configuration that the variants differ in.
+    ``tables`` are those of ``training.compare.Comparison``, with ``course`` if the runs were watched. The baseline is
+    the first of ``variants``, which differ in the field ``group_by``.
     """
     curve = "evaluation" if "evaluation" in set(tables["bands"]["curve"].tolist()) else "training"
     bands, finals, curves, differences = (
@@ -522,10 +517,7 @@ def checkpoint_table(
 ) -> PageTable:
     """Return the table of checkpoints: one row per checkpoint, one column per measure of the whole model.
 
-    Args:
-        watch: the table that ``watch`` returned for one run.
-        threshold: the threshold of the sink score whose rows are shown.
-        heads: column -> its head in the table, for the columns that are shown; None shows all.
+    ``watch`` is the table that ``watch`` returned for one run. Of the sink rates, that at this threshold is shown.
     """
     rows = _whole_model_measures(watch)
     level = rows["threshold"].to_numpy(float)
