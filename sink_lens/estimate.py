@@ -1,8 +1,7 @@
 """Estimate what a run costs before it begins: a kind of run says its passes; time, memory and words are made here.
 
 On the CPU everything comes from the headers of the model's files and from the speed of one product of matrices, so that
-no weights are loaded. On a GPU, or if the headers do not say it all, the model is loaded and a pass is timed. torch is
-imported only there.
+no weights are loaded. On a GPU, or if the headers do not say it all, the model is loaded and a pass is timed.
 """
 
 import sys

@@ -1,8 +1,7 @@
 """Modes of torch that a caller may be in and that change numbers: they are off while something is measured.
 
 ``torch.autocast`` around a pass makes its products half-precision numbers, and tensors that are made in
-``torch.inference_mode`` have no gradient, whoever asks for one. Both belong to the thread. ``lazy.lazy_exports`` puts
-``plain_mode`` around every public function, and ``models.running`` around every pass.
+``torch.inference_mode`` have no gradient, whoever asks for one. Both belong to the thread.
 """
 
 import contextlib

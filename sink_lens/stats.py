@@ -1,9 +1,9 @@
 """Bootstrap intervals over sequences or seeds. The first axis holds the units; the caller passes the generator.
 
-An interval is the percentile bootstrap (Efron and Tibshirani 1993, chapter 13): the units are drawn with
-replacement, the statistic is computed on each draw, and the 95% interval runs from the 2.5% quantile to the 97.5%
-quantile of these values. The method assumes independent units. With fewer than about 20 units the interval is somewhat
-too narrow; with fewer than two units it is undefined.
+An interval is the percentile bootstrap (Efron and Tibshirani 1993, chapter 13): the units are drawn with replacement,
+the statistic is computed on each draw, and the 95% interval runs from the 2.5% quantile to the 97.5% quantile of these
+values. The method assumes independent units. With fewer than about 20 units the interval is somewhat too narrow; with
+fewer than two units it is undefined.
 """
 
 import math

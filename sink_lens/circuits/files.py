@@ -6,10 +6,9 @@ EAP-IG's files hold all edges with score and whether they are in the circuit; it
 EAP-IG has a key and a value for every query head. A key-value head that several heads share is written as one edge for
 each of them, with equal parts of the score, and read back as their sum: in the circuit if one of them is, which
 ``read`` warns of where others are not. Spans of positions are summed; a set of neurons is written as a part of its MLP.
-
-A run folder, and a ``.parquet`` of every edge, hold a circuit with all of that. A ``.csv`` lists the edges of a circuit
-(a column ``edge``, and ``score`` if it is known), or its nodes (``node``, such as a9.h9 or m5; or ``layer`` and
-``head``): then all edges between these are in it. Lists of heads alone, as papers have them, leave every MLP in.
+A ``.csv`` lists the edges of a circuit (a column ``edge``, and ``score`` if it is known), or its nodes (``node``, such
+as a9.h9 or m5; or ``layer`` and ``head``): then all edges between these are in it. Lists of heads alone, as papers have
+them, leave every MLP in.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The methods that score edges: a row each. torch is not imported.
+"""The methods that score edges: a row each.
 
 A row says where gradients are taken, as shares of the way of the embedding from its replacement to its clean value; or
 that every edge is really patched (``patches``).

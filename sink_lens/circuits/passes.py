@@ -1,7 +1,4 @@
-"""Count the passes of finding a circuit: scores, curve and real patches, without torch.
-
-Only the model can tell which pairs it gets right: their tokens are those of all pairs.
-"""
+"""Count the passes of finding a circuit: scores, curve and real patches, without torch."""
 
 from dataclasses import replace
 

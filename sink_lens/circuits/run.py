@@ -1,7 +1,4 @@
-"""``run``: a circuit as a kind of run. Pairs, scores, the circuit, its curve and error bars go into one run folder.
-
-Scores are written pass by pass, and each table when it is made: a run that was killed goes on from there.
-"""
+"""``run``: a circuit as a kind of run. Pairs, scores, the circuit, its curve and error bars go into one run folder."""
 
 import json
 from collections.abc import Callable, Collection, Mapping

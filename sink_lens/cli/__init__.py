@@ -1,8 +1,4 @@
-"""The command line: the commands of all kinds of run, ``report``, ``status`` and ``cache``.
-
-Nothing heavy is imported before a command needs it, so that ``--help`` answers at once. Every error that
-sink_lens raises on purpose becomes one message and exit code 2; Ctrl-C becomes exit code 130.
-"""
+"""The command line: the commands of all kinds of run, ``report``, ``status`` and ``cache``."""
 
 import io
 import os

@@ -1,9 +1,7 @@
 """A command's options, made from its configuration (a dataclass with a docstring under each field), and its answer.
 
-The command line stays with typer: the group that turns errors into messages and exit codes, the epilogs and the imports
-that wait until a command runs are ours already, and only the lists of options were written by hand. What a type says
-becomes an option here; ``sink_lens.configuration`` lists what a field's metadata adds. What several commands take
-besides their configuration, such as ``--out``, is written once, at the end.
+``sink_lens.configuration`` lists what a field's metadata adds. What several commands take besides their configuration,
+such as ``--out``, is written once, at the end.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """Pack documents into token sequences of equal length, once, in a folder from which they are then read.
 
 All documents form one stream of tokens, each document closed by EOS. The stream is cut into sequences, and BOS is put
-in front of each; BOS counts as one of the ``length`` tokens. Only the end of the stream that does not fill a sequence
-is left out. The sequences held out for evaluation are spread evenly over the stream, so they come from the same
-documents as the training sequences, but no token is in both splits.
+in front of each; BOS counts as one of the ``length`` tokens. The sequences held out for evaluation are spread evenly
+over the stream, so they come from the same documents as the training sequences, but no token is in both splits.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Token ids of texts, prompts and answers; the number of BOS tokens at the start of a sequence is always known.
 
-A tokenizer that is given a string may add BOS silently. This module therefore tokenises text without special tokens,
-and the caller adds BOS. There are three conditions: "auto" does what the tokenizer does with plain text, "with" puts
-BOS first, "without" adds none. A text that begins with BOS itself is refused in every condition.
+A tokenizer that is given a string may add BOS silently. Text is therefore tokenised without special tokens, and BOS
+added under one of three conditions: "auto" does what the tokenizer does with plain text, "with" puts BOS first,
+"without" adds none. A text that begins with BOS itself is refused in every condition.
 """
 
 import contextlib

@@ -1,10 +1,7 @@
 """Token batches: the sequences that a model is run on, and where they come from.
 
-A batch holds sequences with their BOS condition, their lengths and a hash. They are padded on the right, which under
-causal attention does not affect the real positions. Batches are made from text, prompts, a data set, ids, uniform
-random tokens or one repeated token. A text with too few tokens is refused: nothing is silently substituted or
-shortened. BOS is added according to the requested condition ("auto", "with", "without"), and counts as one of a
-sequence's tokens.
+Sequences are padded on the right, which under causal attention does not affect the real positions. A text with too few
+tokens is refused: nothing is silently substituted or shortened. BOS counts as one of a sequence's tokens.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

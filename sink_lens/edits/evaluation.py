@@ -1,9 +1,4 @@
-"""A metric of a run: what it reads, and how its numbers are computed, one per sequence.
-
-A function of one's own gets sequences of one length at a time: ``logits[:, -1]`` is the last token of each. It is of
-the logits, ``batch position vocab``, as in TransformerLens; ``on_outcome`` makes a metric of a function of all that a
-run has, ``on_batch`` one of all sequences at once.
-"""
+"""A metric of a run: what it reads, and how its numbers are computed, one per sequence."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,7 @@
 """Edits as hooks of TransformerLens, hooks of TransformerLens as edits, and edits that do not fit are refused.
 
 ``fwd_hooks`` gives edits in the form that ``bridge.run_with_hooks`` and ``bridge.hooks`` take; ``from_hook`` makes an
-edit of a function that was written for them. Edits compose. Within a layer they are applied in the order in which the
-layer computes their sites. At one site they are applied in the given order, each to the result of the previous one.
+edit of a function that was written for them.
 """
 
 import operator

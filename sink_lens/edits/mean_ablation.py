@@ -1,7 +1,7 @@
 """Mean ablation: a part of a site is set to a mean of the baseline run. There are three means; ``MEANS`` defines them.
 
 With a sink whose norm is a hundred times the others', they differ grossly on the dimensions that make it a sink, so
-every output names its own. ``mean_ordinary`` is what the commands take, unless they say otherwise.
+every output names its own.
 """
 
 from dataclasses import dataclass

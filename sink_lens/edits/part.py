@@ -1,10 +1,4 @@
-"""A part of a site (its layers, positions, heads, units and keys), checks of indices, and random draws of them.
-
-Indices on an axis are always numbers, and None is all of them. ``positions`` are token positions (query positions in
-``scores`` and ``pattern``). ``heads`` are the heads of the site (key-value heads in ``k`` and ``v``). ``units`` index
-the last axis of an activation (neurons, dimensions of the stream, dimensions of a head). ``keys`` are the key positions
-of ``scores`` and ``pattern``.
-"""
+"""A part of a site (its layers, positions, heads, units and keys), checks of indices, and random draws of them."""
 
 import operator
 from collections.abc import Iterable, Sequence

@@ -241,8 +241,7 @@ def _write_run(
         writer.write_csv("models", found.tables["models"])
         writer.write_table("pairs", found.frame)
         writer.write_table("nulls", found.tables["nulls"])
-        said = [*found.sentences, *(f"note: {note}" for note in found.notes)]
-        writer.write_text("findings.txt", "\n".join(said) + "\n")
+        writer.write_findings(found.sentences, notes=found.notes)
     return replace(found, folder=place.named, place=place)
 
 

@@ -1,7 +1,7 @@
 """Null distributions of a mean Kendall tau, and the steps from two models' states to that tau.
 
-``tau_bar`` is the mean over the shared coordinates S of tau between two models, over n inputs (arXiv 2509.26404).
-The nulls are the formula of the paper, its simulations, and two of our own:
+``tau_bar`` is the mean over the shared coordinates S of tau between two models, over n inputs (arXiv 2509.26404). The
+nulls are the formula of the paper, its simulations, and two of our own:
 
 * ``analytical`` (paper): n independent inputs, |S| independent coordinates: ``sigma(n) / sqrt(|S|)``.
 * ``matrices`` (paper): random normal [n, |S|], softmax and tau.
@@ -12,16 +12,10 @@ The nulls are the formula of the paper, its simulations, and two of our own:
   other. Keeps also what any two models have in common because they read the same inputs, such as a factor by which one
   input scales all coordinates. Its mean and variance over all |S|! relabellings have a closed form (Hoeffding 1951).
 
-Where each holds (ours; unrelated models of 3M parameters and less, 2,000 to 4,000 inputs):
-
-* *Token inputs.* Where two models were initialised and trained apart, no coordinate of one belongs to any of the other:
-  their numbering could have been another, so ``relabelled`` is exact for them, given S. The published nulls hold nearly
-  for untrained models. For trained ones they fail: the root mean square of z is 5 and more instead of 1, with both
-  signs, whether or not the two have read the same text; half of 93 unrelated trained pairs are called related.
-* *Embedding inputs.* Coordinate j of an input enters coordinate j of both streams, so that coordinates belong to each
-  other without a common seed, and no null here knows of that. The narrower and the less trained the models, the more
-  of it is left, and the more unrelated pairs are called related (analyses ``embeddings_by_width`` and
-  ``fingerprint_calibration``; their numbers are in ``docs/identity.md``).
+On *token inputs*, no coordinate of one model belongs to any of another that was initialised and trained apart: their
+numbering could have been another, so ``relabelled`` is exact for them, given S. The published nulls hold nearly for
+untrained models and fail for trained ones. On *embedding inputs*, coordinate j of an input enters coordinate j of both
+streams, and no null here knows of that. How often either errs is in ``docs/identity.md``.
 
 All are summarised by mean and standard deviation, so that a p far below what any number of draws can show can be given
 (in log space); the share of draws is given beside it.

@@ -6,10 +6,7 @@
     tau_bar                 = mean over S of Kendall's tau-b of x_j of the one with x_j of the other
 
 tau_bar is the effect size; p, from the nulls of ``nulls``, says how sure we are, and grows with the number of inputs
-alone. The published nulls take inputs and coordinates for independent. For trained models that read tokens they are
-not: what both know of an input goes into many coordinates at once, so that unrelated models differ from 0 by more than
-the formula says, on either side. The null that decides here is ``relabelled``, which keeps all of that; the others are
-reported beside it. On embedding inputs it does not hold for untrained models (see ``nulls``).
+alone. The null that decides here is ``relabelled``; the others are reported beside it.
 
 Reference: Tong et al., arXiv 2509.26404 (the statistic, ``analytical``, ``matrices`` and ``pipeline``); ``shuffled``,
 ``relabelled`` and the test of a common factor are ours.

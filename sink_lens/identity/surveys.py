@@ -1,7 +1,6 @@
 """``survey``: one measurement of many models, from its configuration; what each kind of survey reads and computes.
 
-Each model is opened, measured, written and closed, so that a stopped survey can be continued. A model that cannot be
-opened or measured becomes a row whose ``error`` says why, unless none can.
+Each model is opened, measured, written and closed, so that a stopped survey can be continued.
 """
 
 import os

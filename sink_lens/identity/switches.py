@@ -1,7 +1,6 @@
 """Contrasts: one setting of an untrained model is switched at a time; the table of these variants, paired by seed.
 
-Variants of one seed draw the same weights (see ``untrained``), so that the difference between two variants is what the
-switch does. The unit of every interval is the seed.
+The unit of every interval is the seed.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Models on this machine: the default model, headers, tokenizers, and the cache where a GGUF file is converted once.
-
-A cached folder is named after the SHA-256 of its GGUF file.
-"""
+"""Models on this machine: the default model, headers, tokenizers, and the cache where a GGUF file is converted once."""
 
 import importlib.util
 import logging

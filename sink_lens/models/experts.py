@@ -10,9 +10,6 @@ one more neuron of each, whose activation is the router's weight.
 Where layers differ (routed experts beside a shared one, or a dense MLP in some layers), the routed experts' neurons are
 followed by the shared expert's, each times its gate, or the dense MLP's; and by units that are always 0 up to the width
 of the widest layer.
-
-The tensor of all neurons is made only while something reads or edits the site. The numbers of the model are those of
-its own class, within rounding, at every token where no edit changed a neuron.
 """
 
 import contextlib

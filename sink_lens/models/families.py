@@ -1,7 +1,6 @@
 """A table with one row per architecture: its module paths and conventions; also a layer's head sizes and window.
 
 To add a family, add a row to ``FAMILIES`` and a tiny random model to ``tests/tiny_families.py``, then run the tests.
-They compare every site of the family on both paths.
 
 Two ways to compute the same number (the bridge and the plain module, shared and single forwards, a pass from a later
 layer and a whole one) agree within rounding: 1e-5 of a row's norm in float32, eight times the rounding of a

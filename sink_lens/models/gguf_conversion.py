@@ -2,7 +2,7 @@
 
 Transformers reads a GGUF file into memory whole, twice at its peak. Here its names and its operations on each tensor
 are taken alone: a tensor is dequantised, written and forgotten, so that no more is in memory than the largest tensor
-and the file. What is written is equal, byte for byte, to what ``save_pretrained`` writes of the model.
+and the file.
 
 It leaves out settings of attention, scaled rotations, and that a Llama 3 begins with BOS: these are read here.
 """

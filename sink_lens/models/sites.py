@@ -1,8 +1,5 @@
 """The closed list of sites: the activations that can be read and edited, each with two addresses.
 
-A site has a hook name on the bridge and a location in the plain Hugging Face module. Both give the same tensor with
-the same axes; the tests compare them for every family and site.
-
 ``hook_resid_mid`` is left out on purpose. On the bridge it is the input of the second norm, so editing it changes the
 MLP's input but not the residual stream. To edit the stream after the attention, edit ``attn_out``.
 """

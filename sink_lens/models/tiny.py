@@ -3,7 +3,6 @@
 In a Llama of a few layers, the BOS token drives one gate/up neuron, which writes one residual dimension. After the
 norm, hardly anything else is left of the token. W_K reads this dimension and W_Q reads a component that every token
 shares. The head's slowest rotary pair carries their product nearly unrotated, so every later head attends to BOS.
-Without the planted neuron the same weights have no sink.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""The weights of one layer, in the same layout for all families, read from the plain model mostly without copies.
-
-Packed weights are read as the matrix that the layer multiplies by (``packed``).
-"""
+"""The weights of one layer, in the same layout for all families, read from the plain model mostly without copies."""
 
 import contextlib
 from collections.abc import Sequence

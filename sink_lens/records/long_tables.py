@@ -1,9 +1,4 @@
-"""Some rows of a table that is too long for a page.
-
-Where a table has a column ``step`` of many steps, whole steps are kept: evenly spaced ones, the first, and the last
-ones. From any other table, evenly spaced rows are kept, and those with the largest and the smallest numbers of each
-column.
-"""
+"""Some rows of a table that is too long for a page: evenly spaced ones, the extremes, and the ends."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,9 @@
 """Shards: the parts of one run computed by several processes or machines that share nothing but its folder.
 
 Each shard is a run folder of its own inside that of the run (``shard-3-of-8``), under a lock of its own, so that one
-that was killed goes on where it was and one that is started twice is refused. Parts (blocks of cells or of patches,
-scores of pairs) go to shards in turns. The run's folder holds what all of them need, such as a plan, and takes their
-parts in the end: the shard that ends last makes the tables, as one process does that finds all parts there.
+that was killed goes on where it was and one that is started twice is refused. The run's folder holds what all of them
+need, such as a plan, and takes their parts in the end: the shard that ends last makes the tables, as one process does
+that finds all parts there.
 """
 
 import contextlib

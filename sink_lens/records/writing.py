@@ -126,6 +126,11 @@ class RunWriter:
         contiguous = {key: np.ascontiguousarray(tensor) for key, tensor in tensors.items()}
         return self.write_bytes(f"{name}.safetensors", safetensors.numpy.save(contiguous))
 
+    def write_findings(self, sentences: Iterable[str], *, notes: Iterable[str]) -> Path:
+        """Write ``findings.txt``: a line for each sentence, then one for each note."""
+        said = [*sentences, *(f"note: {note}" for note in notes)]
+        return self.write_text("findings.txt", "\n".join(said) + "\n")
+
     def write_text(self, filename: str, text: str) -> Path:
         """Write a text file in UTF-8, list it in run.json, and return its path."""
         return self.write_bytes(filename, text.encode())

@@ -1,7 +1,7 @@
 """A circuit on a page or in a paper: a few boxes with few words, and arrows with one number each.
 
-What is drawn comes from elsewhere (``Diagram``); here it is placed and styled. Boxes stand in levels, each after all
-that lead to it, and in rows, so that arrows cross little. The type is the largest that fits.
+Boxes stand in levels, each after all that lead to it, and in rows, so that arrows cross little. The type is the largest
+that fits.
 """
 
 import functools

@@ -1,8 +1,7 @@
 """One self-contained HTML page of a run, or of several beside each other: verdicts, figures, tables, provenance.
 
-Its style, script, figures and numbers are inside: nothing is fetched, and its content security policy lets no other
-script run. What a partial run lacks is said where it would stand, and the rest is shown. Rendering needs the run folder
-and no model.
+Nothing is fetched, and its content security policy lets no other script run. What a partial run lacks is said where it
+would stand. Rendering needs the run folder and no model.
 """
 
 import dataclasses

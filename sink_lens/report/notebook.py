@@ -1,7 +1,4 @@
-"""A result in a notebook: its sentences, a short table, the verdicts. HTML with everything escaped.
-
-A class of results gives it as its ``_repr_html_``. Nothing is fetched, and no script runs.
-"""
+"""A result in a notebook: its sentences, a short table, the verdicts. HTML with everything escaped."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

@@ -1,7 +1,4 @@
-"""The few boxes and arrows that a figure shows of a circuit: of a trace, or of edges.
-
-Each function chooses and words; ``diagram`` places and styles.
-"""
+"""The few boxes and arrows that a figure shows of a circuit: of a trace, or of edges."""
 
 import re
 from collections.abc import Collection, Sequence

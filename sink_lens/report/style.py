@@ -1,6 +1,6 @@
 """Style of the figures: palette, panels, scales, and a figure's form in an HTML page.
 
-Nothing here touches pyplot or other global state. Colours are after Okabe and Ito; heat maps are viridis.
+Colours are after Okabe and Ito; heat maps are viridis.
 """
 
 import base64

@@ -2,8 +2,7 @@
 
 Each table is described once, as data: a kind of run (`sink_lens.kinds`) names a TOML file that lists its tables, what
 one row is, and the type, unit and meaning of each column. The tests refuse a table that does not match its description,
-and the reference in the documentation is generated from it. To add a column, write it where the table is made and
-describe it there.
+and the reference in the documentation is generated from it.
 """
 
 import functools

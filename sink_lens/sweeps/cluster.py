@@ -1,7 +1,4 @@
-"""Compute the blocks of a sweep on a Ray cluster; the numbers are those of this process, and only ``sweep`` writes.
-
-A worker loads the model by its name and refuses weights that differ from the sweep's.
-"""
+"""Compute the blocks of a sweep on a Ray cluster; the numbers are those of this process, and only ``sweep`` writes."""
 
 import logging
 import os

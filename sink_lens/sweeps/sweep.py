@@ -1,7 +1,7 @@
 """``sweep``: the blocks of a grid computed, written as they are finished, and made into a table.
 
-The run folder holds a part for each finished block, so that a run that was stopped goes on where it was: the same
-call on the same folder. ``plan.json`` keeps how the cells share forwards, so that the numbers are the same too.
+A stopped sweep goes on where it was. ``plan.json`` keeps how the cells share forwards, so that the numbers are the same
+too.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """``compare``: variants of training runs, seed by seed: who is ahead, by how much, how sure, and its sink.
 
-The unit is the seed. Variants see the same data in the same order, so that differences are taken seed by seed. Nothing
-is assumed of who wins: every sentence says what was found, "not reached" and "no difference can be told" included.
+The unit is the seed. Variants see the same data in the same order, so that differences are taken seed by seed.
 """
 
 import itertools
@@ -190,10 +189,6 @@ def _quote(variant: str) -> str:
 def _final_loss_sentences(
     variant: str, curve: str, gap: Difference, *, finals: pd.DataFrame, baseline: str
 ) -> str:
-    """Return sentences that compare a variant's final ``curve`` loss with the baseline's; both are in ``finals``.
-
-    ``gap`` is variant minus baseline, paired by seed, with its interval and p values.
-    """
     own, base = (
         float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean())
         for name in (variant, baseline)
@@ -311,8 +306,7 @@ def write_comparison(
     ) as writer:
         for name, table in comparison.tables.items():
             writer.write_table(name, table)
-        said = [*comparison.sentences, *(f"note: {note}" for note in comparison.notes)]
-        writer.write_text("findings.txt", "\n".join(said) + "\n")
+        writer.write_findings(comparison.sentences, notes=comparison.notes)
     return Path(folder)
 
 
@@ -369,8 +363,7 @@ def _rows_to_compare(frame: pd.DataFrame) -> pd.DataFrame:
 def _final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     """Return the variants' measures at the last checkpoint that every run has, one row per variant and measure.
 
-    ``table`` has the rows to compare of all runs' ``watch``. Columns of the result: variant, measure, threshold, unit,
-    step, n, and mean and difference (to the baseline, paired by seed), each with the ends of its interval over seeds.
+    ``table`` has the rows to compare of all runs' ``watch``. Differences are to the baseline, paired by seed.
     """
     shared = set.intersection(
         *(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"]))
@@ -418,11 +411,6 @@ def _final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFram
 
 
 def _course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the course of each measure in training, averaged over the seeds of each variant.
-
-    ``table`` has the rows to compare of all runs' ``watch``. Columns of the result: variant, measure, threshold,
-    tokens, mean, low, high, n.
-    """
     frames = []
     for key, rows in table.groupby(KEYS, dropna=False):
         measure, threshold = key if isinstance(key, tuple) else (key, np.nan)

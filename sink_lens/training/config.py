@@ -1,7 +1,4 @@
-"""Configurations of ``train``, ``watch`` and ``compare``: frozen records, set in Python, in a file or by options.
-
-A training is described by a named size and what differs from it.
-"""
+"""Configurations of ``train``, ``watch`` and ``compare``: frozen records, set in Python, in a file or by options."""
 
 import math
 from collections.abc import Mapping

@@ -1,6 +1,5 @@
 """Runs of the user's own Trainer beside each other: the losses in ``trainer_state.json``, the sinks of a monitor.
 
-A run is a folder with a ``trainer_state.json`` (its own, or those of its checkpoints), a run of the monitor, or both.
 The monitor's readings are those in the Trainer's log history or, where it has none, those of the one run of the monitor
 in the folder.
 """
@@ -52,18 +51,16 @@ class LogComparison(Result):
 
     def write(self, folder: Path, *, overwrite: bool) -> None:
         """Write the comparison into a run folder; ``overwrite`` replaces the run that it holds."""
-        provenance = {"versions": package_versions()}
-        how: dict[str, Any] = {
-            "kind": "compare",
-            "config": asdict(self.config),
-            "provenance": provenance,
-        }
-        with create_run(folder, expects=("logged",), overwrite=overwrite, **how) as writer:
+        with create_run(
+            folder,
+            kind="compare",
+            config=asdict(self.config),
+            provenance={"versions": package_versions()},
+            expects=("logged",),
+            overwrite=overwrite,
+        ) as writer:
             writer.write_table("logged", self.tables["logged"])
-            writer.write_text(
-                "findings.txt",
-                "\n".join([*self.sentences, *(f"note: {one}" for one in self.notes)]) + "\n",
-            )
+            writer.write_findings(self.sentences, notes=self.notes)
 
 
 def are_logged(runs: Sequence[str | os.PathLike[str]]) -> bool:

@@ -1,8 +1,4 @@
-"""The Hugging Face Trainer with our schedule; a callback says what is due after a step.
-
-What it does at a step is decided by the step alone, so that a run that goes on from a checkpoint is the run that
-was never stopped.
-"""
+"""The Hugging Face Trainer with our schedule; a callback says what is due after a step."""
 
 import contextlib
 import copy

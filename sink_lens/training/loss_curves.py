@@ -63,8 +63,8 @@ def _read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
 def curve_table(variants: Variants) -> pd.DataFrame:
     """Return the losses of every run at the same numbers of tokens, and their difference to the baseline.
 
-    Columns: variant, seed, curve, tokens, loss, difference (to the baseline's run with the same seed). The baseline's
-    first run gives the numbers of tokens, as far as all runs have logged.
+    The difference is to the baseline's run with the same seed. The baseline's first run gives the numbers of tokens, as
+    far as all runs have logged.
     """
     frames = []
     for curve in CURVES:
@@ -102,11 +102,7 @@ def curve_table(variants: Variants) -> pd.DataFrame:
 
 
 def mean_curve_table(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean over seeds, with a 95% interval, of each variant's loss and of its difference to the baseline.
-
-    ``curves`` is what ``curve_table`` returned. Columns of the result: variant, curve, quantity (loss or difference),
-    tokens, mean, low, high, n.
-    """
+    """Return the mean over seeds, with a 95% interval, of each variant's loss and of its difference to the baseline."""
     frames = []
     by_curve: Any = curves.groupby(["variant", "curve"], sort=False)
     for (variant, curve), rows in by_curve:
@@ -119,10 +115,9 @@ def mean_curve_table(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def seed_means(table: pd.DataFrame, constants: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the mean over seeds, with a 95% t interval, at each number of tokens.
+    """Return the mean over seeds, with a 95% t interval, at each number of tokens, below ``constants``.
 
-    ``table`` has a row for each number of tokens and a column for each seed. Columns of the result: tokens, mean, low,
-    high, n, and before them ``constants`` (name -> value), which are the same in all rows, such as the variant.
+    ``table`` has a row for each number of tokens and a column for each seed.
     """
     found = t_intervals(table.to_numpy(dtype=float))
     return pd.DataFrame(
@@ -138,12 +133,7 @@ def seed_means(table: pd.DataFrame, constants: Mapping[str, Any]) -> pd.DataFram
 
 
 def final_table(variants: Variants) -> pd.DataFrame:
-    """Return the final loss of every run, and when the run reached the final loss of its seed's baseline.
-
-    Columns: variant, seed, curve, tokens, loss, difference, target (the baseline's final loss), reached (tokens from
-    which the loss stays at or under it; nan: not reached), baseline_reached (the same of the baseline), acceleration
-    (baseline_reached over reached).
-    """
+    """Return the final loss of every run, and the tokens from which it stays at or under its seed's baseline's."""
     rows: list[Mapping[str, object]] = []
     for curve in CURVES:
         for variant, runs in variants.runs.items():

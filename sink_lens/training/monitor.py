@@ -1,16 +1,13 @@
 """``SinkMonitor``: sinks and outliers watched in anybody's training, from the training batch's own forward.
 
 Every ``every`` steps hooks are put on the decoder layers and their attention modules for one forward, and taken off
-when it has ended. The stream is read as it passes. For attention, each attention module is called once more on the
-same input without gradients, for a few sequences, with an attention function that takes query and key and ends the
-call there. So the model's own forward runs its own kernels, and nothing that it computes is changed. Where the hooks
-are not called, as in a compiled model, the model is called once more on the few sequences instead.
+when it has ended. The stream is read as it passes. For attention, each attention module is called once more on the same
+input without gradients, for a few sequences, with an attention function that takes query and key and ends the call
+there. So the model's own forward runs its own kernels, and nothing that it computes is changed. Where the hooks are not
+called, as in a compiled model, the model is called once more on the few sequences instead.
 
 The strongest position is judged on 16 sequences. If a step has fewer, those of as many steps before a reading as that
-takes are gathered.
-
-Whatever happens, the training goes on: from its first hook on the monitor raises nothing. An error of its own is one
-warning, and it stops. Each reading is appended to the run's log (``records.log``) before the next step begins.
+takes are gathered. Each reading is appended to the run's log (``records.log``) before the next step begins.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """Queries and keys of an attention module, from a second call of it on the same input.
 
-The module is called once more without gradients and without dropout, on a few sequences, and looks up an attention
-function of ours, which ends the call at query and key. The name of that function stands in a copy of the configuration
-that the module alone has during this call: neither the model's configuration nor a function of transformers is
-changed, so that other models, and other threads, notice nothing.
+The module looks up an attention
+function of ours, which ends the call at query and key, in a copy of the configuration that the module alone has during
+this call: neither the model's configuration nor a function of transformers is changed, so that other models, and other
+threads, notice nothing.
 """
 
 import contextlib

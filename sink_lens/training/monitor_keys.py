@@ -1,7 +1,4 @@
-"""The monitor's log: its keys with their meanings, the sums that a reading takes, and the numbers from them.
-
-Everything that a reading takes is a sum, a count or a largest value, so that several processes add up to one.
-"""
+"""The monitor's log: its keys with their meanings, the sums that a reading takes, and the numbers from them."""
 
 import math
 from collections.abc import Mapping, Sequence

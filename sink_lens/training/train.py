@@ -1,7 +1,4 @@
-"""``train``: a run folder from a configuration; the same call on a folder that holds part of it goes on from there.
-
-It has ``config.json``, ``log.parquet``, ``checkpoints/`` and, where it is asked for, ``watch.parquet``.
-"""
+"""``train``: a run folder from a configuration; the same call on a folder that holds part of it goes on from there."""
 
 import contextlib
 import json

@@ -72,16 +72,10 @@ def measure_checkpoint(
     Raises:
         ModelError, InputError: the checkpoint cannot be loaded, or cannot be measured on these tokens.
     """
-    with keep_random_state():
-        if isinstance(model, PreTrainedModel):
-            with switch_to_eval_mode(model):
-                frame = chain_measures(
-                    load(model, tokenizer=tokenizer), tokens, threshold=threshold
-                )
-        else:
-            frame = chain_measures(
-                load(str(model), tokenizer=tokenizer, device=device), tokens, threshold=threshold
-            )
+    ours = not isinstance(model, PreTrainedModel)
+    with keep_random_state(), contextlib.nullcontext() if ours else switch_to_eval_mode(model):
+        lens = load(model, tokenizer=tokenizer, device=device if ours else None)
+        frame = chain_measures(lens, tokens, threshold=threshold)
     return _with_step_columns(frame, step=step, seen=seen, tokens=tokens)
 
 
@@ -152,13 +146,11 @@ def _is_run_folder(source: Checkpoints) -> TypeGuard[str | Path]:
 
 def watch_output_folder(config: WatchConfig) -> Path:
     """Return the folder that the measurements are written to: the run's, else ``out`` or ``runs/watch-NAME``."""
-    if config.out is None and _is_run_folder(config.run):
+    if config.out is not None:
+        return Path(config.out)
+    if _is_run_folder(config.run):
         return Path(config.run)
-    return (
-        Path("runs") / f"watch-{Path(config.run).resolve().name}"
-        if config.out is None
-        else Path(config.out)
-    )
+    return Path("runs") / f"watch-{Path(config.run).resolve().name}"
 
 
 def _watch_other_checkpoints(
@@ -181,12 +173,11 @@ def _watch_other_checkpoints(
             raise InputError(
                 f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=..."
             )
-        length = min(config.length, lens.n_context or config.length)
         tokens = from_text(
             bundled_text(),
             lens.tokenizer,
             sequences=config.sequences,
-            length=length,
+            length=min(config.length, lens.n_context or config.length),
             name="moby_dick",
         )
     named = str(source) if isinstance(source, str | Path) else [str(step) for step in checkpoints]

@@ -1,7 +1,5 @@
 """Head-wise RMSNorm for any model, and a Llama for pre-training with variants that affect sinks, this norm among them.
 
-The variants are sigmoid attention, gates, a sink logit and norms.
-
 Importing this package registers the class with ``AutoConfig``, ``AutoModel`` and ``AutoModelForCausalLM``.
 """
 

@@ -1,8 +1,4 @@
-"""Head-wise RMSNorm for any model, between the heads' aggregated values and W_O (arXiv 2605.06611, section 5).
-
-The gain begins at 1. ``HeadNorm.draw_gain`` sets it as the released code does, ``match_gains`` to the size that the
-values have without the norm (ours).
-"""
+"""Head-wise RMSNorm for any model, between the heads' aggregated values and W_O (arXiv 2605.06611, section 5)."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -85,21 +85,12 @@ def draw_training(
     legend(loss, columns=3)
     rate = add_panel("share of heads with a sink")
     rows = whole_model_rows(watched, "sink_rate")
-    levels = sorted(set(rows["threshold"].to_numpy(float).tolist()))
-    for level, colour, mark in zip(levels, cycle(COLOURS), cycle(MARKS), strict=False):
-        of_level, width = (
-            rows.loc[rows["threshold"] == level],
-            2.4 if np.isclose(level, SINK_THRESHOLD) else 1.2,
-        )
-        _draw_line(
-            rate,
-            of_level,
-            scale,
-            color=colour,
-            marker=mark,
-            linewidth=width,
-            label=f"above {level:g}",
-        )
+    for (level, of_level), colour, mark in zip(
+        rows.groupby("threshold"), cycle(COLOURS), cycle(MARKS), strict=False
+    ):
+        style = {"color": colour, "marker": mark, "label": f"above {level:g}"}
+        width = 2.4 if np.isclose(level, SINK_THRESHOLD) else 1.2
+        _draw_line(rate, of_level, scale, linewidth=width, **style)
     rate.set_ylim(
         -0.02, max(0.1, 1.05 * float(np.nanmax(rows["value"].to_numpy(float), initial=0.0)))
     )
@@ -124,14 +115,8 @@ def draw_training(
     ranks, counts = add_panel("effective rank, layer mean"), add_panel("how many")
     for axes, measures in ((ranks, _RANKS), (counts, _COUNTS)):
         for measure, label, colour, mark in measures:
-            _draw_line(
-                axes,
-                whole_model_rows(watched, measure),
-                scale,
-                color=colour,
-                marker=mark,
-                label=label,
-            )
+            rows = whole_model_rows(watched, measure)
+            _draw_line(axes, rows, scale, color=colour, marker=mark, label=label)
         legend(axes, columns=2)
     ranks.set_ylim(bottom=0)
     counts.set_ylim(bottom=-0.1, top=max(1.5, counts.get_ylim()[1]))
@@ -163,7 +148,6 @@ _COUNTS = (
 
 
 def _use_steps_if_tokens_unknown(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return (table, unit): "tokens", or "steps" if tokens are unknown, and steps then fill the column ``tokens``."""
     if not bool(watched["tokens"].isna().to_numpy().any()):
         return watched, "tokens"
     return watched.assign(tokens=watched["step"]), "steps"
@@ -197,13 +181,8 @@ def draw_comparison(
     ]
     for index, (variant, style) in enumerate(zip(variants, styles, strict=True)):
         of_variant = bands.loc[bands["variant"] == variant]
-        _draw_band(
-            top,
-            of_variant.query("quantity == 'loss'"),
-            scale,
-            label=f"{group_by} {variant}".lstrip(),
-            **style,
-        )
+        of_loss = of_variant.query("quantity == 'loss'")
+        _draw_band(top, of_loss, scale, label=f"{group_by} {variant}".lstrip(), **style)
         if not index:
             continue
         _draw_band(gap, of_variant.query("quantity == 'difference'"), scale, label=variant, **style)
@@ -240,27 +219,12 @@ def draw_comparison(
         rows = tables["course"].query("measure == 'top_mass'")
         own_scale = _TokenScale(rows["tokens"].to_numpy(float))
         for variant, style in zip(variants, styles, strict=True):
-            _draw_band(
-                low,
-                rows.loc[rows["variant"] == variant],
-                own_scale,
-                label=variant,
-                marks=True,
-                **style,
-            )
+            own = rows.loc[rows["variant"] == variant]
+            _draw_band(low, own, own_scale, label=variant, marks=True, **style)
         low.set_ylim(0, max(0.1, low.get_ylim()[1]))
         scales.append((low, own_scale))
     else:
-        low.text(
-            0.5,
-            0.5,
-            "not watched",
-            transform=low.transAxes,
-            ha="center",
-            va="center",
-            color=QUIET,
-            fontsize=FONT,
-        )
+        _say_empty(low, "not watched")
         low.set_xticks([])
         low.set_yticks([])
     for axes, one in scales:
@@ -300,16 +264,13 @@ def draw_logged(logged: pd.DataFrame) -> Figure:
         set_integer_ticks(axes, y=False)
         legend(axes, columns=4)
         if not axes.lines:
-            axes.text(
-                0.5,
-                0.5,
-                "not logged",
-                transform=axes.transAxes,
-                ha="center",
-                color=QUIET,
-                fontsize=FONT,
-            )
+            _say_empty(axes, "not logged")
     return without_formulas(figure)
+
+
+def _say_empty(axes: Axes, why: str) -> None:
+    style: dict[str, Any] = {"ha": "center", "va": "center", "color": QUIET, "fontsize": FONT}
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, **style)
 
 
 def _finite_column(log: pd.DataFrame, column: str) -> pd.Series:
