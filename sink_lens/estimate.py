@@ -175,13 +175,11 @@ class Cost:
     """Seconds of loading, tables and the page; 0 if they are not estimated."""
 
     def seconds_of(self, part: PassCount) -> float:
-        """Return the estimated seconds of a part of the run."""
         few = 1.0 if part.rows is None else 1 + _ROWS_OF_READING / part.rows
         return part.n_forwards * part.tokens * part.slowness * few * self.seconds_per_token
 
     @property
     def seconds(self) -> float:
-        """Seconds that all passes of the run take."""
         return sum(map(self.seconds_of, self.passes.parts))
 
 
@@ -308,7 +306,6 @@ def _header_of_model(lens: "LensModel") -> Header:
 
 
 def cost_table(cost: Cost) -> RenderableType:
-    """Make the table that shows the cost of a run: its parts if there are several, then a row for each fact."""
     asked, first, rows = cost.passes, cost.passes.parts[0], dict(cost.passes.facts)
     title = f"{cost.model}: {plural(asked.sequences, asked.unit)} of up to {asked.positions} tokens, on {cost.device}"
     shown: list[RenderableType] = [Text(title, style="bold")]

@@ -63,7 +63,6 @@ def refuse_tilde(path: str | os.PathLike[str], *, what: str) -> None:
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Check whether a text is a file name alone, with no folder in it."""
     return name not in ("", ".", "..") and Path(name).name == name and name.isprintable()
 
 

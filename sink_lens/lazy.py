@@ -16,7 +16,6 @@ from .arguments import check_calls
 
 
 def import_object(place: str) -> Any:
-    """Import and return the object that ``module:name`` stands for."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 

@@ -31,7 +31,6 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
         super().__init__(*args, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Show the bar as it is now, in a terminal or a notebook; tqdm gives ``msg`` and ``pos``."""
         if msg is None and time.time() < getattr(self, "start_t", 0.0) + DELAY:
             return
         if self._watched:
@@ -40,7 +39,6 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
             self._show_in_notebook(str(self))
 
     def close(self) -> None:
-        """Close the bar: remove it, or leave its last line."""
         told = not self.disable and not self._watched and not getattr(self, "pos", 0)
         seconds = self.format_dict["elapsed"] if told else 0.0
         super().close()

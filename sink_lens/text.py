@@ -82,7 +82,6 @@ def as_text(value: Any) -> str:
 
 
 def capitalise(text: str) -> str:
-    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 

@@ -170,6 +170,11 @@ def test_every_public_name_resolves_and_the_root_has_few():
         for public in namespace.__all__:
             assert getattr(namespace, public) is not None
             assert public in dir(namespace)
+            shown = [(public, found := getattr(namespace, public))]
+            if isinstance(found, type) and found.__module__.startswith("sink_lens."):
+                shown += vars(found).items()
+            undescribed = [name for name, one in shown if callable(one) and not one.__doc__]
+            assert [name for name in undescribed if not name.startswith("_")] == []
     results = {"Captured", "Generated", "Run", "Streamed", "Trace"}
     assert len({*sink_lens.__all__} - {"__version__"} - results) <= 30
 

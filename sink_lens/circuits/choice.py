@@ -18,7 +18,6 @@ from .graph import Graph, Reader
 
 
 def largest_edges(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray, " edge"]:
-    """Return a mask of the ``n`` edges with the largest absolute values."""
     found = np.zeros(len(values), dtype=bool)
     if n > 0:
         found[np.argpartition(-np.abs(values), min(n, len(values)) - 1)[:n]] = True

@@ -37,7 +37,6 @@ def find_or_compare(
 def show_circuit(
     found: CircuitRun | CircuitComparison, view: CircuitView
 ) -> Iterator[str | pd.DataFrame]:
-    """Yield what the terminal shows of ``found``: conclusion, sentences, and the ``view.top`` largest edges."""
     if isinstance(found, CircuitRun):
         yield f"{page_title(found.run.folder)}."
     yield from found.sentences
@@ -68,7 +67,6 @@ def show_circuit(
 
 
 def answer_of_circuit(found: CircuitRun | CircuitComparison, view: CircuitView) -> dict[str, Any]:
-    """Return what ``--json`` prints of ``found``: sentences, ``view.top`` largest edges, summary or comparison."""
     edges = found.frame.head(view.top)
     if isinstance(found, CircuitComparison):
         about = {

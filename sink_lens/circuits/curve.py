@@ -49,14 +49,12 @@ class FaithfulnessJudge:
 
     @cached_property
     def values_without_edges(self) -> Float[np.ndarray, " pair"]:
-        """The metric of each pair if all edges are ablated."""
         return compute_circuit_metrics(
             self.runs, np.zeros((1, self.runs.graph.n_edges), dtype=bool)
         )[0].numpy()
 
     @property
     def values_of_model(self) -> Float[np.ndarray, " pair"]:
-        """The metric of each pair in the whole model."""
         return self.runs.clean_values.double().numpy()
 
     @cached_property
@@ -71,7 +69,6 @@ class FaithfulnessJudge:
         return bool(self.gap.low > 0 or self.gap.high < 0)
 
     def edges_on_paths(self, circuit: Bool[np.ndarray, " edge"]) -> Bool[np.ndarray, " edge"]:
-        """Return a mask of the edges of ``circuit`` that lie on a path from the input to what the metric reads."""
         graph = self.runs.graph
         return connected_edges(graph, circuit, outputs=output_readers(self.runs.metric, graph))
 

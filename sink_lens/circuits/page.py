@@ -50,7 +50,6 @@ from sink_lens.text import (
 
 
 def read_edge_circuit(run: Run) -> EdgeCircuit:
-    """Read the circuit of a run folder of ``sink-lens circuit``, ready to be drawn; RunError without its table."""
     heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
     circuit, group = (
         run.need("circuit", columns=["writer", "reader", "score"]),

@@ -269,7 +269,6 @@ def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, f
 
 
 def draw_curve(curve: pd.DataFrame) -> Figure:
-    """Draw the faithfulness in a curve's table over the share of edges or nodes, on a logarithmic axis."""
     figure = new_figure(width=6.4, height=3.6)
     axes = figure.add_subplot()
     styles = {"edges": ("#2b6cb0", "o", "edges"), "nodes": ("#2e8b57", "s", "whole nodes")}

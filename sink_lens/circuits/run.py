@@ -301,7 +301,6 @@ def _make_request(
 
 
 def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Callable[..., Any]:
-    """Make the metric that a configuration names, for the answers of ``task``; a MODULE:FUNCTION is imported."""
     name = config.metric_name
     if name == "logit_difference":
         return task.metric

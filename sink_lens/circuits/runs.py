@@ -125,12 +125,10 @@ class Runs:
 
     @property
     def n_pairs(self) -> int:
-        """Number of pairs."""
         return self.clean.n_sequences
 
     @property
     def first_prompt_tokens(self) -> list[str]:
-        """The tokens of the first clean prompt as texts, or as ids if there is no tokenizer."""
         ids, tokenizer = (
             self.clean.tokens[0, : int(self.clean.lengths[0])].tolist(),
             self.lens.tokenizer,
@@ -143,11 +141,9 @@ class Runs:
         return self.clean_values - self.corrupted_values
 
     def check_weights(self) -> None:
-        """Raise ModelError if the model's weights were changed in place since the runs were made."""
         self.values_then.check("runs and scores")
 
     def select_pairs(self, rows: Sequence[int]) -> "Runs":
-        """Copy the runs with only the pairs whose indices are ``rows``."""
         index = torch.as_tensor(list(rows))
         return replace(
             self,
@@ -178,13 +174,11 @@ class Runs:
         return int(at[0]) if len(at) else self.clean.n_positions - 1
 
     def pair_tokens(self, rows: slice, *, corrupted: bool = False) -> TokenBatch:
-        """Return the clean or the corrupted tokens of the pairs ``rows``."""
         return (self.corrupted if corrupted and self.corrupted is not None else self.clean)[rows]
 
     def run_hooked(
         self, batch: TokenBatch, rows: slice, hooks: Sequence[tuple[str, Callable[..., Any]]]
     ) -> Outcome:
-        """Run the bridge with these hooks on ``batch``, the tokens of the pairs ``rows``; return the outcome."""
         return run_with_hooks(
             self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows
         )
@@ -355,7 +349,6 @@ def run_given_pairs(
     metric: Metric | Callable[[Outcome], Any] | None,
     config: CircuitConfig,
 ) -> Runs:
-    """Run ``pairs``, a task or (clean, corrupted) sequences; a ``metric`` of None is the task's own."""
     config.check_for_find()
     task = pairs if isinstance(pairs, Task) else None
     clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
@@ -418,7 +411,6 @@ def keep_from_position(
     key: tuple[str, int],
     begin: int,
 ) -> None:
-    """Hook that stores its tensor ``x``, from the position ``begin`` on, in ``into`` under ``key``."""
     into[key] = x.detach()[:, begin:]
 
 

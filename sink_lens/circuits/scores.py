@@ -136,7 +136,6 @@ def score_by_gradients(
 
 
 def zero_scores(runs: Runs, *, method: Method) -> Scores:
-    """Return ``Scores`` by ``method`` that are 0 for every pair and edge, to be filled in."""
     return Scores(
         graph=runs.graph,
         values=np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32),

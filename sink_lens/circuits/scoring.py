@@ -35,7 +35,6 @@ def divide_pairs(n_pairs: int) -> list[range]:
 
 
 def scores_file_name(name: str, rows: range) -> str:
-    """Return the name of the file that holds the set of scores ``name`` for the group of pairs ``rows``."""
     return f"{name}-{rows.start // GROUP:03d}"
 
 

@@ -34,7 +34,6 @@ BOUNDS_SOMETHING = 0.5
 
 
 def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) -> tuple[str, ...]:
-    """Return sentences on a circuit from the one row of ``summary``; ``sizes`` are the shares of edges of its curve."""
     row = summary.to_dict("records")[0]
     sentences = [_faithfulness_sentence(row)]
     if not are_scores_complete(row):
@@ -178,13 +177,11 @@ def _edges_text(n: int) -> str:
 
 
 def faithfulness_text(row: Mapping[str, Any], name: str = "") -> str:
-    """Return a faithfulness and its interval from ``row`` as percentages; ``name`` is the prefix of its fields."""
     f, low, high = (float(row[f"{name}faithfulness{end}"]) for end in ("", "_low", "_high"))
     return f"{percent(f)}{f' [{percent(low)}, {percent(high)}]' * bool(np.isfinite(low))}"
 
 
 def edge_count_text(row: Mapping[str, Any]) -> str:
-    """Return the number of a circuit's edges from the summary's ``row``, such as "20 of 1,000 edges (2%)"."""
     return f"{row['edges']:,} of {row['all_edges']:,} edges ({_share_text(row['edges'] / row['all_edges'])})"
 
 
@@ -265,5 +262,4 @@ def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
 
 
 def is_gap_clear(row: Mapping[str, Any]) -> bool:
-    """Check in the summary's ``row`` that the interval of the metric's gap between all edges and none leaves out 0."""
     return row["gap_low"] > 0 or row["gap_high"] < 0

@@ -22,7 +22,6 @@ _TOP, _PAIRS = 200, 8
 
 
 def with_sink_span(runs: Runs, position: int) -> Runs:
-    """Copy the runs with two spans: ``position``, the sink's, and all other positions."""
     return with_spans(
         replace(runs, graph=replace(runs.graph, spans=("",)), masks=None), {"sink": [position]}
     )

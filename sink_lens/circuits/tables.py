@@ -14,7 +14,6 @@ _TOP = 2000
 def every_edge_table(
     scores: Scores, chosen: Bool[np.ndarray, " edge"], inclusion: Float[np.ndarray, " edge"]
 ) -> pd.DataFrame:
-    """Return a table of all edges of the model: score, standard error over pairs, ``inclusion``, ``in_circuit``."""
     graph, values = scores.graph, scores.values
     spans, writers, readers = graph.ends
     error = (
@@ -75,7 +74,6 @@ def largest_edge_table(
 
 
 def node_table(scores: Scores, chosen: Bool[np.ndarray, " edge"]) -> pd.DataFrame:
-    """Return a table of the writers, sorted by absolute score, as ``Circuit.nodes`` has it."""
     graph, values = scores.graph, node_scores(scores.graph, scores.mean)
     _, writers, readers = graph.ends
     into = np.bincount(readers[chosen], minlength=len(graph.readers)) @ graph.reader_of_node

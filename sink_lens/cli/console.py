@@ -77,7 +77,6 @@ class Command(_RefusesVisibly, TyperCommand):
     """A command whose help shows no types of options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and options into the help, without types such as ``<str>``."""
         for heading, kind in (("Arguments", "argument"), ("Options", "option")):
             records = [
                 one.get_help_record(ctx)
@@ -93,7 +92,6 @@ class Commands(_RefusesVisibly, TyperGroup):
     """The group of all commands, listed by what they are for; it turns errors into messages and exit codes."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands into the help, under headings."""
         headings = {name: kind.heading for name, kind in all_kinds().items()} | _OF_TOOLS
         panels: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
@@ -138,7 +136,6 @@ class Typer(typer.Typer):
     """Typer app whose commands are of the class ``Command``."""
 
     def command(self, name: str | None = None, **given: Any) -> Any:
-        """Return the decorator that adds a command ``name`` of the class ``Command`` to the app, as typer does."""
         named: dict[str, Any] = {"cls": Command} | given
         return super().command(name, **named)
 
@@ -226,7 +223,6 @@ class _StderrHandler(logging.StreamHandler):
 
 
 def render_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
-    """Return the lines, without colour, that a console of ``width`` characters would print for a rich table or text."""
     from rich.console import Console
 
     text = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
@@ -298,7 +294,6 @@ def terminal_table(
 
 
 def frame_table(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
-    """Return columns of a data frame as a table for the terminal; headings and numbers are written as on pages."""
     from ..report.page import page_table
 
     shown = page_table(frame, columns, most=len(frame))
@@ -306,7 +301,6 @@ def frame_table(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
 
 
 def silence_if_quiet(quiet: bool) -> None:
-    """Switch off all progress bars and messages if ``quiet``."""
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
         logging.getLogger(PACKAGE).setLevel(logging.WARNING)

@@ -204,7 +204,6 @@ def say_with_options(text: str, ctx: typer.Context) -> str:
 
 
 def json_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return the rows of a data frame, each as a dict of column -> value, for ``--json``."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
@@ -225,17 +224,14 @@ def build_config(
     where: str,
     make: Callable[[Mapping[str, Any], str], C] | None,
 ) -> C:
-    """Return a configuration with ``settings`` (field -> value), by ``make`` if given; errors call them ``where``."""
     return make_config(kind, None, settings, where=where) if make is None else make(settings, where)
 
 
 def option_name(field: Field[Any]) -> str:
-    """Return the name of the option for a configuration's field, such as ``--intervention-length``."""
     return "--" + str(field.metadata.get("option", field.name)).replace("_", "-")
 
 
 def off_option_name(field: Field[Any]) -> str:
-    """Return the name of the option that sets a boolean field to false, such as ``--no-interventions``."""
     return (
         "--" + field.metadata["off"]
         if "off" in field.metadata
@@ -324,8 +320,6 @@ DryRun = Annotated[
 
 
 def example_option(text: str) -> Any:
-    """Return the option ``--example``, which prints an example file with this text and stops."""
-
     def print_example(asked: bool) -> None:
         if asked:
             typer.echo(text, nl=False)

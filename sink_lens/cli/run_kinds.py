@@ -34,8 +34,6 @@ from .options import (
 
 
 def add_command(kind: RunKind) -> None:
-    """Add the command of a kind of run, such as ``trace``, to the app; its options are made from the kind."""
-
     def command(
         config: Any, *, out: Path | None, overwrite: bool, quiet: bool, **asked: Any
     ) -> Answer:

@@ -144,7 +144,6 @@ def _size_and_time(path: Path) -> dict[str, int]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 (hex) of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -177,7 +177,6 @@ def _real_tokens(tokens: Tensor, mask: Tensor | None) -> Bool[Tensor, "batch pac
 
 
 def mask_of_tokens(mask: Tensor) -> Bool[Tensor, "batch packed"]:
-    """Return a mask of 0 at padding and 1 elsewhere as bool; refuse one of other numbers."""
     known = (mask == 0) | (mask == 1)
     if mask.is_complex() or not bool(known.all()):
         row, column = (~known).nonzero()[0].tolist() if not bool(known.all()) else (0, 0)
@@ -262,5 +261,4 @@ def _holds_numbers(value: Any) -> bool:
 
 
 def type_and_shape(tensor: Tensor) -> str:
-    """Return a tensor's type and shape in words, such as ``int64 of shape (2, 8)``."""
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

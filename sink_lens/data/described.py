@@ -20,53 +20,34 @@ class InputConfig(Protocol):
     """Fields for the model and the sequences, which ``TraceConfig`` and ``SweepConfig`` have in common."""
 
     @property
-    def model(self) -> str:
-        """The model to load: the default model's name, a folder, a GGUF file or a name on the hub."""
-        ...
+    def model(self) -> str: ...
 
     @property
-    def tokens(self) -> TokenKind:
-        """Kind of tokens: ``text``, ``random`` (uniform ids) or ``repeated`` (one id for each sequence)."""
-        ...
+    def tokens(self) -> TokenKind: ...
 
     @property
-    def text(self) -> str | None:
-        """Path of the text file to cut the sequences from; None takes the bundled prose."""
-        ...
+    def text(self) -> str | None: ...
 
     @property
-    def prompts(self) -> Sequence[str]:
-        """Prompts that replace ``tokens``; each prompt is one sequence."""
-        ...
+    def prompts(self) -> Sequence[str]: ...
 
     @property
-    def sequences(self) -> int:
-        """Number of sequences of tokens."""
-        ...
+    def sequences(self) -> int: ...
 
     @property
-    def length(self) -> int:
-        """Number of tokens per sequence, BOS included."""
-        ...
+    def length(self) -> int: ...
 
     @property
-    def device(self) -> str | None:
-        """Device of the model; None takes the first GPU, or the CPU if there is no GPU."""
-        ...
+    def device(self) -> str | None: ...
 
     @property
-    def dtype(self) -> str | None:
-        """Type of the weights; None takes float32."""
-        ...
+    def dtype(self) -> str | None: ...
 
     @property
-    def seed(self) -> int:
-        """Seed of every random generator in the run."""
-        ...
+    def seed(self) -> int: ...
 
 
 def check_input_config(config: InputConfig) -> None:
-    """Refuse a configuration whose fields for model and sequences contradict each other or are out of range."""
     if config.length < 2:
         raise InputError(
             f"length is {config.length}; need at least 2, since the first token attends only to itself"

@@ -64,7 +64,6 @@ class PackedSplit(Dataset[dict[str, Tensor]]):
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens in all sequences, BOS included."""
         return len(self) * self.length
 
 

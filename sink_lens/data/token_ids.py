@@ -16,7 +16,6 @@ from sink_lens.errors import InputError
 
 
 def bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the id of the tokenizer's BOS token; None if it has no BOS token."""
     bos = tokenizer.bos_token_id
     return bos if isinstance(bos, int) else None
 

@@ -465,7 +465,6 @@ def _need_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedToke
 
 
 def check_positions(positions: Iterable[int], batch: TokenBatch) -> None:
-    """Refuse positions that are negative or outside the sequences."""
     for position in positions:
         if not 0 <= position < batch.n_positions:
             raise InputError(

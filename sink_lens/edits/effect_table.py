@@ -103,7 +103,6 @@ def rows_beyond_chance(rows: pd.DataFrame) -> np.ndarray:
 
 
 def lacks_controls(rows: pd.DataFrame) -> np.ndarray:
-    """Return True for each row without random edits."""
     if "over_low" not in rows.columns:
         return np.ones(len(rows), dtype=bool)
     return ~np.isfinite(rows["over_low"].to_numpy(float))

@@ -190,7 +190,6 @@ class Applied:
                 )
 
     def warn_of_edits_without_effect(self) -> None:
-        """Warn about every edit that changed nothing, and say so if the run ended before the layers of the edit."""
         late = [one for number, one in enumerate(self.edits) if number not in self.reached]
         warn_of_edits_without_effect(self.edits, self.changed, late=late, stacklevel=4)
 

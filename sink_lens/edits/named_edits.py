@@ -139,17 +139,14 @@ class EditSpec:
 
     @property
     def label(self) -> str:
-        """The edit in words, for messages."""
         words = f" ({self.part.words})" if self.part.words else ""
         return f"{self.kind} {self.part.site}{edit_strength(self.options)}{words}"
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The chosen layers, positions, heads, units, keys, and the label, as keyword arguments of an edit."""
         return {**self.part.where, "label": self.label}
 
     def make_edit(self, references: "References") -> "Edit":
-        """Make the edit; ``references`` measures the values that it puts in, such as means of the baseline run."""
         return KINDS[self.kind].make(self, references)
 
 

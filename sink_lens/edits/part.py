@@ -212,7 +212,6 @@ def draw_index_sets(
 
 
 def check_index(what: str, index: int, size: int, *, of: str = "") -> int:
-    """Return an index if it is 0 to size - 1; refuse any other. ``what`` and ``of`` name it in the error."""
     if not 0 <= index < size:
         whose = f" of the edit {of!r}" if of else ""
         raise InputError(f"{what} {index}{whose} does not exist; need 0 to {size - 1}")

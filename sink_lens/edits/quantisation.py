@@ -50,7 +50,6 @@ class Format:
 
 
 def look_up_format(name: str) -> Format:
-    """Look up a low-precision format by its name; refuse an unknown name."""
     if name not in QUANTISED_FORMATS:
         raise InputError(f"there is no format {name!r}; need one of {', '.join(QUANTISED_FORMATS)}")
     if name in ("mxfp4", "nvfp4"):

@@ -88,7 +88,6 @@ class ContractionConfig(SurveyConfig):
 
 
 def check_contraction_length(length: int) -> None:
-    """Raise InputError for sequences of under 10 tokens, which are too short to measure contraction."""
     if length < 10:
         raise InputError(
             f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on"
@@ -177,7 +176,6 @@ MOST = 100_000_000
 
 
 def check_number_and_length(*, sequences: int, length: int) -> None:
-    """Raise InputError for fewer than 50 or over 100 million sequences, or for sequences without a token."""
     if sequences < FEWEST:
         raise InputError(
             f"{sequences} sequences were asked for; need at least {FEWEST} for shares, cosines and tau over them, and "
@@ -192,7 +190,6 @@ def check_number_and_length(*, sequences: int, length: int) -> None:
 
 
 def check_model_is_named(config: SurveyConfig | FingerprintConfig) -> None:
-    """Raise InputError if a configuration names no model."""
     if not (config.models or config.untrained):
         raise InputError(
             NOTHING if isinstance(config, SurveyConfig) else f"no model was given; {TWO}"

@@ -53,8 +53,6 @@ class CosineSums:
         return (start + torch.arange(n)) * BLOCKS // self.sequences
 
     def readings(self) -> list[Reading]:
-        """Return the readings to give to ``stream``: they add the states after each sublayer to these sums."""
-
         def of(
             name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None
         ) -> Reading:

@@ -58,7 +58,6 @@ class ModelFacts:
 
 
 def read_facts(lens: LensModel) -> ModelFacts:
-    """Read from a model its width, vocabulary, tokenizer and hashes, which decide what inputs models can share."""
     size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
     buffers = (
         hashlib.sha256()

@@ -248,11 +248,9 @@ def _write_run(
 def run_fingerprint(
     config: FingerprintConfig, *, out: str | Path | None, overwrite: bool, progress: bool
 ) -> Fingerprint:
-    """Run ``sink-lens fingerprint``: compare the models of ``config``; write the folder ``out``, or one in ``runs``."""
     folder = default_run_folder("fingerprint") if out is None else out
     return fingerprint(config=config, out=folder, overwrite=overwrite, progress=progress)
 
 
 def answer_of_fingerprint(found: Fingerprint) -> dict[str, Any]:
-    """Return the ``--json`` answer of a comparison: its sentences, its notes and the table of pairs."""
     return {"sentences": found.sentences, "notes": found.notes, "pairs": found.frame}

@@ -42,11 +42,6 @@ class ModelToMeasure:
         return model_identity(self.source) if isinstance(self.source, str) else repr(self.source)
 
     def open(self, *, device: str | None = None, dtype: str | None = None) -> LensModel:
-        """Load or build the model on ``device``, with weights of ``dtype``; a model that is open is returned as it is.
-
-        Raises:
-            ModelError, InputError: the model cannot be loaded.
-        """
         if isinstance(self.source, LensModel):
             return self.source
         if isinstance(self.source, str):
@@ -123,12 +118,10 @@ class RandomSequences:
     bos: BosCondition = "without"
 
     def check_readable_by(self, lens: LensModel) -> None:
-        """Raise InputError if the model cannot read these sequences, or if there are too few or too many of them."""
         check_number_and_length(sequences=self.sequences, length=self.length)
         check_tokens(lens, self.chunk(lens, 0))
 
     def chunk(self, lens: LensModel, index: int) -> TokenBatch:
-        """Draw chunk number ``index``, counted from 0: at most ``CHUNK`` of the sequences."""
         draw = np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]
         size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
         return random_tokens(
@@ -141,6 +134,5 @@ class RandomSequences:
         )
 
     def chunks(self, lens: LensModel) -> Iterator[TokenBatch]:
-        """Yield all sequences in order, as token batches of at most ``CHUNK`` sequences."""
         for index in range(-(-self.sequences // CHUNK)):
             yield self.chunk(lens, index)

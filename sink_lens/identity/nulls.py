@@ -109,7 +109,6 @@ def log_softmax_states(
 
 
 def tau_by_column(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return Kendall's tau-b of each column of ``x`` [n, column] with the same column of ``y``."""
     return tau_b(torch.from_numpy(x.T), reference=torch.from_numpy(y.T)).numpy()
 
 

@@ -161,7 +161,6 @@ def sequences_that_fit(lens: LensModel, *, length: int) -> int:
 
 
 def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab"]:
-    """Run the plain model on the sequences of ``part``; return the logits after the last token of each sequence."""
     with prepare_pass(lens), torch.no_grad():
         return lens.plain(
             input_ids=part.tokens.to(lens.device), use_cache=False, logits_to_keep=1

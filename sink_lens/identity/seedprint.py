@@ -95,7 +95,6 @@ class ModelPair:
         ]
 
     def pair_row(self) -> dict[str, object]:
-        """Return the pair's row of the table ``pairs``: its fields, and z and the paper's log10 p for each null."""
         row: dict[str, object] = {
             one.name: getattr(self, one.name) for one in fields(self) if one.name != "nulls"
         }

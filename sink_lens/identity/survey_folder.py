@@ -102,7 +102,6 @@ class SurveyTables:
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Table name -> its rows for all models measured so far."""
         return {name: self._join_rows(name) for name in self.frames}
 
     def _join_rows(self, name: str) -> pd.DataFrame:

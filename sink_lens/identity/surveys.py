@@ -161,7 +161,6 @@ def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
 
 
 def models_to_survey(config: SurveyConfig) -> list[ModelToMeasure]:
-    """List all models that a survey with this configuration measures: the trained ones, then the untrained ones."""
     return models_to_measure(
         config.models, configs=_untrained_models(config), seeds=config.seeds or (0,)
     )

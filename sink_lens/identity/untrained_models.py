@@ -233,7 +233,6 @@ class PositionedEmbedding(nn.Embedding):
     def forward(
         self, input: Int[Tensor, "batch position"]
     ) -> Float[Tensor, "batch position d_model"]:
-        """Return the embeddings of the tokens plus those of their positions, counted from 0."""
         return super().forward(input) + self.positions[: input.shape[1]]
 
 

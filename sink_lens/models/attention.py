@@ -22,7 +22,6 @@ def repeat_kv_heads(
 def softcap_scores(
     scores: Float[Tensor, "... query key"], softcap: float | None
 ) -> Float[Tensor, "... query key"]:
-    """Cap scores softly, as ``softcap * tanh(scores / softcap)``; return them unchanged if ``softcap`` is None."""
     return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
 

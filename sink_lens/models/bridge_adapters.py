@@ -45,7 +45,6 @@ class FusedRowsLinear(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch position d_model"]
     ) -> Float[Tensor, "batch position value"]:
-        """Project ``x`` with these rows; all heads are side by side in the output."""
         return nn.functional.linear(x, self.weight, self.bias)
 
 

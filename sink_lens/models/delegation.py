@@ -51,7 +51,6 @@ _MASKS: ContextVar[Masks | None] = ContextVar("sink_lens_masks", default=None)
 
 
 def attention_component(lens: LensModel, layer: int) -> Any:
-    """Return the bridge's attention component of a layer."""
     return lens.bridge.blocks[layer].attn
 
 

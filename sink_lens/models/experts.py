@@ -201,7 +201,6 @@ def _subclass_with_hook_point(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def add_expert_hook_points(model: nn.Module, *, family: Family) -> None:
-    """Add a hook point for the neurons to every MLP of a mixture of experts, in place."""
     if family.experts is None:
         return
     layers = model.get_submodule(family.layers).children()
@@ -231,7 +230,6 @@ def add_expert_hook_points(model: nn.Module, *, family: Family) -> None:
 
 
 def register_expert_hook_points(bridge: TransformerBridge) -> None:
-    """Register the hook points of the experts' neurons with the bridge, so that the bridge finds them by name."""
     for layer, block in enumerate(bridge.blocks):
         mixture = getattr(getattr(block, "mlp", None), "original_component", None)
         if isinstance(mixture, _HookedMixture):

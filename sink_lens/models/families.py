@@ -464,7 +464,6 @@ _BY_CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def family_of(architecture: str) -> Family:
-    """Look up the table row of an architecture by its Hugging Face class name; raise ModelError if there is none."""
     if architecture not in FAMILIES:
         why = LEFT_OUT.get(architecture)
         more = (

@@ -95,7 +95,6 @@ def convert_gguf(file: Path, *, folder: Path) -> None:
 
 
 def read_gguf_tokenizer(file: Path) -> Any:
-    """Read the tokenizer of a GGUF file; None if the file has none. Raise ModelError if the file cannot be read."""
     if not read_gguf_header(file).has_tokenizer:
         return None
     try:

@@ -76,7 +76,6 @@ def check_is_gguf(gguf: Path) -> None:
 
 
 def metadata_value(reader: GGUFReader, name: str) -> Any:
-    """Return a value of a GGUF file's metadata by its name; None if the file has no such value."""
     found = reader.get_field(name)
     return None if found is None else found.contents()
 

@@ -70,7 +70,6 @@ class Header:
 
     @property
     def family(self) -> Family:
-        """Names and conventions of the model's architecture."""
         return family_of(self.architecture)
 
     def layers_with(self, site: str) -> tuple[int, ...]:

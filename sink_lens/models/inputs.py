@@ -25,7 +25,6 @@ _OF_TEXT = ("text", "prompts", "bos", "sequences", "length")
 
 
 def load_model(config: InputConfig) -> LensModel:
-    """Load the model that a configuration names, on its device and in its type."""
     more = {name: getattr(config, name, None) for name in ("revision", "device_map", "max_memory")}
     return load(config.model, device=config.device, dtype=config.dtype, announce=log.info, **more)
 
@@ -111,7 +110,6 @@ def make_tokens(lens: LensModel, *, config: InputConfig, bos: BosCondition) -> T
 
 
 def describe_provenance(lens: LensModel, batch: TokenBatch, *, kernel: str) -> dict[str, object]:
-    """Return the entries of ``run.json`` that describe a run's model, tokens (``batch``) and attention kernel."""
     return {
         "model": lens.name,
         "family": lens.family.architecture,

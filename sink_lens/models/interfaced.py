@@ -105,7 +105,6 @@ class InterfacedFalcon(FalconAttention):
     """Falcon's attention with rotary positions, calling transformers' attention interface."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Project ``hidden_states``, rotate, attend, and project back; return the output and the pattern."""
         attend = _chosen_attention_function(self)
         if attend is None:
             return super().forward(hidden_states, *args, **kwargs)
@@ -145,7 +144,6 @@ class InterfacedBloom(BloomAttention):
     """BLOOM's attention, which adds slope times position of the key to each head's scores (ALiBi)."""
 
     def forward(self, hidden_states: Tensor, residual: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Project, attend, project back and add ``residual``; return the sum and the pattern."""
         attend = _chosen_attention_function(self)
         if attend is None:
             return super().forward(hidden_states, residual, *args, **kwargs)
@@ -229,7 +227,6 @@ def give_attention_interface(model: PreTrainedModel) -> None:
 
 @contextlib.contextmanager
 def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Within the block, the model computes attention with the function of this name."""
     before = kernel_of(model.config)
     try:
         set_attention(model, name)
@@ -240,7 +237,6 @@ def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, calls of the module run ``forward`` instead of its own forward."""
     before = module.__dict__.get("forward")
     object.__setattr__(module, "forward", forward)
     try:
@@ -297,7 +293,6 @@ class InterfacedAttentionBridge(AttentionBridge):
     """Bridge component of an attention that Hugging Face computes; edits of its scores and pattern take effect."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the Hugging Face attention, with the hooks of scores and pattern inside it."""
         config: Any = self.original_component.config  # type: ignore[union-attr]  # every attention of transformers
         token = _HOOKED.set(self._attend)
         try:

@@ -360,7 +360,6 @@ def check_plain_layers(lens: LensModel) -> None:
 
 
 def check_layers_have_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> None:
-    """Raise SiteError if one of these layers has no attention; ``what`` names what needs it."""
     if not set(layers) <= {*lens.attention_layers}:
         raise SiteError(
             f"{layers_without_attention_text(lens)}, so no {what}; "
@@ -374,14 +373,12 @@ def layers_from_zero(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
 
 
 def check_layers(layers: Iterable[int], lens: LensModel) -> None:
-    """Raise InputError for a layer number that is negative, or that the model does not have."""
     for layer in layers:
         if not 0 <= layer < lens.n_layers:
             raise InputError(f"layer {layer} does not exist; need 0 to {lens.n_layers - 1}")
 
 
 def check_layers_have_site(lens: LensModel, layers: Iterable[int], *, site: str) -> None:
-    """Raise SiteError if one of these layers lacks a site, as in a hybrid."""
     if site in OF_ATTENTION and len(lens.layers_with(site)) == len(lens.attention_layers):
         check_layers_have_attention(lens, layers, what=repr(site))
     elif not set(layers) <= {*lens.layers_with(site)}:

@@ -36,7 +36,6 @@ def free_bytes() -> int:
 
 
 def used_bytes() -> int:
-    """Return how many bytes of main memory this process uses now."""
     return psutil.Process().memory_info().rss
 
 
@@ -57,7 +56,6 @@ def peak_bytes(device: "torch.device | str") -> int:
 
 
 def weight_bytes(model: "nn.Module") -> int:
-    """Return the size of a model's parameters in bytes."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 

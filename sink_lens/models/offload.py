@@ -17,7 +17,6 @@ from .private_apis import offload_device
 
 
 def bytes_on_disk(model: nn.Module) -> int:
-    """Return the size in bytes of the model's parameters that are offloaded to disk."""
     return sum(
         one.numel() * one.element_size()
         for _, one in _distinct_parameters(model)
@@ -68,7 +67,6 @@ class NoBridge:
 
 
 def why_not_editable(model: nn.Module, *, name: str) -> str:
-    """Return the text that says why the model ``name``, which has weights on disk, cannot be changed."""
     whole = sum(one.numel() * one.element_size() for _, one in _distinct_parameters(model))
     return (
         f"{bytes_on_disk(model) / 1e9:.2f} of {whole / 1e9:.2f} GB of the weights of {name} are on disk, and "

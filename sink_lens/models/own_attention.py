@@ -131,7 +131,6 @@ def with_hidden_keys(
 
 
 def ignored_mask_error(own: AttentionFunction) -> SiteError:
-    """Return the error for keys that cannot be hidden from a function's queries."""
     return SiteError(
         f"the attention function {own} gives weight to keys that its mask hides, so that none can be hidden from a "
         "query; need a function that reads attention_mask"
@@ -139,7 +138,6 @@ def ignored_mask_error(own: AttentionFunction) -> SiteError:
 
 
 def no_pattern_error(own: AttentionFunction) -> SiteError:
-    """Return the error for the pattern of a function that has none."""
     return SiteError(
         f"the attention function {own} has no 'pattern': its output is not the same weights times any values; need a "
         "function that is linear in the values, and alike in their dimensions, or other sites, such as 'z'"

@@ -36,7 +36,6 @@ def _is_packed_tensor(weight: Any) -> bool:
 
 
 def packed_kinds(model: nn.Module) -> list[str]:
-    """Return the names of the classes in a model whose parameters are packed."""
     own = (
         (module, key)
         for module in model.modules()

@@ -22,7 +22,6 @@ class PassLock:
         _LOCKS.add(self)
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Take the lock, and return True; without ``blocking``, return False if another thread has it."""
         if self._lost:
             raise ModelError(
                 "this process was forked while another thread of its parent was in a pass of the model, whose hooks "
@@ -34,7 +33,6 @@ class PassLock:
         return True
 
     def release(self) -> None:
-        """Give the lock back."""
         self._holder = None
         self._lock.release()
 

@@ -31,7 +31,6 @@ _LIBRARIES = ("transformer_lens", "sink_lens")
 
 
 def add_hook_points(bridge: TransformerBridge, *, family: Family) -> None:
-    """Add hook points to a bridge's layers for the family's sites that TransformerLens has no hook point for."""
     if not family.sites_with_own_points:
         return
     config: Any = bridge.original_model.config  # type: ignore[union-attr]  # of transformers
@@ -117,7 +116,6 @@ def _find_hook_point(lens: LensModel, name: str) -> HookPoint:
 def register_hooks(
     lens: LensModel, hooks: Iterable[tuple[str, Callable[..., Tensor | None]]]
 ) -> Iterator[None]:
-    """Within the block, register functions at hook points; ``hooks`` has pairs of hook point name and function."""
     placed: list[tuple[HookPoint, LensHandle]] = []
     try:
         for name, function in hooks:

@@ -68,7 +68,6 @@ def source_of_config(config: Any) -> str:
 
 
 def kernel_of(config: Any) -> str:
-    """Return the name of the attention function that a configuration chooses, such as ``sdpa``."""
     return str(config._attn_implementation)
 
 
@@ -87,7 +86,6 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
 
 @contextlib.contextmanager
 def use_kernel(config: Any, name: str) -> Iterator[None]:
-    """Within the block, a configuration chooses the attention function ``name``."""
     before = config._attn_implementation
     try:
         config._attn_implementation = name
@@ -148,6 +146,5 @@ def name_in_plain_model(path: str) -> str:
 
 
 def register_hook_point(bridge: TransformerBridge, point: HookPoint) -> None:
-    """Register a named hook point with a bridge, so that the bridge finds it by name."""
     assert point.name is not None  # it was named
     bridge._hook_registry[point.name] = point

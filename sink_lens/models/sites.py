@@ -295,7 +295,6 @@ def unknown_site_error(name: str) -> SiteError:
 
 
 def differing_sizes_error(site: str, *, axis: str) -> InputError:
-    """Return the error for a site whose layers differ in the size of an axis (``head``), of which some are chosen."""
     return InputError(
         f"layers differ in the number of {axis}s of {site!r}; need them named, and layers that have them"
     )
@@ -331,7 +330,6 @@ def site_of(name: str, *, family: Family) -> Site:
 
 
 def sites_of(family: Family) -> tuple[str, ...]:
-    """Return the names of the sites that a family has."""
     return tuple(
         name for name, site in SITES.items() if site.observed or site.address(family) is not None
     )

@@ -389,7 +389,6 @@ def attention_constants(lens: LensModel, *, layer: int) -> AttentionConstants:
 
 
 def final_norm(lens: LensModel) -> Norm:
-    """Return the norm before the unembedding."""
     return _read_norm(lens.plain.get_submodule(lens.family.final_norm), lens, width=lens.d_model)
 
 

@@ -24,7 +24,6 @@ def result_html(
 
 
 def draw_result_page(run: Run | None, path: str | Path | None) -> Path:
-    """Draw the page of a run at a path, by default in the run's folder unless that is temporary; return the path."""
     if run is None or (path is None and run.place is not None):
         raise InputError(
             "the run has no folder of its own; need a name for the page: report('page.html')"
@@ -33,14 +32,8 @@ def draw_result_page(run: Run | None, path: str | Path | None) -> Path:
 
 
 def draw_first_figure(run: Run) -> Any:
-    """Draw the first figure of a run's page."""
     return import_object(FRAME["first_figure"])(run)
 
 
 def draw_page(folder: Path) -> Path:
-    """Draw the page of a run and return the path of the page.
-
-    Raises:
-        RunError: the page cannot be written.
-    """
     return import_object(FRAME["page"])(folder)

@@ -283,7 +283,6 @@ def _lock_file(path: Path) -> int:
 
 
 def in_use_error(folder: Path) -> RunError:
-    """Return the error for a folder to which another process is writing."""
     return RunError(
         f"{folder} is in use by another process; need a folder that no other run is writing. Wait for that one, or "
         "choose another folder."

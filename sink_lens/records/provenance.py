@@ -26,7 +26,6 @@ CIRCUMSTANCE = ("versions", "device", "kernel")
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return the versions of ``python`` and of the packages that affect numbers; None if one is not installed."""
     found: dict[str, str | None] = {"python": python_version()}
     for package in ("torch", "transformers", "transformer-lens", "sink-lens"):
         try:

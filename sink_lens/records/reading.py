@@ -309,7 +309,6 @@ def read_run_json(folder: Path) -> dict[str, Any]:
 
 
 def read_raw_run_json(folder: Path) -> dict[str, Any]:
-    """Read run.json of a folder as it is, and check it."""
     path = folder / RUN_FILE
     check_file_name(path, what="the folder of a run")
     if not path.is_file():
@@ -371,7 +370,6 @@ def is_file_intact(path: Path, entry: Mapping[str, Any]) -> bool:
 
 
 def damaged_file_error(path: Path, error: Exception) -> RunError:
-    """Return the error for a file of a run that cannot be read because of ``error``."""
     return RunError(
         f"{path} cannot be read: it is damaged ({error}). Run again into another folder."
     )

@@ -80,11 +80,9 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     def folder(self, run: Path) -> Path:
-        """Return the path of this shard's folder inside the run's folder."""
         return run / f"shard-{self.number}-of-{self.count}"
 
     def done_sentence(self, run: Path) -> str:
-        """Return the sentence that this shard of a run is done, other shards are not, and a command lists them."""
         return f"shard {self} is done, others are not yet: sink-lens report {run} --status"
 
 
@@ -193,7 +191,6 @@ def _list_shards(run: Path) -> list[Shard]:
 
 
 def all_shards_finished(run: Path) -> bool:
-    """Check whether all shards of a run have a folder there and are finished."""
     found = _list_shards(run)
     done = [read_run_json(shard.folder(run))["status"] == "finished" for shard in found]
     return bool(found) and len(found) == found[0].count and all(done)

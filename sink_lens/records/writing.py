@@ -43,7 +43,6 @@ _TABLE_ENDINGS = ("", ".parquet", ".csv", ".safetensors")
 
 
 def goes_on_note(folder: Path) -> str:
-    """Return the note of an error that what a run had finished is in a folder, and how to go on with it."""
     return f"what is finished is in {folder}; the same call with out={str(folder)!r} goes on"
 
 
@@ -368,7 +367,6 @@ _PART = ".sink_lens"
 
 
 def part_path(path: Path) -> Path:
-    """Return the temporary name under which the file ``path`` is written before it gets its own."""
     return path.with_name(f".{path.name}{_PART}")
 
 
@@ -424,7 +422,6 @@ def _remove_page(folder: Path) -> None:
 
 
 def is_own_page(path: Path) -> bool:
-    """Check whether a file is a page that was drawn from a run."""
     if not is_regular_file(path):
         return False
     with path.open("rb") as file:
@@ -687,5 +684,4 @@ def _refuse_other_run(
 
 
 def utc_now_text() -> str:
-    """Return the time, as run.json has it."""
     return datetime.now(UTC).isoformat(timespec="seconds")

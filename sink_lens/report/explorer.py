@@ -69,7 +69,6 @@ class Explorer:
 
 
 def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a faithfulness curve as dicts of plain values, for the graph's JSON."""
     return [{name: _json_cell(row[name]) for name in CURVE} for row in curve.to_dict("records")]
 
 
@@ -183,7 +182,6 @@ def edge_graph(
 
 
 def answer_fields(prompt: str, answer: Any, probability: Any) -> dict[str, Any]:
-    """Return what a graph says of its first prompt and the answer to it; {} if the answer is not known."""
     if not isinstance(answer, str) or not answer:
         return {}
     return {
@@ -208,7 +206,6 @@ def _json_cell(value: Any) -> Any:
 
 
 def explorer_script(graphs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the JavaScript that shows graphs (Neuronpedia's JSON) on a page, with D3 and the explorer in it."""
     texts = [json.dumps(plain_json(graph), separators=(",", ":")) for graph in graphs]
     packed = [base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode() for text in texts]
     then = f"await exploreCircuits({json.dumps(packed)});"
@@ -217,7 +214,6 @@ def explorer_script(graphs: Sequence[Mapping[str, Any]]) -> str:
 
 @cache
 def explorer_javascript() -> str:
-    """Return the JavaScript of D3 and of the explorer, which defines the function ``exploreCircuits``."""
     return "\n".join(
         (_HERE / name).read_text(encoding="utf-8") for name in ("vendor/d3.min.js", "explorer.js")
     )

@@ -78,7 +78,6 @@ def save_figures(
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """Refuse a file format that no figure is written in."""
     for form in formats:
         if form not in FORMATS:
             raise InputError(

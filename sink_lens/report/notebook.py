@@ -68,7 +68,6 @@ def table_html(frame: pd.DataFrame, headings: Headings | None = None, *, most: i
 
 
 def facts_html(values: Mapping[str, Any]) -> str:
-    """Return a mapping as an HTML table, one name and value per row."""
     style = f"{CELL} text-align: left"
     rows = [
         f"<th style='{style}'>{_text_html(name)}</th><td style='{style}'>{_text_html(as_text(value))}</td>"

@@ -27,7 +27,6 @@ _ENDINGS = (".html", ".htm")
 
 @cache
 def template_environment(folder: Path = Path(__file__).parent) -> jinja2.Environment:
-    """Return the Jinja environment of the templates in a folder; by default those of all pages."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,

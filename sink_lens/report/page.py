@@ -99,7 +99,6 @@ def ci_texts(
     *,
     shown: Callable[[Any], str] = as_text,
 ) -> list[str]:
-    """Return each row's interval as a text such as "[0.1, 0.3]"; "" if the column ``low`` or ``high`` is undefined."""
     return [
         interval_text(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)
     ]
@@ -131,12 +130,10 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 
 def run_label(run: Run) -> str:
-    """Return the words that name a run in an error: its folder and its kind."""
     return f"{run.folder} is a run of {safe_line(run.kind)}"
 
 
 def table_reader(name: str) -> Callable[[Run], pd.DataFrame]:
-    """Return a function that reads the table ``name`` of a run, for a figure's CSV."""
     return lambda run: run.need(name, columns=())
 
 
@@ -160,7 +157,6 @@ class Drawn:
 def paper_figure(
     circuit: Callable[[Run], "Drawable"], *, data: Callable[[Run], pd.DataFrame]
 ) -> Drawn:
-    """Return the figure of a run's circuit in the style of a paper; it needs no caption, since no page shows it."""
     about: dict[str, Any] = {"data": data, "title": "The circuit for a paper", "on_page": False}
     return Drawn(
         key="circuit-paper", make=lambda run: ("", cast("Any", circuit(run)).draw("paper")), **about
@@ -182,7 +178,6 @@ class Listed:
 
 
 def has_table(name: str) -> Callable[[Run], bool]:
-    """Return a function that checks whether a run has the table ``name``."""
     return lambda run: name in run.tables
 
 

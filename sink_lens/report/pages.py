@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def page_of_kind(kind: str) -> Page | None:
-    """Return the page of a kind of run, such as ``trace``; None if no kind has this name."""
     found = all_kinds().get(kind)
     return import_object(found.page) if found else None
 
@@ -51,11 +50,6 @@ def _whole_table(name: str, run: Run) -> tuple[str, PageTable]:
 
 
 def first_figure(run: Run) -> "Figure":
-    """Draw the first figure of a run's page that can be drawn.
-
-    Raises:
-        RunError: there is none.
-    """
     why = ""
     for drawn in page_of_run(run).figures:
         if is_on_page(run, drawn):

@@ -59,7 +59,6 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Check whether the runs differ in this row."""
         return any(cell.differs for cell in self.cells)
 
 
@@ -111,7 +110,6 @@ class RunsCompared:
 
     @property
     def settings_sentence(self) -> str:
-        """A sentence on the settings that differ between the runs; empty if none does."""
         apart = [
             row
             for row in self.provenance
@@ -138,7 +136,6 @@ class RunsCompared:
 
     @property
     def tables(self) -> tuple[Shown, ...]:
-        """The compared verdicts, summaries and provenance as CSV, to be copied."""
         found = []
         for key, rows in (
             ("verdicts", self.verdicts),
@@ -155,7 +152,6 @@ class RunsCompared:
 
 
 def compare_contents(parts: Sequence[Content]) -> RunsCompared:
-    """Compare the verdicts, summaries and provenance of runs; each of ``parts`` is the content of one run's page."""
     names = tuple(part.name for part in parts)
     if len(set(names)) < len(names):
         names = tuple(safe_line(part.run.folder.resolve().name) for part in parts)

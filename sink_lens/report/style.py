@@ -142,7 +142,6 @@ FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
 
 
 def new_figure(*, width: float = WIDTH, height: float = 2.9) -> Picture:
-    """Return an empty figure of this width and height in inches."""
     return Picture(figsize=(width, height), dpi=150, layout="constrained")
 
 
@@ -159,7 +158,6 @@ def panel(
 
 
 def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", grid: bool = True) -> Axes:
-    """Give axes their labels and the style of this library's figures; return the axes."""
     axes.set_xlabel(xlabel, fontsize=FONT, color=INK)
     axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
     axes.tick_params(which="both", labelsize=FONT - 0.5, color=QUIET, labelcolor=INK)
@@ -261,7 +259,6 @@ def _label_ticks(
 def add_colour_scale(
     figure: Figure, image: ScalarMappable, axes: Axes | list[Axes], *, label: str
 ) -> Axes:
-    """Add the colour scale of a heat map beside its axes, and return the axes of the scale."""
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
     bar.set_label(label, fontsize=FONT, color=INK)
     bar.ax.tick_params(labelsize=FONT - 0.5, color=QUIET, labelcolor=INK)

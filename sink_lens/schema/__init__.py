@@ -197,7 +197,6 @@ class Table:
 
 
 def table_of(kind: str, name: str) -> Table | None:
-    """Return the description of the table with this name in runs of a kind; None if there is none."""
     for table in tables_of(kind):
         start, star, end = table.name.partition("*")
         if name == table.name or (star and name.startswith(start) and name.endswith(end)):
@@ -206,7 +205,6 @@ def table_of(kind: str, name: str) -> Table | None:
 
 
 def column_names(kind: str, name: str) -> list[str]:
-    """Return the column names of the table with this name in runs of a kind, in order."""
     table = table_of(kind, name)
     assert table is not None, (kind, name)
     return [column.name for column in table.columns]
@@ -227,7 +225,6 @@ _NAME = re.compile(r"(\w+)(?:/(\w+))?(\??)")
 
 
 def tables_of(kind: str) -> tuple[Table, ...]:
-    """Return the descriptions of all tables of a kind of run; empty if there is no such kind."""
     return _read_tables(kind) if kind in all_kinds() else ()
 
 

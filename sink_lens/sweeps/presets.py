@@ -74,7 +74,6 @@ def isolation_sweep(settings: Mapping[str, Any], where: str) -> SweepConfig:
 
 
 def amplification_sweep(settings: Mapping[str, Any], where: str) -> SweepConfig:
-    """Make the sweep in which the variance of each target position's value averages is amplified; see the other."""
     asked = AmplifyOptions(**settings)
     return _sweep(asked, kind="amplify", factors=asked.factors, centres=asked.centres)
 

@@ -177,7 +177,6 @@ def effect_tables(
 
 
 def show_sweep(found: SweepResult) -> "Iterator[str | PageTable]":
-    """Yield what the command prints: the headline, and a table of the strongest cells of each metric."""
     from ..report.page import PageTable
 
     heads = ("edit", "effect", "95%", "controls", "above controls, 95%")
@@ -198,7 +197,6 @@ def show_sweep(found: SweepResult) -> "Iterator[str | PageTable]":
 
 
 def answer_of_sweep(found: SweepResult) -> dict[str, Any]:
-    """Return what ``--json`` prints: the headline, how many cells ran and failed, and each metric's strongest cells."""
     counts = {"failed": len(found.failed), "cells": len(found.frame["cell"].unique())}
     strongest = {
         metric: rows.to_dict("records") for metric, rows in _strongest_by_metric(found).items()
@@ -207,7 +205,6 @@ def answer_of_sweep(found: SweepResult) -> dict[str, Any]:
 
 
 def failed(found: SweepResult) -> bool:
-    """Return True if any cell could not be computed, for the exit code."""
     return len(found.failed) > 0
 
 

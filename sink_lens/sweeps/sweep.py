@@ -138,7 +138,6 @@ def sweep(
 
 
 def run_sweep(config: SweepConfig, *, out: Path | None, **how: Any) -> SweepResult:
-    """Run the command ``sweep``."""
     return sweep(
         config.model,
         config=config,

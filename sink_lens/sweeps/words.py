@@ -24,7 +24,6 @@ MARK = "†"
 
 
 def sweep_title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
-    """Return a sweep's title, from its table of cells: how many edits change the first metric, by ``least`` or more."""
     metrics = metric_names(frame)
     if not metrics:
         return f"A sweep of {plural(len(set(frame['cell'])), 'edit')}"
@@ -201,14 +200,12 @@ def few_sequences_note(frame: pd.DataFrame) -> str:
 
 
 def metric_names(frame: pd.DataFrame) -> list[str]:
-    """Return the names of the metrics in a sweep's table, in their order of first appearance."""
     return list(
         dict.fromkeys(one for one in frame["metric"].tolist() if isinstance(one, str) and one)
     )
 
 
 def n_failed_cells(frame: pd.DataFrame) -> int:
-    """Count the cells with an error in ``frame``, a sweep's table with a row for each cell and metric."""
     return len(set(frame["cell"].loc[frame["error"].notna()]))
 
 

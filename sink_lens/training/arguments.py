@@ -101,7 +101,6 @@ def choose_device(config: TrainConfig) -> str:
 
 @contextlib.contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Hide the messages and progress bars of transformers within the block."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -138,7 +138,6 @@ def _load_tokenizer(config: TrainConfig, *, source: str) -> PreTrainedTokenizerB
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
-    """Return the SHA-256 (hex) of a tokenizer's rules and vocabulary; None without a tokenizer."""
     if tokenizer is None:
         return None
     whole: Any = getattr(tokenizer, "backend_tokenizer", None)

@@ -284,7 +284,6 @@ def _dominance_and_rank_sentences(variants: Variants, measures: pd.DataFrame) ->
 def write_comparison(
     comparison: Comparison, folder: str | Path, *, overwrite: bool = False
 ) -> Path:
-    """Write a comparison into the run folder ``folder`` and return it; ``overwrite`` replaces the run that it holds."""
     variants = comparison.variants
     config = asdict(comparison.config) | {
         "group_by": list(variants.group_by),
@@ -429,13 +428,11 @@ def _course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
 def run_comparison(
     config: CompareConfig, *, out: str | Path | None, overwrite: bool, **_: Any
 ) -> Comparison | LogComparison:
-    """Compare the runs that a configuration names; write the result to ``out`` (None: ``runs/compare-DATE-TIME``)."""
     out = default_run_folder("compare") if out is None else out
     return compare(config.runs, config=config, out=out, overwrite=overwrite)
 
 
 def show_comparison(found: Comparison | LogComparison) -> "Iterator[RenderableType | PageTable]":
-    """Yield what the terminal shows of a comparison: sentences, final losses, and measures if sinks were compared."""
     from rich.text import Text
 
     from ..report.html import page_title

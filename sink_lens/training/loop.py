@@ -67,11 +67,9 @@ class Loop(Trainer):
         self.remove_callback(PrinterCallback)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the names of the model's parameters with weight decay: all but those in ``undecayed``."""
         return [name for name, _ in model.named_parameters() if name not in self.undecayed]
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
-        """Return the optimizer, AdamW or Muon with AdamW; the first call makes it for ``model`` (None: our model)."""
         if self.config.optimizer == "muon" and self.optimizer is None:
             own, config = cast("nn.Module", self.model if model is None else model), self.config
             how: dict[str, Any] = {
@@ -83,7 +81,6 @@ class Loop(Trainer):
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return the learning-rate schedule of ``optimizer``, a warm-up and a cosine over the configuration's steps."""
         own = self.optimizer if optimizer is None else optimizer
         self.lr_scheduler = LambdaLR(
             own, lambda step: self.config.learning_rate(step) / self.config.lr
@@ -91,7 +88,6 @@ class Loop(Trainer):
         return self.lr_scheduler
 
     def log_frame(self) -> pd.DataFrame:
-        """Return the log so far, one row per logged step."""
         rows: dict[int, dict[str, Any]] = {}
         for entry in cast("list[dict[str, Any]]", self.state.log_history):
             if "seconds" in entry:  # not the Trainer's summary at the end
@@ -169,7 +165,6 @@ class Steps(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: Any, control: Any, **named: Any
     ) -> None:
-        """Start the clock and the progress bar; in a new run, also evaluate and save step 0."""
         step = state.global_step
         self._begun = time.perf_counter() - (state.log_history[-1]["seconds"] if step else 0.0)
         if step:
@@ -183,7 +178,6 @@ class Steps(TrainerCallback):
             self.on_save(args, state, control)
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **named: Any) -> None:
-        """Tell the Trainer what is due."""
         step, config = state.global_step, self.config
         control.should_training_stop |= self.stopping
         control.should_evaluate = config.eval_every > 0 and (
@@ -225,7 +219,6 @@ class Steps(TrainerCallback):
             self.write_log()
 
     def write_log(self) -> None:
-        """Write the table ``log`` into the run folder, in the first process only."""
         if self.writer is not None and self.loop.state.log_history:
             self.writer.write_table("log", self.loop.log_frame())
         self._written = time.perf_counter()

@@ -43,7 +43,6 @@ def model_of(
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> None:
-    """Refuse a tokenizer with more ids than the model has embeddings (``vocab_size``)."""
     highest = max(len(tokenizer), *(number + 1 for number in tokenizer.get_vocab().values()))
     if highest > vocab_size:
         raise InputError(

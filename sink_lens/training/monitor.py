@@ -648,7 +648,6 @@ def _token_mask(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batc
 
 
 def check_monitor_options(**options: Any) -> None:
-    """Refuse monitor options that do not exist, have the wrong type or are out of range."""
     known = list(inspect.signature(SinkMonitor).parameters)[1:]
     if others := sorted(set(options) - set(known)):
         raise InputError(

@@ -45,7 +45,6 @@ class Rule:
     """With ``{step}``, ``{layers}``, ``{position}``, ``{value}``, ``{before}``; ``{threshold}`` is the sink score's."""
 
     def median(self, earlier: Sequence[float]) -> float:
-        """Return the median of the ``earlier`` readings: of the last ``window``, or of all if ``window`` is None."""
         return median(earlier if self.window is None else earlier[-self.window :])
 
 
@@ -117,7 +116,6 @@ class Alarms:
     """The strongest position, if the last reading's number exceeded there what a rule allows."""
 
     def add_reading(self, reading: Reading, *, step: int) -> list[Alarm]:
-        """Add a step's reading to the sums of all rules, and return the alarms that it raises."""
         found = []
         position = (
             None

@@ -34,7 +34,6 @@ class Documents:
         return self.segment.shape[0]
 
     def to(self, device: torch.device) -> "Documents":
-        """Return the same documents with their tensors on ``device``."""
         return Documents(
             **{name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__}
         )
@@ -42,13 +41,11 @@ class Documents:
     def split_states(
         self, h: Float[Tensor, "batch packed ..."]
     ) -> Float[Tensor, "document position ..."]:
-        """Rearrange the stream ``h`` of packed rows so that each document has a row of its own."""
         return h[self.row[:, None], self.position]
 
     def split_heads(
         self, by_head: Float[Tensor, "batch head packed ..."]
     ) -> Float[Tensor, "document head position ..."]:
-        """Rearrange queries, keys or sink logits of packed rows so that each document has a row of its own."""
         return self.split_states(by_head.transpose(1, 2)).transpose(1, 2)
 
     def split_mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:

@@ -249,7 +249,6 @@ class KeySums:
         return {key: one for key, one in self.added.items() if "by_key" in key[0]}
 
     def gather(self, earlier: Mapping[tuple[str, int], Tensor]) -> None:
-        """Add the totals by key of an earlier step."""
         for key, one in earlier.items():
             own, other = self.added[key], one.to(self.added[key].device)
             length = max(own.shape[-1], other.shape[-1])

@@ -43,14 +43,12 @@ class Readings:
         self._held: list[tuple[int, tuple[tuple[str, int | None], ...], array[float]]] = []
 
     def add(self, step: int, reading: Reading, alarms: Sequence[Alarm]) -> None:
-        """Store the reading of a step in memory; alarms are not stored here."""
         names = tuple(reading)
         self._held.append(
             (step, self._names.setdefault(names, names), array("d", reading.values()))
         )
 
     def frame(self) -> pd.DataFrame:
-        """Return all readings as a table, as ``SinkMonitor.frame`` does."""
         rows = [
             (step, key, layer, value, KEYS[key].unit)
             for step, names, values in self._held
@@ -128,7 +126,6 @@ class ReadingLog:
         )
 
     def read_before(self, step: int) -> Iterator[tuple[int, Reading]]:
-        """Yield (step, reading) for all readings in the log of steps before ``step``."""
         for line in read_log_lines(self._log.path):
             if line.at < step:
                 reading = {
@@ -165,7 +162,6 @@ class ReadingLog:
             self._log.append(step, tables)
 
     def frame(self) -> pd.DataFrame:
-        """Return all readings as a table, including those from before the training was continued."""
         return read_log(self._log.path)["monitor"]
 
     def close(self, error: BaseException | None, *, finished: bool) -> None:

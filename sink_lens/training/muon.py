@@ -50,18 +50,15 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._join_groups()
 
     def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
-        """Update the layers' matrices by Muon and all other parameters by AdamW; return the closure's loss, if any."""
         loss = None if closure is None else closure()
         for part in self._parts:
             part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"parts": [state of Muon, state of AdamW]}``."""
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that ``state_dict`` returned."""
         for part, state in zip(self._parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
             self.state.update(part.state)

@@ -120,7 +120,6 @@ def time_training_step(config: TrainConfig) -> tuple[float, int, str]:
 
 
 def count_parameters(config: TrainConfig) -> tuple[int, int]:
-    """Return (number of parameters of a configuration's model, number of parameters without weight decay)."""
     heads, kv_heads = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
     norm = config.d_model if config.norm == "rms" else 1
     gates = {"gate_elementwise": heads, "gate_headwise": config.n_heads}.get(config.attention, 0)

@@ -173,7 +173,6 @@ class PrefixMemory(nn.Module):
     def forward(
         self, query: Float[Tensor, "batch position head d_head"]
     ) -> Float[Tensor, "batch position head d_head"]:
-        """Compute phi(q) M for the queries ``query``, to be added to the heads' outputs."""
         return prefix_output(query.to(self.matrices[0].dtype), *self.matrices, phi=self.phi)
 
     def attach(self, attention: nn.Module) -> list[Any]:

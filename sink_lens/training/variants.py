@@ -40,17 +40,14 @@ class Variants:
 
     @property
     def baseline(self) -> str:
-        """Name of the variant that the other variants are compared with."""
         return next(iter(self.runs))
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Names of all variants but the baseline."""
         return tuple(self.runs)[1:]
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds of the runs, ascending; every variant has the same."""
         return tuple(self.runs[self.baseline])
 
 

@@ -167,7 +167,6 @@ def _agreement_figure(run: Run) -> tuple[str, Figure]:
 
 
 def relation_text(a: dict[Any, Any], b: dict[Any, Any]) -> str:
-    """Return in words whether two models share variant and seed, such as "two variants, one seed"."""
     variants = "one variant" if a["variant"] == b["variant"] else "two variants"
     if seeds_differ(a, b):
         return f"{variants}, two seeds"
@@ -347,7 +346,6 @@ CONTRACTION = Page(
 
 
 def show_contraction(found: Result) -> Iterator[str | PageTable]:
-    """Yield the terminal output of a survey of contraction: a table with a row per variant or checkpoint."""
     title = "cosine between sequences: before layer 0, gained, by MLPs; between positions: gained, by attention"
     columns = {
         "inter_floor": "floor",

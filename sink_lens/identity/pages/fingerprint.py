@@ -273,7 +273,6 @@ FINGERPRINT = Page(
 
 
 def show_fingerprint(found: Any) -> Iterator[str | PageTable]:
-    """Yield the terminal output of a comparison: a table of pairs, the largest tau_bar first, and its sentences."""
     names, _ = short_names(found.tables["models"]["model"].tolist())
     pairs, decides = (
         _rename_models(found.frame, names).sort_values("tau_bar", ascending=False),

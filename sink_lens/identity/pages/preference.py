@@ -201,7 +201,6 @@ PREFERENCE = Page(
 
 
 def show_preference(found: Result) -> Iterator[str | PageTable]:
-    """Yield the terminal output of a survey of preference: a table with a row per variant or checkpoint."""
     title = (
         "top token relative to chance; tokens that cover 80%; largest mean probability × vocabulary"
     )

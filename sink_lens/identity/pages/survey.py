@@ -33,7 +33,6 @@ _WORDS = {"attention=False": "no attention", "mlp=False": "no MLP", "gated=False
 
 
 def variant_names(table: pd.DataFrame) -> list[str]:
-    """Return the names of the variants in order of appearance, at most ``MOST_VARIANTS``."""
     return [str(variant) for variant in dict.fromkeys(table["variant"].tolist())][:MOST_VARIANTS]
 
 
@@ -51,7 +50,6 @@ def legend_name(variant: str, *, among: Sequence[str]) -> str:
 
 
 def line_styles(variants: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return variant -> colour, marker and line style, as arguments of matplotlib's ``plot``."""
     return {
         variant: {
             "color": COLOURS[index % len(COLOURS)],
@@ -161,7 +159,6 @@ def _mean_with_half_width(row: dict) -> str:
 
 
 def unnamed_variants_sentence(variants: Sequence[str]) -> list[str]:
-    """Return a sentence with the number of variants beyond the first ``MOST_NAMED``; an empty list if none."""
     rest = len(variants) - MOST_NAMED
     return (
         [f"{plural(rest, 'more variant')}: see the figures and tables below."] if rest > 0 else []
@@ -169,7 +166,6 @@ def unnamed_variants_sentence(variants: Sequence[str]) -> list[str]:
 
 
 def read_variants_and_models(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read from a run the table of variants and the table of models (``summary``)."""
     return run.need("variants", columns=VARIANTS), run.need("summary", columns=SUMMARY)
 
 
@@ -198,7 +194,6 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
 
 
 def find_mean_row(variants: pd.DataFrame, variant: str, measure: str) -> dict[Any, Any]:
-    """Return the row of the table ``variants`` for a variant and a measure; an empty dict if there is no row."""
     rows = variants.loc[
         (variants["variant"] == variant) & (variants["measure"] == measure)
     ].to_dict("records")
@@ -206,7 +201,6 @@ def find_mean_row(variants: pd.DataFrame, variant: str, measure: str) -> dict[An
 
 
 def mean_text(row: Mapping[Any, Any]) -> str:
-    """Return the mean of a row of the table ``variants`` and its interval, as text; "not measured" for no row."""
     if not row:
         return "not measured"
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
@@ -218,7 +212,6 @@ def mean_text(row: Mapping[Any, Any]) -> str:
 
 
 def shorten_model_names(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with its model names shortened to the parts that differ between variants."""
     among = list(dict.fromkeys(frame["variant"].tolist()))
     pairs = zip(frame["model"].tolist(), frame["variant"].tolist(), strict=True)
     names = [
@@ -228,7 +221,6 @@ def shorten_model_names(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def shared_settings_sentence(variants: Sequence[str]) -> list[str]:
-    """Return a sentence that names the settings that all variants share; an empty list if there are none."""
     parts = [variant.split(",") for variant in dict.fromkeys(variants)]
     shared = (
         [part for part in parts[0] if all(part in other for other in parts)]
@@ -254,7 +246,6 @@ def seeds_differ(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
 
 
 def figure_over_seeds(key: str, *, title: str, see: str, measures: Measures) -> Drawn:
-    """Make the figure ``key`` of ``measures`` over seeds, for runs that have variants; ``see`` is its caption."""
     data = partial(_select_measures, measures=measures)
     return Drawn(
         key=key,
@@ -266,7 +257,6 @@ def figure_over_seeds(key: str, *, title: str, see: str, measures: Measures) -> 
 
 
 def figure_along_training(key: str, *, see: str, measures: Measures) -> Drawn:
-    """Make the figure ``key`` of ``measures`` by step, for runs that have checkpoints; ``see`` is its caption."""
     return Drawn(
         key=key,
         title="Along training",
@@ -286,10 +276,6 @@ VARIANTS_LISTED = Listed(
 def show_survey(
     found: Result, *, title: str, measures: Mapping[str, str]
 ) -> Iterator[str | PageTable]:
-    """Yield the terminal output of a survey: a row per variant with its interval over seeds, a row per checkpoint.
-
-    ``measures``: measure -> heading of its column.
-    """
     variants, summary = found.tables["variants"], found.tables["summary"]
     yield found.headline
     yield f"{title} (± 95% over seeds)"
@@ -309,5 +295,4 @@ def show_survey(
 
 
 def answer_of_survey(found: Result) -> dict[str, pd.DataFrame]:
-    """Return the ``--json`` answer of a survey: its tables ``variants`` and ``summary``."""
     return {name: found.tables[name] for name in ("variants", "summary")}

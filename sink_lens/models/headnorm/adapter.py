@@ -42,7 +42,6 @@ class QueryBridge(LinearBridge):
     given: Tensor | None = None
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Project the input as the stock bridge does, and keep input and output."""
         self.seen = input
         self.given = super().forward(input, *args, **kwargs)
         return self.given
@@ -58,7 +57,6 @@ class HeadOutputBridge(GeneralizedComponent):
         gate: Tensor | None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Run the input hook, then norm, scale and gate ``z_raw`` (see ``HeadOutput``), then run the output hook."""
         assert self.original_component is not None
         return self.hook_out(self.original_component(self.hook_in(z_raw), norm, gate, positions))
 
@@ -74,7 +72,6 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
     _positions: Tensor | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the attention; keep the position ids for the variant that scales the heads' output by position."""
         self._positions = self._attention.scaling_positions(kwargs.get("position_ids"))
         return super().forward(*args, **kwargs)
 

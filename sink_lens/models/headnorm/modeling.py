@@ -122,7 +122,6 @@ class HeadNormAttention(LlamaAttention):
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
-        """Run Llama's attention, with ``head_out`` before W_O; return output and pattern, which is None from SDPA."""
         positions = self.scaling_positions(position_ids)
         by_head = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(by_head)
@@ -350,7 +349,6 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Initialise the weights that were not loaded; gains of the heads' norm come last, as they depend on others."""
         begun = all(was_loaded(norm) for norm in self._norms())
         super().initialize_weights()
         if not begun:
@@ -382,7 +380,6 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
     @torch.no_grad()
     def mean_gains(self) -> list[float]:
-        """Return the mean gain of the heads' norm in each layer; an empty list if the model has no such norm."""
         return [norm.gain.float().mean().item() for norm in self._norms()]
 
     def _norms(self) -> list[HeadNorm]:

@@ -50,13 +50,11 @@ class HeadNorm(nn.Module):
         return head_norm(z, self.gain, eps=self.eps)
 
     def extra_repr(self) -> str:
-        """Return what the module's text shows: heads, size of a head and eps."""
         heads = "shared gain" if self.gain.ndim == 1 else f"n_heads={len(self.gain)}"
         return f"d_head={self.gain.shape[-1]}, {heads}, eps={self.eps:g}"
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the gain to 1."""
         self.gain.fill_(1.0)
 
     @torch.no_grad()

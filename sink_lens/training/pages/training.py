@@ -613,7 +613,6 @@ def _final_table(run: Run) -> tuple[str, PageTable]:
 
 
 def final_loss_table(table: pd.DataFrame) -> PageTable:
-    """Return a page's table of final losses: differences to the baseline, and tokens to reach the baseline's loss."""
     heads = {
         "curve": "curve",
         "variant": "variant",
@@ -636,7 +635,6 @@ _MEASURES = {
 
 
 def variant_measure_table(table: pd.DataFrame) -> PageTable:
-    """Return a page's table with a row per measure and a column per variant, with means over seeds and intervals."""
     cells: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
         level = row["threshold"]
