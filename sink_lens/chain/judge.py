@@ -5,11 +5,11 @@
 2. *Present*: yes if the interval lies over the floor and over every null; no if it lies under the floor or under a
    null, or if what it would be measured on is not there; not applicable if what the link starts from is not there; not
    asked in a hybrid that has no layer to ask it in.
-3. *Necessary or sufficient*: compare the share of the sink that the link's intervention removes (or makes),
-   (A - A_edited) / A, with a floor and with the largest of its controls; *in part* if its interval is over the controls
-   and under the floor.
-4. *Carries*: the same where what the link leads to is mean ablated, or of the first link moved to the ordinary distance
-   from the mean.
+3. *Necessary or sufficient*: take the share of the sink that the link's intervention removes, (A - A_edited) / A, or
+   makes. Yes if its interval is over a floor and over the largest control; no if it is under ``LEAST_SHARE`` or under a
+   control; *in part* between. Undecided where the sink is weak, or the edit takes the model off its distribution.
+4. *Carries*: the same, with a floor of its own (``ANOTHER_PATH``), where what the link leads to is mean ablated; for
+   the first link, where the value average is moved to the ordinary distance from the mean.
 5. Without a sink steps 3 and 4 are not applicable, and what was measured is still there. Without interventions they are
    not tested, and the verdict is *present, not tested* or *absent*: a link holds only where an intervention says so.
 6. Look the three answers up in ``DERIVED``. No link is failed because another one is absent.
@@ -17,9 +17,9 @@
    function. If it fails or has no source, ask the same of the directions that the token has (``Link.own_direction``).
    If they hold, or hold in part, the link is *not in this basis*.
 
-Each answer is decided by an interval that lies wholly on one side of its bars, so that more sequences decide what was
-undecided, and turn no verdict over. The links are those of arXiv 2605.06611; the rules are ours, and their error rates
-are in ``docs/zoo.md``.
+An answer is yes, no or in part only by an interval that lies wholly on one side of its bars, so that more sequences
+decide, and turn no verdict over. The links are those of arXiv 2605.06611; the rules are ours, and their error rates are
+in ``docs/zoo.md``.
 """
 
 import math
@@ -205,7 +205,7 @@ def link_table(
     The random-init baseline's value of a statistic (``link_statistic_values``) is a null with a row of its own. So is
     the share of the sink that the link's intervention makes or removes (``intervention_share``). ``measured`` is the
     verdict by the primary statistic alone, ``intervened`` that by the intervention, ``verdict`` that by both; each is
-    the same on all rows of a link, and not applicable without a sink. ``floors`` says whether the user moved a floor or
+    the same on all rows of a link. ``floors`` says whether the user moved a floor or
     threshold: the error rates of the verdicts were measured with the defaults.
 
     Args:

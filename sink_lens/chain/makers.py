@@ -1,28 +1,32 @@
 """The makers of the sink: parts that write to its position, ranked by a screen and confirmed by ablating sets of them.
 
 A set S of parts removes the share (A - A_S) / mean A of the sink: A is the attention to the sink in a sequence, A_S the
-same with S ablated. The mean share over sequences less its standard error counts, since sequences may differ.
+same with S ablated. The mean share over sequences less its standard error counts, since sequences may differ. The
+search is our own.
 
 1. Rank neurons, heads, a hybrid's mixers and Gemma 4's inputs of a layer (each one part a layer), the token's
-   embedding, biases of the keys and learned sink logits of *all* layers by the largest of their screens (``screen``).
+   embedding, biases of the keys and learned sink logits of *all* layers by the largest magnitude of their screens
+   (``screen``). The embedding has no screen where others write the same as it: it is then in every set below if the
+   longest prefix (256 parts) removes half of the sink with it, and not without it.
 2. On the sequences that the screen saw, ablate prefixes of the ranking together, to find the shortest that removes
-   half, and four fifths, of the sink.
+   half, and four fifths, of the sink. If the longest removes less than half, the sets are empty.
 3. Thin each: leave out what can be left out while the share still goes. It is a small set, not the smallest, and holds
    the smaller one.
-4. *All makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way, and those of
-   the next parts that each remove clearly more with it.
-5. Parts upstream of it can make the sink as well: those before the last gap in the integrated effects, where one part
-   has at least ``GAP`` times the effect of the next, belong to them, kind by kind, if those of a kind remove a quarter
-   of the sink without that set; so does every one of the ``NEXT`` highest parts that alone removes that much.
-6. If no such set removes half, ablate the embedding alone and with each of them: it is no part of the screen where
-   others write the same, and either may be enough. The sets are then searched in the same way, and all hold it.
-7. A maker whose ablation, alone or with its like of the same layer, takes half of a later neuron's activation at the
-   sink position is *upstream* of that neuron: ablating the one or the other is the same cut. All others *write*.
-8. On other sequences, ablate every set beside random sets of the same size and layers, with the loss of each.
+4. *All makers* begin with a set that removes nearly all that the longest prefix removes, thinned in the same way, and
+   those of the next parts that each remove clearly more with it.
+5. Other parts can make the sink as well: those before the last gap in the integrated effects behind that set, where one
+   part has at least ``GAP`` times the effect of the next, belong to them, kind by kind, if those of a kind remove a
+   quarter of the sink without that set; so does every one of the ``NEXT`` highest parts that alone removes that much.
+6. A maker whose ablation, alone or with its like of the same layer, takes half of the activation of a later neuron
+   among the makers at the sink position is *upstream* of that neuron: ablating the one or the other is the same cut.
+   All others *write*.
+7. On other sequences, ablate every set beside random sets of the same size and layers, with the loss of each. Where a
+   layer has one such part, the random one is of another layer; an embedding has none.
 
 To ablate is to set a part to its mean over ordinary tokens at the sink position (``mean_ordinary``), a key's bias to 0
 at all keys, and a sink logit to nothing. In a model without a sink the makers of its massive activation are searched,
-or of its learned sink logits where it has them; the column ``target`` says which.
+or of its learned sink logits where it has them: each takes attention in its own head, so that all with an effect are
+the set, and 2 to 6 are left out. The column ``target`` says which.
 """
 
 import math
@@ -303,7 +307,7 @@ def _find_silenced_neurons(
     """Find the neurons that each maker makes fire: maker -> later makers that are neurons and silent without it.
 
     Makers of one kind and layer that silence nothing alone are also ablated together. ``alone`` is the share of the
-    sink that each maker removes alone; only the strongest are tried.
+    sink that each maker removes alone; only the strongest are tried alone, and only the strongest neurons are read.
     """
     writers = sorted(
         (part for part in makers if part.kind == "neuron"), key=lambda part: -alone.get(part, 0.0)
@@ -401,7 +405,10 @@ def _thin_out(
 def _parts_before_gap(
     ranking: pd.DataFrame, parts: Sequence[Maker], chosen: Sequence[Maker]
 ) -> list[Maker]:
-    """Return the ``parts`` before the last gap (``GAP``) in ``ranking``; [] if none is after all ``chosen`` parts."""
+    """Return the ``parts`` before the last gap (``GAP``) behind all ``chosen`` parts; [] if there is no gap.
+
+    If nothing is behind the chosen parts, these are all parts with an effect.
+    """
     effects = ranking["integrated"].to_numpy()
     order = [
         int(place)

@@ -5,15 +5,18 @@
 Here c_w is what writer w adds in this very run, and a_w what replaces it (``runs``). The readers of a layer read
 different streams, so that no run of the plain model has them all:
 
-1. Sum a_w over all writers before each place (attention, MLP or logits of a layer): the stream without any edge.
+1. Sum a_w over all writers, and the biases, before each place (attention, MLP or logits of a layer): the stream without
+   any edge.
 2. Run the bridge from the embedding on; keep the input's c - a.
-3. At each q, k, v and MLP input, compute every reader's own stream: the sum of step 1, plus c_w - a_w of its
-   chosen writers.
-4. Put the reader's norm and projection of it in the place of the value at its hook point.
+3. At each q, k, v, gate of the attention and MLP input, compute every reader's own stream: the sum of step 1, plus
+   c_w - a_w of its chosen writers.
+4. Put the reader's norm of it, and for attention the projection of that, in the place of the value at its hook point.
+   Neurons that are nodes of their own are computed each from its own stream.
 5. At z and at the MLP's output, keep this layer's writers' c - a for the readers behind.
-6. Do 3 and 4 for the last norm; read the metric.
+6. Do 3 for the logits, with the last norm; read the metric.
 
-With every edge chosen this is the clean run, with none the replaced one. (Conmy et al., arXiv 2304.14997.)
+With every edge chosen this is the clean run; with none, and pairs of prompts, the corrupted one. A run with a circuit's
+edges alone, the others patched, is that of Conmy et al., arXiv 2304.14997.
 """
 
 from collections.abc import Callable

@@ -8,9 +8,9 @@ positions are unembedded. Several cells share a forward (``layout``), also of se
 On a CPU several forwards run side by side (``threads``). A cell that can change nothing that is read is not run at all.
 
 The numbers are those of ``run_with`` for one cell at a time, within rounding: 1e-5 in float32. The passes run the
-bridge's blocks with Hugging Face's eager attention (``models.delegation``). ``trust`` compares some cells with the
-bridge on the user's machine before the others run, and says by how much they differ: 0 where they were equal to the
-last bit.
+bridge's blocks with an eager attention of our own inside Hugging Face's module (``layout``). ``trust`` compares some
+cells with the bridge on the user's machine before the others run, and says by how much they differ: 0 where they were
+equal to the last bit.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,11 +1,13 @@
 """A pass of the bridge's blocks under edits, over some layers and positions: what many cells repeat thousands of times.
 
 1. Lay the rows of several cells side by side, each from its own first position on (``layout``).
-2. Begin at the first layer, with the baseline's stream there; or, if it is layer 0, with the tokens.
+2. Begin at the first layer, with the stream that was kept there (the baseline's, or the cells' own of an earlier pass);
+   or, if there is none, with the tokens.
 3. Of this layer, take from the baseline what no edit of a cell changes: pattern, attention, neurons (``Known``).
 4. At each site's hook point, hand every cell its own ``[batch, position, ...]``: its edits, then its readers.
-5. Attend cell by cell, with Hugging Face's own attention (``models.delegation``); keys and values before a cell's first
-   position are the baseline's. A mixer (``mixers``) runs over whole sequences.
+5. Attend cell by cell: Hugging Face's module runs (``models.delegation``), with an eager attention of our own in it
+   (``layout``); keys and values before a cell's first position are the baseline's. A mixer (``mixers``) runs over whole
+   sequences.
 6. End behind the last attention where nothing else is read, else behind the last layer, or unembed the rows that are
    asked for.
 

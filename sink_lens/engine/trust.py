@@ -1,11 +1,13 @@
 """Compare some cells with the bridge on the user's machine before the others run, and say by how much they differ.
 
 1. Take a plan: forwards side by side (lanes), cells that share a forward (pack), later beginnings (cut).
-2. Run the baseline and two cells, early and late in the layers, by it on the longest sequence, and side by side on the
-   bridge. If a cell fails, try others alone, eight at most.
+2. Run the baseline and two cells, early and late in the layers, by it on the longest sequence (on all of the plan's, if
+   something reads the whole batch), and all three in one forward of the bridge. If a cell fails, try others alone,
+   eight at most; if all fail, go to the end of 4.
 3. If all metrics are within ``TOLERANCE``, take the plan.
 4. Else give up, in turn: lanes, later beginnings, shared forwards, ``partial_pass``; after each, go to 2. What is left
-   at last is one forward of the bridge per cell. In half precision every finite deviation is allowed.
+   at last is one forward of the bridge per cell. In half precision every finite deviation is allowed. If even the last
+   way is off, a warning says by how much.
 
 The deviation that was found is kept in the plan, and stands in the run's record.
 """
@@ -50,9 +52,9 @@ def make_accurate_engine(
 ) -> Engine:
     """Make the engine of ``plan`` if metrics of some cells are within ``TOLERANCE`` of the bridge's, else more careful.
 
-    If they are not, or if every cell that was tried failed, the plan's short cuts are given up in turn: forwards side
-    by side, later beginnings, shared forwards, the bridge's blocks with eager attention. The last resort is one
-    forward of the bridge per cell. No family promises a deviation of 0.
+    If they are not, the plan's short cuts are given up in turn: forwards side by side, later beginnings, shared
+    forwards, ``partial_pass``. The last resort is one forward of the bridge per cell, which is taken at once if every
+    cell that was tried failed. No family promises a deviation of 0.
     """
     lanes = make_lanes(lens, count=plan.lanes)
     plan = plan if lanes is not None else replace(plan, lanes=1)
@@ -202,4 +204,5 @@ def _allowed_deviation(lens: LensModel, largest: float) -> float:
     """
     # Half precision has no order of sums to keep to, so that any number is allowed and reported; a number that is
     # undefined on one way alone is an infinite deviation, and is not.
-    return TOLERANCE * max(1.0, largest) if lens.dtype == torch.float32 else sys.float_info.max
+    half = lens.dtype in (torch.float16, torch.bfloat16)
+    return sys.float_info.max if half else TOLERANCE * max(1.0, largest)

@@ -11,11 +11,11 @@
 5. Repeat x with the receiver set to r* and everything after it computed as usual. The metric of this run minus that of
    x is the effect; the normalised effect is its share of m(y) - m(x).
 
-The frozen outputs are what layers in between add to the stream (``attn_out``, ``mlp_out``, a mixer's), and those in
-the sender's and receiver's own layers that are computed after the sender and before the receiver. The sender's own
-sublayer is not frozen, because the sender reaches the stream through it. Norms are recomputed. With
-``freeze="attention"`` the MLPs in between are recomputed as well, as in Wang et al., where a path runs through residual
-connections and MLPs.
+The frozen outputs are what layers in between add to the stream (``attn_out``, ``mlp_out``, a mixer's, Gemma 4's inputs
+of a layer), and those in the sender's and receiver's own layers that are computed after the sender and before the
+receiver. The sender's own sublayer is not frozen, because the sender reaches the stream through it. Norms are
+recomputed. With ``freeze="attention"`` the MLPs in between, and only these, are recomputed as well, as in Wang et al.,
+where a path runs through residual connections and MLPs.
 
 Reference: Wang et al., arXiv 2211.00593, appendix B; Goldowsky-Dill et al., arXiv 2304.05969.
 """
@@ -81,7 +81,7 @@ class PathConfig:
     direction: Direction = "denoising"
     """As in ``patch``."""
     freeze: Frozen = "all"
-    """all freezes attention and MLPs between sender and receiver; attention lets MLPs pass on the change."""
+    """all freezes what every sublayer between sender and receiver writes; attention lets MLPs pass on the change."""
     bos: BosCondition = "auto"
     """First token of each text."""
 

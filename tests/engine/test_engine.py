@@ -254,6 +254,21 @@ def test_a_number_that_is_undefined_on_one_way_alone_is_not_trusted_in_half_prec
     assert found.deviation < 0.1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "path"),
+    [(torch.float64, "bridge"), (torch.float32, "bridge"), (torch.bfloat16, "blocks")],
+)
+def test_no_deviation_is_too_large_in_half_precision_alone(
+    tokens_of, engine_of, tamper, dtype, path
+):
+    lens, tokens = wrap(tiny("llama").to(dtype)), tokens_of()
+    cells = [cell_of_edits(scale("z", 2.0, layers=[1]))]
+    plan = engine_of(lens, tokens, cells, [sink_mass(0)]).plan
+    tamper(lambda one: replace(one, mass=one.mass + 0.25))
+    found = make_accurate_engine(lens, tokens, cells, [sink_mass(0)], plan=plan).plan
+    assert found.path == path
+
+
 @pytest.mark.parametrize(("off", "path"), [(3e-6, "blocks"), (1e-3, "bridge")])
 def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(
     tokens_of, engine_of, tamper, off, path
