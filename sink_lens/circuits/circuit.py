@@ -68,7 +68,6 @@ class Circuit:
     given: bool = False
     """It was given, so that no pair chose it and all judge it; ``rows`` choose the part that is drawn."""
     templates: tuple[str, ...] = field(repr=False)
-    """Template of each pair."""
     seed: int
 
     @property
@@ -217,19 +216,10 @@ class Circuit:
         with ``nodes``, circuits of whole nodes are judged too.
         """
         asked = CircuitConfig(sizes=tuple(sizes), choice=self.choice, random=random, nodes=nodes)
-        with tqdm(
-            total=asked.n_curve_circuits,
-            desc="curve",
-            unit="circuit",
-            disable=not progress,
-            leave=False,
-        ) as bar:
-            return compute_curve(
-                self.faithfulness_judge,
-                self.scores.values[self.halves[0]].mean(0),
-                asked=asked,
-                advance=bar.update,
-            )
+        judge, mean = self.faithfulness_judge, self.scores.values[self.halves[0]].mean(0)
+        look: dict[str, Any] = {"unit": "circuit", "disable": not progress, "leave": False}
+        with tqdm(total=asked.n_curve_circuits, desc="curve", **look) as bar:
+            return compute_curve(judge, mean, asked=asked, advance=bar.update)
 
     def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = True) -> ScoreCheck:
         """Compare the scores of ``edges`` sampled edges with their effects when each edge is really patched.
@@ -239,13 +229,8 @@ class Circuit:
 
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
         """
-        how: dict[str, Any] = {
-            "seed": self.seed,
-            "edges": edges,
-            "pairs": pairs,
-            "progress": progress,
-        }
-        return checks.check_edges(self.runs, self.scores, self.chosen, **how)
+        how: dict[str, Any] = {"edges": edges, "pairs": pairs, "progress": progress}
+        return checks.check_edges(self.runs, self.scores, self.chosen, seed=self.seed, **how)
 
     def check_nodes(self, *, pairs: int = 4, progress: bool = True) -> pd.DataFrame:
         """Compare a real patch of each node with its edges' scores, to find nodes whose effect the scores miss.

@@ -201,12 +201,17 @@ class _Request:
         )
 
     @property
-    def ablation_by_scores(self) -> Mapping[str, Ablation]:
-        found: dict[str, Ablation] = {"scores": self.config.used_ablation}
+    def sets_of_scores(self) -> Mapping[str, tuple[Ablation, dict[str, range]]]:
+        """Set of scores -> its ablation, and its files with their pairs: the run's own first, then the core's."""
+        ablations: dict[str, Ablation] = {"scores": self.config.used_ablation}
         if self.config.core:
             able = _CORE[1:] if self.config.task == "text" else _CORE
-            found |= {f"scores-{one}": one for one in able if one != self.config.used_ablation}
-        return found
+            ablations |= {f"scores-{one}": one for one in able if one != self.config.used_ablation}
+        groups = divide_pairs(self.task.clean.n_sequences)
+        return {
+            name: (one, {scores_file_name(name, rows): rows for rows in groups})
+            for name, one in ablations.items()
+        }
 
     def begin(self, writer: RunWriter) -> dict[str, int]:
         if writer.has(_BASELINE):
@@ -216,11 +221,7 @@ class _Request:
     def check_scores(self, folder: Path, names: Collection[str]) -> None:
         """Score one pair of some finished files of scores in a folder again; refuse the folder if scores differ."""
         chosen = sample_parts(list(names), most=MOST)
-        for name, ablation in self.ablation_by_scores.items():
-            files = {
-                scores_file_name(name, rows): rows
-                for rows in divide_pairs(self.task.clean.n_sequences)
-            }
+        for ablation, files in self.sets_of_scores.values():
             if held := {file: rows for file, rows in files.items() if file in chosen}:
                 check_score_files(self.make_runs(ablation), self.config, folder, held)
 
@@ -257,25 +258,19 @@ class _Request:
         return found
 
     def n_pairs_by_scores_file(self) -> dict[str, int]:
-        groups = divide_pairs(self.task.clean.n_sequences)
         return {
-            scores_file_name(name, rows): len(rows)
-            for name in self.ablation_by_scores
-            for rows in groups
+            file: len(rows)
+            for _, files in self.sets_of_scores.values()
+            for file, rows in files.items()
         }
 
     def score_pair_groups(
         self, writer: RunWriter, names: Collection[str], *, progress: bool
     ) -> None:
-        for name, ablation in self.ablation_by_scores.items():
-            if any(
-                scores_file_name(name, rows) in names
-                for rows in divide_pairs(self.task.clean.n_sequences)
-            ):
-                runs = self.make_runs(ablation, writer)
-                score_edges(
-                    runs, self.config, writer=writer, name=name, progress=progress, only=names
-                )
+        how: dict[str, Any] = {"writer": writer, "progress": progress, "only": names}
+        for name, (ablation, files) in self.sets_of_scores.items():
+            if not files.keys().isdisjoint(names):
+                score_edges(self.make_runs(ablation, writer), self.config, name=name, **how)
 
 
 def _make_request(
@@ -409,7 +404,7 @@ def _find_core(
     asked: _Request, circuit: Circuit, writer: RunWriter, progress: bool
 ) -> pd.DataFrame:
     others: dict[str, Circuit] = {}
-    for name, ablation in list(asked.ablation_by_scores.items())[1:]:
+    for name, (ablation, _) in list(asked.sets_of_scores.items())[1:]:
         runs = asked.make_runs(ablation)
         scores = score_edges(runs, asked.config, writer=writer, name=name, progress=progress)
         others[ablation] = replace(circuit, runs=runs, scores=scores).with_size(circuit.size)
@@ -461,20 +456,9 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
 def _choose_circuit(
     half: Circuit, curve: pd.DataFrame, *, config: CircuitConfig, given: SavedCircuit | None
 ) -> tuple[Circuit, str]:
-    """Choose the circuit of a run, and return it with the rule that chose it.
+    """Return the circuit of a run and the rule that chose it; ``none``: no size but all edges carries the metric.
 
-    Args:
-        half: a circuit whose edges were chosen on one half of the pairs.
-        curve: circuits of several sizes, judged on the other half.
-        config: says the number of edges, or a threshold, if they are known.
-        given: the circuit that is judged, where one was given.
-
-    Returns:
-        The circuit, and ``given``, ``asked``, ``threshold``, ``smallest`` (the smallest size that carries the metric,
-        see ``curve``) or ``none`` (no size but all edges does).
-
-    Raises:
-        InputError: none of its edges lies on a path from the input to the metric.
+    The edges of ``half`` were chosen on one half of the pairs; ``curve`` judges sizes on the other.
     """
     share = smallest_faithful_share(curve)
     if given is not None:

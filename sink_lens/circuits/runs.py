@@ -184,7 +184,6 @@ class Runs:
         )
 
     def metric_values(self, outcome: Outcome) -> Float[Tensor, " pair"]:
-        """Compute the metric of each pair from a pass's outcome; InputError if it is undefined or infinite in one."""
         found = evaluate(self.metric, outcome)
         if bool((bad := found.isnan()).any()):
             pair = outcome.indices[int(bad.nonzero()[0])]
@@ -266,14 +265,8 @@ class Runs:
         if self.ablation != "resample":
             ends[0] = self.replacements(rows, begin=0)[:, 0].to(ends[1].dtype).expand_as(ends[1])
         elif self.frozen is not None:
-            ends[0] = torch.cat(
-                [
-                    ends[0][:, : self.frozen],
-                    ends[1][:, [self.frozen]],
-                    ends[0][:, self.frozen + 1 :],
-                ],
-                1,
-            )
+            ends[0] = ends[0].clone()
+            ends[0][:, self.frozen] = ends[1][:, self.frozen]
         return ends[0], ends[1]
 
     def span_masks(self, rows: slice, *, begin: int) -> Float[Tensor, "span pair position"]:

@@ -237,13 +237,8 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
     reference = str(code).rpartition("--")[
         2
     ]  # "owner/name--file.Class" if the code is in another repository
-    classes = [
-        getattr(transformers, architecture, None)
-        for architecture in config.get("architectures") or ()
-    ]
-    if reference not in [
-        f"{one.__module__.rpartition('.')[2]}.{one.__name__}" for one in classes if one is not None
-    ]:
+    classes = [getattr(transformers, one) for one in named if hasattr(transformers, one)]
+    if reference not in [f"{one.__module__.rpartition('.')[2]}.{one.__name__}" for one in classes]:
         raise ModelError(
             f"{name} brings its own code for the model ({reference}), and remote code is never run; "
             "need an architecture that is part of transformers. Convert the checkpoint to one"
@@ -268,7 +263,6 @@ def _find_kernel_to_download(config: Any, *, depth: int = 0) -> str | None:
 
 
 def check_checkpoint_class(model: PreTrainedModel, *, config: PreTrainedConfig) -> None:
-    """Raise ModelError if the model's class is not one of the architectures that the checkpoint's ``config`` names."""
     named = config.architectures or []
     if named and type(model).__name__ not in named:
         raise ModelError(
@@ -447,26 +441,25 @@ def uneditable_sites(
         return frozenset(lacking)
     with switch_to_eval_mode(bridge), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
-        having = [layer for layer, block in enumerate(bridge.blocks) if "attn" in block._modules]
-        own_values: list[Any] = []
+        layers = [at for at, block in enumerate(bridge.blocks) if "attn" in block._modules]
+        points = [f"blocks.{at}.attn.hook_v" for at in layers]
         other_values: list[Any] = [
-            (f"blocks.{layer}.attn.hook_v", with_other_values) for layer in having
+            (point, with_other_values) for point in points if point in bridge.hook_dict
         ]
-        other_values = [one for one in other_values if one[0] in bridge.hook_dict]
-        found = {"pattern": attend_first_key, "scores": block_first_key}
-        for values in (own_values, other_values):
+        found = {
+            "pattern": ("hook_pattern", attend_first_key),
+            "scores": ("hook_attn_scores", block_first_key),
+        }
+        for values in ([], other_values):
             if not found:
                 break
             baseline = bridge.run_with_hooks(ids, fwd_hooks=values, use_cache=False)
-            for site, edit in list(found.items()):
-                hooks = [(f"blocks.{layer}.attn.{_HOOKS[site]}", edit) for layer in having]
-                edited = bridge.run_with_hooks(ids, fwd_hooks=[*values, *hooks], use_cache=False)
+            for site, (hook, edit) in list(found.items()):
+                hooks = [*values, *((f"blocks.{at}.attn.{hook}", edit) for at in layers)]
+                edited = bridge.run_with_hooks(ids, fwd_hooks=hooks, use_cache=False)
                 if not torch.equal(edited, baseline):
                     del found[site]
     return frozenset(found)
-
-
-_HOOKS = {"pattern": "hook_pattern", "scores": "hook_attn_scores"}
 
 
 def _plain_logits(plain: PreTrainedModel, ids: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ ADDED = ("attn_out", "mixer_out", "mlp_out", "per_layer_out")
 class Family:
     """Names and conventions of one decoder architecture. Paths are relative to the layer unless stated otherwise."""
 
-    architecture: str
+    architecture: str = field(kw_only=False)
     """Class name of the Hugging Face model."""
     layers: str = "model.layers"
     """Path of the decoder layers from the model."""

@@ -98,17 +98,8 @@ class LensModel:
 
     def has_differing_sizes(self, axes: str) -> bool:
         """Check whether layers differ in the size of one of these axes (``SITES[name].axes``)."""
-        if not self.family.own_sizes:
-            return False
-        return (
-            len(
-                {
-                    self.axis_sizes(axes, n_positions=1, layer=layer)
-                    for layer in range(self.n_layers)
-                }
-            )
-            > 1
-        )
+        layers = range(self.n_layers if self.family.own_sizes else 1)
+        return len({self.axis_sizes(axes, n_positions=1, layer=one) for one in layers}) > 1
 
     @property
     def d_mlp(self) -> int:
@@ -192,9 +183,8 @@ class LensModel:
 
     def layers_with(self, *sites: str) -> tuple[int, ...]:
         """Return the numbers of the layers that have all the sites (or observed activations) of these names."""
-        return tuple(
-            sorted(set(range(self.n_layers)).intersection(*map(self._layers_with_site, sites)))
-        )
+        having = set(range(self.n_layers)).intersection(*map(self._layers_with_site, sites))
+        return tuple(sorted(having))
 
     def _layers_with_site(self, site: str) -> tuple[int, ...]:
         if site == "mixer_out":
@@ -202,11 +192,7 @@ class LensModel:
         if site == "per_layer_out" and self.family.per_layer is None:
             return ()
         if self.family.shared_keys and site in ("k", "v"):
-            return tuple(
-                layer
-                for layer in range(self.n_layers)
-                if layer_of_keys(self.config, layer=layer) == layer
-            )
+            return self.key_layers(range(self.n_layers))
         return self.attention_layers if site in OF_ATTENTION else tuple(range(self.n_layers))
 
     def added_sites(self, layer: int) -> tuple[str, ...]:
