@@ -44,7 +44,6 @@ class Job:
     seed: int
 
     def make_engine(self, lens: LensModel, cells: Sequence[Cell] | None = None) -> Engine:
-        """Make the engine that computes the sweep on a loaded model; ``cells`` are made from ``what`` if None."""
         if cells is None:
             cells = cells_of(
                 self.what, lens, self.tokens, controls=self.controls, seed=self.seed

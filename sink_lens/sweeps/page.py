@@ -151,6 +151,7 @@ def _draw_points(
 
 
 _CELLS = ["cell", "kind", "site", "where", "metric", "effect", "ci_low", "ci_high", "error"]
+_CELLS += ["n", "n_controls", "control_effect", "over_low", "over_high", "corrected_p", "changed"]
 _EACH = 15
 
 
@@ -201,43 +202,23 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
             (~apart & hollow, QUIET, "no controls", 1),
         ):
             if which.any():
-                axes.hlines(
-                    y[which],
-                    low[which],
-                    high[which],
-                    color=colour,
-                    linewidth=1.2,
-                    alpha=0.8,
-                    zorder=order,
-                )
-                mark, size = (
-                    ("^" if order == 2 else "v" if order == 3 else "o"),
-                    22 if with_names else 8,
-                )
+                lines = axes.hlines(y[which], low[which], high[which], color=colour, zorder=order)
+                lines.set(linewidth=1.2, alpha=0.8)
                 inside = ["white" if one else colour for one in hollow[which]]
                 axes.scatter(
                     effect[which],
                     y[which],
                     edgecolors=colour,
                     facecolors=inside,
-                    s=size,
-                    marker=mark,
+                    s=22 if with_names else 8,
+                    marker={2: "^", 3: "v"}.get(order, "o"),
                     label=label,
                     zorder=order + 1,
                 )
-        if with_names and "control_effect" in part.columns:
-            control = part["control_effect"].to_numpy(float)
-            there = np.isfinite(control)
-            if there.any():
-                axes.scatter(
-                    control[there],
-                    y[there],
-                    marker="|",
-                    s=70,
-                    color=INK,
-                    label="mean of its controls",
-                    zorder=5,
-                )
+        control = part["control_effect"].to_numpy(float)
+        if with_names and np.isfinite(control).any():
+            label = "mean of its controls"
+            axes.scatter(control, y, marker="|", s=70, color=INK, label=label, zorder=5)
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_ylim(len(part) - 0.5, -0.5)
         if with_names:
@@ -359,29 +340,17 @@ def _strongest_cells_table(run: Run) -> tuple[str, PageTable]:
         rows = rows.sort_values(
             "metric", key=lambda column: column.map(metrics.index), kind="stable"
         )
+    marks = [MARK if 0 < n < FEW else "" for n in rows["n"]]
     for name, low, high in (("interval", "ci_low", "ci_high"), ("over", "over_low", "over_high")):
-        if {low, high} <= set(rows.columns):
-            marks = (
-                [MARK if 0 < n < FEW else "" for n in rows["n"]]
-                if "n" in rows.columns
-                else [""] * len(rows)
-            )
-            told = zip(ci_texts(rows, low, high), marks, strict=True)
-            rows = rows.assign(**{name: [text and f"{text}{mark}" for text, mark in told]})
-    heads = {
-        "metric": "metric",
+        told = zip(ci_texts(rows, low, high), marks, strict=True)
+        rows = rows.assign(**{name: [text and f"{text}{mark}" for text, mark in told]})
+    heads = {name: name for name in ("metric", "kind", "site", "where", "factor", "centre")} | {
         "kind": "edit",
-        "site": "site",
-        "where": "where",
-        "factor": "factor",
-    }
-    heads |= {
-        "centre": "centre",
         "effect": "effect",
         "interval": "95%",
         "control_effect": "controls",
+        "over": "effect above controls, 95%",
     }
-    heads |= {"over": "effect above controls, 95%"}
     heads = {
         name: head
         for name, head in heads.items()

@@ -58,11 +58,7 @@ def sweep_sentences(
             )
         if at == 0:
             rows = _rows_of_metric(frame, metric)
-            unsure = (
-                rows["corrected_p"].gt(SURE).to_numpy(bool)
-                if "corrected_p" in rows.columns
-                else False
-            )
+            unsure = rows["corrected_p"].gt(SURE).to_numpy(bool)
             if more := int((rows_beyond_chance(rows) & unsure).sum()):
                 said.append(
                     f"{plural(more, 'more interval')} {'excludes' if more == 1 else 'exclude'} 0."
@@ -71,18 +67,9 @@ def sweep_sentences(
                 _change_criterion_sentence(frame, least=least),
                 *_without_controls_sentences(rows),
             ]
-            said += (
-                [chance]
-                if (
-                    chance := by_chance_text(int(np.isfinite(rows["ci_low"].to_numpy(float)).sum()))
-                )
-                else []
-            )
-    idle = (
-        frame["error"].isna() & ~frame["changed"].astype(bool)
-        if "changed" in frame.columns
-        else frame["cell"].lt(0)
-    )
+            chance = by_chance_text(int(np.isfinite(rows["ci_low"].to_numpy(float)).sum()))
+            said += [chance] if chance else []
+    idle = frame["error"].isna() & ~frame["changed"].astype(bool)
     if still := len(set(frame.loc[idle, "cell"])):
         said.append(f"{plural(still, 'edit')} changed nothing that the metrics read.")
     said += [few] if (few := few_sequences_note(frame)) else []
@@ -143,21 +130,17 @@ def _change_text(row: Mapping[Any, Any]) -> str:
 
 
 def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
-    controls = "control_effect" in frame.columns and bool(frame["control_effect"].notna().any())
+    controls = bool(frame["control_effect"].notna().any())
     over = ", and if that of the change above random edits does too" if controls else ""
-    if (
-        controls
-        and "n_controls" in frame.columns
-        and bool((frame["n_controls"].fillna(0) > 1).any())
-    ):
+    if controls and bool((frame["n_controls"].fillna(0) > 1).any()):
         over += " and is at least one of their standard deviations"
     size = f", and the change is {_sds_text(frame, least)} or more" if least else ""
-    n = int(frame["n"].fillna(0).to_numpy(int).max(initial=0)) if "n" in frame.columns else 0
+    n = int(frame["n"].fillna(0).to_numpy(int).max(initial=0))
     of = f" over {plural(n, 'sequence')}" if n else ""
-    sure = (
-        f", and if chance makes the largest of all edits as large in at most {SURE:.0%} of sweeps"
+    return (
+        f"A change counts if its 95% interval{of} excludes 0{over}{size}, and if chance makes the largest of all edits "
+        f"as large in at most {SURE:.0%} of sweeps."
     )
-    return f"A change counts if its 95% interval{of} excludes 0{over}{size}{sure * ('corrected_p' in frame.columns)}."
 
 
 def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
@@ -176,11 +159,7 @@ def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
 
 def _sds_text(frame: pd.DataFrame, least: float) -> str:
     """Return the least effect in words, with what its standard deviation is of in ``frame``."""
-    counts = (
-        frame["n_controls"].fillna(0).to_numpy(float)
-        if "n_controls" in frame.columns
-        else np.zeros(1)
-    )
+    counts = frame["n_controls"].fillna(0).to_numpy(float)
     of = ["the effects of random edits"] * bool((counts > 1).any())
     of += ["the baseline over sequences" + " for edits without these" * len(of)] * (
         not (counts > 1).all()
@@ -190,13 +169,10 @@ def _sds_text(frame: pd.DataFrame, least: float) -> str:
 
 def few_sequences_note(frame: pd.DataFrame) -> str:
     """Return a sentence that warns of intervals over too few sequences; "" if the table ``frame`` has none."""
-    counts = frame["n"].dropna().to_numpy(float) if "n" in frame.columns else np.zeros(0)
-    counts = counts[(counts > 0) & (counts < FEW)]
-    return (
-        f"Intervals marked {MARK} are of fewer than {FEW} sequences ({counts.min():.0f})."
-        if len(counts)
-        else ""
-    )
+    counts = frame.loc[frame["n"].gt(0) & frame["n"].lt(FEW), "n"]
+    if counts.empty:
+        return ""
+    return f"Intervals marked {MARK} are of fewer than {FEW} sequences ({counts.min():.0f})."
 
 
 def metric_names(frame: pd.DataFrame) -> list[str]:
