@@ -126,7 +126,6 @@ class RunWriter:
         return self.write_bytes(f"{name}.safetensors", safetensors.numpy.save(contiguous))
 
     def write_findings(self, sentences: Iterable[str], *, notes: Iterable[str]) -> Path:
-        """Write ``findings.txt``: a line for each sentence, then one for each note."""
         said = [*sentences, *(f"note: {note}" for note in notes)]
         return self.write_text("findings.txt", "\n".join(said) + "\n")
 
@@ -269,12 +268,7 @@ class RunWriter:
             return
         if earlier["status"] != "finished":
             _remove_page(self.folder)  # of what is not finished
-        for name, entry in earlier["files"].items():
-            part = part_path(self.folder / name)
-            if is_regular_file(part) and is_file_intact(
-                part, entry
-            ):  # killed between the record and the file's name
-                part.replace(self.folder / name)
+        _name_listed_files(self.folder, earlier["files"])
         for name in written:
             part_path(self.folder / name).unlink(missing_ok=True)
         left = earlier.get("removes", {}).items()
@@ -451,6 +445,14 @@ def _remove_intact_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -
             path.unlink()
 
 
+def _name_listed_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give the files that run.json lists their names, which a process that was killed had not given yet."""
+    for name, entry in files.items():
+        part = part_path(folder / name)
+        if is_regular_file(part) and is_file_intact(part, entry):
+            part.replace(folder / name)
+
+
 def _json_bytes(record: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)}\n".encode()
 
@@ -508,23 +510,19 @@ def create_run(
         "written": [],
     }
     made = [path for path in (folder, *folder.parents) if not path.exists()]
+    lock: FileLock | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_other_files(folder)
         lock = lock_of_folder(folder, patience=patience)
         lock.acquire()
+        writer = RunWriter(folder, record=record, lock=lock, made=made, recomputes=recomputes)
+        writer._begin_record(overwrite=overwrite, reopen=reopen)
     except Timeout:
         raise in_use_error(folder) from None
-    except OSError as error:
-        _remove_empty_folders(made)
-        raise RunError(
-            f"{folder} cannot be written ({error.strerror}). Choose another folder."
-        ) from error
-    writer = RunWriter(folder, record=record, lock=lock, made=made, recomputes=recomputes)
-    try:
-        writer._begin_record(overwrite=overwrite, reopen=reopen)
     except BaseException as error:  # Ctrl-C too
-        _release_and_remove_lock(lock)
+        if lock is not None and lock.is_locked:
+            _release_and_remove_lock(lock)
         _remove_empty_folders(made)
         if isinstance(error, OSError):
             raise RunError(
@@ -547,7 +545,7 @@ def check_folder_free(folder: str | os.PathLike[str] | None, *, overwrite: bool)
     refuse_tilde(folder, what="the folder of the run")
     there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     if there.is_file():
-        raise RunError(f"{there} is a file; need a folder for the run. Choose another name.")
+        raise RunError(f"{there} is a file; need a folder for the run.")
     if folder.is_dir():
         _refuse_other_files(folder)
     if overwrite or not (folder / RUN_FILE).is_file():
@@ -585,12 +583,7 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
         ) from error
     try:
         record = read_run_json(folder)
-        for name, entry in record[
-            "files"
-        ].items():  # a process was killed before the file that it listed had its name
-            part = part_path(folder / name)
-            if is_regular_file(part) and is_file_intact(part, entry):
-                part.replace(folder / name)
+        _name_listed_files(folder, record["files"])
     except BaseException:
         _release_and_remove_lock(lock)
         raise
@@ -620,9 +613,7 @@ def refuse_file_of_run(path: Path, *, replaceable: Collection[str]) -> None:
         if str(target.relative_to(folder)) in own or (
             target.is_file() and target.suffix.lower() not in replaceable
         ):
-            raise InputError(
-                f"{path} belongs to the run in {folder}; need a file of its own. Choose another name."
-            )
+            raise InputError(f"{path} belongs to the run in {folder}; need a file of its own.")
 
 
 def _remove_empty_folders(folders: Sequence[Path]) -> None:
@@ -644,7 +635,7 @@ def _refuse_other_files(folder: Path) -> None:
         some = ", ".join(held[:3]) + (", ..." if held[3:] else "")
         raise RunError(
             f"{folder} holds files and no {RUN_FILE} ({some}); need an empty folder, a new one or an "
-            "unfinished run. Choose another."
+            "unfinished run."
         )
 
 
