@@ -141,7 +141,6 @@ class Sizes:
         return None if self.files is None else read_tokenizer(self.files)
 
     def prompt_ids(self, prompts: Sequence[str], *, bos: BosCondition) -> list[list[int]] | None:
-        """Return the token ids of each prompt, with BOS as ``bos`` says; None if the model has no tokenizer."""
         if (tokenizer := self.tokenizer()) is None:
             return None
         from .data.token_ids import prompt_ids

@@ -72,7 +72,6 @@ class RunKind:
 
 @functools.cache
 def all_kinds() -> Mapping[str, RunKind]:
-    """Return name -> kind of run, for all kinds of this package and of installed packages that add some."""
     known = {
         kind.name: kind for room in ROOMS for kind in import_module(f"sink_lens.{room}.kinds").KINDS
     }

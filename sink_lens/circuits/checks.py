@@ -45,7 +45,6 @@ class ScoreCheck:
     weakest: float
     """Smallest magnitude of a score in the circuit."""
     n_outside: int
-    """Edges that are not in the circuit."""
 
     @property
     def rank_correlation(self) -> float:

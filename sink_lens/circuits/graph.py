@@ -276,5 +276,4 @@ class Graph:
 
 
 def place_of_reader(kind: str) -> str:
-    """Return where a reader of this kind (q, k, v, mlp, ...) reads the stream: attention, mlp or logits."""
     return {"mlp": "mlp", "neurons": "mlp", "logits": "logits"}.get(kind, "attention")

@@ -47,11 +47,8 @@ class Task:
     clean: TokenBatch
     corrupted: TokenBatch
     correct: tuple[tuple[int, ...], ...]
-    """Right answers of each pair."""
     incorrect: tuple[tuple[int, ...], ...]
-    """Wrong answers of each pair."""
     templates: tuple[str, ...]
-    """Template of each pair."""
     spans: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     """Span -> its positions in each pair."""
     n_tried: int

@@ -262,7 +262,7 @@ def user_message(error: BaseException) -> str | None:
     if not isinstance(error, OSError) or error.errno is None or error.errno == errno.EPIPE:
         return None
     if error.errno == errno.ENAMETOOLONG:
-        return f"a name is too long ({str(error.filename)[:40]}...); need at most 255 bytes. Give a shorter one"
+        return f"a name is too long ({str(error.filename)[:40]}...); need at most 255 bytes"
     where = f" at {error.filename}" if error.filename else ""
     if error.errno in _FULL:
         return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"

@@ -31,9 +31,7 @@ def watch_command(config: WatchConfig, quiet: Quiet = False) -> Answer:
     run, threshold = watch_output_folder(config), config.threshold
     frame = watch(config.run, config=config, progress=not quiet)
     if bool(frame["error"].notna().all()):
-        raise RunError(
-            f"no checkpoint of {run} could be measured; need one at least. Train it again."
-        )
+        raise RunError(f"no checkpoint of {run} could be measured; need one at least.")
     born = find_birth(frame, threshold=threshold)
     if not quiet:
         table = checkpoint_table(frame, threshold=threshold, heads=BRIEF)

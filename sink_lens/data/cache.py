@@ -104,7 +104,6 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Read the manifest of a folder; None if there is no valid manifest."""
     try:
         manifest = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
         names = manifest["files"]

@@ -42,9 +42,7 @@ def collated_texts(
     """
     given = {name: value for name, value in given.items() if value is not None}
     if "inputs_embeds" in given:
-        raise InputError(
-            "inputs_embeds were given, which no text stands for; need input_ids alone. Leave them out"
-        )
+        raise InputError("inputs_embeds were given, which no text stands for; need input_ids alone")
     try:
         found = {
             name: torch.as_tensor(value)

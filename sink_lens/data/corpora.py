@@ -42,9 +42,7 @@ def read_text(path: str | Path) -> str:
     """
     path = Path(path)
     if path.is_dir():
-        raise InputError(
-            f"{path} is a folder; need one UTF-8 text file. Give the path of a file in it."
-        )
+        raise InputError(f"{path} is a folder; need one UTF-8 text file.")
     check_regular_file(path, what="the text file")
     if not path.exists():
         raise InputError(f"there is no file {path}; need a UTF-8 text file. Check the path.")
@@ -62,13 +60,9 @@ def read_text(path: str | Path) -> str:
             f"Convert it first, for example with iconv."
         ) from error
     if "\0" in text:
-        raise InputError(
-            f"{path} holds NUL bytes, so it is binary; need plain UTF-8 text. Give a text file."
-        )
+        raise InputError(f"{path} holds NUL bytes, so it is binary; need plain UTF-8 text.")
     if not text.strip():
-        raise InputError(
-            f"{path} is empty; need text to cut into sequences. Give a file with text in it."
-        )
+        raise InputError(f"{path} is empty; need text to cut into sequences.")
     return _unix_newlines(text)
 
 
@@ -120,9 +114,7 @@ def open_texts(source: str) -> Texts:
             file for file in sorted(path.rglob("*")) if file.suffix in _ENDINGS and file.is_file()
         ]
         if not files:
-            raise InputError(
-                f"{path} has no {', '.join(_ENDINGS)} file; need at least one. Give a folder of texts."
-            )
+            raise InputError(f"{path} has no {', '.join(_ENDINGS)} file; need at least one.")
     else:
         check_regular_file(path, what="the file of texts")
         files = [path]
@@ -192,7 +184,7 @@ def _texts_of_rows(rows: Iterable[Any], *, what: str) -> Iterator[str]:
             )
         if not isinstance(text := row[_COLUMN], str):
             raise InputError(
-                f"{what}: the column '{_COLUMN}' holds a {type(text).__name__}; need text in every row. Leave it out."
+                f"{what}: the column '{_COLUMN}' holds a {type(text).__name__}; need text in every row."
             )
         yield text
 

@@ -42,9 +42,7 @@ class PackedSplit(Dataset[dict[str, Tensor]]):
 
     def __init__(self, folder: Path, split: str, *, manifest: dict[str, Any]) -> None:
         self.folder = folder
-        """Folder in the cache."""
         self.split = split
-        """train or evaluation."""
         self.length = int(manifest["length"])
         """Tokens of each sequence, BOS included."""
         self.hash = str(manifest[split]["hash"])
@@ -273,7 +271,7 @@ def _document_batches(texts: Iterable[str]) -> Iterator[list[str]]:
     size = 0
     for text in texts:
         if not isinstance(text, str):
-            raise InputError(f"a document is a {type(text).__name__}; need text. Give strings.")
+            raise InputError(f"a document is a {type(text).__name__}; need text.")
         if text:
             batch.append(text)
             size += len(text)

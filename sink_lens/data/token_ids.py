@@ -180,7 +180,7 @@ def prompt_ids(
             or begins with BOS itself.
     """
     if not prompts:
-        raise InputError("there is no prompt; need at least one. Give one.")
+        raise InputError("there is no prompt; need at least one.")
     first = bos_ids(tokenizer, bos)
     rows: list[list[int]] = []
     for index, prompt in enumerate(prompts):
@@ -209,7 +209,7 @@ def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | No
     if tokenizer is None:
         if vocab_size is None:
             raise InputError(
-                "there is no tokenizer and no vocab_size; need one of them to draw from. Give one."
+                "there is no tokenizer and no vocab_size; need one of them to draw from."
             )
         return list(range(vocab_size))
     special = set(tokenizer.all_special_ids)

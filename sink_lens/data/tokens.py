@@ -185,9 +185,7 @@ class TokenBatch:
         """
         for name, other in (("an attention mask", attention_mask), ("position_ids", position_ids)):
             if other is not None and lengths is not None:
-                raise InputError(
-                    f"lengths and {name} were given; need one of them. Leave the other out."
-                )
+                raise InputError(f"lengths and {name} were given; need one of them.")
         if attention_mask is not None or position_ids is not None:
             tokens, lengths, _ = texts_of_rows(
                 tokens, mask=attention_mask, places={"position_ids": position_ids}
@@ -377,7 +375,7 @@ class TokenBatch:
             InputError: size below 1.
         """
         if size < 1:
-            raise InputError(f"the batch size is {size}; need at least 1. Give a larger one.")
+            raise InputError(f"the batch size is {size}; need at least 1.")
         return (self[start : start + size] for start in range(0, self.n_sequences, size))
 
 

@@ -58,7 +58,7 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int) -> "PreTrainedTok
     )
     tokenizer.train_from_iterator(pieces(), trainer)
     if not seen:
-        raise InputError("there is no text to train a vocabulary on; need some. Give documents.")
+        raise InputError("there is no text to train a vocabulary on; need some.")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
     )

@@ -32,9 +32,7 @@ class Metric:
     sites: tuple[str, ...] = ()
     """Sites whose tensors the metric reads."""
     loss: bool = False
-    """True if the metric reads the loss."""
     logits: bool = False
-    """True if the metric reads the logits."""
     state: bool = True
     """True if the metric reads the stream at the positions; its last layer must then be run to the end."""
     scored: int | None = None
@@ -252,28 +250,22 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
 
 def _checked_values(found: Any, metric: Metric, *, n: int) -> Float[Tensor, " sample"]:
     """Return what a metric gave for ``n`` sequences in float64, with nan for infinity; refuse another shape."""
-    if metric.whole_batch and isinstance(found, float | int):
-        found = torch.tensor(found, dtype=torch.float64)
-    shape = () if metric.whole_batch else (n,)
+    shape, need = (
+        (n,),
+        f"one number per sequence, shape ({n},). A function of all sequences at once is ",
+    )
+    need += "metrics.on_batch(f)"
+    if metric.whole_batch:
+        shape, need = (), "one number for all of them"
+        if isinstance(found, float | int):
+            found = torch.tensor(found, dtype=torch.float64)
     if not isinstance(found, Tensor) or tuple(found.shape) != shape or found.is_complex():
         gave = (
             f"a tensor of shape {tuple(found.shape)}"
             if isinstance(found, Tensor)
             else type(found).__name__
         )
-        need = (
-            "one number for all of them"
-            if metric.whole_batch
-            else f"one number per sequence, shape ({n},)"
-        )
-        way = (
-            ""
-            if metric.whole_batch
-            else ". A function of all sequences at once is metrics.on_batch(f)"
-        )
-        raise InputError(
-            f"the metric {metric.name!r} gave {gave} for {n} sequences; need {need}{way}"
-        )
+        raise InputError(f"the metric {metric.name!r} gave {gave} for {n} sequences; need {need}")
     found = found.double().reshape(-1)
     return found.where(found.isfinite(), torch.nan)
 

@@ -180,7 +180,6 @@ class Applied:
         return sorted(found, key=operator.attrgetter("order"))
 
     def refuse_edits_whose_hook_never_fired(self, layers: range) -> None:
-        """Raise an error if a run through ``layers`` passed the layers of an edit, but its hook never fired."""
         for number, one in enumerate(self.edits):
             own = [layer for layer in layers_of_edit(one, self.lens) if layer in layers]
             if own and number not in self.reached and SITES[one.site].per_layer:

@@ -274,7 +274,6 @@ def fill_in_early_layers(found: Outcome, *, rows: slice, early: Outcome) -> Outc
 
 
 def join_outcomes(parts: Sequence[Outcome]) -> Outcome:
-    """Join the outcomes of a run's batches of prompts, in their order, into one outcome over all sequences."""
     if len(parts) == 1:
         return replace(parts[0], sequences=slice(None))
     first = parts[0]

@@ -147,7 +147,6 @@ def fingerprint(
 def models_to_compare(
     models: Sequence[ModelLike], config: FingerprintConfig
 ) -> list[ModelToMeasure]:
-    """List ``models`` and those that ``config`` names; a training run stands for its first and its last checkpoint."""
     texts = [*config.models, *(str(one) for one in models if isinstance(one, (str, os.PathLike)))]
     named = models_to_measure(texts) if texts else []
     found = []

@@ -86,7 +86,6 @@ class Preference(Finding):
     """
 
     n: int
-    """Number of sequences."""
     argmax: np.ndarray
     """Token -> how often it is the most probable one."""
     argmin: np.ndarray
@@ -168,7 +167,6 @@ def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab
 
 
 def make_preference(votes: Votes, *, length: int, generator: np.random.Generator) -> Preference:
-    """Make the result from the votes of all sequences of ``length`` tokens, and simulate what chance would give."""
     n, n_vocab = votes.n, len(votes.argmax)
     counts = {"argmax": votes.argmax.numpy(), "argmin": votes.argmin.numpy()}
     every_event = (generator.integers(n_vocab, size=n) for _ in range(_SIMULATED))

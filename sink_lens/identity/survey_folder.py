@@ -68,10 +68,6 @@ class SurveyTables:
         seconds: float = float("nan"),
         error: str | None = None,
     ) -> None:
-        """Write one model's rows (``frames``), directions (``tensors``) and ``seconds``, or its ``error`` if any.
-
-        ``identity`` is that of the model, taken before it was opened.
-        """
         key: dict[str, Any] = {
             "model": one.name,
             "variant": one.variant,

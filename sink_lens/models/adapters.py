@@ -152,7 +152,6 @@ def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
 
 
 def check_no_adapter(folder: Path) -> None:
-    """Raise ModelError if a folder holds only an adapter (``adapter_config.json``); the error says how to merge it."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         return

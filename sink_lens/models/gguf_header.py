@@ -55,7 +55,6 @@ class HeaderReader(GGUFReader):
 
 
 def check_is_gguf(gguf: Path) -> None:
-    """Raise ModelError for a file that does not exist, cannot be read, or does not begin like a GGUF file."""
     check_regular_file(gguf, what="the GGUF file")
     if not gguf.is_file():
         raise ModelError(

@@ -66,7 +66,6 @@ class Header:
     d_vocab: int
     has_tokenizer: bool
     architecture: str
-    """Class name of the model."""
 
     @property
     def family(self) -> Family:

@@ -61,7 +61,6 @@ def check_sequences(config: InputConfig) -> Header | None:
 
 
 def refuse_beside_tokens(asked: Collection[str]) -> None:
-    """Raise InputError if options of sequences are among the names that were ``asked`` for, beside given tokens."""
     if unread := [name for name in _OF_TEXT if name in asked]:
         raise InputError(
             f"{', '.join(unread)} given beside tokens, which are the sequences already; need one of them. Leave out "

@@ -189,7 +189,6 @@ def load(
 
 
 def as_lens(model: ModelLike) -> LensModel:
-    """Return a ``LensModel`` as it is; pass anything else to ``load``."""
     return model if isinstance(model, LensModel) else load(model)
 
 

@@ -36,7 +36,6 @@ in_memory = align_module_device
 
 
 def compute_device(parameter: Tensor, module: nn.Module) -> torch.device:
-    """Return the device on which a module computes, even if its parameter is stored on disk."""
     if parameter.device.type != "meta":
         return parameter.device
     return torch.device(offload_device(module) or "cpu")

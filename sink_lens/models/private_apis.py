@@ -63,7 +63,6 @@ LENIENT = "_raise_exceptions_for_missing_entries"
 
 
 def source_of_config(config: Any) -> str:
-    """Return the name or folder that a configuration was read from."""
     return config._name_or_path
 
 

@@ -58,7 +58,6 @@ def exclusive_use(lens: LensModel) -> Iterator[None]:
 
 
 def new_lens_state(record: ModelRecord, *modules: nn.Module) -> LensState:
-    """Make the state of a new lens from the record of its model and the lock of the model that has these modules."""
     turns = _shared_lock(*modules)
     turns.noted.add(record)
     return LensState(turns=turns, unchanged=record)

@@ -147,7 +147,6 @@ class ModelRecord:
             self._before[kind] = now  # equal numbers may be two objects
 
     def record_values(self) -> "TensorValues":
-        """Record the present values of the plain model's parameters and buffers; return the record."""
         return TensorValues(self._plain)
 
     def versions(self) -> list[int]:
@@ -257,7 +256,6 @@ class TensorValues:
         self._before = self._hashes()
 
     def names_of_changed(self) -> list[str]:
-        """Return the names of the tensors that have other values than when the record was made."""
         pairs = zip(self._named, self._before, self._hashes(), strict=True)
         return [name for (name, _), before, now in pairs if before != now]
 

@@ -20,9 +20,7 @@ def checkpoint_folders(run: Run) -> dict[int, Path]:
         RunError: the run is no training, or has no checkpoint.
     """
     if run.kind != "train":
-        raise RunError(
-            f"{run.folder} holds a {run.kind} run; need one of sink-lens train. Give its folder."
-        )
+        raise RunError(f"{run.folder} holds a {run.kind} run; need one of sink-lens train.")
     there = (run.folder / "checkpoints").glob("checkpoint-*")
     found = {
         int(name[1]): path

@@ -546,11 +546,8 @@ def _arrow_end_coordinate(
     Arrows at one side are in the order of their other ends, so that few cross. ``down`` if they lead downwards.
     """
     own = placed.boxes[arrow.source if out else arrow.target]
-    beside = [
-        one
-        for one in diagram.arrows
-        if (one.source == arrow.source if out else one.target == arrow.target)
-    ]
+    side = "source" if out else "target"
+    beside = [one for one in diagram.arrows if getattr(one, side) == getattr(arrow, side)]
     # those that lead past a level, or within one, leave and enter elsewhere
     beside = [
         one for one in beside if one is arrow or placed.at[one.target] - placed.at[one.source] == 1

@@ -187,9 +187,7 @@ def check_comparable(runs: Sequence[Run], *, group_by: Sequence[str] = ()) -> No
         InputError: Too few or too many runs.
     """
     if not 2 <= len(runs) <= MOST_RUNS:
-        raise InputError(
-            f"{len(runs)} runs were given; need 2 to {MOST_RUNS} beside each other. Leave some out."
-        )
+        raise InputError(f"{len(runs)} runs were given; need 2 to {MOST_RUNS} beside each other.")
     kinds = [run.kind for run in runs]
     if len(set(kinds)) > 1:
         raise _incomparable_error(runs, {"kind": kinds})

@@ -78,7 +78,7 @@ def are_logged(runs: Sequence[str | os.PathLike[str]]) -> bool:
         others = [str(one) for one in runs if Path(one) not in own]
         raise InputError(
             f"{join_and(map(str, own))} {'is a run' if len(own) == 1 else 'are runs'} of your own Trainer or of a "
-            f"monitor, and {join_and(others)} not; need runs of one kind. Leave the others out."
+            f"monitor, and {join_and(others)} not; need runs of one kind."
         )
     return bool(own)
 
@@ -91,9 +91,7 @@ def compare_logged(config: CompareConfig) -> LogComparison:
         RunError: a log cannot be read, or has neither losses nor sinks.
     """
     if len(config.runs) < 2:
-        raise InputError(
-            f"{len(config.runs)} runs were given; need two at least. Give more folders."
-        )
+        raise InputError(f"{len(config.runs)} runs were given; need two at least.")
     if config.group_by is not None or config.baseline is not None:
         raise InputError(
             "group_by and baseline are of runs of sink-lens train; these are of your own Trainer. Leave them out"

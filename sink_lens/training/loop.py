@@ -196,7 +196,6 @@ class Steps(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: Any, control: Any, logs: Any = None, **named: Any
     ) -> None:
-        """Complete the Trainer's entry, and refuse a loss, gradient or weights that are not finite."""
         step, told = state.global_step, cast("dict[str, float]", logs)
         if "train_loss" in told:
             return  # the Trainer's summary at the end

@@ -102,7 +102,6 @@ def curve_table(variants: Variants) -> pd.DataFrame:
 
 
 def mean_curve_table(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean over seeds, with a 95% interval, of each variant's loss and of its difference to the baseline."""
     frames = []
     by_curve: Any = curves.groupby(["variant", "curve"], sort=False)
     for (variant, curve), rows in by_curve:
@@ -133,7 +132,6 @@ def seed_means(table: pd.DataFrame, constants: Mapping[str, Any]) -> pd.DataFram
 
 
 def final_table(variants: Variants) -> pd.DataFrame:
-    """Return the final loss of every run, and the tokens from which it stays at or under its seed's baseline's."""
     rows: list[Mapping[str, object]] = []
     for curve in CURVES:
         for variant, runs in variants.runs.items():

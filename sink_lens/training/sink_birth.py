@@ -26,7 +26,6 @@ class Birth:
     mass: float
     """Mean attention to position 0 in the layer of the last checkpoint that has most."""
     layer: int
-    """The layer of ``mass``."""
     uniform: float
     """The same mass under uniform attention, for comparison."""
     last: int

@@ -69,9 +69,7 @@ def group_runs(
         RunError: a folder has no finished training; a run differs in something else; variants differ in their seeds.
     """
     if len(folders) < 2:
-        raise InputError(
-            f"{len(folders)} runs were given; need two at least, of two variants. Give more folders."
-        )
+        raise InputError(f"{len(folders)} runs were given; need two at least, of two variants.")
     runs = [_check_finished_training(read_run(folder)) for folder in folders]
     configs = [run.config for run in runs]
     names = _find_compared_fields(runs, configs, group_by=group_by)
@@ -82,7 +80,7 @@ def group_runs(
         if seed in variants.setdefault(variant, {}):
             raise RunError(
                 f"{variants[variant][seed].folder} and {run.folder} are both {variant} with seed {seed}; need each "
-                "once. Leave one out."
+                "once."
             )
         variants[variant][seed] = run
     usual = "/".join(SWITCHES.get(name, "") for name in names)
@@ -110,9 +108,7 @@ def group_runs(
 
 def _check_finished_training(run: Run) -> Run:
     if run.kind != "train":
-        raise RunError(
-            f"{run.folder} holds a {run.kind} run; need runs of sink-lens train. Leave it out."
-        )
+        raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train.")
     if run.status != "finished":
         raise RunError(
             f"{run.folder} is {run.status}, not finished; need whole runs, or their ends would be compared with "
@@ -137,9 +133,7 @@ def _find_compared_fields(
             raise RunError(_differences_text(runs, configs, others))
         return named
     if not differing:
-        raise RunError(
-            "the runs have the same configuration but for the seed; need two variants. Give runs that differ."
-        )
+        raise RunError("the runs have the same configuration but for the seed; need two variants.")
     switches = [name for name in SWITCHES if name in differing]
     others = [name for name in differing if name not in switches]
     if len(others) == 1 and not switches:
@@ -193,9 +187,7 @@ def _check_same_seeds_and_data(variants: dict[str, dict[int, Run]], runs: Sequen
         seen = {json.dumps(run.provenance.get(name), sort_keys=True): run for run in runs}
         if len(seen) > 1:
             told = ", ".join(f"{value} ({run.folder})" for value, run in seen.items())
-            raise RunError(
-                f"the runs have another {name}: {told}; need the same data in all. Train on the same."
-            )
+            raise RunError(f"the runs have another {name}: {told}; need the same data in all.")
 
 
 def _warn_of_differences(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ def watch(
     if config.out is not None or config.step_tokens is not None:
         raise InputError(
             f"{run_folder} is a run, which keeps its own watch.parquet and counts its tokens; out and step_tokens are "
-            "for other checkpoints. Leave them out."
+            "for other checkpoints."
         )
     run = read_run(run_folder)
     checkpoints = checkpoint_folders(run)

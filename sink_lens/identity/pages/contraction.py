@@ -342,7 +342,6 @@ CONTRACTION = Page(
         VARIANTS_LISTED,
     ),
 )
-"""The page of a run of kind "contraction"."""
 
 
 def show_contraction(found: Result) -> Iterator[str | PageTable]:

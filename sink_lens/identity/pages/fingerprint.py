@@ -269,7 +269,6 @@ FINGERPRINT = Page(
         Listed(key="fingerprint-nulls", title="Under every null", make=_null_table),
     ),
 )
-"""The page of a run of kind "fingerprint"."""
 
 
 def show_fingerprint(found: Any) -> Iterator[str | PageTable]:

@@ -197,7 +197,6 @@ PREFERENCE = Page(
     ),
     tables=(Listed(key="tokens", title="Preferred tokens", make=_token_table), VARIANTS_LISTED),
 )
-"""The page of a run of kind "preference"."""
 
 
 def show_preference(found: Result) -> Iterator[str | PageTable]:

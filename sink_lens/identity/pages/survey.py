@@ -241,7 +241,6 @@ def _has_variants(run: Run) -> bool:
 
 
 def seeds_differ(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
-    """Check whether two models have different seeds; False if one's seed is unknown."""
     return bool(pd.notna(a["seed"]) and pd.notna(b["seed"]) and a["seed"] != b["seed"])
 
 

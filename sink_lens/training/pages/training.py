@@ -234,10 +234,6 @@ def draw_comparison(
 
 
 def draw_logged(logged: pd.DataFrame) -> Figure:
-    """Draw the losses that runs logged on one axis, and the share of heads with a sink below, by step.
-
-    ``logged`` has the columns run, step, quantity and value (see ``training.logged``).
-    """
     figure = new_figure(width=9.4, height=6.6)
     losses = panel(figure, place=(2, 1, 1), ylabel="loss, nats")
     rate = panel(figure, place=(2, 1, 2), xlabel="step", ylabel="share of heads with a sink")
