@@ -85,9 +85,8 @@ def draw_training(
     legend(loss, columns=3)
     rate = add_panel("share of heads with a sink")
     rows = whole_model_rows(watched, "sink_rate")
-    for (level, of_level), colour, mark in zip(
-        rows.groupby("threshold"), cycle(COLOURS), cycle(MARKS), strict=False
-    ):
+    by_level: Any = rows.groupby("threshold")
+    for (level, of_level), colour, mark in zip(by_level, cycle(COLOURS), cycle(MARKS)):
         style = {"color": colour, "marker": mark, "label": f"above {level:g}"}
         width = 2.4 if np.isclose(level, SINK_THRESHOLD) else 1.2
         _draw_line(rate, of_level, scale, linewidth=width, **style)
