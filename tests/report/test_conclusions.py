@@ -173,15 +173,16 @@ def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_pat
 
 
 def swept(*, effect, ci_low, ci_high, **more):
-    rows = pd.DataFrame({"effect": effect, "ci_low": ci_low, "ci_high": ci_high}).assign(
-        kind="zero", site="z", **more
-    )
+    more = dict.fromkeys(("control_effect", "over_low", "over_high", "n"), float("nan")) | more
+    more = {"kind": "zero", "site": "z", "n_controls": 0, "corrected_p": 0.0} | more
+    rows = pd.DataFrame({"effect": effect, "ci_low": ci_low, "ci_high": ci_high}).assign(**more)
     where = [f"layer {layer}" for layer in (1, 2, 3)]
     named = {
         "cell": range(3),
         "where": where,
         "metric": "loss",
         "error": pd.array([None] * 3, dtype="string"),
+        "changed": True,
     }
     return rows.assign(**named, baseline=float("nan"), effect_in_sds=rows["effect"] / 0.1)
 
@@ -199,7 +200,8 @@ def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
     assert shown.headline == [
         "Random edits of the same size change it by 0.01 on average.",
         "The next largest change is −0.3 [−0.4, −0.2], by zero head output (z), layer 3.",
-        "A change counts if its 95% interval excludes 0, and if that of the change above random edits does too.",
+        "A change counts if its 95% interval excludes 0, and if that of the change above random edits does too, and "
+        "if chance makes the largest of all edits as large in at most 1% of sweeps.",
         "2 of 3 edits change loss. The largest change is −0.5 [−0.6, −0.4], by zero head output (z), layer 2; "
         "random edits of the same size: 0.01.",
     ]
@@ -233,7 +235,8 @@ def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path)
     assert shown.headline == [
         "2 more edits change loss by less than 0.2 standard deviations of the baseline over sequences.",
         "A change counts if its 95% interval over 2 sequences excludes 0, and the change is 0.2 standard deviations of "
-        "the baseline over sequences or more.",
+        "the baseline over sequences or more, and if chance makes the largest of all edits as large in at most 1% of "
+        "sweeps.",
         "No edit has random edits to compare with.",
         "Intervals marked † are of fewer than 5 sequences (2).",
     ]

@@ -189,6 +189,8 @@ CELL |= {
     "over_low": 0.3,
     "over_high": 0.5,
     "effect_in_sds": 5.0,
+    "n_controls": 1,
+    "corrected_p": 0.0,
 }
 
 

@@ -65,6 +65,10 @@ def frames_of(kind):
             over_low=-1.0,
             over_high=0.0,
             baseline=3.0,
+            n=8,
+            n_controls=1,
+            corrected_p=0.0,
+            changed=True,
         )
         return {"cells": cells.assign(error=pd.array([None] * 5 + ["no room"], dtype="string"))}
     if kind == "train":
