@@ -15,11 +15,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..data.tokens import TokenBatch
+from ..data.described import BosCondition
+from ..data.tokens import Prompts, TokenBatch, as_batch
 from ..errors import InputError, KernelError, SiteError
 from ..models.delegation import attention_component, delegate_attention, stop_pass_after
 from ..models.interfaced import use_attention, watch_attention_inputs
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.points import has_user_hooks, register_hooks
 from ..models.private_apis import kernel_of
 from ..models.running import check_unchanged, prepare_pass
@@ -27,6 +29,16 @@ from ..models.sites import SITES, bridge_hook_name, read_site
 from .attention import OBSERVED, Kernel, Put, Watch, observe_attention
 
 _TOKENS_A_FORWARD = 2048
+
+
+def resolve(
+    model: ModelLike, tokens: Prompts, *, bos: BosCondition = "auto"
+) -> tuple[LensModel, TokenBatch]:
+    """Return the model, loaded or wrapped if need be, and its checked tokens; texts begin as ``bos`` says."""
+    lens = as_lens(model)
+    batch = as_batch(tokens, lens.tokenizer, bos=bos)
+    check_tokens(lens, batch)
+    return lens, batch
 
 
 def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
@@ -56,7 +68,7 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
         warnings.warn(
             f"{n} of {batch.n_sequences} sequences begin with the padding id {pad}, which is read as a token; give the "
             "mask: what the tokenizer returned, or TokenBatch.from_tensor(ids, attention_mask=mask)",
-            stacklevel=3,
+            stacklevel=4,
         )
     if bos is not None and (
         n := int(((first == bos) & (second == bos) & (batch.lengths > 1)).sum())
@@ -64,7 +76,7 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
         warnings.warn(
             f"{n} of {batch.n_sequences} sequences begin with BOS twice (id {bos}); the second is taken for text. Make "
             "the ids with add_special_tokens=False, or without the BOS of the text or chat template",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

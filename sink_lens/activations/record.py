@@ -19,7 +19,6 @@ from ..data.given import as_given
 from ..data.tokens import (
     Prompts,
     TokenBatch,
-    as_batch,
     check_positions,
     positions_in_texts,
     refuse_integer_positions,
@@ -32,14 +31,14 @@ from ..models.lens import (
     layers_from_zero,
     missing_sites_text,
 )
-from ..models.load import ModelLike, as_lens
+from ..models.load import ModelLike
 from ..models.memory import copy_lists_to_cpu, return_freed_memory
 from ..models.private_apis import kernel_of
 from ..models.sites import SITES, site_of
 from ..progress import tqdm
 from ..schema import KernelChoice
 from .attention import OBSERVED, choose_kernel
-from .forward import bridge_forward, check_tokens, forward, never_fired_error, sequences_per_forward
+from .forward import bridge_forward, forward, never_fired_error, resolve, sequences_per_forward
 from .views import Captured, LayerView, Reading, Streamed
 
 __all__ = ["Captured", "LayerView", "Reading", "Streamed", "bytes_to_capture", "capture", "stream"]
@@ -84,9 +83,7 @@ def stream(
         InputError: a layer, key or row does not exist, two readings have the same name, a reading names no site, a
             result does not have the sequences as its first axis, or what is read of a token is nan.
     """
-    lens = as_lens(model)
-    batch = as_batch(tokens, lens.tokenizer)
-    check_tokens(lens, batch)
+    lens, batch = resolve(model, tokens)
     for name, positions in (
         ("keys", filter(None, keys)),
         ("rows", () if rows is None else rows.tolist()),
@@ -193,9 +190,31 @@ def capture(
             not fire.
         InputError: layers or positions do not exist, or the result would be larger than allowed.
     """
-    lens = as_lens(model)
-    batch = as_batch(tokens, lens.tokenizer)
-    check_tokens(lens, batch)
+    lens, batch = resolve(model, tokens)
+    return capture_batch(
+        lens,
+        batch,
+        sites=sites,
+        layers=layers,
+        positions=positions,
+        path=path,
+        batch_size=batch_size,
+        progress=progress,
+    )
+
+
+def capture_batch(
+    lens: LensModel,
+    batch: TokenBatch,
+    *,
+    sites: Sequence[str],
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    path: Literal["auto", "plain", "bridge"] = "auto",
+    batch_size: int | None = None,
+    progress: bool = False,
+) -> Captured:
+    """Do as ``capture`` with checked tokens."""
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..activations.attention import Kernel, choose_kernel
 from ..activations.forward import check_tokens
 from ..activations.precision import measure_rounding
-from ..activations.record import capture
+from ..activations.record import capture_batch
 from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens, refuse_integer_positions
 from ..errors import InputError, UndrawnError
@@ -601,12 +601,8 @@ def _first_patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
 
     It is 0 in layers without attention.
     """
-    found = capture(
-        lens,
-        batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0]))),
-        sites=["pattern"],
-        progress=False,
-    )
+    first = batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0])))
+    found = capture_batch(lens, first, sites=["pattern"])
     nothing = torch.zeros_like(found["pattern", lens.attention_layers[0]])
     stacked = torch.cat(
         [found.tensors.get(("pattern", layer), nothing) for layer in range(lens.n_layers)]

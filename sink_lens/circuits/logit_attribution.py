@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..activations.forward import check_tokens
+from ..activations.forward import resolve
 from ..data.described import BosCondition
 from ..data.token_ids import answer_id
-from ..data.tokens import Prompts, TokenBatch, as_batch, refuse_integer_positions
+from ..data.tokens import Prompts, TokenBatch, refuse_integer_positions
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied, edits_for_model, edits_in_texts
 from ..edits.metrics import positions_from_start
@@ -34,7 +34,7 @@ from ..engine.trust import TOLERANCE
 from ..errors import InputError, ModelError
 from ..models.family import ADDED
 from ..models.lens import LensModel
-from ..models.load import ModelLike, as_lens
+from ..models.load import ModelLike
 from ..models.packed import MOST_ROUNDING, packed_kinds
 from ..models.sites import site_of
 from ..models.unembedding import uncapped_logits, unembedding_vectors
@@ -125,9 +125,7 @@ def direct_logit_attribution(
         SiteError: the family has no neurons.
         ModelError: the contributions do not sum to the logit.
     """
-    lens = as_lens(model)
-    batch = as_batch(prompts, lens.tokenizer, bos=bos)
-    check_tokens(lens, batch)
+    lens, batch = resolve(model, prompts, bos=bos)
     given = edits_for_model(lens, edits_in_texts(edits, batch), n_positions=batch.n_positions)
     if any(one.site == "final" for one in given):
         raise InputError(

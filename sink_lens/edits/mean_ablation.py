@@ -10,12 +10,13 @@ from typing import Unpack
 from jaxtyping import Bool
 from torch import Tensor
 
-from ..activations.record import capture
+from ..activations.forward import resolve
+from ..activations.record import capture_batch
 from ..activations.sink_mask import mark_sinks
-from ..data.tokens import TokenBatch, Tokens, as_batch
+from ..data.tokens import TokenBatch, Tokens
 from ..errors import InputError
-from ..models.lens import layers_from_zero
-from ..models.load import ModelLike, as_lens
+from ..models.lens import LensModel, layers_from_zero
+from ..models.load import ModelLike
 from ..models.sites import SITES
 from ..schema import Mean
 from .constructors import Edit, freeze
@@ -55,7 +56,7 @@ class Averaged:
 
 
 def tokens_to_average(
-    model: ModelLike,
+    lens: LensModel,
     tokens: TokenBatch,
     mean: Mean = "mean_ordinary",
     *,
@@ -68,10 +69,7 @@ def tokens_to_average(
     valid = tokens.valid.cpu()
     if mean != "mean_ordinary":
         return Averaged(mean=mean, mask=valid, n_sinks=0)
-    ordinary = (
-        valid
-        & ~(mark_sinks(as_lens(model), tokens, by="either")[0] if sinks is None else sinks).cpu()
-    )
+    ordinary = valid & ~(mark_sinks(lens, tokens, by="either")[0] if sinks is None else sinks).cpu()
     n_sinks = int(valid.sum()) - int(ordinary.sum())
     if not ordinary.any():
         raise InputError(
@@ -121,8 +119,7 @@ def mean_aligned(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[Wh
 def _mean_ablation(
     model: ModelLike, tokens: Tokens, site: str, *, mean: Mean, where: Where
 ) -> Edit:
-    lens = as_lens(model)
-    batch = as_batch(tokens)
+    lens, batch = resolve(model, tokens)
     if site in SITES and not SITES[site].by_token:
         raise InputError(
             f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post"
@@ -132,7 +129,7 @@ def _mean_ablation(
     chosen = indices_of_argument("layers", where.get("layers"))
     layers = list(having if chosen is None else layers_from_zero(chosen, lens.n_layers))
     where["layers"] = layers
-    found = capture(lens, batch, sites=[site], layers=layers, path="bridge", progress=False)
+    found = capture_batch(lens, batch, sites=[site], layers=layers, path="bridge")
     where.setdefault("label", f"{site}, {over.words}")
     part = Part.of_site(site, where)
     return freeze(

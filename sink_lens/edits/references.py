@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 
 from torch import Tensor
 
-from ..activations.record import capture
+from ..activations.record import capture_batch
 from ..data.tokens import TokenBatch
 from ..models.lens import LensModel
 from ..schema import Mean
@@ -31,7 +31,7 @@ class References:
             lambda site, layer: (
                 stored
                 if (site, layer) in stored
-                else capture(lens, tokens, sites=[site], layers=[layer], progress=False)
+                else capture_batch(lens, tokens, sites=[site], layers=[layer])
             )[site, layer]
         )
         """The tensor of a site at a layer of the baseline run."""

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import pandas as pd
 import torch
 
-from ..activations.forward import check_tokens
+from ..activations.forward import resolve
 from ..data.described import BosCondition
 from ..data.token_ids import answer_id, continuation_ids, prompt_text
-from ..data.tokens import Prompts, as_batch, from_tensor, token_texts
+from ..data.tokens import Prompts, from_tensor, token_texts
 from ..edits.constructors import Edit
 from ..edits.hooks import edits_in_texts
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.load import ModelLike, as_lens
+from ..models.load import ModelLike
 from ..models.unembedding import logits_from_states
 from .forward import run_with
 
@@ -47,11 +47,9 @@ def answers(
     Raises:
         InputError: ``top`` is below 1, or an answer is not made of tokens of its own behind its prompt.
     """
-    lens = as_lens(model)
     if top < 1:
         raise InputError(f"the {top} likeliest tokens were asked for; need at least 1")
-    batch = as_batch(prompt, lens.tokenizer, bos=bos)
-    check_tokens(lens, batch)
+    lens, batch = resolve(model, prompt, bos=bos)
     edits = edits_in_texts(edits, batch)
     prompts = [
         row[:length].tolist()

@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..activations.forward import check_tokens, never_fired_error
+from ..activations.forward import never_fired_error, resolve
 from ..data.given import as_given
 from ..data.tokens import (
     Prompts,
     TokenBatch,
-    as_batch,
     positions_in_texts,
     refuse_integer_positions,
 )
@@ -27,7 +26,7 @@ from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
 from ..models.lens import LensModel, check_layers, layers_from_zero
-from ..models.load import ModelLike, as_lens
+from ..models.load import ModelLike
 from ..models.memory import copy_lists_to_cpu, copy_to_device
 from ..models.running import prepare_pass
 from ..models.sites import SITES, bridge_hook_name, site_of
@@ -76,9 +75,7 @@ def run_with(
             and the rows were given with padding on the left or hold several texts.
         EditError: an edit, or the run under the edits, gave values that are not finite.
     """
-    lens = as_lens(model)
-    batch = as_batch(tokens, lens.tokenizer)
-    check_tokens(lens, batch)
+    lens, batch = resolve(model, tokens)
     given = edits_for_model(lens, edits_in_texts(edits, batch), n_positions=batch.n_positions)
     read = tuple(
         dict.fromkeys(

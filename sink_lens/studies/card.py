@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.precision import measure_rounding
-from ..activations.record import stream
+from ..activations.record import stream_batch
 from ..chain import readings as r
 from ..chain.config import Thresholds
 from ..data.token_ids import bos_id
@@ -281,9 +281,7 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
 
 
 def _measure_token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
-    return stream(lens, batch, [r.token_loss_reading(lens)], progress=False).stacked("token_loss")[
-        0
-    ]
+    return stream_batch(lens, batch, [r.token_loss_reading(lens)]).stacked("token_loss")[0]
 
 
 def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..activations.forward import check_tokens
-from ..activations.record import capture, stream
+from ..activations.record import capture_batch, stream_batch
 from ..activations.sink_mask import LEAST, Received, Rule, sink_rate_reading
 from ..activations.views import LayerView, Reading
 from ..chain import readings as r
@@ -102,14 +102,8 @@ class ObservedModel:
             ),
         ]
         self._received.clear()
-        streamed = stream(
-            lens,
-            self.tokens,
-            readings,
-            keys=(0,),
-            rows=sampled_queries(n),
-            batch_size=self.batch_size,
-            progress=False,
+        streamed = stream_batch(
+            lens, self.tokens, readings, rows=sampled_queries(n), batch_size=self.batch_size
         )
         return Panel.unlocated(
             streamed, lens=lens, tokens=self.tokens, sink_positions=(0,), positions=positions
@@ -174,9 +168,7 @@ class ObservedModel:
         if sinks != panel.sink_positions:
             positions = r.sampled_positions(self.tokens.n_positions, sink_positions=sinks)
             readings = r.location_readings(sinks, positions=positions)
-            again = stream(
-                self.lens, self.tokens, readings, batch_size=self.batch_size, progress=False
-            )
+            again = stream_batch(self.lens, self.tokens, readings, batch_size=self.batch_size)
             values = {**again.values, "rate_by_key": panel.streamed.values["rate_by_key"]}
             streamed = replace(panel.streamed, values=values)
             panel = replace(panel, streamed=streamed, sink_positions=sinks, positions=positions)
@@ -261,13 +253,8 @@ class ObservedModel:
                     layer
                 ).mlp_post_norm is None and "neurons" in sites_of(lens.family)
                 read = [*sites, *(["neurons"] if neurons else [])]
-                kept = capture(
-                    lens,
-                    self.tokens,
-                    sites=read,
-                    layers=[layer],
-                    positions=[position],
-                    progress=False,
+                kept = capture_batch(
+                    lens, self.tokens, sites=read, layers=[layer], positions=[position]
                 )
                 for site in sites:
                     value = float(kept[site, layer][:, 0, step.dimension].float().mean())

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..activations.record import Reading, stream
+from ..activations.record import Reading, stream_batch
 from ..activations.sink_mask import mark_sinks
 from ..activations.views import LayerView
 from ..chain.evidence import ratio_of_means
@@ -263,7 +263,7 @@ def _largest_magnitudes(
         readings = [
             Reading(name=site, sites=(site,), function=partial(read, site=site)) for site in sites
         ]
-        streamed = stream(lens, part[chosen], readings, batch_size=size, progress=False)
+        streamed = stream_batch(lens, part[chosen], readings, batch_size=size)
         for site in sites:
             for layer in range(lens.n_layers):
                 found.setdefault((site, layer), []).append(streamed[site, layer])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...activations.attention import choose_kernel
 from ...activations.forward import pieces_by_length
-from ...activations.record import stream
+from ...activations.record import stream_batch
 from ...activations.sink_mask import LEAST, Norms, Received, Rule, gap_answer, gap_text
 from ...activations.views import LayerView, Reading
 from ...data.tokens import TokenBatch, decode_tokens
@@ -217,9 +217,7 @@ def _mark_tokens(
                 config=config, where=where, received=Received.empty(lens, part), norms=Norms()
             )
             at: dict[str, Any] = {"rows": one.received.rows, "batch_size": part.n_sequences}
-            streamed = stream(
-                lens, part, one.readings(), kernel=config.kernel, **at, progress=False
-            )
+            streamed = stream_batch(lens, part, one.readings(), kernel=config.kernel, **at)
             width = part.n_positions
             taken = {
                 "received": ("attention", 0),
