@@ -9,16 +9,18 @@ model that can only be measured has no bridge: module hooks read its plain modul
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ..data.described import BosCondition
+from ..data.described import BosCondition, InputConfig
 from ..data.tokens import Prompts, TokenBatch, as_batch
 from ..errors import InputError, KernelError, SiteError
 from ..models.delegation import attention_component, delegate_attention, stop_pass_after
+from ..models.inputs import load_model, make_tokens
 from ..models.interfaced import use_attention, watch_attention_inputs
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -32,11 +34,22 @@ _TOKENS_A_FORWARD = 2048
 
 
 def resolve(
-    model: ModelLike, tokens: Prompts, *, bos: BosCondition = "auto"
+    model: ModelLike,
+    tokens: Prompts | None,
+    *,
+    config: InputConfig | None = None,
+    bos: BosCondition = "auto",
 ) -> tuple[LensModel, TokenBatch]:
-    """Return the model, loaded or wrapped if need be, and its checked tokens; texts begin as ``bos`` says."""
-    lens = as_lens(model)
-    batch = as_batch(tokens, lens.tokenizer, bos=bos)
+    """Return the model, loaded or wrapped if need be, and its checked tokens; texts begin as ``bos`` says.
+
+    ``config`` says how a model is loaded that is given by name, and describes the tokens if they are None.
+    """
+    lens = load_model(config) if config and isinstance(model, str | Path) else as_lens(model)
+    if tokens is None:
+        assert config is not None
+        batch = make_tokens(lens, config=config, bos=config.bos)
+    else:
+        batch = as_batch(tokens, lens.tokenizer, bos=bos)
     check_tokens(lens, batch)
     return lens, batch
 

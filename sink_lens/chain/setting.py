@@ -341,15 +341,6 @@ class Setting:
         run = self.baseline_run if of is None else of
         return run.with_fewer_sequences(self.config.most_control_sequences, length=length)
 
-    def baseline_run_at(self, positions: Sequence[int]) -> BaselineRun:
-        """Return the baseline run with attention to ``positions``: the stored run if it has these, else a new one."""
-        needs = dataclasses.replace(self.baseline_run.needs, keys=tuple(positions))
-        return (
-            self.baseline_run
-            if needs == self.baseline_run.needs
-            else self.baseline_run.with_edits((), needs=needs)
-        )
-
     def edited_baseline_run(self, edits: Sequence[Edit]) -> BaselineRun:
         """Run the setting's sequences under edits, and keep what other runs need to continue from this run."""
         needs = dataclasses.replace(self.baseline_run.needs, loss=False, whole=False)

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from ..activations.attention import Kernel, choose_kernel
-from ..activations.forward import check_tokens
+from ..activations.forward import resolve
 from ..activations.precision import measure_rounding
 from ..activations.record import capture_batch
 from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens, refuse_integer_positions
 from ..errors import InputError, UndrawnError
-from ..models.inputs import check_sequences, config_of_given, load_model, make_tokens
+from ..models.inputs import check_sequences, config_of_given
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..models.memory import collect_garbage, free_bytes, store_parameters_on_disk, weight_bytes
@@ -293,14 +293,12 @@ def _make_inputs(
     refuse_unknown_names(
         config.floors_by_link, [*(link.name for link in links), EVERY_INTERVENTION], where="floors"
     )
-    lens = model if isinstance(model, LensModel) else load_model(config)
+    lens, batch = resolve(model, tokens, config=config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
-    batch = sequences if sequences is not None else make_tokens(lens, config=config, bos=config.bos)
     reads_other = sequences is None and config.at is None
     other = batch_in_other_bos_condition(lens, batch, config=config) if reads_other else None
     there = None if config.at is None else cut_at_token(lens, batch, config=config)
     batch = batch if there is None else there.tokens
-    check_tokens(lens, batch)
     if config.target_position is not None:
         refuse_integer_positions(batch, [config.target_position], of="target_position")
         check_interior_position(config.target_position, shortest=int(batch.lengths.min()))

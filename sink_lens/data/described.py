@@ -32,6 +32,9 @@ class InputConfig(Protocol):
     def prompts(self) -> Sequence[str]: ...
 
     @property
+    def bos(self) -> BosCondition: ...
+
+    @property
     def sequences(self) -> int: ...
 
     @property

@@ -80,7 +80,8 @@ def patch(
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
         RunError: the folder is in use, or holds another run or another division into shards.
     """
-    check_shard(shard, out=out, overwrite=overwrite)
+    if shard is not None:
+        check_shard(shard, out=out, overwrite=overwrite)
     lens = as_lens(model)
     asked = merge_patch_config(config, lens=lens, fields=fields)
     every, configs = asked.site == EVERY, configs_by_site(lens, asked)

@@ -1,21 +1,26 @@
 """Patches of the parts of a site: each is a cell of the engine, and is measured in one of its blocks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..edits.constructors import At, Edit, edit
 from ..edits.metrics import evaluate
 from ..edits.outcome import Outcome
-from ..edits.part import Part
+from ..edits.part import Part, replace_full_axes_by_none
+from ..engine.cells import Cell, cell_of_edits, touched_places
 from ..engine.engine import Block, Engine
 from ..engine.plan import Plan
 from ..engine.trust import make_engine
+from ..errors import InputError
+from ..models.memory import copy_to_device
+from ..models.sites import SITES, site_key
 from ..progress import tqdm
-from .cells import MakesEdit, cell_of_edit, cell_of_patch
 from .parts import part_identity
-from .run_pair import RunPair
+from .run_pair import MakesEdit, RunPair
 
 Row = tuple[str, int, float, bool]
 """One sequence of one patch: identity of the part, sequence, value of the metric, and whether it changed anything."""
@@ -55,15 +60,9 @@ class Patches:
             for part in named.values()
             if (runs.can_change if make is None else runs.is_before_metric)(part)
         ]
-        if make is None:
-            cells = [
-                cell_of_patch(part, run=runs.held, source=runs.given, edits=runs.edits)
-                for part in able
-            ]
-        else:
-            cells = [
-                cell_of_edit(part, sizes=runs.sizes, make=make, edits=runs.edits) for part in able
-            ]
+        cells = [
+            _source_cell(runs, one) if make is None else _edit_cell(runs, one, make) for one in able
+        ]
         if not cells:
             engine = None
         elif plan is not None:
@@ -123,3 +122,49 @@ class Patches:
             if did:
                 changed.add(name)
         return found, changed
+
+
+def _source_cell(runs: RunPair, part: Part) -> Cell:
+    """Make the cell that puts the source run's values into a part, from the first position at which the runs differ."""
+    site, begin, run, source = part.site, 0, runs.held, runs.given
+    keys = [site_key(site, layer) for layer in part.layers or ()]
+    if SITES[site].by_token and part.positions is not None:
+        differing = torch.stack(
+            [
+                (part.select(run[key]) != part.select(source[key]))
+                .transpose(0, 1)
+                .flatten(1)
+                .any(1)
+                for key in keys
+            ]
+        )
+        if part.positions == tuple(sorted(part.positions)):
+            first = int(differing.any(0).int().argmax())
+            part = replace(part, positions=part.positions[first:])
+        begin = min(part.positions or (0,))
+    own = replace_full_axes_by_none(part, sizes=run[keys[0]].shape[1:])
+
+    def source_values(values: Tensor, at: At) -> Tensor:
+        return copy_to_device(
+            own.select(source[site, at.layer][at.sequences]), values.device, values.dtype
+        )
+
+    patch = edit(site, source_values, **{**own.where, "label": f"patch {site}"})
+    touched, first = touched_places(runs.edits)
+    return Cell(
+        touches=((site, own.layers), *touched),
+        begin=min(begin, first) if runs.edits else begin,
+        make=lambda references: (*runs.edits, patch),
+        whole_batch=any(one.whole_batch for one in runs.edits),
+    )
+
+
+def _edit_cell(runs: RunPair, part: Part, make: MakesEdit) -> Cell:
+    """Make the cell of the edit that ``make`` returns for a part; InputError if that is none of this site."""
+    made = make(part.site, **replace_full_axes_by_none(part, sizes=runs.sizes).where)
+    if not isinstance(made, Edit) or made.site != part.site:
+        kind = f"an edit of {made.site!r}" if isinstance(made, Edit) else type(made).__name__
+        raise InputError(
+            f"what was to be put into a part of {part.site!r} is {kind}; need an edit of that site"
+        )
+    return cell_of_edits((*runs.edits, made))

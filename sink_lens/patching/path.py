@@ -17,6 +17,9 @@ receiver. The sender's own sublayer is not frozen, because the sender reaches th
 recomputed. With ``freeze="attention"`` the MLPs in between, and only these, are recomputed as well, as in Wang et al.,
 where a path runs through residual connections and MLPs.
 
+Noising a writer of a circuit's graph through a reader gives minus the exact score of their edge (``circuits.exact``,
+in one run each); but a head in front of a norm has the norm's divisor recomputed here.
+
 Reference: Wang et al., arXiv 2211.00593, appendix B; Goldowsky-Dill et al., arXiv 2304.05969.
 """
 
@@ -174,12 +177,8 @@ def path_patch(
         end.site,
         *(start.site for start in senders),
     }
-    own = run_with(
-        lens, run, sites=tuple(sites), loss=False, logits="final" in sites, progress=False
-    ).tensors
-    other = run_with(
-        lens, source, sites=tuple(sites), loss=False, logits="final" in sites, progress=False
-    ).tensors
+    kept = {"sites": tuple(sites), "loss": False, "logits": "final" in sites, "progress": False}
+    own, other = (run_with(lens, batch, **kept).tensors for batch in (run, source))
     every = [*senders, end]
     edits_for_model(
         lens,
@@ -251,20 +250,16 @@ def make_frozen_edits(
     which: Frozen,
 ) -> list[Edit]:
     """Return edits that hold what attention, or every sublayer, writes between both parts at ``baseline`` values."""
-    found = []
+    found, start, end = [], _computation_order(sender, lens), _computation_order(receiver, lens)
     for name in ADDED:
         if which == "attention" and name == "mlp_out":
             continue
-        layers = []
-        for layer in lens.layers_with(name):
-            begins, ends = (layer, ORDER[_BEGINS.get(name, name)]), (layer, ORDER[name])
-            carries = begins <= _computation_order(sender, lens) <= ends
-            if (
-                not carries
-                and _computation_order(sender, lens) < ends
-                and ends < _computation_order(receiver, lens)
-            ):
-                layers.append(layer)
+        begins = ORDER[_BEGINS.get(name, name)]  # the sublayer that holds the sender carries it
+        layers = [
+            layer
+            for layer in lens.layers_with(name)
+            if start < (layer, begins) and (layer, ORDER[name]) < end
+        ]
         if layers:
             values = {layer: baseline[name, layer] for layer in layers}
             found.append(freeze(name, values, layers=layers, label=f"frozen {name}"))

@@ -1,7 +1,7 @@
 """The baseline run and the source run of a sweep of patches, and the metric under every patch."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..activations.forward import check_tokens
 from ..arguments import value_in_words
 from ..configuration import make_config
 from ..data.tokens import TokenBatch, positions_in_all, refuse_bos_of_ids
@@ -26,11 +25,13 @@ from ..engine.needs import Needs
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_key
-from .cells import MakesEdit
 from .config import PatchConfig, refuse_equal_tokens
 from .pair_file import read_pairs
 from .pairs import PromptPair, Sequences, batch_of_prompts, pair_prompts
 from .parts import make_put_spec, parts_to_patch
+
+MakesEdit = Callable[..., Edit]
+"""Makes an edit from a site and the arguments that choose a part of it, such as ``edits.zero``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,6 @@ def run_batches(
     """Run the model on batches of one shape, in shared forwards, with these edits; return what ``needs`` lists."""
     runs = []
     for batch in batches:
-        check_tokens(lens, batch)
         given = edits_for_model(lens, edits, n_positions=batch.n_positions)
         runs.append((batch, Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)))
     found = run_checked_edits(lens, runs, needs)

@@ -295,15 +295,13 @@ def _run_model(
 ) -> tuple[Any, list[str]]:
     (
         capture,
-        as_lens,
-        as_batch,
+        resolve,
         decode_tokens,
     ) = (  # by name: the rest of the report is drawn without torch
         import_object(f"sink_lens.{one}")
         for one in (
             "activations.record:capture",
-            "models.load:as_lens",
-            "data.tokens:as_batch",
+            "activations.forward:resolve",
             "data.tokens:decode_tokens",
         )
     )
@@ -311,8 +309,7 @@ def _run_model(
         raise InputError(
             "a model was given without a text; need what it reads, such as a text, as second argument"
         )
-    lens = as_lens(model)
-    batch = as_batch(tokens, lens.tokenizer)
+    lens, batch = resolve(model, tokens)
     if not 0 <= sequence < batch.n_sequences:
         raise InputError(f"sequence {sequence} does not exist; need 0 to {batch.n_sequences - 1}")
     own = batch[sequence : sequence + 1].cut(int(batch.lengths[sequence]))

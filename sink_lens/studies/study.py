@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import pandas as pd
 
-from ..activations.forward import check_tokens
+from ..activations.forward import resolve
 from ..chain.config import ReadConfig
 from ..configuration import make_config
 from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens
@@ -18,8 +18,6 @@ from ..models.inputs import (
     check_sequences,
     config_of_given,
     describe_provenance,
-    load_model,
-    make_tokens,
 )
 from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
@@ -62,16 +60,11 @@ def resolve_inputs(
         tokens, TokenBatch
     ):  # refuse what the model cannot have before its weights are read
         check_sequences(config)
-    lens = load_model(config) if is_named else as_lens(model)
+    given = tokens if isinstance(tokens, TokenBatch) else None
+    lens, batch = resolve(model, given, config=config)
     if every_layer:
         check_plain_layers(lens)
-    batch = (
-        tokens
-        if isinstance(tokens, TokenBatch)
-        else make_tokens(lens, config=config, bos=config.bos)
-    )
-    check_tokens(lens, batch)
-    return config, lens, as_batch(batch)
+    return config, lens, batch
 
 
 def make_study_config(

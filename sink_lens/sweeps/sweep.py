@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..activations.forward import check_tokens
+from ..activations.forward import resolve
 from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import Prompts, TokenBatch, as_batch
 from ..edits.mean_ablation import tokens_to_average
@@ -29,9 +29,9 @@ from ..engine.trust import make_accurate_engine
 from ..errors import InputError, RunError
 from ..estimate import max_n_tokens
 from ..models.bundled import find_header
-from ..models.inputs import check_sequences, describe_provenance, load_model, make_tokens
+from ..models.inputs import check_sequences, describe_provenance
 from ..models.lens import LensModel
-from ..models.load import ModelLike, as_lens
+from ..models.load import ModelLike
 from ..progress import tqdm
 from ..records import RunWriter, create_run, default_run_folder, place_of_run
 from ..records.reading import damaged_file_error, read_columns
@@ -366,13 +366,8 @@ def _collect_request(
         what.n_cells(header, n_positions=longest if batch is None else batch.n_positions)
         for metric in () if given else how.metrics:
             metric.last_layer(header)
-    lens = load_model(how) if named else as_lens(model)
+    lens, batch = resolve(model, tokens, config=how, bos="auto" if texts is None else how.bos)
     given = given or [import_metric(one.name) if ":" in one.name else one for one in how.metrics]
-    if texts is not None:
-        batch = as_batch(texts, lens.tokenizer, bos=how.bos)
-    elif batch is None:
-        batch = make_tokens(lens, config=how, bos=how.bos)
-    check_tokens(lens, batch)
     what = in_texts(what, batch)
     return _Request(lens=lens, what=what, batch=batch, metrics=given, how=how)
 

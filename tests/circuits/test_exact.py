@@ -1,4 +1,4 @@
-"""Exact scores: path patching by hand, and a node that is patched whole; ``test_ablated.py`` has other edges."""
+"""Exact scores: path patching, by hand too, and a node that is patched whole; ``test_ablated.py`` has other edges."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,10 @@ from sink_lens.circuits.ablated import compute_circuit_metrics
 from sink_lens.circuits.circuit import find
 from sink_lens.circuits.exact import exact_node_scores, exact_scores
 from sink_lens.models.load import wrap
+from sink_lens.patching.path import path_patch
 from tests.zoo.mechanisms import wire
 
-from .tiny_runs import circuit, exact_lens, pair, runs_of
+from .tiny_runs import METRIC, circuit, exact_lens, pair, runs_of
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite", "gpt_neox", "headnorm"])
@@ -97,3 +98,35 @@ def test_an_exact_edge_equals_path_patching_by_hand():
     found = exact_scores(runs, [runs.graph.index["a0.h1->a2.kv1<k>"]])[:, 0]
     assert found == pytest.approx((values[0] - values[1]).numpy(), abs=3e-5)
     assert np.abs(found).max() > 1e-3
+
+
+REST = [pytest.param(family, marks=pytest.mark.exhaustive) for family in ("llama", "granite")]
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neox", *REST])
+def test_an_exact_edge_equals_path_patching_with_all_outputs_between_frozen(family):
+    lens = exact_lens(family)
+    runs = runs_of(lens)
+    graph, kv_head = runs.graph, lens.n_kv_heads - 1
+    senders = {"m0": ("mlp_out", 0)}
+    if family != "gemma2":  # a norm behind its heads divides what each writes by the size of all
+        senders["a0.h1"] = ("z", 0, 1)
+    receivers = {"q": ("q", 2, 1), "k": ("k", 2, kv_head), "v": ("v", 2, kv_head)}
+    receivers |= {"mlp": ("mlp_in", 2), "logits": ("final", 2)}
+    readers = [
+        next(
+            one.name
+            for one in graph.readers
+            if one.kind == kind and one.layer >= 2 and one.head in (-1, end[-1])
+        )
+        for kind, end in receivers.items()
+    ]
+    edges = [f"{start}->{end}" for end in readers for start in senders]
+    scores = exact_scores(runs, [graph.index[edge] for edge in edges]).mean(0)
+    ends = {"sender": list(senders.values()), "metric": METRIC, "direction": "noising"}
+    patched = [
+        path_patch(lens, *pair(), receiver=end, **ends).frame["effect"]
+        for end in receivers.values()
+    ]
+    assert np.abs(scores).max() > 1e-3
+    assert scores == pytest.approx(-np.concatenate(patched), abs=1e-6), edges
