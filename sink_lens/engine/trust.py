@@ -15,7 +15,7 @@ The deviation that was found is kept in the plan, and stands in the run's record
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -145,21 +145,18 @@ def make_engine(
     metrics: Sequence[Metric],
     *,
     batch_size: int | None = None,
-    keep_plan: Callable[[Plan], object] = lambda plan: None,
 ) -> Engine:
     """Make the engine that runs some cells, by a plan that was compared with the bridge.
 
     A forward has ``batch_size`` sequences; None takes as many as length and memory allow. It has all of them if a
-    metric or an edit reads all at once. ``keep_plan`` is called with the plan.
+    metric or an edit reads all at once.
     """
     needs = Needs.of_metrics(metrics, lens=lens, cells=cells)
     plan = choose_plan(lens, batch, needs, n_cells=len(cells))
     if batch_size is not None and not needs.together:
         prompts = min(batch.n_sequences, batch_size)
         plan = replace(plan, prompts=prompts, pack=max(1, batch_size // prompts) if plan.cut else 1)
-    engine = make_accurate_engine(lens, batch, cells, metrics, plan=plan)
-    keep_plan(engine.plan)
-    return engine
+    return make_accurate_engine(lens, batch, cells, metrics, plan=plan)
 
 
 def _compare_with_bridge(engine: Engine) -> tuple[float, float, int, Exception | None]:

@@ -154,7 +154,7 @@ def path_patch(
         ("receiver", "('q', 4, 1)"),
         ("metric", "metrics.sink_mass(0)"),
     ):
-        if getattr(asked, name) is None:
+        if getattr(asked, name) in (None, []):
             raise InputError(f"no {name} was given; need one, such as {such}")
     refuse_bos_of_ids((clean, corrupted), asked.bos)
     pair = pair_prompts(lens, clean, corrupted, bos=asked.bos)
@@ -163,8 +163,6 @@ def path_patch(
     measured = as_metric(asked.metric, lens, pair.clean, pair.corrupted)
     given_senders = asked.sender if isinstance(asked.sender, list) else [asked.sender]
     senders = [_read_part(lens, given, tokens=run) for given in given_senders]
-    if not senders:
-        raise InputError("no sender was given; need at least one, such as ('z', 3, 0)")
     end = _read_part(lens, asked.receiver, tokens=run)
     for start in senders:
         if _computation_order(start, lens) >= _computation_order(end, lens):
@@ -222,7 +220,7 @@ def path_patch(
         effects = values - baseline
         span = float((wanted - baseline)[~effects.isnan()].mean())
         effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())
-        head = start.heads[0] if start.heads is not None and len(start.heads) == 1 else None
+        head = start.heads[0] if start.heads and len(start.heads) == 1 else None
         normalised = effect / span if span != 0 else math.nan
         rows.append(
             (start.site, _only_layer(start), head, float(values.nanmean()), effect, normalised, n)

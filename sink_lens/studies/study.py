@@ -50,17 +50,14 @@ def resolve_inputs(
         InputError: what ``make_study_config`` refuses, or tokens that the model does not have.
         ModelError: ``every_layer`` is True, and the model has layers without attention.
     """
-    tokens = tokens if tokens is None or isinstance(tokens, str) else as_batch(tokens)
+    given = None if tokens is None or isinstance(tokens, str) else as_batch(tokens)
     is_named = isinstance(model, str | Path)
     model = model if is_named else as_lens(model)
     config = make_study_config(wanted, model, config=config, tokens=tokens, fields=fields)
-    if isinstance(tokens, TokenBatch):
-        config = config_of_given(config, tokens, asked=fields)
-    if is_named and not isinstance(
-        tokens, TokenBatch
-    ):  # refuse what the model cannot have before its weights are read
-        check_sequences(config)
-    given = tokens if isinstance(tokens, TokenBatch) else None
+    if given is not None:
+        config = config_of_given(config, given, asked=fields)
+    elif is_named:
+        check_sequences(config)  # before the weights are read
     lens, batch = resolve(model, given, config=config)
     if every_layer:
         check_plain_layers(lens)
@@ -72,7 +69,7 @@ def make_study_config(
     model: ModelLike,
     *,
     config: C | None,
-    tokens: TokenBatch | str | None,
+    tokens: Tokens | str | None,
     fields: Mapping[str, Any],
 ) -> C:
     """Return a study's configuration: ``config`` for the given model.

@@ -100,13 +100,13 @@ class ChainCircuit(Drawable):
         """
         return picture.draw_chain(self, style=style, width=width)
 
-    def draw_paths(self, style: Style = "page", *, width: float | None = None) -> Figure:
-        """Draw the measured paths between the nodes of the chain, in a style and width as ``draw`` takes them.
+    def draw_paths(self) -> Figure:
+        """Draw the measured paths between the nodes of the chain.
 
         Raises:
             RunError: no path was measured.
         """
-        return diagram.draw_diagram(sketches.sketch_paths(self), style=style, width=width)
+        return diagram.draw_diagram(sketches.sketch_paths(self), style="page")
 
 
 def chain_circuit(run: Run) -> ChainCircuit:
