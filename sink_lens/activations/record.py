@@ -191,7 +191,7 @@ def capture(
         InputError: layers or positions do not exist, or the result would be larger than allowed.
     """
     lens, batch = resolve(model, tokens)
-    return capture_batch(
+    found = capture_batch(
         lens,
         batch,
         sites=sites,
@@ -201,6 +201,13 @@ def capture(
         batch_size=batch_size,
         progress=progress,
     )
+    for (site, layer), tensor in found.tensors.items():
+        axes = [
+            one if positions is None or one != "position" else "asked"
+            for one in SITES[site].axis_names
+        ]
+        found.tensors[site, layer] = as_given(tensor, batch.given, axes=axes)
+    return found
 
 
 def capture_batch(
@@ -214,7 +221,7 @@ def capture_batch(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> Captured:
-    """Do as ``capture`` with checked tokens."""
+    """Do as ``capture`` with checked tokens, but leave each text in a row, from position 0 on."""
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
@@ -277,14 +284,8 @@ def capture_batch(
             raise never_fired_error(lost, layer=layer, lens=lens)
     tensors = {}
     for site, layer in sorted(kept):
-        axes = [
-            one if places is None or one != "position" else "asked"
-            for one in SITES[site].axis_names
-        ]
         parts = kept.pop((site, layer))
-        tensors[site, layer] = as_given(
-            torch.cat(parts) if len(parts) > 1 else parts[0], batch.given, axes=axes
-        )
+        tensors[site, layer] = torch.cat(parts) if len(parts) > 1 else parts[0]
     return Captured(
         tensors=tensors,
         positions=None if positions is None else tuple(positions),

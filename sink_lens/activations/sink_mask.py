@@ -90,7 +90,7 @@ def sink_mask(
     marked, said = mark_sinks(lens, batch, by=by, threshold=threshold, batch_size=batch_size)
     for text, answer in said.items():
         log.log(logging.INFO if answer == "marked" else logging.WARNING, "marked as sinks %s", text)
-    return marked
+    return as_given(marked, batch.given)
 
 
 def mark_sinks(
@@ -101,7 +101,7 @@ def mark_sinks(
     threshold: float | None = None,
     batch_size: int | None = None,
 ) -> tuple[Bool[Tensor, "batch position"], dict[str, "Answer"]]:
-    """Do as ``sink_mask``; return the mask, and the answers of its gaps with their texts instead of logging them."""
+    """Do as ``sink_mask``, with a text a row; return the answers of the gaps, with their texts, too, and log none."""
     said: dict[str, Answer] = {}
     if by == "either" and threshold is not None:
         raise InputError(
@@ -116,7 +116,7 @@ def mark_sinks(
             said[gap_text(found, scores, by=rule)] = gap_answer(found, scores, by=rule)
             limit = math.inf if found is None else found.threshold
         marked |= scores >= limit
-    return as_given(marked & batch.valid.cpu(), batch.given), said
+    return marked & batch.valid.cpu(), said
 
 
 def sink_scores(

@@ -281,7 +281,7 @@ class Streamed:
 class Captured:
     """Captured tensors, on the CPU, indexed as ``captured["resid_post", 3]`` or ``captured["final"]``."""
 
-    tensors: Mapping[tuple[str, int], Tensor] = field(repr=False)
+    tensors: dict[tuple[str, int], Tensor] = field(repr=False)
     positions: tuple[int, ...] | None
     """The captured positions (query positions for scores and pattern); None means all."""
     path: str

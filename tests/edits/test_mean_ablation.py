@@ -1,5 +1,6 @@
 """Three means, by hand, and one meaning in every command that takes one."""
 
+import pandas as pd
 import pytest
 import torch
 
@@ -54,6 +55,24 @@ def test_the_three_means_by_hand(lens, batch):
         rows = [row for row, length in enumerate(LENGTHS) if length > position]
         wanted = torch.stack([clean[row, position] for row in rows]).mean(0).float()
         torch.testing.assert_close(found[0, position], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_means_are_the_same_where_rows_are_padded_on_the_left(lens, batch):
+    ids, mask = torch.zeros(2, 3, 24, dtype=torch.long)
+    for row, length in enumerate(LENGTHS):
+        ids[row, 24 - length :], mask[row, 24 - length :] = batch.tokens[row, :length], 1
+    left = {"input_ids": ids, "attention_mask": mask}
+    for make in (edits.mean_ordinary, edits.mean_all, edits.mean_aligned):
+        own, other = (make(lens, tokens, "mlp_out", layers=[3]) for tokens in (batch, left))
+        losses = [run_with(lens, batch, edit).loss for edit in (own, other)]
+        torch.testing.assert_close(*losses, rtol=0, atol=1e-6)
+    grid = Grid.of(*(EditGrid(kind=mean, site="mlp_out", layers=3) for mean in MEANS))
+    metric = MetricSpec(name="loss")
+    swept = [
+        sweep(lens, grid, tokens=tokens, metrics=[metric], progress=False).values
+        for tokens in (batch, left)
+    ]
+    pd.testing.assert_frame_equal(*swept, atol=1e-6)
 
 
 def test_every_command_that_takes_a_mean_takes_the_same_one(lens, batch, tmp_path):
