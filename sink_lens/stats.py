@@ -45,6 +45,10 @@ class Interval:
     n: int
     """Number of units in the estimate; units with a nan are dropped and not counted."""
 
+    @property
+    def excludes_zero(self) -> bool:
+        return bool(self.low > 0 or self.high < 0)
+
 
 def interval(
     values: Any,

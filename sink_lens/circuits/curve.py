@@ -16,6 +16,7 @@ run keeps at least 80%, by the lower end of its interval, and at most 120%. Size
 and the first that fails ends it, so that asking several does not make the 95% smaller.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -63,11 +64,6 @@ class FaithfulnessJudge:
         difference = self.values_of_model - self.values_without_edges
         return interval(difference, generator=np.random.default_rng([self.seed, 3]))
 
-    @property
-    def is_gap_clear(self) -> bool:
-        """True if the interval of ``gap`` leaves out 0; faithfulness is undefined otherwise."""
-        return bool(self.gap.low > 0 or self.gap.high < 0)
-
     def edges_on_paths(self, circuit: Bool[np.ndarray, " edge"]) -> Bool[np.ndarray, " edge"]:
         graph = self.runs.graph
         return connected_edges(graph, circuit, outputs=output_readers(self.runs.metric, graph))
@@ -94,7 +90,7 @@ class FaithfulnessJudge:
         """Return a table with the faithfulness of each circuit, from ``values``, its metric on each pair.
 
         Columns: ``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95% bootstrap; nan for one pair). The
-        last three are nan if ``is_gap_clear`` is False.
+        last three are nan unless the interval of ``gap`` excludes 0.
         """
         n, gap = len(self.values_of_model), self.values_of_model - self.values_without_edges
         f = (values.mean(1) - self.values_without_edges.mean()) / gap.mean()
@@ -110,7 +106,7 @@ class FaithfulnessJudge:
                 ]
             low, high = np.nanquantile(ratios, [0.025, 0.975], axis=1)
         frame = pd.DataFrame({"value": values.mean(1), "faithfulness": f, "low": low, "high": high})
-        if not self.is_gap_clear:
+        if not self.gap.excludes_zero:
             frame[["faithfulness", "low", "high"]] = np.nan
         return frame
 
@@ -138,11 +134,8 @@ def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
     for by, own in frame.groupby("by", sort=False):
         f = own.groupby("share")["faithfulness"].agg(lambda draws: draws.to_numpy().mean())
         share, f = f.index.to_numpy(float), f.to_numpy(float)
-        cpr, cmd = (trapezoid_area(share, one) for one in (f, np.abs(1 - f)))
-        log_cpr, log_cmd = (
-            trapezoid_area(share, one, logarithmic=True) for one in (f, np.abs(1 - f))
-        )
-        rows.append({"by": by, "cpr": cpr, "cmd": cmd, "cpr_log": log_cpr, "cmd_log": log_cmd})
+        ways = itertools.product((False, True), (f, np.abs(1 - f)))
+        rows.append([by, *(trapezoid_area(share, one, logarithmic=log) for log, one in ways)])
     return pd.DataFrame(rows, columns=["by", "cpr", "cmd", "cpr_log", "cmd_log"])
 
 

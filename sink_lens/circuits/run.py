@@ -241,15 +241,14 @@ class _Request:
         gap = interval(
             found.gap.double().numpy(), generator=np.random.default_rng([config.seed, 6])
         )
-        if ablation == self.config.used_ablation == "resample" and not (
-            gap.low > 0 or gap.high < 0
-        ):
+        own = ablation == self.config.used_ablation
+        if own and ablation == "resample" and not gap.excludes_zero:
             raise InputError(
                 f"{found.metric.name} differs by {gap.estimate:.3g} [{gap.low:.3g}, {gap.high:.3g}] between clean and "
                 "corrupted prompts, which covers 0: there is nothing that a circuit could explain. Need pairs whose "
                 "corrupted prompt changes the metric"
             )
-        if writer is not None and ablation == self.config.used_ablation:
+        if writer is not None and own:
             values = {
                 "clean": found.clean_values.tolist(),
                 "corrupted": found.corrupted_values.tolist(),

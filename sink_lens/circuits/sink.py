@@ -41,7 +41,7 @@ def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
     names = [f"without_sink_faithfulness{end}" for end in ("", "_low", "_high")]
     if circuit.runs.first_difference(slice(None)) > position or config.freeze:
         return {"sink_share": 0.0, "sink_share_top": 0.0} | dict.fromkeys(
-            names, 1.0 if judge.is_gap_clear else np.nan
+            names, 1.0 if judge.gap.excludes_zero else np.nan
         )
     if not METHODS[config.method].patches:
         some = with_sink_span(

@@ -114,17 +114,9 @@ def _real_patch_fields(
     row["unseen_nodes"] = ""
     if check is not None:
         made = make_check(circuit.scores, circuit.chosen, check)
-        row |= {
-            "rank_correlation": made.rank_correlation,
-            "missed": made.missed,
-            "weakest": made.weakest,
-        }
-        over, sampled = made.outside_counts
-        row |= {
-            "outside_over": over,
-            "outside_sampled": sampled,
-            "outside_at_most": made.most_outside,
-        }
+        row |= {name: getattr(made, name) for name in ("rank_correlation", "missed", "weakest")}
+        row["outside_over"], row["outside_sampled"] = made.outside_counts
+        row["outside_at_most"] = made.most_outside
     if nodes is not None:
         unseen = nodes.loc[nodes["unseen"]].sort_values("exact", key=abs, ascending=False)
         row |= {"patched_nodes": len(nodes), "unseen_nodes": " ".join(unseen["node"].tolist())}

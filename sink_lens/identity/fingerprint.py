@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..records import (
 from ..schema import column_names
 from ..signatures import takes
 from .config import TWO, FingerprintConfig
-from .features import Inputs, ModelFacts, cached_features, read_facts, read_features, shared_inputs
+from .features import ModelFacts, cached_features, read_facts, read_features, shared_inputs
 from .models_to_measure import ModelToMeasure, models_to_measure
 from .nulls import NULLS
 from .seedprint import compare_states
@@ -134,14 +134,41 @@ def fingerprint(
     nulls = pd.DataFrame(null_rows, columns=column_names("fingerprint", "nulls"))
     from .pages.fingerprint import pair_sentences
 
-    made = Fingerprint(
-        folder=None,
+    tables = {"models": models_table, "pairs": pairs, "nulls": nulls}
+    sentences = pair_sentences(pairs, inputs=config.inputs, decides=config.decides)
+    notes = tuple(_make_notes(pairs, known=known, config=config))
+    with (
+        place_of_run(out, name="fingerprint") as place,
+        create_run(
+            place.folder,
+            kind="fingerprint",
+            config=asdict(config),
+            provenance={
+                "models": models_table["model"].tolist(),
+                "weights_sha256": models_table["weights_sha256"].tolist(),
+                "tokens_sha256": inputs.digest,
+                "token_source": f"random {inputs.kind}",
+                "bos_condition": "without",
+                "dtype": sorted(set(models_table["dtype"])),
+                "versions": package_versions(),
+            },
+            expects=("models", "pairs", "nulls", "findings"),
+            overwrite=overwrite,
+            started=started,
+        ) as writer,
+    ):
+        writer.write_csv("models", models_table)
+        writer.write_table("pairs", pairs)
+        writer.write_table("nulls", nulls)
+        writer.write_findings(sentences, notes=notes)
+    return Fingerprint(
+        folder=place.named,
+        place=place,
         config=config,
-        tables={"models": models_table, "pairs": pairs, "nulls": nulls},
-        headline="\n".join(pair_sentences(pairs, inputs=config.inputs, decides=config.decides)),
-        notes=tuple(_make_notes(pairs, known=known, config=config)),
+        tables=tables,
+        headline="\n".join(sentences),
+        notes=notes,
     )
-    return _write_run(made, inputs, out=out, overwrite=overwrite, started=started)
 
 
 def models_to_compare(
@@ -206,42 +233,6 @@ def _make_notes(
     if same:
         said.append(f"{', '.join(same)}: some of these have the very same weights")
     return said
-
-
-def _write_run(
-    found: Fingerprint,
-    inputs: Inputs,
-    *,
-    out: str | os.PathLike[str] | None,
-    overwrite: bool,
-    started: str,
-) -> Fingerprint:
-    provenance: dict[str, Any] = {
-        "models": found.tables["models"]["model"].tolist(),
-        "weights_sha256": found.tables["models"]["weights_sha256"].tolist(),
-        "tokens_sha256": inputs.digest,
-        "token_source": f"random {inputs.kind}",
-        "bos_condition": "without",
-        "dtype": sorted(set(found.tables["models"]["dtype"])),
-        "versions": package_versions(),
-    }
-    record: dict[str, Any] = {
-        "config": asdict(found.config),
-        "provenance": provenance,
-        "overwrite": overwrite,
-        "started": started,
-        "kind": "fingerprint",
-        "expects": ("models", "pairs", "nulls", "findings"),
-    }
-    with (
-        place_of_run(out, name="fingerprint") as place,
-        create_run(place.folder, **record) as writer,
-    ):
-        writer.write_csv("models", found.tables["models"])
-        writer.write_table("pairs", found.frame)
-        writer.write_table("nulls", found.tables["nulls"])
-        writer.write_findings(found.sentences, notes=found.notes)
-    return replace(found, folder=place.named, place=place)
 
 
 def run_fingerprint(

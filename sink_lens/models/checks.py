@@ -354,7 +354,8 @@ def check_bridge_logits(
         ):  # a late position may overflow in half precision, which is measured
             ids = probe_tokens(plain)
             expected = _plain_logits(plain, ids)
-        found = _bridge_logits(bridge, ids).float()
+        with switch_to_eval_mode(bridge), torch.no_grad():
+            found: Tensor = bridge(ids, use_cache=False).float()
     except (RuntimeError, ValueError) as error:
         need = "a model that runs as transformers and as TransformerLens have it"
         if plain.dtype != torch.float32:
@@ -465,9 +466,3 @@ def uneditable_sites(
 def _plain_logits(plain: PreTrainedModel, ids: Tensor) -> Tensor:
     with switch_to_eval_mode(plain), without_compiled_forwards(plain), torch.no_grad():
         return plain(ids, use_cache=False).logits.float()
-
-
-def _bridge_logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:
-    with switch_to_eval_mode(bridge), torch.no_grad():
-        logits: Tensor = bridge(ids, use_cache=False)
-    return logits

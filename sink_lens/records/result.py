@@ -117,12 +117,8 @@ class Result(Finding):
             return ()
 
     def __repr__(self) -> str:
-        """Return at most three lines: the first sentences, and the folder."""
-        return _short_result_text(self.headline, self.folder)
-
-
-def _short_result_text(headline: str, folder: Path | None) -> str:
-    return (headline.splitlines() or [""])[0] + ("" if folder is None else f"\nin {folder}")
+        where = "" if self.folder is None else f"\nin {self.folder}"
+        return (self.sentences or ("",))[0] + where
 
 
 def _read_result_run(folder: Path | None, place: Place | None) -> Run:

@@ -9,7 +9,6 @@ With spans of positions there is one node for each span, whose place among them 
 """
 
 import base64
-import gzip
 import json
 import math
 import re
@@ -26,6 +25,7 @@ import pandas as pd
 from sink_lens.records.provenance import plain_json
 from sink_lens.report.offline import (
     frame_html,
+    gzip_base64,
     script_hashes,
     template_environment,
     unpacking_script,
@@ -207,8 +207,7 @@ def _json_cell(value: Any) -> Any:
 
 def explorer_script(graphs: Sequence[Mapping[str, Any]]) -> str:
     texts = [json.dumps(plain_json(graph), separators=(",", ":")) for graph in graphs]
-    packed = [base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode() for text in texts]
-    then = f"await exploreCircuits({json.dumps(packed)});"
+    then = f"await exploreCircuits({json.dumps(list(map(gzip_base64, texts)))});"
     return unpacking_script(explorer_javascript(), name="exploreCircuits", then=then)
 
 

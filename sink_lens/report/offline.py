@@ -4,7 +4,7 @@ import base64
 import gzip
 import hashlib
 import html
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import jinja2
@@ -38,12 +38,12 @@ def template_environment(folder: Path = Path(__file__).parent) -> jinja2.Environ
 
 def unpacking_script(bundle: str, *, name: str, then: str) -> str:
     """Return JavaScript that runs the script ``bundle`` if the global ``name`` is undefined, and then ``then``."""
-    return _LOADER % (name, _gzip_base64(bundle), then)
+    return _LOADER % (name, gzip_base64(bundle), then)
 
 
-@cache
-def _gzip_base64(bundle: str) -> str:
-    return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
+@lru_cache(maxsize=4)
+def gzip_base64(text: str) -> str:
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def script_hashes(*scripts: str) -> str:

@@ -16,19 +16,13 @@ from sink_lens.text import as_text, interval_text, join_and, name_in_words, safe
 MOST_RUNS = 6
 """More than these do not fit beside each other, nor into 5 MB."""
 
-_SAME = (
-    ("dtype", "provenance"),
-    ("bos_condition", "provenance"),
-    ("bos", "provenance"),
-    ("token_source", "provenance"),
-    ("sequences", "provenance"),
-    ("length", "provenance"),
-    ("data_sha256", "provenance"),
-    ("tokenizer_sha256", "provenance"),
-    ("thresholds", "provenance"),
-    ("threshold", "config"),
-    ("interventions", "config"),
-)
+_SAME = {
+    "provenance": (
+        *("dtype", "bos_condition", "bos", "token_source", "sequences", "length"),
+        *("data_sha256", "tokenizer_sha256", "thresholds"),
+    ),
+    "config": ("threshold", "interventions"),
+}
 """What runs must share, or their numbers mean different things: of the provenance, or of the configuration."""
 COMPARED_BY = {
     "dtype": ("dtype",),
@@ -193,12 +187,11 @@ def check_comparable(runs: Sequence[Run], *, group_by: Sequence[str] = ()) -> No
         raise _incomparable_error(runs, {"kind": kinds})
     allowed = {name for one in group_by for name in COMPARED_BY[one]}
     differing: dict[str, list[Any]] = {}
-    for name, where in _SAME:
-        values = [
-            (run.provenance if where == "provenance" else run.config).get(name) for run in runs
-        ]
-        if name not in allowed and any(one != values[0] for one in values):
-            differing[name] = values
+    for where, names in _SAME.items():
+        for name in names:
+            values = [getattr(run, where).get(name) for run in runs]
+            if name not in allowed and any(one != values[0] for one in values):
+                differing[name] = values
     models = [run.provenance.get("weights_sha256") or run.provenance.get("model") for run in runs]
     tokens = [run.provenance.get("tokens_sha256") for run in runs]
     if (

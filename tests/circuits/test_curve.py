@@ -25,7 +25,7 @@ def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
     assert nothing == pytest.approx(found.runs.corrupted_values[second].mean().item(), abs=1e-5)
     small = curve.frame[curve.frame["share"] == 0.1]
     assert len(small[small["by"] == "random"]) == 2
-    if found.faithfulness_judge.is_gap_clear:
+    if found.faithfulness_judge.gap.excludes_zero:
         f = (small["value"] - nothing) / curve.gap.estimate
         assert small["faithfulness"].to_numpy() == pytest.approx(f.to_numpy())
     else:

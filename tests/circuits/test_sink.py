@@ -38,7 +38,7 @@ def test_scores_parted_by_position_give_the_sinks_share_and_the_rest_its_faithfu
         circuit.faithfulness_judge.values_without_edges.mean(),
     )
     expected = (m - nothing) / (circuit.faithfulness_judge.values_of_model.mean() - nothing)
-    if circuit.faithfulness_judge.is_gap_clear:
+    if circuit.faithfulness_judge.gap.excludes_zero:
         assert found["without_sink_faithfulness"] == pytest.approx(float(expected))
     else:
         assert np.isnan(found["without_sink_faithfulness"])
