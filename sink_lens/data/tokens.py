@@ -500,8 +500,12 @@ def refuse_integer_positions(batch: TokenBatch, positions: Iterable[int], *, of:
         )
 
 
-def positions_in_all(positions: Iterable[int], batch: TokenBatch, *, of: str) -> tuple[int, ...]:
+def positions_in_all(
+    positions: Iterable[int], batch: TokenBatch, *, of: str, own_ends: bool = False
+) -> tuple[int, ...]:
     """Return positions that are the same in all sequences, counted from 0; a negative one counts back from the end.
+
+    With ``own_ends``, negative ones stay as they are if sequences have several lengths.
 
     Raises:
         InputError: a negative position, and sequences of several lengths; or what ``refuse_integer_positions`` refuses.
@@ -509,6 +513,8 @@ def positions_in_all(positions: Iterable[int], batch: TokenBatch, *, of: str) ->
     asked, lengths = tuple(positions), batch.lengths.tolist()
     refuse_integer_positions(batch, asked, of=of)
     if min(asked, default=0) >= 0:
+        return asked
+    if len(set(lengths)) > 1 and own_ends:
         return asked
     if len(set(lengths)) > 1:
         raise InputError(

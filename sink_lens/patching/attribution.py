@@ -21,7 +21,7 @@ from ..signatures import takes
 from .config import OF_REAL_PATCHES, PatchConfig
 from .first_order import first_order_effects
 from .pairs import Sequences
-from .results import AttributionResult, fields_of_patches, part_table
+from .results import AttributionResult, fields_of_patches, mark_unlike, part_table
 from .run_folder import open_run
 from .run_pair import merge_patch_config, prepare_runs
 
@@ -65,7 +65,7 @@ def attribution_patch(
     frame["changed"] = [runs.has_difference(part) for part in grid]
     frame["n"] = n.numpy()
     return AttributionResult(
-        rows=frame,
+        rows=mark_unlike(frame, grid, runs, pair),
         runs=runs,
         grid=tuple(grid),
         values_then=values_then,

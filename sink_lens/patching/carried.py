@@ -1,13 +1,13 @@
 """At which positions and layers the residual stream carries a metric, by the effects of patches of each of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..edits.effect_table import shown_rows
-from ..text import percent, token_text
+from ..text import as_ranges, join_and, percent, token_text
 
 AXES = ("layer", "position", "head", "key", "unit")
 """The columns that a table of patches may have for what was swept."""
@@ -23,11 +23,40 @@ def position_name(position: int, labels: Mapping[int, str]) -> str:
     return f"position {position} {token_text(label)}" if label else f"position {position}"
 
 
+def comparable_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the patches of places that are the same in all pairs: the others' means are over different words."""
+    return table.loc[table["alike"].eq(True)] if "alike" in table.columns else table
+
+
+def unlike_places(table: pd.DataFrame, *, chosen: Iterable[int] | None) -> list[int]:
+    """Return the positions and keys in ``table`` that are not one place in all pairs; ``chosen`` if none is swept."""
+    if "alike" not in table.columns:
+        return []
+    rows = table.loc[~table["alike"].eq(True)]
+    swept = [name for name in ("position", "key") if name in rows.columns]
+    return [int(one) for name in swept for one in rows[name]] if swept else [*(chosen or ())]
+
+
+def unlike_text(places: Iterable[int]) -> str:
+    """Return in words that ``places`` are not one place in all pairs, and what to do; "" if there is none."""
+    numbers = sorted(set(places))
+    if not numbers:
+        return ""
+    named = as_ranges(numbers) if numbers[0] >= 0 else join_and(map(str, numbers))
+    one = len(numbers) == 1
+    return (
+        f"Position{'s' * (not one)} {named} {'is' if one else 'are'} not the same place in all pairs of prompts: the "
+        "mean over pairs is one over different words, and no sentence is made of it. Positions from -1 down count from "
+        "each prompt's end; or give pairs that differ at the same positions"
+    )
+
+
 def carrying_positions_text(table: pd.DataFrame, *, site: str, labels: Mapping[int, str]) -> str:
     """Return in words at which positions and layers the stream carries the metric; "" if ``table`` cannot tell.
 
     ``table`` has patches of ``site``, ``labels`` is position -> text of its token.
     """
+    table = comparable_rows(table)
     if [name for name in AXES if name in table.columns] != [
         "layer",
         "position",

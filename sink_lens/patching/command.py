@@ -78,6 +78,8 @@ def show_patch(
     n = len(found.differences)
     most = f"; the first {_MOST_DIFFERENCES}" * (n > _MOST_DIFFERENCES)
     yield f"the prompts differ in {plural(n, 'token')}{most}"
+    if found.unlike:
+        yield found.unlike
     few = found.differences.head(_MOST_DIFFERENCES)
     lines = [
         (str(sequence), str(position), token_text(a), token_text(b))

@@ -101,7 +101,8 @@ class PatchConfig:
     layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
     """Layers, such as 0-11 or 3,5. Default: all."""
     positions: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
-    """Positions, from 0 (queries, in scores and pattern). Default: all."""
+    """Positions, from 0 (queries, in scores and pattern); from -1, its last token, back from each prompt's end.
+    Default: all."""
     heads: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
     """Heads; key-value heads in k and v. Default: all."""
     keys: tuple[int, ...] | None = field(default=None, metadata=_RANGES)

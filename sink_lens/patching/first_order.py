@@ -10,6 +10,7 @@ from ..edits.part import Part
 from ..engine.forward import run_with
 from ..engine.gradients import metric_gradients
 from ..models.sites import site_key
+from .parts import select_part
 from .run_pair import RunPair
 
 
@@ -30,10 +31,11 @@ def first_order_effects(
             run == source, 0.0, source - run
         )  # masked scores may be infinite in both runs
         products[key] = difference * gradient.float()
+    lengths = runs.run.lengths.tolist()
     effects = torch.zeros(len(grid), runs.run.n_sequences, dtype=torch.float32)
     for number, part in enumerate(grid):
         for key in {site_key(runs.site, layer) for layer in part.layers or ()}:
-            effects[number] += part.select(products[key]).flatten(1).sum(1)
+            effects[number] += select_part(part, products[key], lengths).flatten(1).sum(1)
         effects[number] = runs.nan_where_short(part, effects[number])
     effects, undefined = effects.double(), runs.baseline.isnan()
     if runs.metric.whole_batch:

@@ -9,7 +9,14 @@ from matplotlib.figure import Figure
 
 from sink_lens.edits.effect_table import rows_beyond_chance, shown_rows
 from sink_lens.errors import RunError
-from sink_lens.patching.carried import AXES, carrying_positions_text
+from sink_lens.patching.carried import (
+    AXES,
+    carrying_positions_text,
+    comparable_rows,
+    unlike_places,
+    unlike_text,
+)
+from sink_lens.patching.pairs import UNLIKE
 from sink_lens.records import Run
 from sink_lens.report.diagram import Style
 from sink_lens.report.page import (
@@ -133,6 +140,10 @@ def _position_labels(run: Run) -> dict[int, str]:
     return {int(row["position"]): token_text(row["text"]) for row in rows}
 
 
+def _unlike_places(run: Run) -> list[int]:
+    return unlike_places(run.need("patches", columns=[]), chosen=run.config.get("positions"))
+
+
 def _changed_labels(run: Run) -> dict[int, str]:
     table = run.optional("differences", columns=["position", "clean", "corrupted"])
     if table is None:
@@ -159,7 +170,9 @@ def _title(run: Run) -> str:
         table, site=str(run.config.get("site", "")), labels=_position_labels(run)
     ):
         return capitalise(f"{_metric_text(run)} {moved}")
-    table = sort_by_magnitude(table, "effect")
+    table = sort_by_magnitude(comparable_rows(table), "effect")
+    if not len(table):
+        return f"{title}: no position is the same place in all pairs of prompts"
     shown = shown_rows(table)
     if not len(shown):
         beyond = (
@@ -216,8 +229,10 @@ def _headline(run: Run) -> list[str]:
     table = sort_by_magnitude(run.need("patches", columns=["effect", "changed"]), "effect")
     prompts = "; ".join(_prompt_sentences(run))
     sentences = [f"{capitalise(prompts)}."] if prompts else []
-    if len(table):
-        sentences.append(f"Largest effect at {_strongest_text(table)}.")
+    if len(comparable := comparable_rows(table)):
+        sentences.append(f"Largest effect at {_strongest_text(comparable)}.")
+    if unlike := unlike_text(_unlike_places(run)):
+        sentences.append(f"{unlike}.")
     same = len(table.loc[~table["changed"].eq(True)])
     alike = (
         f"; {same} patches changed nothing, since the two prompts are the same there"
@@ -252,7 +267,7 @@ def _heatmap_figure(run: Run) -> tuple[str, Figure]:
     way = "moves the metric towards its value in the other prompt, blue away from it. 1 restores that value completely"
     way = way if value == "normalised_effect" else "raises the metric, blue lowers it"
     see = f"Each cell is a place that was {put}; red {way}."
-    texts = _position_labels(run)
+    texts = _position_labels(run) | dict.fromkeys(_unlike_places(run), UNLIKE)
     prompts = [] if texts and "position" in by else _prompt_sentences(run)  # else axes name them
     title = "\n".join([_metric_text(run), *prompts])
     return see, patch_map(table, by=by, value=value, labels=texts, title=title)
@@ -276,7 +291,7 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
         "over_control",
         "95% above controls",
     )
-    names = (*names, "normalised_effect", "approximation", "changed", "n")
+    names = (*names, "normalised_effect", "approximation", "changed", "n", "alike")
     heads = {
         name: _HEADS.get(name, name.replace("_", " "))
         for name in dict.fromkeys(names)

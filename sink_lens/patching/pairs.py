@@ -20,6 +20,8 @@ from .pair_file import Prompt
 
 DIFFER = "(differ)"
 """Label of a position at which clean and corrupted tokens differ, and pairs too."""
+UNLIKE = "(mixed)"
+"""Label of a position that is not the same place in all pairs, so that a mean over pairs is none of one place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class PromptPair:
     """One row per real position where the tokens differ: sequence, position, clean, corrupted (texts of the tokens)."""
     labels: Mapping[int, str]
     """Position -> label: the token (clean/corrupted) if all sequences share it; else "", or ``DIFFER`` where clean and
-    corrupted tokens differ."""
+    corrupted tokens differ, or ``UNLIKE``. Pairs of several lengths have labels from -1, their ends, down too."""
 
     @check_calls
     def run_and_source(self, direction: Direction) -> tuple[TokenBatch, TokenBatch]:
@@ -84,20 +86,44 @@ def pair_prompts(
     joined = tables[0].merge(
         tables[1], on=["sequence", "position"], suffixes=("_clean", "_corrupted")
     )
-    differing = joined.query("token_id_clean != token_id_corrupted")
+    joined = joined.assign(differs=joined["token_id_clean"] != joined["token_id_corrupted"])
+    differing = joined.loc[joined["differs"]]
     names = {"text_clean": "clean", "text_corrupted": "corrupted"}
     shown = differing.rename(columns=names).reindex(
         columns=["sequence", "position", *names.values()]
     )
     shown = shown.reset_index(drop=True)
-    texts = dict.fromkeys(range(first.n_positions), "")
+    lengths = dict(enumerate(first.lengths.tolist()))
+    one_length = len(set(lengths.values())) == 1
+    labels = _position_labels(joined, n_pairs=len(lengths), aligned=one_length)
+    if not one_length:
+        shortest = min(lengths.values())
+        ends = joined.assign(position=joined["position"] - joined["sequence"].map(lengths))
+        ends = ends.loc[ends["position"] >= -shortest]
+        labels |= _position_labels(ends, n_pairs=len(lengths), aligned=True)
+    return PromptPair(clean=first, corrupted=second, differences=shown, labels=labels)
+
+
+def _position_labels(joined: pd.DataFrame, *, n_pairs: int, aligned: bool) -> dict[int, str]:
+    """Return position -> label, from a row for each token of both runs with its sequence and position.
+
+    A position is one place if all pairs have its tokens, or if all differ there, or none does. The latter two are
+    believed up to the first position that all pairs neither have nor differ at, and everywhere if ``aligned``.
+    """
+    labels, follows = {}, True
     for position, own in joined.groupby("position"):
         pairs = set(zip(own["text_clean"], own["text_corrupted"], strict=True))
-        if len(pairs) == 1:
-            texts[int(str(position))] = "/".join(dict.fromkeys(pairs.pop()))
-    changed = set(shown["position"].tolist())
-    labels = {position: text or DIFFER * (position in changed) for position, text in texts.items()}
-    return PromptPair(clean=first, corrupted=second, differences=shown, labels=labels)
+        differs, whole = own["differs"], len(own) == n_pairs
+        shared = whole and len(pairs) == 1
+        follows &= shared or (whole and bool(differs.all()))
+        if shared:
+            text = "/".join(dict.fromkeys(pairs.pop()))
+        elif whole and differs.nunique() == 1 and (aligned or follows):
+            text = DIFFER * bool(differs.all())
+        else:
+            text = UNLIKE
+        labels[int(str(position))] = text
+    return labels
 
 
 def batch_of_prompts(prompts: Sequence[Prompt], lens: LensModel, *, bos: BosCondition) -> Sequences:
@@ -119,6 +145,8 @@ def batch_of_prompts(prompts: Sequence[Prompt], lens: LensModel, *, bos: BosCond
 
 def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
     """Make a table of position and text from ``labels``, position -> text, of the tokens that all prompts share."""
-    known = {position: text for position, text in labels.items() if text not in ("", DIFFER)}
+    known = {
+        position: text for position, text in labels.items() if text not in ("", DIFFER, UNLIKE)
+    }
     frame = pd.DataFrame({"position": list(known), "text": list(known.values())})
     return frame.astype({"position": int, "text": str})

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec
 from ..edits.part import SPARE_DRAWS, Indices, Part, Where, draw_index_sets
@@ -22,21 +22,31 @@ from ..models.sized import Sized
 from ..text import as_ranges
 from .config import EVERY, PatchConfig
 
+if TYPE_CHECKING:  # a dry run counts parts without torch
+    from jaxtyping import Shaped
+    from torch import Tensor
+
 
 def parts_to_patch(
-    model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]
+    model: Sized,
+    site: str,
+    *,
+    by: Sequence[str],
+    n_positions: int,
+    shortest: int = 0,
+    **at: Unpack[Where],
 ) -> list[Part]:
     """Return the parts of a site that a sweep patches, one for each combination of indices on the axes in ``by``.
 
     The last axis changes fastest. ``at`` chooses layers, positions (below ``n_positions``), heads, keys or units; by
-    default all.
+    default all. Positions and keys may count back from the end, at most ``shortest``.
 
     Raises:
         SiteError: the family lacks the site.
         InputError: ``by`` has an axis twice; ``by`` or a choice names an axis that the site lacks; or layers,
             positions, heads, keys or units do not exist.
     """
-    chosen = indices_by_axis(model, site, by=by, n_positions=n_positions, **at)
+    chosen = indices_by_axis(model, site, by=by, n_positions=n_positions, shortest=shortest, **at)
     parts = []
     for indices in product(*(chosen[name] or () for name in by)):
         fixed = chosen | {name: (index,) for name, index in zip(by, indices, strict=True)}
@@ -45,12 +55,18 @@ def parts_to_patch(
 
 
 def indices_by_axis(
-    model: Sized, site: str, *, by: Sequence[str], n_positions: int, **at: Unpack[Where]
+    model: Sized,
+    site: str,
+    *,
+    by: Sequence[str],
+    n_positions: int,
+    shortest: int = 0,
+    **at: Unpack[Where],
 ) -> dict[str, Indices]:
     """Return axis (layer, position, ...) -> the site's indices that ``at`` chooses there, all by default.
 
-    ``by``, ``n_positions`` and errors are those of ``parts_to_patch``. None stands for all indices of an axis whose
-    size differs between layers.
+    ``by``, ``n_positions``, ``shortest`` and errors are those of ``parts_to_patch``. None stands for all indices of an
+    axis whose size differs between layers.
     """
     known = site_of(site, family=model.family)
     names = known.axis_names
@@ -74,7 +90,10 @@ def indices_by_axis(
         whole = given[name] is None and model.has_differing_sizes(f"batch {axis}")
         if whole and name in by:
             raise differing_sizes_error(site, axis=name)
-        chosen[name] = None if whole else _checked_indices(f"{name}s", given[name], size=size)
+        back = shortest if name in ("position", "key") else 0
+        chosen[name] = (
+            None if whole else _checked_indices(f"{name}s", given[name], size=size, back=back)
+        )
     having = model.layers_with(site)
     layers = at.get("layers")
     asked = having if layers is None else _checked_indices("layers", layers, size=model.n_layers)
@@ -112,7 +131,8 @@ def draw_random_parts(
 
     The axis is the first of units, heads, positions and keys on which the part is not whole; a part that is whole has
     no draws. Draws have as many indices as the part, none of its own, and no position past the shortest sequence, of
-    length ``shortest``. There are fewer draws if the axes, of these ``sizes``, have too few other indices.
+    length ``shortest``; they count back from the end if the part does. There are fewer draws if the axes, of these
+    ``sizes``, have too few other indices.
     """
     names = SITES[part.site].axis_names
     size_of = dict(zip(names, sizes, strict=True))
@@ -127,15 +147,48 @@ def draw_random_parts(
         return []
     own = set(part.indices_on(axis) or ())
     size = min(size_of[axis], shortest) if axis in ("position", "key") else size_of[axis]
+    back = size if min(own) < 0 else 0
     rest: list[Any] = [part.indices_on(name) for name in names if name != axis]
     group = json.dumps([part.layers, names.index(axis), len(own), rest])
     sets = draw_index_sets(group, n=len(own), size=size, most=draws + SPARE_DRAWS, seed=seed)
+    sets = [tuple(one - back for one in indices) for indices in sets]
     fit: list[Any] = [indices for indices in sets if not own & set(indices)][:draws]
     return [replace(part, **{f"{axis}s": indices}) for indices in fit]
 
 
-def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:
-    """Return ``given``, indices of the axis ``what``, or all if None; InputError unless each is below ``size``."""
+def part_in_text(part: Part, length: int) -> Part:
+    """Return ``part`` in a text of ``length`` tokens: negative positions and keys count back from its end."""
+    chosen = {
+        name: None if own is None else tuple(one + length * (one < 0) for one in own)
+        for name, own in (("positions", part.positions), ("keys", part.keys))
+    }
+    return replace(part, **chosen)
+
+
+def counts_back(part: Part) -> bool:
+    """Check whether a part has positions or keys that count back from the end of each text."""
+    return min((*(part.positions or ()), *(part.keys or ())), default=0) < 0
+
+
+def select_part(
+    part: Part, values: "Shaped[Tensor, 'batch ...']", lengths: Sequence[int]
+) -> "Shaped[Tensor, 'batch ...']":
+    """Select a part of one layer's values in texts of these ``lengths``."""
+    if not counts_back(part):
+        return part.select(values)
+    import torch
+
+    of_texts = zip(values.split(1), lengths, strict=True)
+    return torch.cat([part_in_text(part, length).select(one) for one, length in of_texts])
+
+
+def _checked_indices(
+    what: str, given: Sequence[int] | None, *, size: int, back: int = 0
+) -> tuple[int, ...]:
+    """Return ``given``, indices of the axis ``what``, or all if None; InputError unless each exists.
+
+    They exist from -``back`` to ``size`` - 1.
+    """
     if given is None:
         return tuple(range(size))
     if not given:
@@ -145,8 +198,9 @@ def _checked_indices(what: str, given: Sequence[int] | None, *, size: int) -> tu
     if len(set(given)) < len(given):
         raise InputError(f"{what} are named twice: {list(given)}; need each once")
     for index in given:
-        if not 0 <= index < size:
-            raise InputError(f"{what}: {index} does not exist; need 0 to {size - 1}")
+        if not -back <= index < size:
+            ends = f", or from -1 for the last token to {-back}" if back else ""
+            raise InputError(f"{what}: {index} does not exist; need 0 to {size - 1}{ends}")
     return tuple(int(index) for index in given)
 
 

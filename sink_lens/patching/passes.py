@@ -12,6 +12,7 @@ from .config import EVERY, PatchConfig, check_pair_lengths, refuse_equal_tokens
 from .parts import (
     check_put_edit,
     configs_by_site,
+    counts_back,
     draw_random_parts,
     indices_by_axis,
     part_identity,
@@ -52,7 +53,12 @@ def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
     last = header.n_layers if read is None else read + 1
     for name, own in configs_by_site(header, config).items():
         grid = parts_to_patch(
-            header, name, by=config.by, n_positions=n_positions, **own.chosen_indices
+            header,
+            name,
+            by=config.by,
+            n_positions=n_positions,
+            shortest=min(map(len, clean)),
+            **own.chosen_indices,
         )
         site = SITES[name]
         made += _BESIDE
@@ -68,7 +74,9 @@ def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
         every = {part_identity(part): part for parts in (grid, *drawn) for part in parts}
         if config.put == "source" and site.by_token:
             every = {
-                own: part for own, part in every.items() if max(part.positions or (0,)) >= first
+                own: part
+                for own, part in every.items()
+                if counts_back(part) or max(part.positions or (0,)) >= first
             }
         for part in every.values():
             layers = max(0, last - min(part.layers or (0,))) if site.per_layer else 0
@@ -101,7 +109,8 @@ def check_before_loading(config: PatchConfig) -> None:
             for one in (*clean, *corrupted)
         )
         for site, own in configs_by_site(header, config).items():
-            indices_by_axis(header, site, by=config.by, n_positions=longest, **own.chosen_indices)
+            sizes = {"n_positions": longest, "shortest": longest}
+            indices_by_axis(header, site, by=config.by, **sizes, **own.chosen_indices)
         config.metric_spec().last_layer(header)
     if config.site in (EVERY, *SITES):
         check_put_edit(config)

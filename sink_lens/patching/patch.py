@@ -86,8 +86,9 @@ def patch(
     asked = merge_patch_config(config, lens=lens, fields=fields)
     every, configs = asked.site == EVERY, configs_by_site(lens, asked)
     for site, own in configs.items() if every else ():  # all are checked before the first patch
-        longest = 1 + max(own.positions or (0,))  # the lengths are checked with the tokens
-        indices_by_axis(lens, site, by=own.by, n_positions=longest, **own.chosen_indices)
+        longest = 1 + max(map(abs, own.positions or (0,)))  # lengths are checked with the tokens
+        sizes = {"n_positions": longest, "shortest": longest}
+        indices_by_axis(lens, site, by=own.by, **sizes, **own.chosen_indices)
     found = {}
     for site, own in configs.items():
         request = make_patch_request(lens, clean, corrupted, config=own)

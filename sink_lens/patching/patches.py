@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..models.memory import copy_to_device
 from ..models.sites import SITES, site_key
 from ..progress import tqdm
-from .parts import part_identity
+from .parts import counts_back, part_identity, part_in_text
 from .run_pair import MakesEdit, RunPair
 
 Row = tuple[str, int, float, bool]
@@ -125,8 +125,16 @@ class Patches:
 
 
 def _source_cell(runs: RunPair, part: Part) -> Cell:
-    """Make the cell that puts the source run's values into a part, from the first position at which the runs differ."""
+    """Make the cell that puts the source run's values into a part, from the first position at which the runs differ.
+
+    Where the part counts back from the end, all texts' positions are edited, and each text keeps its own values at
+    those of the others.
+    """
     site, begin, run, source = part.site, 0, runs.held, runs.given
+    by_text: list[Part] | None = None
+    if counts_back(part):
+        by_text = [part_in_text(part, length) for length in runs.run.lengths.tolist()]
+        part = _join_parts(by_text)
     keys = [site_key(site, layer) for layer in part.layers or ()]
     if SITES[site].by_token and part.positions is not None:
         differing = torch.stack(
@@ -145,9 +153,14 @@ def _source_cell(runs: RunPair, part: Part) -> Cell:
     own = replace_full_axes_by_none(part, sizes=run[keys[0]].shape[1:])
 
     def source_values(values: Tensor, at: At) -> Tensor:
-        return copy_to_device(
-            own.select(source[site, at.layer][at.sequences]), values.device, values.dtype
-        )
+        given = source[site, at.layer][at.sequences]
+        put = copy_to_device(own.select(given), values.device, values.dtype)
+        if by_text is None:
+            return put
+        chosen = torch.zeros_like(given, dtype=torch.bool)
+        for text, one in zip(by_text[at.sequences], chosen.split(1), strict=True):
+            one[text.index_mesh(one)] = True
+        return torch.where(copy_to_device(own.select(chosen), values.device), put, values)
 
     patch = edit(site, source_values, **{**own.where, "label": f"patch {site}"})
     touched, first = touched_places(runs.edits)
@@ -157,6 +170,17 @@ def _source_cell(runs: RunPair, part: Part) -> Cell:
         make=lambda references: (*runs.edits, patch),
         whole_batch=any(one.whole_batch for one in runs.edits),
     )
+
+
+def _join_parts(parts: Sequence[Part]) -> Part:
+    """Return the part that has the positions and keys of all ``parts``, which differ in these alone."""
+    joined = {
+        name: None
+        if getattr(parts[0], name) is None
+        else tuple(sorted({one for part in parts for one in getattr(part, name)}))
+        for name in ("positions", "keys")
+    }
+    return replace(parts[0], **joined)
 
 
 def _edit_cell(runs: RunPair, part: Part, make: MakesEdit) -> Cell:

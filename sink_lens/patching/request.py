@@ -17,7 +17,7 @@ from .first_order import first_order_effects
 from .pairs import PromptPair, Sequences
 from .parts import check_put_edit, draw_random_parts, part_identity
 from .patches import Patches, Row
-from .results import PatchResult, fields_of_patches, part_table
+from .results import PatchResult, fields_of_patches, mark_unlike, part_table
 from .run_pair import RunPair, prepare_runs
 
 
@@ -75,8 +75,9 @@ class PatchRequest:
         )
         if self.approximations is not None:
             effects["approximation"] = self.approximations
+        rows = part_table(self.grid, self.config.by).join(effects)
         return PatchResult(
-            rows=part_table(self.grid, self.config.by).join(effects),
+            rows=mark_unlike(rows, self.grid, runs, self.pair),
             values=values.double(),
             baselines=torch.stack([runs.baseline, runs.source]).double(),
             **fields_of_patches(runs, self.pair, self.config),
@@ -111,7 +112,11 @@ def make_patch_request(
         grid, approximations = [grid[number] for number in best], effects[best].tolist()
     at: dict[str, Any] = {"sizes": runs.sizes, "shortest": int(runs.run.lengths.min())}
     at |= {"draws": config.controls, "seed": config.seed}
-    controls = [draw_random_parts(part, **at) for part in grid]
+    is_source = config.put == "source"
+    controls = [  # beside a patch that changes nothing, others are no controls
+        draw_random_parts(part, **at) if not is_source or runs.has_difference(part) else []
+        for part in grid
+    ]
     return PatchRequest(
         runs=runs,
         grid=grid,

@@ -25,7 +25,13 @@ from ..models.unchanged import TensorValues
 from ..records import RunWriter, display, read_run
 from ..stats import sort_by_magnitude
 from ..text import as_ranges
-from .carried import carrying_positions_text, position_name
+from .carried import (
+    carrying_positions_text,
+    comparable_rows,
+    position_name,
+    unlike_places,
+    unlike_text,
+)
 from .config import EVERY, PatchConfig
 from .pairs import Direction, PromptPair, label_table
 from .patches import Patches
@@ -120,9 +126,13 @@ class MeasuredPatches:
             return said
         if "changed" in self.frame and not bool(self.frame["changed"].any()):
             return f"{said}\nNo patch changed anything: what it puts in is there, or the metric reads nothing after it."
-        carried = carrying_positions_text(self.frame, site=self.site, labels=self.labels)
-        shown = sort_by_magnitude(shown_rows(self.frame), "effect")
-        where = self._place_text((shown if len(shown) else self.strongest(1)).to_dict("records")[0])
+        said += f"\n{self.unlike}." if self.unlike else ""
+        frame = sort_by_magnitude(comparable_rows(self.frame), "effect")
+        if not len(frame):
+            return said
+        carried = carrying_positions_text(frame, site=self.site, labels=self.labels)
+        shown = shown_rows(frame)
+        where = self._place_text((shown if len(shown) else frame).to_dict("records")[0])
         largest = (
             "The largest effect is"
             if len(shown)
@@ -132,6 +142,11 @@ class MeasuredPatches:
         if "ci_low" in self.frame and bool(self.frame["ci_low"].isna().all()):
             sentences.append("No intervals: they need numbers of two pairs or more.")
         return f"{said}\n{' '.join(sentences)}"
+
+    @property
+    def unlike(self) -> str:
+        """A sentence on positions that are not the same place in all pairs; "" if there are none."""
+        return unlike_text(unlike_places(self.frame, chosen=self.positions))
 
     def _place_text(self, row: Mapping[Any, Any]) -> str:
         """Return a row's effect and place in words, with the positions that each patch covers."""
@@ -227,6 +242,14 @@ def part_table(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(indices, columns=list(by), index=range(len(grid)))
 
 
+def mark_unlike(
+    frame: pd.DataFrame, grid: Sequence[Part], runs: RunPair, pair: PromptPair
+) -> pd.DataFrame:
+    """Add the column ``alike`` if a part in ``grid`` is not the same place in all pairs: False at its row."""
+    alike = [not runs.unlike_places(part, pair.labels) for part in grid]
+    return frame if all(alike) else frame.assign(alike=alike)
+
+
 def fields_of_patches(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
     """Return the fields of ``MeasuredPatches`` except ``frame``, as keyword arguments."""
     return {
@@ -254,7 +277,8 @@ class PatchResult(MeasuredPatches):
     (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd`` (mean and
     standard deviation over random parts of the same size), ``over_control`` (effect - control_effect) with its
     interval; ``normalised_effect`` (0 = the baseline run, 1 = the source run; nan if their metrics are equal),
-    ``changed`` (whether the patch changed any value), ``n`` (sequences for which the metric is defined)."""
+    ``changed`` (whether the patch changed any value; without controls if not), ``n`` (sequences for which the metric
+    is defined); ``alike``, if a position is not the same place in all pairs: False there."""
     values: Float[Tensor, "sample batch"] = field(repr=False)
     """The metric of each patch by sequence; a single column if the metric gives one number for all sequences."""
     baselines: Float[Tensor, "2 batch"] = field(repr=False)

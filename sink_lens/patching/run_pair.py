@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arguments import value_in_words
@@ -25,10 +25,11 @@ from ..engine.needs import Needs
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_key
+from .carried import unlike_text
 from .config import PatchConfig, refuse_equal_tokens
 from .pair_file import read_pairs
-from .pairs import PromptPair, Sequences, batch_of_prompts, pair_prompts
-from .parts import make_put_spec, parts_to_patch
+from .pairs import UNLIKE, PromptPair, Sequences, batch_of_prompts, pair_prompts
+from .parts import make_put_spec, parts_to_patch, select_part
 
 MakesEdit = Callable[..., Edit]
 """Makes an edit from a site and the arguments that choose a part of it, such as ``edits.zero``."""
@@ -123,19 +124,30 @@ class RunPair:
         return self.metric.reads_past_layers or max(read) >= first
 
     def has_difference(self, part: Part) -> bool:
-        """Check whether the two runs have different values in a part of the site."""
-        keys = {site_key(part.site, layer) for layer in part.layers or ()}
-        return any(
-            not torch.equal(part.select(self.held[key]), part.select(self.given[key]))
-            for key in keys
-        )
+        """Check whether the two runs have different values in a part of the site, in a sequence that has it."""
+        lengths, having = self.run.lengths.tolist(), ~self._are_short(part)
+        for key in {site_key(part.site, layer) for layer in part.layers or ()}:
+            own, other = (select_part(part, one[key], lengths) for one in (self.held, self.given))
+            if not torch.equal(*((own, other) if having.all() else (own[having], other[having]))):
+                return True
+        return False
+
+    def unlike_places(self, part: Part, labels: Mapping[int, str]) -> list[int]:
+        """Return the positions and keys of a part that are not one place in all pairs; [] if it has all of them."""
+        own = replace_full_axes_by_none(part, sizes=self.sizes)
+        places = (*(own.positions or ()), *(own.keys or ()))
+        return [one for one in places if labels.get(one) == UNLIKE]
 
     def nan_where_short(
         self, part: Part, values: Float[Tensor, " sample"]
     ) -> Float[Tensor, " sample"]:
         """Return ``values``, one per sequence, with nan for each sequence that is too short to have the part."""
-        short = self.run.lengths < replace_full_axes_by_none(part, sizes=self.sizes).n_tokens_needed
+        short = self._are_short(part)
         return values.masked_fill(short.any() if self.metric.whole_batch else short, torch.nan)
+
+    def _are_short(self, part: Part) -> Bool[Tensor, " sample"]:
+        whole = replace_full_axes_by_none(part, sizes=self.sizes)
+        return self.run.lengths.cpu() < whole.n_tokens_needed
 
     def edit_maker(self, config: PatchConfig) -> MakesEdit | None:
         """Return the function that makes the edit in ``config.put`` for a part; None if source values are put in."""
@@ -227,9 +239,15 @@ def prepare_runs(
     chosen = config.chosen_indices
     for name in ("positions", "keys"):
         chosen[name] = (
-            None if chosen[name] is None else positions_in_all(chosen[name], run, of=name)
+            None
+            if chosen[name] is None
+            else positions_in_all(chosen[name], run, of=name, own_ends=is_source)
         )
-    grid = parts_to_patch(lens, config.site, by=config.by, n_positions=run.n_positions, **chosen)
+    sizes = {"n_positions": run.n_positions, "shortest": int(run.lengths.min())}
+    grid = parts_to_patch(lens, config.site, by=config.by, **sizes, **chosen)
     edits = edits_in_texts(config.edits, run)
     at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": edits}
-    return RunPair.make(lens, run, source, **at, is_source=is_source), grid, pair
+    runs = RunPair.make(lens, run, source, **at, is_source=is_source)
+    if said := unlike_text({one for part in grid for one in runs.unlike_places(part, pair.labels)}):
+        warnings.warn(said, stacklevel=3)
+    return runs, grid, pair

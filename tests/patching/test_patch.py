@@ -199,6 +199,7 @@ def test_both_baselines_are_those_of_the_runs():
     assert np.allclose(found.frame["normalised_effect"], expected)
 
 
+@pytest.mark.filterwarnings("ignore:Positions .* are not the same place")
 def test_sequences_of_several_lengths_are_patched_at_their_own_positions():
     lens, (clean, corrupted) = speaking(), pair(n=2, length=9)
     lengths = torch.tensor([9, 5])
