@@ -11,6 +11,8 @@ from ..text import as_ranges, join_and, percent, token_text
 
 AXES = ("layer", "position", "head", "key", "unit")
 """The columns that a table of patches may have for what was swept."""
+UNLIKE = "(mixed)"
+"""Label of a position that is not the same place in all pairs, so that a mean over pairs is none of one place."""
 _CARRIES = 0.5
 """A position carries the decision where patching it makes up this share of the difference, in two layers or more."""
 _SAME_EFFECT = 0.8

@@ -11,12 +11,12 @@ from sink_lens.edits.effect_table import rows_beyond_chance, shown_rows
 from sink_lens.errors import RunError
 from sink_lens.patching.carried import (
     AXES,
+    UNLIKE,
     carrying_positions_text,
     comparable_rows,
     unlike_places,
     unlike_text,
 )
-from sink_lens.patching.pairs import UNLIKE
 from sink_lens.records import Run
 from sink_lens.report.diagram import Style
 from sink_lens.report.page import (

@@ -15,13 +15,12 @@ from ..data.described import BosCondition
 from ..data.tokens import Prompts as Sequences
 from ..data.tokens import TokenBatch, as_batch, decode_tokens, from_tensor
 from ..models.lens import LensModel
+from .carried import UNLIKE
 from .config import Direction, check_pair_lengths
 from .pair_file import Prompt
 
 DIFFER = "(differ)"
 """Label of a position at which clean and corrupted tokens differ, and pairs too."""
-UNLIKE = "(mixed)"
-"""Label of a position that is not the same place in all pairs, so that a mean over pairs is none of one place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

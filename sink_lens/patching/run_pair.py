@@ -25,10 +25,10 @@ from ..engine.needs import Needs
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_key
-from .carried import unlike_text
+from .carried import UNLIKE, unlike_text
 from .config import PatchConfig, refuse_equal_tokens
 from .pair_file import read_pairs
-from .pairs import UNLIKE, PromptPair, Sequences, batch_of_prompts, pair_prompts
+from .pairs import PromptPair, Sequences, batch_of_prompts, pair_prompts
 from .parts import make_put_spec, parts_to_patch, select_part
 
 MakesEdit = Callable[..., Edit]
