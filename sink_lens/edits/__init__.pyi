@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sink_lens.data.tokens import Tokens
+from sink_lens.data.tokens import Prompts
 from sink_lens.edits.constructors import Change
 from sink_lens.models.load import ModelLike
 
@@ -136,7 +136,7 @@ def zero(
 ) -> Edit: ...
 def mean_aligned(
     model: ModelLike,
-    tokens: Tokens,
+    tokens: Prompts,
     site: str,
     *,
     layers: Sequence[int] | None = None,
@@ -148,7 +148,7 @@ def mean_aligned(
 ) -> Edit: ...
 def mean_all(
     model: ModelLike,
-    tokens: Tokens,
+    tokens: Prompts,
     site: str,
     *,
     layers: Sequence[int] | None = None,
@@ -160,7 +160,7 @@ def mean_all(
 ) -> Edit: ...
 def mean_ordinary(
     model: ModelLike,
-    tokens: Tokens,
+    tokens: Prompts,
     site: str,
     *,
     layers: Sequence[int] | None = None,

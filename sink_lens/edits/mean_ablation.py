@@ -13,7 +13,7 @@ from torch import Tensor
 from ..activations.forward import resolve
 from ..activations.record import capture_batch
 from ..activations.sink_mask import mark_sinks
-from ..data.tokens import TokenBatch, Tokens
+from ..data.tokens import Prompts, TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel, layers_from_zero
 from ..models.load import ModelLike
@@ -79,7 +79,7 @@ def tokens_to_average(
     return Averaged(mean=mean, mask=ordinary, n_sinks=n_sinks)
 
 
-def mean_ordinary(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
+def mean_ordinary(model: ModelLike, tokens: Prompts, site: str, **where: Unpack[Where]) -> Edit:
     """Make an edit that sets a part of a site to its mean over the baseline run's tokens that are no sink.
 
     The sinks are those that ``sink_mask(..., by="either")`` finds. The label of the edit says how many were left out.
@@ -88,7 +88,7 @@ def mean_ordinary(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[W
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
-        tokens: the sequences that the mean is taken over; padding is left out.
+        tokens: the sequences, or texts, that the mean is taken over; padding is left out.
         site: the site; it needs an axis of token positions.
         **where: the part that is set: ``layers``, ``positions``, ``heads`` and ``units``, as for ``freeze``.
 
@@ -99,7 +99,7 @@ def mean_ordinary(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[W
     return _mean_ablation(model, tokens, site, mean="mean_ordinary", where=where)
 
 
-def mean_all(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
+def mean_all(model: ModelLike, tokens: Prompts, site: str, **where: Unpack[Where]) -> Edit:
     """Make an edit that sets a part of a site to its mean over all tokens of the baseline run, sinks included.
 
     A single sink can make up most of this mean. Arguments and errors are those of ``mean_ordinary``.
@@ -107,7 +107,7 @@ def mean_all(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]
     return _mean_ablation(model, tokens, site, mean="mean_all", where=where)
 
 
-def mean_aligned(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[Where]) -> Edit:
+def mean_aligned(model: ModelLike, tokens: Prompts, site: str, **where: Unpack[Where]) -> Edit:
     """Make an edit that sets each position of a site to that position's mean over the baseline run's sequences.
 
     It keeps what all sequences share at a position, such as a sink. Arguments and errors are those of
@@ -117,8 +117,13 @@ def mean_aligned(model: ModelLike, tokens: Tokens, site: str, **where: Unpack[Wh
 
 
 def _mean_ablation(
-    model: ModelLike, tokens: Tokens, site: str, *, mean: Mean, where: Where
+    model: ModelLike, tokens: Prompts, site: str, *, mean: Mean, where: Where
 ) -> Edit:
+    if swept := [name for name, given in where.items() if name != "label" and given == "each"]:
+        raise InputError(
+            f"{mean} has {swept[0]}='each'; need a list of numbers, or a sweep, whose mean is over its own tokens: "
+            f"sweep(model, Grid.of(EditGrid(kind={mean!r}, site={site!r}, {swept[0]}='each')), tokens=...)"
+        )
     lens, batch = resolve(model, tokens)
     if site in SITES and not SITES[site].by_token:
         raise InputError(

@@ -15,12 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..activations.forward import resolve
 from ..activations.record import Reading, stream
 from ..activations.views import LayerView
-from ..data.tokens import Tokens, as_batch
+from ..data.tokens import Prompts
 from ..errors import InputError
 from ..measures.reductions import widen
-from ..models.load import ModelLike, as_lens
+from ..models.load import ModelLike
 from .constructors import At, Edit, EditError, edit
 
 FIRST_POSITION = 8
@@ -127,7 +128,7 @@ def head_rms_norm(
 
 def natural_rms(
     model: ModelLike,
-    tokens: Tokens,
+    tokens: Prompts,
     *,
     layers: Sequence[int] | None = None,
     first_position: int = FIRST_POSITION,
@@ -141,8 +142,7 @@ def natural_rms(
     Raises:
         InputError: there is no real token at ``first_position`` or later, or layers do not exist.
     """
-    lens = as_lens(model)
-    batch = as_batch(tokens)
+    lens, batch = resolve(model, tokens)
     counted = batch.valid & (
         torch.arange(batch.n_positions, device=batch.valid.device) >= first_position
     )

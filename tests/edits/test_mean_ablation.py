@@ -10,6 +10,7 @@ from sink_lens.chain.measure import scout
 from sink_lens.chain.setting import make_setting
 from sink_lens.edits import MEANS
 from sink_lens.edits.mean_ablation import Averaged, tokens_to_average
+from sink_lens.edits.normalisation import natural_rms
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec
@@ -75,6 +76,22 @@ def test_means_are_the_same_where_rows_are_padded_on_the_left(lens, batch):
     pd.testing.assert_frame_equal(*swept, atol=1e-6)
 
 
+def test_texts_and_what_a_tokenizer_returns_are_tokens(lens):
+    texts = ["x y z x", "y x"]
+    given = lens.tokenizer(texts, padding=True, return_tensors="pt")
+    batch = TokenBatch.from_prompts(texts, lens.tokenizer)
+    for make in (edits.mean_ordinary, edits.mean_all, edits.mean_aligned):
+        wanted = run_with(lens, batch, make(lens, batch, "z", heads=[0])).loss
+        for tokens in (texts, dict(given)):
+            torch.testing.assert_close(
+                run_with(lens, batch, make(lens, tokens, "z", heads=[0])).loss, wanted
+            )
+    assert edits.mean_all(lens, texts[0], "z").label == "z, mean_all: all of 8 tokens"
+    by_text = natural_rms(lens, texts, first_position=1)
+    for layer, size in natural_rms(lens, batch, first_position=1).items():
+        torch.testing.assert_close(by_text[layer], size)
+
+
 def test_every_command_that_takes_a_mean_takes_the_same_one(lens, batch, tmp_path):
     config = TraceConfig(intervention_sequences=3, intervention_length=16)
     setting = make_setting(lens, batch, location=scout(lens, batch, config=config), config=config)
@@ -130,6 +147,10 @@ def test_refusals(lens, batch):
             make(lens, batch, "pattern")
         with pytest.raises(InputError, match="unit 48 does not exist; need 0 to 47"):
             make(lens, batch, "mlp_out", units=[48])
+        with pytest.raises(
+            InputError, match=rf"EditGrid\(kind='{make.__name__}', site='z', heads="
+        ):
+            make(lens, batch, "z", heads="each")
 
 
 def test_a_mean_is_0_where_no_sequence_has_a_token():
