@@ -10,6 +10,8 @@ Prints on the default model:
     Random edits of the same size change it by −0.00119 on average.
     The next largest change is −0.383 [−0.401, −0.367], by layer  2.
     12 more intervals exclude 0.
+    With 8 sequences the mean of one of 30 changes must be 2.3 standard deviations over sequences (|t| 6.5) to be
+    shown: use more sequences (20: one standard deviation) or fewer edits.
     A change counts if its 95% interval over 8 sequences excludes 0, and if that of the change above random edits
     does too and is at least one of their standard deviations, and the change is 0.2 standard deviations of the
     effects of random edits or more, and if chance makes the largest of all edits as large in at most 1% of sweeps.

@@ -73,16 +73,31 @@ def are_shown(rows: pd.DataFrame) -> np.ndarray:
 
     An effect of less than a millionth of the baseline is the rounding of float32, and one that is above its random
     edits by less than one of their standard deviations is theirs. Chance must make the largest of all effects as large
-    in at most ``SURE`` of tables.
+    in at most ``SURE`` of tables; an effect that is the only one is judged at its interval.
     """
     shown = rows_beyond_chance(rows)
     if "baseline" in rows.columns:
         shown &= ~(rows["effect"].abs() <= 1e-6 * rows["baseline"].abs()).to_numpy(bool)
     if {"over_control", "control_sd"} <= set(rows.columns):
         shown &= ~(rows["over_control"].abs() < rows["control_sd"]).to_numpy(bool)
-    return shown & (
-        rows["corrected_p"].to_numpy(float) <= SURE if "corrected_p" in rows.columns else True
+    return shown & ~may_be_largest_by_chance(rows)
+
+
+def may_be_largest_by_chance(rows: pd.DataFrame) -> np.ndarray:
+    """Return True for each row that is no larger than what chance makes the largest of all; one alone has no others."""
+    p = (
+        rows["corrected_p"].to_numpy(float)
+        if "corrected_p" in rows.columns
+        else np.zeros(len(rows))
     )
+    return ~(p <= SURE) & (np.isfinite(p).sum() != 1)
+
+
+def least_t(n_rows: int, n_units: int) -> float:
+    """Return the mean, in standard errors, that one of ``n_rows`` effects over ``n_units`` needs to be shown."""
+    from scipy.stats import t
+
+    return float(t.isf(SURE / (2 * n_rows), n_units - 1))
 
 
 def shown_rows(table: pd.DataFrame) -> pd.DataFrame:

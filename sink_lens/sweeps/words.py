@@ -1,17 +1,26 @@
 """A sweep in words: one text for the terminal, ``--json`` and the page."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..edits.effect_table import are_shown, lacks_controls, rows_beyond_chance
+from ..edits.effect_table import (
+    are_shown,
+    lacks_controls,
+    least_t,
+    may_be_largest_by_chance,
+    rows_beyond_chance,
+)
 from ..schema import FEW
 from ..stats import SURE
 from ..text import (
     as_text,
     by_chance_text,
+    capitalise,
     edit_strength,
     interval_text,
     plural,
@@ -21,22 +30,77 @@ from ..text import (
 
 MARK = "†"
 """Behind an interval of few sequences."""
+_MOST_SDS = 2.0
+"""A sweep that shows only means above these standard deviations over sequences has too few sequences for its edits."""
 
 
 def sweep_title(frame: pd.DataFrame, *, least: float = 0.0) -> str:
     metrics = metric_names(frame)
     if not metrics:
         return f"A sweep of {plural(len(set(frame['cell'])), 'edit')}"
-    rows, found = _rows_of_metric(frame, metrics[0]), changed_rows(frame, metrics[0], least=least)
-    if not len(found):
-        beyond = (
-            f" beyond what chance makes the largest of {len(rows)}"
-            if rows_beyond_chance(rows).any()
-            else ""
+    return _changes_text(frame, metrics[0], least=least)
+
+
+def _changes_text(frame: pd.DataFrame, metric: str, *, least: float) -> str:
+    """Say how many edits are shown to change a metric, and the largest change, shown or not."""
+    rows, found = _rows_of_metric(frame, metric), changed_rows(frame, metric, least=least)
+    best, name = rows.iloc[0].to_dict(), safe_line(metric)
+    largest = _change_text(best) if np.isfinite(float(best["effect"])) else ""
+    if largest and len(rows) == 1:
+        how = "changes" if len(found) else "is not shown to change"
+        return f"{capitalise(cell_name(best))} {how} {name}: {effect_text(best)}"
+    if len(found):
+        if found.index[0] == rows.index[0]:
+            return f"{_changed_count_text(found, rows)} {name}. The largest change is {largest}"
+        return (
+            f"{len(found)} of {plural(len(rows), 'edit')} {'is' if len(found) == 1 else 'are'} shown to change {name}; "
+            f"the largest of these changes is {_change_text(found.iloc[0].to_dict())}. The largest of all, {largest}, "
+            f"is not shown: {_doubt(rows, least=least)}"
         )
-        return f"None of {plural(len(rows), 'edit')} is shown to change {safe_line(metrics[0])}{beyond}"
-    largest = _change_text(found.iloc[0].to_dict())
-    return f"{_changed_count_text(found, rows)} {safe_line(metrics[0])}. The largest change is {largest}"
+    beyond = bool(rows_beyond_chance(rows).any()) and bool(may_be_largest_by_chance(rows).any())
+    needed = _least_shown(rows)
+    if beyond and needed is not None:
+        said = f"{plural(needed.n, 'sequence')} are too few to show which of {len(rows)} edits change {name}"
+    else:
+        by_chance = f" beyond what chance makes the largest of {len(rows)}" * beyond
+        said = f"None of {plural(len(rows), 'edit')} is shown to change {name}{by_chance}"
+    return f"{said}. The largest change is {largest}" if largest else said
+
+
+def _doubt(rows: pd.DataFrame, *, least: float) -> str:
+    """Say why the first of a metric's rows is not shown."""
+    best = rows.iloc[0]
+    if not (best["ci_low"] > 0 or best["ci_high"] < 0):
+        return "its interval includes 0"
+    if not rows_beyond_chance(rows)[0] or abs(best.get("over_control", np.nan)) < best.get(
+        "control_sd", np.nan
+    ):
+        return "it is not told from random edits"
+    if may_be_largest_by_chance(rows)[0]:
+        return f"chance makes the largest of {len(rows)} as large"
+    return f"it is less than {least:g} standard deviations"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LeastShown:
+    """The smallest change that few sequences can show among many edits."""
+
+    n: int
+    """Sequences."""
+    t: float
+    """Its mean, in standard errors; by the square root of ``n``, in standard deviations over sequences."""
+    enough: int
+    """Sequences with which a mean of one standard deviation is shown."""
+
+
+def _least_shown(rows: pd.DataFrame) -> _LeastShown | None:
+    """Return the smallest change that can be shown if it is above ``_MOST_SDS`` standard deviations, else None."""
+    judged = rows.loc[rows["corrected_p"].notna()]
+    n = int(judged["n"].fillna(0).max()) if len(judged) > 1 else 0
+    if n < 2 or least_t(len(judged), n) <= _MOST_SDS * n**0.5:
+        return None
+    enough = next(more for more in count(n) if least_t(len(judged), more) <= more**0.5)
+    return _LeastShown(n=n, t=least_t(len(judged), n), enough=enough)
 
 
 def sweep_sentences(
@@ -48,20 +112,27 @@ def sweep_sentences(
     """
     said = []
     for at, metric in enumerate(metric_names(frame)):
-        found = changed_rows(frame, metric, least=least)
-        sentences = _first_metric_sentences if at == 0 else _further_metric_sentences
-        said += sentences(frame, metric, found)
+        rows, found = _rows_of_metric(frame, metric), changed_rows(frame, metric, least=least)
+        if at == 0:
+            said += _first_metric_sentences(rows, found)
+        else:  # one entry of the page's list for each metric
+            first = (found if len(found) else rows).iloc[0].to_dict()
+            said.append(f"{_changes_text(frame, metric, least=least)}{_control_text(first)}.")
         if small := len(changed_rows(frame, metric, least=0.0)) - len(found):
             word = "changes" if small == 1 else "change"
             said.append(
                 f"{plural(small, 'more edit')} {word} {safe_line(metric)} by less than {_sds_text(frame, least)}."
             )
         if at == 0:
-            rows = _rows_of_metric(frame, metric)
-            unsure = rows["corrected_p"].gt(SURE).to_numpy(bool)
-            if more := int((rows_beyond_chance(rows) & unsure).sum()):
+            apart = rows_beyond_chance(rows) & may_be_largest_by_chance(rows)
+            if told := int(apart.sum()):
+                which = plural(told, f"{'more ' * bool(len(found))}interval")
+                said.append(f"{which} {'excludes' if told == 1 else 'exclude'} 0.")
+            if (needed := _least_shown(rows)) is not None:
                 said.append(
-                    f"{plural(more, 'more interval')} {'excludes' if more == 1 else 'exclude'} 0."
+                    f"With {plural(needed.n, 'sequence')} the mean of one of {len(rows)} changes must be "
+                    f"{as_text(needed.t / needed.n**0.5)} standard deviations over sequences (|t| {as_text(needed.t)}) "
+                    f"to be shown: use more sequences ({needed.enough}: one standard deviation) or fewer edits."
                 )
             said += [
                 _change_criterion_sentence(frame, least=least),
@@ -79,39 +150,15 @@ def sweep_sentences(
     return said
 
 
-def _first_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
-    best, said = _rows_of_metric(frame, metric).iloc[0].to_dict(), []
-    if np.isfinite(before := float(best.get("baseline", np.nan))):
+def _first_metric_sentences(rows: pd.DataFrame, found: pd.DataFrame) -> list[str]:
+    best, said = rows.iloc[0].to_dict(), []
+    if np.isfinite(before := float(best["baseline"])):
         said.append(f"Without an edit it is {as_text(before)}.")
-    if not len(found):
-        return [*said, *_largest_difference_sentences(best, metric)]
-    if np.isfinite(control := float(found.iloc[0].get("control_effect", np.nan))):
+    if np.isfinite(control := float((found if len(found) else rows).iloc[0]["control_effect"])):
         said.append(f"Random edits of the same size change it by {as_text(control)} on average.")
-    return (
-        [*said, f"The next largest change is {_change_text(found.iloc[1].to_dict())}."]
-        if len(found) > 1
-        else said
-    )
-
-
-def _further_metric_sentences(frame: pd.DataFrame, metric: str, found: pd.DataFrame) -> list[str]:
-    rows = _rows_of_metric(frame, metric)
-    if not len(found):
-        largest = _largest_difference_sentences(rows.iloc[0].to_dict(), metric)
-        return [f"No edit is shown to change {safe_line(metric)}.", *largest]
-    best = found.iloc[0].to_dict()
-    return [
-        f"{_changed_count_text(found, rows)} {safe_line(metric)}. "
-        f"The largest change is {_change_text(best)}{_control_text(best)}."
-    ]  # one entry of the page's list for each metric
-
-
-def _largest_difference_sentences(best: Mapping[Any, Any], metric: str) -> list[str]:
-    if not np.isfinite(float(best["effect"])):
-        return []
-    return [
-        f"The largest difference in {safe_line(metric)} is {_change_text(best)}{_control_text(best)}."
-    ]
+    if len(found) > 1:
+        said.append(f"The next largest change is {_change_text(found.iloc[1].to_dict())}.")
+    return said
 
 
 def _control_text(row: Mapping[Any, Any]) -> str:
@@ -137,10 +184,10 @@ def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
     size = f", and the change is {_sds_text(frame, least)} or more" if least else ""
     n = int(frame["n"].fillna(0).to_numpy(int).max(initial=0))
     of = f" over {plural(n, 'sequence')}" if n else ""
-    return (
-        f"A change counts if its 95% interval{of} excludes 0{over}{size}, and if chance makes the largest of all edits "
-        f"as large in at most {SURE:.0%} of sweeps."
-    )
+    sure = (
+        f", and if chance makes the largest of all edits as large in at most {SURE:.0%} of sweeps"
+    ) * (frame["cell"].nunique() > 1)
+    return f"A change counts if its 95% interval{of} excludes 0{over}{size}{sure}."
 
 
 def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
@@ -148,7 +195,13 @@ def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
     if not len(without):
         return []
     if len(without) == len(rows):
-        return ["No edit has random edits to compare with."]
+        named = (
+            without["where"].str.contains("head|unit|position") if "where" in without else [True]
+        )
+        why = (
+            ": they edit other heads, units or positions of the same layer, and no edit names some"
+        )
+        return [f"No edit has random edits to compare with{why * (not any(named))}."]
     low, high = (without[name].to_numpy(float) for name in ("ci_low", "ci_high"))
     told = int(((low > 0) | (high < 0)).sum())
     return [

@@ -1,5 +1,7 @@
 """The sentence at the top of a page, and the notes that keep two of its numbers apart."""
 
+import re
+
 import pandas as pd
 import pytest
 
@@ -219,7 +221,64 @@ def test_a_title_counts_what_chance_does_not_make_the_largest_of_all(tmp_path, p
     shown = page_content(a_run(tmp_path / "run", "sweep", cells=swept(**ends, corrected_p=list(p))))
     assert shown.title.split(" edit")[0] == ("None of 3", "1 of 3", "2 of 3")[counted]
     assert ("layer 3" in shown.title) == (counted == 1)
-    assert any(f"{2 - counted} more interval" in one for one in shown.headline) == (counted < 2)
+    told = f"{2 - counted} {'more ' * (counted > 0)}interval"
+    assert any(told in one for one in shown.headline) == (counted < 2)
+
+
+def test_a_title_names_the_largest_change_and_says_if_it_is_not_shown(tmp_path):
+    ends = {
+        "effect": [-0.0204, 1.317, 0.1],
+        "ci_low": [-0.03, -0.2, -0.1],
+        "ci_high": [-0.01, 3, 0.3],
+    }
+    cells = swept(**ends, corrected_p=[0.005, 1.0, 1.0])
+    title = page_content(a_run(tmp_path / "run", "sweep", cells=cells)).title
+    assert title.startswith("1 of 3 edits is shown")
+    assert re.findall(
+        r"−0.0204 .*, layer 1\..*, 1.32 \[−0.2, 3\], .*, layer 2, is not shown: its interval", title
+    )
+
+
+@pytest.mark.parametrize("n", [6, 20])
+def test_where_few_sequences_can_show_nothing_the_title_says_so_and_how_many_can(tmp_path, n):
+    ends = {"effect": [0.1, 0.5, 0.3], "ci_low": [-0.1, 0.4, 0.2], "ci_high": [0.3, 0.6, 0.4]}
+    shown = page_content(
+        a_run(tmp_path / "run", "sweep", cells=swept(**ends, corrected_p=0.02, n=n))
+    )
+    assert ("6 sequences are too few" in shown.title) == (n == 6)
+    assert "is 0.5 [0.4, 0.6], by zero head output (z), layer 2" in shown.title
+    assert "2 intervals exclude 0." in shown.headline
+    # t of 5 degrees passes 5.25 = 2.14 sqrt(6) with probability .01 / 3; with 14 sequences sqrt(14) is enough
+    said = [
+        one for one in shown.headline if "must be 2.14 " in one and "5.25" in one and "(14:" in one
+    ]
+    assert len(said) == (n == 6)
+
+
+@pytest.mark.parametrize("low", [0.22, -0.1])
+def test_one_edit_alone_is_judged_at_its_interval(tmp_path, low):
+    cells = swept(effect=0.39, ci_low=[low] * 3, ci_high=0.56, corrected_p=0.08, n=6).head(1)
+    shown = page_content(a_run(tmp_path / "run", "sweep", cells=cells))
+    how = (
+        "changes loss: 0.39 [0.22, 0.56]"
+        if low > 0
+        else "is not shown to change loss: 0.39 [−0.1, 0.56]"
+    )
+    assert shown.title == f"Zero head output (z), layer 1 {how}"
+    assert not any("chance" in one or "more interval" in one for one in shown.headline)
+
+
+def test_edits_of_whole_layers_say_once_why_they_have_no_controls(tmp_path):
+    for place, why in (("layer 1", 1), ("layer 1, head 3", 0)):
+        cells = swept(effect=[0.1, 0.5, 0.3], ci_low=-1.0, ci_high=1.0).assign(where=place)
+        shown = page_content(a_run(tmp_path / place, "sweep", cells=cells))
+        assert sum("No edit has random edits" in one for one in shown.headline) == 1
+        assert (
+            sum(
+                "other heads, units or positions of the same layer" in one for one in shown.headline
+            )
+            == why
+        )
 
 
 def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path):
@@ -237,7 +296,8 @@ def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path)
         "A change counts if its 95% interval over 2 sequences excludes 0, and the change is 0.2 standard deviations of "
         "the baseline over sequences or more, and if chance makes the largest of all edits as large in at most 1% of "
         "sweeps.",
-        "No edit has random edits to compare with.",
+        "No edit has random edits to compare with: they edit other heads, units or positions of the same layer, and no "
+        "edit names some.",
         "Intervals marked † are of fewer than 5 sequences (2).",
     ]
     (table,) = [one for one in shown.tables if one.key == "cell-table"]

@@ -208,6 +208,10 @@ NO_CHANGE = {"ci_low": -0.1, "ci_high": 0.6}
 NO_CONTROL = {"control_effect": NAN, "over_low": NAN, "over_high": NAN}
 
 
+def few_of(n):
+    return {"changes": ({"n": n, "corrected_p": 0.5},) * 30}
+
+
 def train(*, rates=(0.0, 0.6), loss=True, held_out=True, kind="train", **config):
     steps = range(len(rates))
     log = {"step": steps, "tokens": [64 * one for one in steps], "loss": 3.0 if loss else NAN}
@@ -419,7 +423,10 @@ CASES = {
         (patch, {"effects": (1.0,) * 21, "ci_low": 0.5}, {"effects": (1.0,) * 20, "ci_low": 0.5}, ["chance"], []),
     ],
     "sweep": [
-        (sweep, {}, NONE_BY_CHANCE, ["title"], ["title: none", "largest"]),
+        (sweep, {}, NONE_BY_CHANCE, ["title"], ["title: none"]),
+        (sweep, {}, {"changes": (NO_CHANGE, {})}, [], ["title: largest"]),
+        (sweep, {"changes": ({},)}, {}, ["title: one"], []),
+        (sweep, few_of(8), few_of(80), ["title: few", "needed"], []),
         (sweep, {}, {"changes": ({"baseline": NAN},) * 2}, ["baseline"], []),
         (sweep, {}, {"changes": ({"control_effect": NAN},) * 2}, ["random"], []),
         (sweep, {}, {"changes": ({}, NO_CHANGE)}, ["next"], []),

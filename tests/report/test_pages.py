@@ -169,7 +169,7 @@ SAYS = {
     ),
     "sweep": (
         "None of 6 edits is shown to change loss",
-        "The largest difference in loss is −0.9 [−1, 0], by zero head output (z), somewhere; random edits of the same",
+        "Random edits of the same size change it by",
     ),
     "train": (
         "softmax attention and value norm shared",
