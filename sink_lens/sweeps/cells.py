@@ -107,7 +107,12 @@ def grid_or_cells(given: Swept, *, seed: int) -> What:
     some = [given] if isinstance(given, Edit) else list(given)
     grids = [_grid_of_edit(one) for one in some if isinstance(one, Edit) and one.each]
     if not grids:
-        return [cell_of(one, name=one.label) if isinstance(one, Edit) else one for one in some]
+        return [
+            cell_of(one, name=", ".join(filter(None, (one.label, one.part.words))))
+            if isinstance(one, Edit)
+            else one
+            for one in some
+        ]
     if len(grids) < len(some):
         raise InputError(
             f"{len(grids)} of {len(some)} edits go over each index of an axis, and the others do not; need two sweeps"
@@ -175,7 +180,7 @@ def cells_of(
         )
     every, columns, of_cell = (
         [cell_of_edits(one.edits) for one in what],
-        [one.columns for one in what],
+        [{**_columns_of_edits(one.edits, lens), **one.columns} for one in what],
         [],
     )
     for one in what:
@@ -183,12 +188,26 @@ def cells_of(
         of_cell.append(range(len(every), len(every) + len(drawn)))
         every += [cell_of_edits(edits) for edits in drawn]
         for number, edits in enumerate(drawn, 1):
-            where = "; ".join(edit.part.words for edit in edits)
-            columns.append(
-                {**one.columns, "name": f"{one.columns['name']}, control {number}", "where": where}
-            )
+            name = {"name": f"{one.columns['name']}, control {number}"}
+            columns.append({**one.columns, **_columns_of_edits(edits, lens), **name})
     drawn = range(len(what), len(every))
     return Cells(every=every, columns=columns, n=len(what), drawn=drawn, controls=of_cell)
+
+
+def _columns_of_edits(edits: Sequence[Edit], lens: LensModel) -> dict[str, Any]:
+    """Return the columns that a grid's cells have, beside a name; missing unless all edits have one value of it."""
+    edits = [one.with_layers_from_start(lens.n_layers) for one in edits]
+    values: dict[str, set[Any]] = {
+        name: {getattr(one, name) or None for one in edits} for name in ("kind", "site")
+    }
+    for axis in AXES:
+        indices = {one.part.indices_on(axis) or () for one in edits}
+        values[axis] = {one[0] if len(one) == 1 else None for one in indices}
+    values["factor"] = {one.factor for one in edits}
+    found = {name: next(iter(some)) if len(some) == 1 else None for name, some in values.items()}
+    found["where"] = "; ".join(filter(None, (one.part.words for one in edits)))
+    order = ("name", "kind", "site", "where", *AXES, "factor", "seed", "centre")
+    return {name: found.get(name) for name in order}
 
 
 def _random_edits(

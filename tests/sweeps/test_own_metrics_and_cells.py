@@ -129,10 +129,29 @@ def test_an_edit_with_each_is_the_grid_of_it_and_texts_are_tokens(tmp_path):
     one = zero("z", layers=[1], heads=[2])
     alone = sweep(lens, [one, scale("z", 0.0)], tokens=texts[0], controls=0, **how).frame
     row = by_head.loc[by_head["layer"].eq(1) & by_head["head"].eq(2)].iloc[0]
-    assert alone["name"].tolist() == [one.label, "z x 0"]
+    assert alone["name"].tolist() == [f"{one.label}, layer 1, head 2", "z x 0"]
     assert sweep(lens, one, tokens=texts, controls=0, **how).frame[
         "effect"
     ].item() == pytest.approx(row["effect"])
+
+
+def test_cells_of_ones_own_have_the_columns_of_a_grid():
+    how = {"tokens": BATCH, "metrics": metrics.loss(), "controls": 1, "progress": False}
+    one, last = zero("z", layers=[1], heads=[3]), scale("z", 2.0, layers=[-1])
+    two = cell_of([one, zero("z", layers=[1], heads=[0])], name="two", layer=7)
+    result = sweep(speaking(), [one, last, two], **how)
+    grid = sweep(speaking(), zero("z", layers=[1], heads="each"), **how).frame
+    assert set(grid) <= set(result.frame)
+    assert set(result.frame) - set(grid) == {"name"}
+    found = result.frame[["kind", "site", "where", "layer", "head", "factor"]].to_numpy(object)
+    assert [[None if pd.isna(value) else value for value in row] for row in found] == [
+        ["zero", "z", "layer 1, head 3", 1, 3, None],
+        ["scale", "z", f"layer {speaking().n_layers - 1}", speaking().n_layers - 1, None, 2.0],
+        ["zero", "z", "layer 1, head 3; layer 1, head 0", 7, None, None],  # 7 is the caller's own
+    ]
+    assert result.controls["head"].tolist()[0] != 3
+    alone = sweep(speaking(), one, **how).frame
+    assert (alone["site"].item(), alone["layer"].item(), alone["head"].item()) == ("z", 1, 3)
 
 
 def test_an_edit_with_each_is_for_a_sweep_alone():
