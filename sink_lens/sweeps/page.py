@@ -1,5 +1,9 @@
 """A sweep of edits over a grid of cells: its figures and its page."""
 
+import textwrap
+from collections.abc import Sequence
+from itertools import islice
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from sink_lens.edits.effect_table import lacks_controls, rows_beyond_chance
 from sink_lens.errors import RunError
 from sink_lens.records import Run
+from sink_lens.report.diagram import Style
 from sink_lens.report.page import INTERVALS, Drawn, Listed, Page, PageTable, ci_texts, page_table
 from sink_lens.report.style import (
     BLUE,
@@ -16,12 +21,14 @@ from sink_lens.report.style import (
     INK,
     ORANGE,
     QUIET,
+    Picture,
     add_colour_scale,
     draw_map,
     legend,
     new_figure,
     panel,
     style_axes,
+    with_serifs,
     without_formulas,
 )
 from sink_lens.schema import FEW
@@ -34,7 +41,7 @@ from sink_lens.sweeps.words import (
     metric_names,
     n_failed_cells,
 )
-from sink_lens.text import safe_line, site_label
+from sink_lens.text import as_text, safe_line, site_label
 
 _MOST_NAMED = 40
 """More cells than these are not all named in the forest plot."""
@@ -42,6 +49,10 @@ _LABEL = 52
 _LABELLED = 5
 _MOST_PANELS = 8
 """Characters of a cell's name in the forest plot."""
+_COLOURED = 0.98
+"""The share of a map's values that its colours span, if the largest is more than twice as large."""
+_PURE = ("effect_in_sds", "corrected_p", "n", "n_controls")
+"""Columns of numbers that do not have the metric's unit."""
 
 
 def swept_columns(frame: pd.DataFrame) -> list[str]:
@@ -55,27 +66,36 @@ def swept_columns(frame: pd.DataFrame) -> list[str]:
     return found
 
 
-def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = "") -> Figure:
+def effect_figure(
+    frame: pd.DataFrame,
+    *,
+    value: str = "effect",
+    title: str = "",
+    style: Style = "page",
+    width: float | None = None,
+) -> Picture:
     """Draw a panel for each kind of edit and site: points with intervals over one swept axis, a heat map over two.
 
-    With three swept axes or more, a pixel shows the value of largest magnitude along the axes that are not drawn.
-    ``frame`` has one metric's rows; the column ``value`` is drawn.
+    With three swept axes or more, a pixel shows the value of largest magnitude along the axes that are not drawn. If a
+    few values are more than twice as large as all others, colours end at the others' and these are marked.
+    ``frame`` has one metric's rows; the column ``value`` is drawn. ``width`` is in inches.
 
     Raises:
         RunError: nothing was swept over numbers, or the frame has no such column.
     """
     drawn = swept_panels(frame, value=value)
-    mapped = [
-        np.nanmax(np.abs(rows[value].to_numpy(float)), initial=0.0)
-        for _, rows, axes in drawn
-        if len(axes) > 1
-    ]
-    limit = float(max(mapped, default=0.0)) or 1.0  # one scale for all maps
+    maps = [np.abs(rows[value].to_numpy(float)) for _, rows, axes in drawn if len(axes) > 1]
+    sizes = np.concatenate([one[np.isfinite(one)] for one in (*maps, np.zeros(0))])
+    largest = limit = float(sizes.max(initial=0.0)) or 1.0  # one scale for all maps
+    if len(sizes) and 0 < 2 * (most := float(np.quantile(sizes, _COLOURED))) < largest:
+        limit = most
     heights = [  # a line's is fixed, a map's grows with its rows
         2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * len(set(rows[axes[0]]))), 5.5)
         for _, rows, axes in drawn
     ]
-    figure = new_figure(width=8.0, height=0.4 + sum(heights))
+    width = width or (3.25 if style == "paper" else 8.0)
+    label = _value_label(frame, value)
+    figure = new_figure(width=width, height=0.4 + sum(heights))
     images = []
     for index, (name, rows, axes) in enumerate(drawn):
         place = (len(drawn), 1, index + 1)
@@ -85,15 +105,30 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
                 figure, rows, (axes[0], across), place=place, value=value, limit=limit
             )
             images.append((on, image))
+            beyond = np.argwhere(np.abs(np.ma.filled(image.get_array(), 0)) > limit * (1 + 1e-9))
+            on.scatter(beyond[:, 1], beyond[:, 0], marker="x", s=14, color="white", linewidths=1)
         else:
-            on = _draw_points(figure, rows, axes[0], place=place, value=value)
+            on = _draw_points(figure, rows, axes[0], place=place, value=value, label=label)
         above = ": ".join(part for part in (title if index == 0 else "", name) if part)
-        on.set_title(above, fontsize=FONT, color=INK, loc="left")
+        lines = textwrap.wrap(above, int(width * 72 / (0.52 * FONT)))
+        on.set_title("\n".join(lines), fontsize=FONT, color=INK, loc="left")
     if images:
-        add_colour_scale(
-            figure, images[0][1], [on for on, _ in images], label=value.replace("_", " ")
-        )
-    return without_formulas(figure)
+        clipped = f"\n×: beyond ±{as_text(limit)}, at most {as_text(largest)}" * (limit < largest)
+        add_colour_scale(figure, images[0][1], [on for on, _ in images], label=label + clipped)
+    return without_formulas(figure if style == "page" else with_serifs(figure))
+
+
+def _value_label(frame: pd.DataFrame, value: str) -> str:
+    """Return the words for a column at an axis: which metric it is of, and its unit."""
+    words = value.replace("_", " ")
+    if "metric" in frame.columns and len(frame):
+        words += f"{' on' if value == 'effect' else ','} {safe_line(frame['metric'].iloc[0])}"
+    return words + _unit_text(frame) * (value not in _PURE)
+
+
+def _unit_text(frame: pd.DataFrame) -> str:
+    units = frame["metric_unit"].tolist()[:1] if "metric_unit" in frame.columns else []
+    return f" ({safe_line(units[0])})" if units and units[0] else ""
 
 
 def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataFrame, list[str]]]:
@@ -127,11 +162,17 @@ def _rows_by_edit(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _draw_points(
-    figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, int, int], value: str
+    figure: Figure,
+    frame: pd.DataFrame,
+    axis: str,
+    *,
+    place: tuple[int, int, int],
+    value: str,
+    label: str,
 ) -> Axes:
     rows = frame.sort_values(axis)
     x, y = rows[axis].to_numpy(float), rows[value].to_numpy(float)
-    axes = panel(figure, place=place, xlabel=axis, ylabel=value.replace("_", " "))
+    axes = panel(figure, place=place, xlabel=axis, ylabel=label)
     if value == "effect" and {"ci_low", "ci_high"} <= set(rows.columns):
         low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
         axes.vlines(x, low, high, color=QUIET, linewidth=1, alpha=0.6)
@@ -183,14 +224,19 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
     parts = [(shown, told_apart[: len(shown)], True)] + (
         [] if named else [(rows, told_apart, False)]
     )
-    figure = new_figure(width=8.0, height=0.9 + 0.19 * len(shown) + (0.0 if named else 3.0))
+    common, names = _split_names([cell_name(row) for row in shown.to_dict("records")])
+    figure = new_figure(width=8.0, height=1.1 + 0.19 * len(shown) + (0.0 if named else 3.0))
+    figure.suptitle(common, fontsize=FONT, color=INK, x=0.01, ha="left")
     grid = figure.add_gridspec(
         len(parts), 1, height_ratios=[0.6 + 0.19 * len(shown), 3.0][: len(parts)]
     )
     for place, (part, apart, with_names) in enumerate(parts):
         axes = figure.add_subplot(grid[place])
         style_axes(
-            axes, xlabel=f"effect on {metric}: edited − baseline" if place == len(parts) - 1 else ""
+            axes,
+            xlabel=f"effect on {metric}{_unit_text(rows)}: edited − baseline"
+            if place == len(parts) - 1
+            else "",
         )
         y = np.arange(len(part))
         effect, low, high = (part[name].to_numpy(float) for name in ("effect", "ci_low", "ci_high"))
@@ -222,7 +268,7 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_ylim(len(part) - 0.5, -0.5)
         if with_names:
-            names, half = [cell_name(row) for row in part.to_dict("records")], _LABEL // 2
+            half = _LABEL // 2
             # a long name keeps its end, which tells cells apart
             axes.set_yticks(
                 y, [one if len(one) <= _LABEL else f"{one[:half]} … {one[-half:]}" for one in names]
@@ -233,6 +279,15 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
             axes.set_yticks([])
             axes.set_ylabel(f"all {len(part)} cells", fontsize=FONT, color=INK)
     return without_formulas(figure)
+
+
+def _split_names(names: Sequence[str]) -> tuple[str, list[str]]:
+    """Split names of cells at commas into the parts that all begin with, as one text, and what is left of each."""
+    parts = [name.split(", ") for name in names]
+    same = 0
+    while all(len(one) > same + 1 and one[same] == parts[0][same] for one in parts):
+        same += 1
+    return ", ".join(parts[0][:same]), [", ".join(one[same:]) for one in parts]
 
 
 def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
@@ -307,6 +362,10 @@ def _mass_figure(run: Run) -> tuple[str, Figure]:
         for metric in masses
     ]
     figure = new_figure(width=8.0, height=sum(1.1 + 0.19 * len(rows) for rows in shown))
+    every = [cell_name(row) for rows in shown for row in rows.to_dict("records")]
+    common, every = _split_names(every)
+    figure.suptitle(common, fontsize=FONT, color=INK, x=0.01, ha="left")
+    names = iter(every)
     grid = figure.add_gridspec(
         len(shown), 1, height_ratios=[1.1 + 0.19 * len(rows) for rows in shown]
     )
@@ -318,9 +377,7 @@ def _mass_figure(run: Run) -> tuple[str, Figure]:
         axes.hlines(y, before, after, color=QUIET, linewidth=1.2)
         axes.scatter(before, y, facecolors="none", edgecolors=INK, s=22, label="before", zorder=2)
         axes.scatter(after, y, color=ORANGE, s=22, label="after", zorder=3)
-        axes.set_yticks(
-            y, [safe_line(cell_name(row), limit=_LABEL) for row in rows.to_dict("records")]
-        )
+        axes.set_yticks(y, [safe_line(name, limit=_LABEL) for name in islice(names, len(rows))])
         axes.tick_params(axis="y", labelsize=FONT - 2)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         legend(axes, columns=2)

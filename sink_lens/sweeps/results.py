@@ -20,9 +20,9 @@ from .cells import Cells
 from .words import cell_name
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from ..report.diagram import Style
     from ..report.page import PageTable
+    from ..report.style import Picture
 
 _SHOWN = 8
 """Cells of each metric that the command prints."""
@@ -34,10 +34,11 @@ class SweepResult(Result):
 
     ``frame`` has one row per cell and metric: the edit and its location; ``baseline`` and ``value`` (means over the
     sequences that have all its positions), ``effect`` (value - baseline) with its paired 95% interval over sequences;
-    ``control_effect`` and ``control_sd`` (mean and standard deviation over the cell's random controls),
-    ``over_control`` (effect - control_effect) with its interval; ``effect_in_sds`` (effect over control_sd; with fewer
-    than two controls over the standard deviation of the baseline over sequences); ``changed`` (whether the edit changed
-    anything that was run), ``n``, ``error``.
+    ``control_effect`` and ``control_sd`` (mean and standard deviation over the cell's random controls: the same edit of
+    as many other units, heads or positions of the same layers, none for whole layers), ``over_control`` (effect -
+    control_effect) with its interval; ``effect_in_sds`` (effect over control_sd, which one strong control makes large;
+    with fewer than two controls over the standard deviation of the baseline over sequences); ``changed`` (whether the
+    edit changed anything that was run), ``n``, ``error``.
     """
 
     main = "cells"
@@ -63,12 +64,30 @@ class SweepResult(Result):
             sort_by_magnitude(self._rows_of_metric(metric), "effect").head(n).reset_index(drop=True)
         )
 
-    def figure(self, *, metric: str | None = None, value: str = "effect") -> "Figure":
-        """Draw a metric's column ``value`` over the swept axes: points over one axis, a heat map over two or more."""
+    def figure(
+        self,
+        *,
+        metric: str | None = None,
+        value: str = "effect",
+        style: "Style" = "page",
+        width: float | None = None,
+    ) -> "Picture":
+        """Draw a metric's column ``value`` over the swept axes: points over one axis, a heat map over two or more.
+
+        Args:
+            metric: a name of the column ``metric``; None is the first.
+            value: the column.
+            style: ``page``, or ``paper`` with serifs.
+            width: inches; None is 3.25, a single column, for ``paper``, and 8 for ``page``.
+
+        Raises:
+            RunError: nothing was swept over numbers, or the frame has no such column.
+        """
         rows = self._rows_of_metric(metric)
         from .page import effect_figure
 
-        return effect_figure(rows, value=value, title=str(rows["metric"].iloc[0]))
+        title = str(rows["metric"].iloc[0])
+        return effect_figure(rows, value=value, title=title, style=style, width=width)
 
     def _rows_of_metric(self, metric: str | None) -> pd.DataFrame:
         names = list(dict.fromkeys(self.frame["metric"].tolist()))

@@ -11,7 +11,7 @@ from sink_lens.engine.cells import Cell
 from sink_lens.errors import InputError, RunError
 from sink_lens.report.style import figure_bytes
 from sink_lens.sweeps.cells import Cells
-from sink_lens.sweeps.page import effect_figure, swept_columns
+from sink_lens.sweeps.page import effect_figure, forest_plot, swept_columns
 from sink_lens.sweeps.results import SweepResult, effect_tables, values_by_cell
 
 NAN = float("nan")
@@ -235,6 +235,48 @@ def test_each_kind_of_edit_has_its_own_panel():
     )
     titles = [axes.get_title(loc="left") for axes in effect_figure(frame, title="loss").axes]
     assert titles == ["loss: zero neurons", "mean neurons"]
+
+
+def test_axes_name_metric_and_unit_and_a_paper_s_figure_has_its_width():
+    line = swept_frame({"unit": [0, 1]}, metric_unit="nats")
+    assert effect_figure(line).axes[0].get_ylabel() == "effect on loss (nats)"
+    assert (
+        effect_figure(line.assign(effect_in_sds=1.0), value="effect_in_sds").axes[0].get_ylabel()
+        == "effect in sds, loss"
+    )
+    figure = result_of(line).figure(style="paper")
+    assert figure.get_size_inches()[0] == 3.25
+    assert figure.axes[0].xaxis.label.get_family() == ["STIXGeneral", "DejaVu Sans"]
+    assert result_of(line).figure(width=5).get_size_inches()[0] == 5
+    assert forest_plot(line, metric="loss").axes[0].get_xlabel().startswith("effect on loss (nats)")
+
+
+def test_one_outlier_does_not_flatten_a_map_and_is_marked():
+    effects = np.linspace(-0.1, 0.1, 100)
+    effects[37] = 5.0
+    table = swept_frame({"layer": range(10), "unit": range(10)}, effect=effects)
+    axes, scale = effect_figure(table).axes
+    (image,), (marks,) = axes.images, axes.collections
+    assert 0.09 < image.norm.vmax < 0.2
+    assert marks.get_offsets().tolist() == [[7, 3]]  # unit 7 of layer 3
+    assert "at most 5" in scale.get_ylabel()
+    axes, scale = effect_figure(table.assign(effect=np.linspace(-1, 1, 100))).axes
+    assert (axes.images[0].norm.vmax, scale.get_ylabel()) == (1.0, "effect on loss")
+
+
+def test_what_all_cells_are_called_stands_once_above_them():
+    frame = swept_frame({"layer": [1, 2, 3]}).assign(
+        where=["layer 1, head 2", "layer 2, head 2", "layer 3, head 1"]
+    )
+    figure = forest_plot(frame, metric="loss")
+    assert figure.get_suptitle() == "zero neurons"
+    labels = [one.get_text() for one in figure.axes[0].get_yticklabels()]
+    assert sorted(labels) == ["layer 1, head 2", "layer 2, head 2", "layer 3, head 1"]
+    alone = forest_plot(frame.head(1), metric="loss")
+    assert (alone.get_suptitle(), alone.axes[0].get_yticklabels()[0].get_text()) == (
+        "zero neurons, layer 1",
+        "head 2",
+    )
 
 
 def test_cells_that_failed_are_left_empty_in_a_line_and_in_a_map():
