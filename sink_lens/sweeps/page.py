@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -105,7 +106,8 @@ def effect_figure(
                 figure, rows, (axes[0], across), place=place, value=value, limit=limit
             )
             images.append((on, image))
-            beyond = np.argwhere(np.abs(np.ma.filled(image.get_array(), 0)) > limit * (1 + 1e-9))
+            shown: Any = image.get_array()
+            beyond = np.argwhere(np.abs(np.ma.filled(shown, 0)) > limit * (1 + 1e-9))
             on.scatter(beyond[:, 1], beyond[:, 0], marker="x", s=14, color="white", linewidths=1)
         else:
             on = _draw_points(figure, rows, axes[0], place=place, value=value, label=label)

@@ -195,13 +195,11 @@ def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
     if not len(without):
         return []
     if len(without) == len(rows):
-        named = (
-            without["where"].str.contains("head|unit|position") if "where" in without else [True]
-        )
+        named = without["where"].astype(str).str.contains("head|unit|position").any()
         why = (
             ": they edit other heads, units or positions of the same layer, and no edit names some"
         )
-        return [f"No edit has random edits to compare with{why * (not any(named))}."]
+        return [f"No edit has random edits to compare with{why * (not named)}."]
     low, high = (without[name].to_numpy(float) for name in ("ci_low", "ci_high"))
     told = int(((low > 0) | (high < 0)).sum())
     return [

@@ -293,6 +293,8 @@ def test_a_change_has_a_size_and_intervals_of_few_sequences_are_marked(tmp_path)
     )
     assert shown.headline == [
         "2 more edits change loss by less than 0.2 standard deviations of the baseline over sequences.",
+        "With 2 sequences the mean of one of 3 changes must be 135 standard deviations over sequences (|t| 191) to be "
+        "shown: use more sequences (14: one standard deviation) or fewer edits.",
         "A change counts if its 95% interval over 2 sequences excludes 0, and the change is 0.2 standard deviations of "
         "the baseline over sequences or more, and if chance makes the largest of all edits as large in at most 1% of "
         "sweeps.",
