@@ -8,7 +8,7 @@ their length.
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 import torch
@@ -89,8 +89,17 @@ def stream(
         ("rows", () if rows is None else rows.tolist()),
     ):
         refuse_integer_positions(batch, positions, of=name)
-    at: dict[str, Any] = {"keys": keys, "rows": rows, "kernel": kernel, "batch_size": batch_size}
-    return stream_batch(lens, batch, readings, **at, progress=progress, label=label)
+    return stream_batch(
+        lens,
+        batch,
+        readings,
+        keys=keys,
+        rows=rows,
+        kernel=kernel,
+        batch_size=batch_size,
+        progress=progress,
+        label=label,
+    )
 
 
 def stream_batch(

@@ -70,13 +70,19 @@ def amplification_edits(
     Values at the target position move away from the centre's mean in ``means``, which the centre ``none`` does not
     need.
     """
-    at = {
-        "positions": [setting.target_position],
-        "layers": layers,
-        "site": setting.lens.family.aggregated_site,
-    }
     return [
-        [amplify(factor, centre=centre, means=means, **at)] if factor != 1 else []
+        [
+            amplify(
+                factor,
+                centre=centre,
+                means=means,
+                positions=[setting.target_position],
+                layers=layers,
+                site=setting.lens.family.aggregated_site,
+            )
+        ]
+        if factor != 1
+        else []
         for centre, factor in cells
     ]
 

@@ -55,12 +55,12 @@ class Evidence:
                 means.numpy(), generator=generator, n_resamples=max(100, n_resamples)
             )
         if statistic is ratio_of_means:
-            pair = {
-                "over": values[:, 1].numpy(),
-                "generator": generator,
-                "n_resamples": max(100, n_resamples),
-            }
-            return studentised_interval(values[:, 0].numpy(), **pair)
+            return studentised_interval(
+                values[:, 0].numpy(),
+                over=values[:, 1].numpy(),
+                generator=generator,
+                n_resamples=max(100, n_resamples),
+            )
         return interval(values.numpy(), generator=generator, n_resamples=n_resamples, **options)
 
     @property

@@ -190,8 +190,13 @@ def find_marked_tokens(
     names = tuple(
         token_label((int(ids[at]),), lens.tokenizer) for at in counts.argsort(descending=True)[:2]
     )
-    n = {"n_sequences": int(having.sum()), "n_asked": batch.n_sequences}
-    return MarkedTokens(names=names, attention=float(found[0]), to_studied=float(found[1]), **n)
+    return MarkedTokens(
+        names=names,
+        attention=float(found[0]),
+        to_studied=float(found[1]),
+        n_sequences=int(having.sum()),
+        n_asked=batch.n_sequences,
+    )
 
 
 def _text_of(tokens: Tensor, valid: Tensor) -> tuple[int, ...]:

@@ -168,12 +168,15 @@ class _Experiments:
 
     def _make_setting(self, **chosen: Any) -> Setting:
         one = self.studied
-        at = {
-            "location": one.location,
-            "target_position": self.config.target_position,
-            "super_neurons": one.supers,
-        }
-        return make_setting(one.lens, one.batch, config=self.config, **at, **chosen)
+        return make_setting(
+            one.lens,
+            one.batch,
+            config=self.config,
+            location=one.location,
+            target_position=self.config.target_position,
+            super_neurons=one.supers,
+            **chosen,
+        )
 
     @cached_property
     def without_makers(self) -> Setting:
@@ -272,8 +275,13 @@ def _run_with_sink_masked(setting: Setting) -> Run:
     position, length = setting.sink_position, setting.tokens.n_positions
     first = max(position + 1, min(OTHERS_FROM, length // 4))
 
-    at = {"positions": range(first, length), "keys": [position], "label": "sink masked"}
-    masked = edit("scores", lambda x, _: torch.full_like(x, torch.finfo(x.dtype).min), **at)
+    masked = edit(
+        "scores",
+        lambda x, _: torch.full_like(x, torch.finfo(x.dtype).min),
+        positions=range(first, length),
+        keys=[position],
+        label="sink masked",
+    )
     return Run(edits=[dataclasses.replace(masked, hides=True)], loss=True)
 
 
@@ -318,7 +326,6 @@ def _intervention_row(
     assert run.loss is not None  # it was asked for, and so was the baseline's
     assert baseline.loss is not None
     beyond = studentised_interval((run.loss - masked).numpy(), generator=rng)
-    at = {"target_position": target, "sink_position": sink, "layers": reads}
     return {
         "link": link,
         "edit": one.name,
@@ -338,7 +345,9 @@ def _intervention_row(
         "share": found.estimate,
         "ci_low": found.low,
         "ci_high": found.high,
-        "outcome": classify_change(baseline, run, **at),
+        "outcome": classify_change(
+            baseline, run, target_position=target, sink_position=sink, layers=reads
+        ),
         "is_primary": one.is_primary,
         "carries": one.carries,
         "masked_loss_nats": float(masked.mean()),

@@ -497,12 +497,15 @@ def _ablation_run(
     of: BaselineRun | None = None,
 ) -> Run:
     """Return the run that ablates ``parts`` and has the target's tensors; it continues ``of`` (None: the baseline)."""
-    options = {
-        "sites": ("pattern",) if target == "sink logit" else (),
-        "state": target == "outlier dimensions",
-    }
     edits, layers = ablation_edits(setting, parts), _target_layers(setting, target)
-    return Run(edits=edits, layers=layers, loss=loss, of=of, **options)
+    return Run(
+        edits=edits,
+        layers=layers,
+        loss=loss,
+        of=of,
+        sites=("pattern",) if target == "sink logit" else (),
+        state=target == "outlier dimensions",
+    )
 
 
 def _target_layers(setting: Setting, target: Target) -> list[int]:

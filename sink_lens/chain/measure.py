@@ -204,8 +204,14 @@ def scout(
     sinks = found or (0,)
     sites = r.sampled_positions(few.n_positions, sink_positions=sinks)
     streamed = stream_batch(lens, few, r.location_readings(sinks, positions=sites))
-    at = {"sink_positions": sinks, "positions": sites, "sink_found": bool(found)}
-    panel = Panel.unlocated(streamed, lens=lens, tokens=few, **at)
+    panel = Panel.unlocated(
+        streamed,
+        lens=lens,
+        tokens=few,
+        sink_positions=sinks,
+        positions=sites,
+        sink_found=bool(found),
+    )
     return locate_in_panel(panel, config=config, forced=forced)
 
 

@@ -118,8 +118,13 @@ def attention_readings(
     def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
         def read(view: LayerView) -> Tensor:
             pairs = zip(view["mass"].unbind(-1), sink_positions, strict=True)
-            at = {"valid": view.valid, "reach": view.reach}
-            return torch.stack([function(column, key=key, **at) for column, key in pairs], dim=-1)
+            return torch.stack(
+                [
+                    function(column, key=key, valid=view.valid, reach=view.reach)
+                    for column, key in pairs
+                ],
+                dim=-1,
+            )
 
         return read
 

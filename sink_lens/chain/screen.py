@@ -216,7 +216,7 @@ class _LayerRuns:
     def __init__(self, setting: Setting) -> None:
         """Keep the baseline run's keys, values and queries, which a layer needs of positions other than the sink."""
         self.setting, self.tokens = setting, setting.tokens.tokens
-        self.held: dict[int, tuple[Tensor, Tensor]] = {}
+        self.held: dict[Any, tuple[Tensor, ...]] = {}
         self.queries: dict[int, Tensor] = {}
         lens = setting.lens
         with prepare_passes(lens):
@@ -225,16 +225,18 @@ class _LayerRuns:
                 if lens.own_attention is None
                 else masks_of_own_function(lens, self.tokens.shape[1])
             )
-            kept = {
-                "keep": self.held,
-                "queries": self.queries,
-                "own_masks": self.own,
-                "attention_only": True,
-            }
             partial_pass(
                 lens,
                 self.tokens,
-                Pass(layout=self._layout((0,)), first=0, last=lens.n_layers, **kept),
+                Pass(
+                    layout=self._layout((0,)),
+                    first=0,
+                    last=lens.n_layers,
+                    keep=self.held,
+                    queries=self.queries,
+                    own_masks=self.own,
+                    attention_only=True,
+                ),
             )
 
     def gradients(
@@ -322,12 +324,14 @@ class _LayerRuns:
 
         layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
         with prepare_passes(lens), torch.enable_grad():
-            ends = {
-                "stream": layout.values_by_row(stream),
-                "target": target,
-                "attention_only": of_sink,
-            }
-            own, _ = self._run_layer(layer, layout=layout, visits=visits, **ends)
+            own, _ = self._run_layer(
+                layer,
+                layout=layout,
+                visits=visits,
+                stream=layout.values_by_row(stream),
+                target=target,
+                attention_only=of_sink,
+            )
             (found,) = torch.autograd.grad(own[0], [leaf], allow_unused=True)
         return torch.zeros_like(leaf) if found is None else found.detach()
 
@@ -381,14 +385,19 @@ class _LayerRuns:
         kept: dict[int, tuple[Tensor, ...]] = {}
         if handed:
             held["keep"] = kept
-        ends = {
-            "first": layer,
-            "last": layer + 1,
-            "stream": stream.to(lens.dtype),
-            "attention_only": attention_only,
-        }
         partial_pass(
-            lens, self.tokens, Pass(layout=layout, visits=visits, gradients=True, **ends, **held)
+            lens,
+            self.tokens,
+            Pass(
+                layout=layout,
+                visits=visits,
+                gradients=True,
+                first=layer,
+                last=layer + 1,
+                stream=stream.to(lens.dtype),
+                attention_only=attention_only,
+                **held,
+            ),
         )
         at_sink = [x[:, 0 if layout.alone else position].float() for x in streams]
         if target == "sink":

@@ -296,8 +296,14 @@ class Setting:
             layers = tuple(
                 sorted(set(range(self.lens.n_layers) if one.layers is None else one.layers))
             )
-            read = {"layers": layers, "sites": tuple(one.sites), "state": one.state}
-            needs = dataclasses.replace(key[0].needs, **read, loss=one.loss, whole=one.loss)
+            needs = dataclasses.replace(
+                key[0].needs,
+                layers=layers,
+                sites=tuple(one.sites),
+                state=one.state,
+                loss=one.loss,
+                whole=one.loss,
+            )
             wanted[key] = _join_needs(needs, wanted.get(key, needs))
         missing = {
             key: needs
@@ -354,8 +360,9 @@ class Setting:
             if site in _EVERY_LAYER:
                 known, missing = sites_of(self.lens.family), range(self.lens.n_layers)
                 sites = tuple(one for one in _EVERY_LAYER if one in known)
-            more = {"sites": sites, "layers": tuple(missing), "loss": False, "whole": False}
-            needs = dataclasses.replace(self.baseline_run.needs, **more)
+            needs = dataclasses.replace(
+                self.baseline_run.needs, sites=sites, layers=tuple(missing), loss=False, whole=False
+            )
             self._tensors.update(
                 self.baseline_run.with_edits((), needs=needs).read_outcome(needs).tensors
             )
@@ -392,8 +399,9 @@ class Setting:
                 label = (
                     f"{'mean_ordinary of' if mean else 'freeze'} {len(units)} {site} at {position}"
                 )
-                at = {"positions": [position], "units": units, "label": label}
-                self._edits[key] = freeze(site, {layer: value[..., units]}, **at)
+                self._edits[key] = freeze(
+                    site, {layer: value[..., units]}, positions=[position], units=units, label=label
+                )
             edits.append(self._edits[key])
         return tuple(edits)
 
@@ -481,13 +489,16 @@ def make_setting(
         raise InputError(f"position {target} is the sink already; need another one")
     # the engine's paths are compared on an isolation, which touches every layer
     keys = target, location.sink_position
-    reads = {
-        "keys": keys,
-        "layers": tuple(range(lens.n_layers)),
-        "sites": ("resid_post",),
-        "positions": None,
-    }
-    needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
+    needs = Needs(
+        keys=keys,
+        layers=tuple(range(lens.n_layers)),
+        sites=("resid_post",),
+        positions=None,
+        loss=True,
+        logits=False,
+        state=True,
+        whole=True,
+    )
     metrics, cells = [*map(sink_mass, keys), loss_of()], [cell_of_edits(isolate([target]))]
     sinks, _ = mark_sinks(lens, few, by="either")
     sinks[:, location.sink_position] |= location.sink_found

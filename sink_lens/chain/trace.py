@@ -357,23 +357,34 @@ def _measure_and_judge(
             layer: super_neurons_of_layer(evidence.splits, layer=layer)
             for layer in panel.layers("neurons_at_sinks")
         }
-        about = {"location": panel.location, "lacks_sink": panel.lacks_sink}
         studied = Studied(
             lens=lens,
             batch=batch,
             supers=supers,
             too_few_sequences=located.too_few_sequences,
-            **about,
+            location=panel.location,
+            lacks_sink=panel.lacks_sink,
         )
         write_causal_tables(studied, kept, config=config, links=links, progress=asked.progress)
-    nulls = {
-        "random_init": kept.frames.get("random_init_links"),
-        "effects": kept.frames.get("effects"),
-    }
-    kept.write("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
+    kept.write(
+        "links",
+        link_table(
+            evidence,
+            length=batch.n_positions,
+            links=links,
+            random_init=kept.frames.get("random_init_links"),
+            effects=kept.frames.get("effects"),
+        ),
+    )
     marked = find_marked_tokens(lens, batch, studied=panel.location.sink_positions)
-    beside = {"rounded": rounded, "marked": marked, "own_attention": lens.own_attention is not None}
-    kept.frames["summary"] = summary.summary_table(located, kept.frames, config=config, **beside)
+    kept.frames["summary"] = summary.summary_table(
+        located,
+        kept.frames,
+        config=config,
+        rounded=rounded,
+        marked=marked,
+        own_attention=lens.own_attention is not None,
+    )
     writer.write_csv("summary", kept.frames["summary"])
     return kept.frames, panel.location
 
@@ -402,8 +413,16 @@ def _locate_and_measure(asked: _Inputs) -> summary.Located:
             answered.append(place)
 
     panel = asked.measure(batch, position=given, tell=answer)
-    at = {"position": panel.location.sink_position, "min_sink_rate": config.min_sink_rate}
-    moved = align_sinks(batch, panel["rate_by_key"], **at) if there is None else None
+    moved = (
+        align_sinks(
+            batch,
+            panel["rate_by_key"],
+            position=panel.location.sink_position,
+            min_sink_rate=config.min_sink_rate,
+        )
+        if there is None
+        else None
+    )
     if moved is not None:
         batch = moved
         reason = (
@@ -424,13 +443,14 @@ def _locate_and_measure(asked: _Inputs) -> summary.Located:
         panel = asked.measure(batch, label="measuring where the sink is", reason=reason)
     n_with_other = batch.n_sequences
     batch, panel = _keep_sequences_with_sink(asked, batch, panel)
-    about = {
-        "elsewhere": tuple(others.values()),
-        "lacking": n_with_other - batch.n_sequences,
-        "n_asked": n_asked,
-    }
     return summary.Located(
-        batch=batch, panel=panel, aligned=moved is not None, there=there, **about
+        batch=batch,
+        panel=panel,
+        aligned=moved is not None,
+        there=there,
+        elsewhere=tuple(others.values()),
+        lacking=n_with_other - batch.n_sequences,
+        n_asked=n_asked,
     )
 
 
@@ -442,8 +462,9 @@ def _keep_sequences_with_sink(
     given = None if asked.there is None else asked.there.position
     if panel.location.sink_found:
         n_heads = int((~panel.at_sink("sink_score", position).isnan()).any(1).sum())
-        at = {"n_heads": n_heads, "min_sink_rate": config.min_sink_rate}
-        having = mask_sequences_with_sink(panel.sink_rate(config.threshold), **at)
+        having = mask_sequences_with_sink(
+            panel.sink_rate(config.threshold), n_heads=n_heads, min_sink_rate=config.min_sink_rate
+        )
     elif panel.lacks_sink and given is None:  # it may be in so few that their mean does not show it
         position, having = find_marked_sink(asked.lens, batch)
     else:

@@ -111,8 +111,15 @@ class BaselineRun:
             taken = min(plan.prompts, -(-tokens.n_sequences // every)) * tokens.n_positions
             plan = replace(plan, pack=max(plan.pack, room // taken))
         lanes = self.lanes if plan.lanes > 1 else None
-        read = {"needs": needs or self.needs, "every": every}
-        return BaselineRun(self.lens, tokens, plan=plan, edits=edits, lanes=lanes, **read)
+        return BaselineRun(
+            self.lens,
+            tokens,
+            plan=plan,
+            edits=edits,
+            lanes=lanes,
+            needs=needs or self.needs,
+            every=every,
+        )
 
     def with_sites(self, sites: Sequence[str]) -> "BaselineRun":
         """Return a run that also keeps the tensors of ``sites``: this run if it keeps them, else another, made once."""

@@ -359,14 +359,12 @@ class Engine:
 
     def _packs_to_run(self, block: Block, take: Take[_Found]) -> Packs[_Found]:
         """Divide a block's cells into packs, each for one forward; ``take`` is for the outcome of each cell."""
-        how: dict[str, Any] = {
-            "size": self._n_computed_positions,
-            "most": self.plan.pack * self.tokens.n_positions,
-        }
         packs = [
             pack
             for _, some in groupby(block.cells, key=self._group)
-            for pack in fill_packs(some, **how)
+            for pack in fill_packs(
+                some, size=self._n_computed_positions, most=self.plan.pack * self.tokens.n_positions
+            )
         ]
         return Packs(packs=packs, run=partial(self._run_pack, block=block), take=take)
 

@@ -101,14 +101,15 @@ def run_with(
         if name in lens.uneditable:
             raise lens.uneditable_error(name)
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
-    of_end = {"loss": loss, "logits": logits, "whole": loss or logits}
     needs = Needs(
         keys=tuple(keys.tolist()),
         layers=read,
         sites=tuple(sites),
         state=True,
         positions=None,
-        **of_end,
+        loss=loss,
+        logits=logits,
+        whole=loss or logits,
     )
     (outcome,) = run_checked_edits(
         lens, [(batch, applied)], needs, batch_size=batch_size, progress=progress
@@ -146,8 +147,13 @@ def run_checked_edits(
     sequences of each; if it is None, as many as their length allows.
     """
     if lens.own_attention is not None and len(runs) > 1:  # it may read other sequences of its pass
-        how: dict[str, Any] = {"prompts": prompts, "batch_size": batch_size, "progress": progress}
-        return [outcome for one in runs for outcome in run_checked_edits(lens, [one], needs, **how)]
+        return [
+            outcome
+            for one in runs
+            for outcome in run_checked_edits(
+                lens, [one], needs, prompts=prompts, batch_size=batch_size, progress=progress
+            )
+        ]
     last = lens.n_layers if needs.whole else needs.n_layers_needed
     first, collectors = (
         runs[0][0],
@@ -196,8 +202,11 @@ def run_checked_edits(
     found = []
     for (batch, applied), collector in zip(runs, collectors, strict=True):
         applied.refuse_edits_whose_hook_never_fired(range(last))
-        read = {"valid": batch.valid.cpu(), "edits": applied.edits, "scored": scored}
-        found.append(collector.outcome(needs.layers, **read))
+        found.append(
+            collector.outcome(
+                needs.layers, valid=batch.valid.cpu(), edits=applied.edits, scored=scored
+            )
+        )
     return found
 
 

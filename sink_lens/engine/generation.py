@@ -292,17 +292,20 @@ class _Cache:
             act = partial(self._apply_edit, number=number, step=step, begin=begin)
             visits.setdefault((step.site, step.layer), Visit()).edits.append((0, act))
         layout = Layout(n_sequences=1, n_positions=n, begins=(begin,))
-        ends = {
-            "first": 0,
-            "last": self.lens.n_layers + 1,
-            "logits_at": torch.tensor([n - begin - 1]),
-        }
         self.keys = {}
         with prepare_passes(self.lens):
             out = partial_pass(
                 self.lens,
                 tokens,
-                Pass(layout=layout, visits=visits, held=held, keep=self.keys, **ends),
+                Pass(
+                    layout=layout,
+                    visits=visits,
+                    held=held,
+                    keep=self.keys,
+                    first=0,
+                    last=self.lens.n_layers + 1,
+                    logits_at=torch.tensor([n - begin - 1]),
+                ),
             )
         assert out is not None  # the pass goes to the end
         record.changed |= applied.changed

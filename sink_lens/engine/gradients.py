@@ -111,8 +111,12 @@ def run_with_hooks(
 
     def read_mass(x: Tensor, hook: object, *, layer: int) -> None:
         x = row_shares(x) if lens.family.sigmoid else x
-        at = {"valid": valid.to(x.device), "reach": lens.reach(layer)}
-        found = [sink_mass(x[..., key].float(), key=key, **at) for key in metric.positions]
+        found = [
+            sink_mass(
+                x[..., key].float(), key=key, valid=valid.to(x.device), reach=lens.reach(layer)
+            )
+            for key in metric.positions
+        ]
         mass[layer] = torch.stack(found, dim=-1).cpu()
 
     def read_state(x: Tensor, hook: object, *, layer: int) -> None:

@@ -169,11 +169,6 @@ def partial_pass(
         )
     hooks += [(name, lambda x, hook, take=take: take(x)) for name, take in asked.taps]
     kept: dict[str, Any] = {"held": asked.held, "keep": asked.keep}
-    seen: dict[str, Any] = {
-        "queries": asked.queries,
-        "columns": asked.columns,
-        "own_masks": asked.own_masks,
-    }
     with contextlib.ExitStack() as stack:
         stack.enter_context(forbid_nested_passes(lens))
         model = stack.enter_context(delegate_attention(lens, layers=range(first, last)))
@@ -185,7 +180,18 @@ def partial_pass(
             if first <= layer < last:
                 stack.enter_context(mix_whole_sequences(lens, layer, layout=layout, **kept))
         stack.enter_context(register_hooks(lens, hooks))
-        stack.enter_context(attend_by_cell(Attending(lens=lens, layout=layout, **seen, **kept)))
+        stack.enter_context(
+            attend_by_cell(
+                Attending(
+                    lens=lens,
+                    layout=layout,
+                    queries=asked.queries,
+                    columns=asked.columns,
+                    own_masks=asked.own_masks,
+                    **kept,
+                )
+            )
+        )
         stack.enter_context(torch.set_grad_enabled(asked.gradients))
         if last <= lens.n_layers:
             ends_early = asked.attention_only and last - 1 in lens.attention_layers

@@ -60,13 +60,14 @@ class BaselineBatch:
         sites = {
             place: found.tensors[place] for place in places if place in found.tensors
         }  # some layers lack it
-        kept = {
-            "mass": found.mass[rows],
-            "state": found.state[rows],
-            "layers": needs.layers,
-            "tensors": sites,
-        }
-        outcome = replace(found, **kept, loss=found.loss if needs.loss else None)
+        outcome = replace(
+            found,
+            mass=found.mass[rows],
+            state=found.state[rows],
+            layers=needs.layers,
+            tensors=sites,
+            loss=found.loss if needs.loss else None,
+        )
         return replace(self, early=replace(self.early, outcome=outcome))
 
 
@@ -123,8 +124,10 @@ class Passes:
         self, part: TokenBatch, edits: Sequence[Sequence[Edit]], *, prompts: slice
     ) -> tuple[list[Outcome], list[list[bool]]]:
         """Run the batch ``part`` on the bridge under each list of edits in one forward; returns as ``run_pack``."""
-        of_run = {"lens": self.lens, "n_sequences": self.n_sequences}
-        runs = [(part, Applied(edits=tuple(some), **of_run)) for some in edits]
+        runs = [
+            (part, Applied(edits=tuple(some), lens=self.lens, n_sequences=self.n_sequences))
+            for some in edits
+        ]
         found = run_checked_edits(
             self.lens, runs, self.needs, prompts=prompts, batch_size=part.n_sequences
         )
@@ -144,8 +147,15 @@ class Passes:
         ``edits``, ``firsts`` (the first layer that its edits touch, ascending) and ``begins`` (first positions) have an
         entry for each cell; ``baseline`` is the run, on one batch of prompts, that the cells continue.
         """
-        prompts = {"part": baseline.part, "prompts": baseline.prompts, "baseline": baseline}
-        pack = _Pack(passes=self, edits=edits, begins=begins, firsts=firsts, **prompts)
+        pack = _Pack(
+            passes=self,
+            edits=edits,
+            begins=begins,
+            firsts=firsts,
+            part=baseline.part,
+            prompts=baseline.prompts,
+            baseline=baseline,
+        )
         outcomes = pack.run()
         return outcomes, [
             [number in one.changed for number in range(len(one.edits))] for one in pack.applied
@@ -193,14 +203,19 @@ class _Pack:
         self._layout = partial(Layout, n_sequences=n_sequences, n_positions=n_positions)
         self.layout = self._layout(begins=tuple(begins))
         self.read = [[layer for layer in self.needs.layers if layer >= first] for first in firsts]
-        of_run = {"lens": self.lens, "n_sequences": passes.n_sequences}
         self.applied = [
-            Applied(edits=tuple(some), begin=begin, **of_run)
+            Applied(edits=tuple(some), begin=begin, lens=self.lens, n_sequences=passes.n_sequences)
             for some, begin in zip(edits, begins, strict=True)
         ]
-        read = {"lens": self.lens, "keys": self.needs.keys, "early": baseline and baseline.early}
         self.collectors = [
-            RunCollector(begin=begin, keep=baseline is None, **read) for begin in begins
+            RunCollector(
+                begin=begin,
+                keep=baseline is None,
+                lens=self.lens,
+                keys=self.needs.keys,
+                early=baseline and baseline.early,
+            )
+            for begin in begins
         ]
         self.valid = part.valid.to(self.lens.device)
 
@@ -285,8 +300,9 @@ class _Pack:
                     visits.setdefault((step.site, step.layer), Visit()).edits.append(
                         (cell, step.act)
                     )
-            read = {"read": self.read[cell], "sites": self.needs.sites, "valid": self.valid}
-            for site, layer, take in collector.make_site_callbacks(**read):
+            for site, layer, take in collector.make_site_callbacks(
+                read=self.read[cell], sites=self.needs.sites, valid=self.valid
+            ):
                 if (
                     SITES[site].observed
                     and skip
@@ -336,9 +352,13 @@ class _Pack:
                 else:
                     own = out[0, done : done + n * len(at)].reshape(n, len(at), out.shape[-1])
                     done += n * len(at)
-                wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
                 ends[cell] = collector.store_results(
-                    own, part=self.part, unembedded=self.needs.makes_logits, **wanted
+                    own,
+                    part=self.part,
+                    unembedded=self.needs.makes_logits,
+                    loss=self.needs.loss,
+                    logits=self.needs.logits,
+                    scored=at,
                 )
             for layer in self.read[
                 cell

@@ -67,12 +67,16 @@ def compare_models(
     _refuse_unlike_models(lens, second)
     settings, same = _setting_rows(lens, second), _have_same_weights(lens, second)
     refuse_one_model(lens, second)
-    how = {
-        "thresholds": Thresholds(threshold=config.threshold),
-        "seed": config.seed,
-        "batch_size": config.batch_size,
-    }
-    a, b = (ObservedModel(one, sequences, **how) for one in (lens, second))
+    a, b = (
+        ObservedModel(
+            one,
+            sequences,
+            thresholds=Thresholds(threshold=config.threshold),
+            seed=config.seed,
+            batch_size=config.batch_size,
+        )
+        for one in (lens, second)
+    )
     changes = [*_number_rows(a, b), *_list_rows(a, b), *settings]
     names = tuple(map(_name_in_words, (lens, second), ("the first model", "the second model")))
     names = names if names[0] != names[1] else (names[0], "the second model")

@@ -252,8 +252,14 @@ def run_card(
     if not config.makes_table():
         folder = default_run_folder(config.model) if out is None else out
         return card(config.model, config=config, out=folder, overwrite=overwrite, progress=progress)
-    how = {"out": out, "overwrite": overwrite, "progress": progress, "write": True}
-    rows = make_table_rows((config.model, *config.others), config, **how)
+    rows = make_table_rows(
+        (config.model, *config.others),
+        config,
+        out=out,
+        overwrite=overwrite,
+        progress=progress,
+        write=True,
+    )
     return CardTable(rows=rows, columns=choose_columns(rows, config.columns))
 
 

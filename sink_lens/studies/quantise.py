@@ -112,9 +112,19 @@ def quantise(
                 part: TokenBatch = part,
             ) -> Float[Tensor, "... batch"]:
                 bar.update()
-                how: dict[str, Any] = {"targets": targets, "weights": weights, "config": config}
                 return torch.stack(
-                    [_losses_when_rounded(lens, part, kept, input=one, **how) for one in inputs]
+                    [
+                        _losses_when_rounded(
+                            lens,
+                            part,
+                            kept,
+                            input=one,
+                            targets=targets,
+                            weights=weights,
+                            config=config,
+                        )
+                        for one in inputs
+                    ]
                 )
 
             clean = run(None, weights=False, inputs=(1.0,))
@@ -230,9 +240,14 @@ def _losses_when_rounded(
     """
     edits = [] if input == 1.0 else [scale("resid_pre", input, layers=[0])]
     if kept is not None:
-        at: dict[str, Any] = {"layers": range(lens.n_layers), "tokens": kept.tokens}
         edits += [
-            quantisation(one, form, **at, channels=kept.channels.get(one, {}))
+            quantisation(
+                one,
+                form,
+                layers=range(lens.n_layers),
+                tokens=kept.tokens,
+                channels=kept.channels.get(one, {}),
+            )
             for one, form in targets.items()
         ]
     form = config.weights if weights else None
@@ -326,9 +341,13 @@ class _TextHalf:
         closed = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
         if self.is_costly:
             here, full, low = (one.double().numpy() for one in (losses, self.worst, self.best))
-            ends = {"statistic": ratio_of_means, "n_resamples": 1000}
             pairs = np.stack([full.mean(0) - here.mean(0), full.mean(0) - low.mean(0)], axis=1)
-            closed = interval(pairs, generator=np.random.default_rng(self.seed), **ends)
+            closed = interval(
+                pairs,
+                generator=np.random.default_rng(self.seed),
+                statistic=ratio_of_means,
+                n_resamples=1000,
+            )
             gaps = full.mean(1)[: len(here)]
             closed = _widened(closed, by_input=(gaps - here.mean(1)) / (gaps - low.mean()))
         mean = float(losses.double().numpy().mean())

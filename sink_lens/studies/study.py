@@ -162,17 +162,19 @@ def study(
         ) -> Study:
             check_folder_free(out, overwrite=overwrite)
             started = utc_now_text()
-            given = {
-                "config": config,
-                "tokens": tokens,
-                "fields": fields,
-                "every_layer": every_layer,
-            }
-            settled, lens, batch = resolve_inputs(asked, model, **given)
-            how = {"config": settled, "progress": progress}
-            to = {"out": out, "overwrite": overwrite, "result": result, "started": started}
+            settled, lens, batch = resolve_inputs(
+                asked, model, config=config, tokens=tokens, fields=fields, every_layer=every_layer
+            )
             return write_study(
-                kind or measure.__name__, lens, batch, settled, measure(lens, batch, **how), **to
+                kind or measure.__name__,
+                lens,
+                batch,
+                settled,
+                measure(lens, batch, config=settled, progress=progress),
+                out=out,
+                overwrite=overwrite,
+                result=result,
+                started=started,
             )
 
         said = inspect.cleandoc(measure.__doc__ or "")

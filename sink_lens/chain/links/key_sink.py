@@ -32,9 +32,13 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
 
     def positive_share(view: LayerView) -> Tensor:
         sinks = plan.sink_positions
-        at = {"valid": view.valid, "reach": view.reach}
         return torch.stack(
-            [locking.positive_share(view["q"], k=view["k"][:, p], key=p, **at) for p in sinks],
+            [
+                locking.positive_share(
+                    view["q"], k=view["k"][:, p], key=p, valid=view.valid, reach=view.reach
+                )
+                for p in sinks
+            ],
             dim=-1,
         )
 

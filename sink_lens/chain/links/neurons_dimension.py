@@ -155,8 +155,15 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
         controls = setting.draw_other_units("resid_post", chosen, generator=generator)
         name = "entries of down_proj to the outlier dimensions x 0"
-        at_all = {"controls": tuple(map(entries, controls)), "is_primary": False}
-        found.append(Intervention(name=name, edits=entries(chosen), **at_all, **at_sink))
+        found.append(
+            Intervention(
+                name=name,
+                edits=entries(chosen),
+                controls=tuple(map(entries, controls)),
+                is_primary=False,
+                **at_sink,
+            )
+        )
     if by_layer:
         kept = setting.freeze_units(
             "resid_post", by_layer, position=setting.sink_position, generator=generator
@@ -188,10 +195,16 @@ def _make_path_to_key(
     if not through:
         return []
     writings = Writings(setting=setting, units=supers)
-    ends = {"source": End(name=SUPER, units=supers), "target": End(name=KEY, layers=tuple(through))}
 
     def cut(dimensions: Units) -> Edits:
-        return writings.cut_edits(Path(through=dimensions, position=setting.sink_position, **ends))
+        return writings.cut_edits(
+            Path(
+                through=dimensions,
+                position=setting.sink_position,
+                source=End(name=SUPER, units=supers),
+                target=End(name=KEY, layers=tuple(through)),
+            )
+        )
 
     return [
         Intervention(
@@ -280,10 +293,14 @@ def _ablate_own_directions(setting: Setting, *, first: int) -> list[Intervention
         )
 
     controls = [(edit_of(drawn, "random directions"),) for drawn in draw_spans(setting, spans)]
-    at_sink_position = {"position": setting.sink_position, "reads": later, "is_primary": False}
     return [
         Intervention(
-            name=OWN, edits=(edit_of(spans, OWN),), controls=tuple(controls), **at_sink_position
+            name=OWN,
+            edits=(edit_of(spans, OWN),),
+            controls=tuple(controls),
+            position=setting.sink_position,
+            reads=later,
+            is_primary=False,
         )
     ]
 
@@ -347,8 +364,13 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
         return x - (x - means[layer].to(x.device, x.dtype)) @ span @ span.T
 
     def edit_of(spans: Mapping[int, Tensor], label: str) -> Edit:
-        where = {"layers": tuple(layers), "positions": [setting.sink_position], "label": label}
-        return edit("resid_post", lambda x, at: removed(x, spans[at.layer], at.layer), **where)
+        return edit(
+            "resid_post",
+            lambda x, at: removed(x, spans[at.layer], at.layer),
+            layers=tuple(layers),
+            positions=[setting.sink_position],
+            label=label,
+        )
 
     def rescaled(x: Tensor, at: At) -> Tensor:
         return (
@@ -368,11 +390,21 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
             (edit_of({at: torch.linalg.qr(one)[0] for at, one in drawn.items()}, "random span"),)
         )
     beside = {"position": setting.sink_position, "reads": setting.sink_layers, "is_primary": False}
-    where = {"layers": tuple(layers), "positions": [setting.sink_position], "label": RESCALED}
     return [
         Intervention(name=SPAN, edits=(edit_of(spans, SPAN),), controls=tuple(controls), **beside),
         Intervention(
-            name=RESCALED, edits=(edit("resid_post", rescaled, **where),), control_of=SPAN, **beside
+            name=RESCALED,
+            edits=(
+                edit(
+                    "resid_post",
+                    rescaled,
+                    layers=tuple(layers),
+                    positions=[setting.sink_position],
+                    label=RESCALED,
+                ),
+            ),
+            control_of=SPAN,
+            **beside,
         ),
     ]
 

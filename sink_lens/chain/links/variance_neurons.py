@@ -55,8 +55,10 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
                 super_neurons_of_layer(evidence.splits, layer=layer).nonzero().flatten().tolist()
             )
             mates = neurons_of_same_experts(evidence.lens, supers, layer=layer)
-            at = {"n": both.shape[-1], "generator": generator, "without": mates}
-            others = [draw_other_indices(supers, **at) for _ in range(draws)]
+            others = [
+                draw_other_indices(supers, n=both.shape[-1], generator=generator, without=mates)
+                for _ in range(draws)
+            ]
             chosen.append(both[..., supers])  # sequence, where, neuron
             random.append([both[..., sorted(some)] for some in others])
         at_step = torch.cat(chosen, dim=-1)

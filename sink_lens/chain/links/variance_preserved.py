@@ -91,11 +91,12 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     if (
         len(at_sink) >= _FEWEST_FOR_TAU
     ):  # of fewer, many a draw holds next to nothing but copies of one
-        options = {
-            "statistic": lambda rows: tau(torch.from_numpy(rows), some),
-            "most_resamples": _RESAMPLES_OF_TAU,
-        }
-        drawn = evidence.interval(at_sink, generator=rng, **options)
+        drawn = evidence.interval(
+            at_sink,
+            generator=rng,
+            statistic=lambda rows: tau(torch.from_numpy(rows), some),
+            most_resamples=_RESAMPLES_OF_TAU,
+        )
         # The interval is drawn on a sample of output dimensions; it is moved to the estimate on all of them.
         low, high = (bound + estimate - drawn.estimate for bound in (drawn.low, drawn.high))
     found = Interval(estimate=estimate, low=low, high=high, n=len(at_sink))

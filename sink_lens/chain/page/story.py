@@ -68,8 +68,14 @@ def title(run: Run) -> str:
     story = find_story(run)
     if story.is_sink is None or story.sink_rate is None or story.position is None:
         return "The sink was not measured"
-    at = {"is_sink": story.is_sink, "rate": story.sink_rate, "position": story.position}
-    return findings.join_phrases(findings.headline_phrases(evidence_tables(run), **at))
+    return findings.join_phrases(
+        findings.headline_phrases(
+            evidence_tables(run),
+            is_sink=story.is_sink,
+            rate=story.sink_rate,
+            position=story.position,
+        )
+    )
 
 
 def evidence_tables(run: Run) -> dict[str, pd.DataFrame]:

@@ -7,7 +7,6 @@ dimensions that are large on most tokens.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -216,8 +215,14 @@ def _mark_tokens(
             one = _PassReadings(
                 config=config, where=where, received=Received.empty(lens, part), norms=Norms()
             )
-            at: dict[str, Any] = {"rows": one.received.rows, "batch_size": part.n_sequences}
-            streamed = stream_batch(lens, part, one.readings(), kernel=config.kernel, **at)
+            streamed = stream_batch(
+                lens,
+                part,
+                one.readings(),
+                kernel=config.kernel,
+                rows=one.received.rows,
+                batch_size=part.n_sequences,
+            )
             width = part.n_positions
             taken = {
                 "received": ("attention", 0),
