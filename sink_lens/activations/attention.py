@@ -181,7 +181,6 @@ def _own_attention(
     watch: Watch,
     given: dict[str, Any],
 ) -> tuple[Tensor, None]:
-    """Call the model's own attention function, and pass what is read of its pattern to the ``watch``."""
     own, layer = watch.own, int(module.layer_idx)  # type: ignore[arg-type]  # as above
     assert own is not None
     attend = own.of_values(module, query, key, mask, scaling=scaling, **given)
@@ -212,11 +211,7 @@ def _own_attention(
 def _observed_quantity(
     name: str, score: "AttentionScores", lse: Tensor | None, total: Tensor | None, watch: Watch
 ) -> Tensor:
-    """Compute the quantity ``name`` of ``OBSERVED`` from a layer's scores and their log-sum-exp ``lse``.
-
-    For sigmoid attention ``lse`` is None, and ``total`` has the sum of each row. ``watch`` has the keys and rows to
-    read.
-    """
+    """Compute ``name`` of ``OBSERVED``; of sigmoid attention ``lse`` is None, ``total`` the sum of each row."""
     match name:
         case "mass":
             weights = _attention_weights(score.key_columns(watch.keys), lse)
@@ -244,7 +239,6 @@ def _observed_quantity(
 def _attention_weights(
     scores: Float[Tensor, "batch head query key"], lse: Float[Tensor, "batch head query"] | None
 ) -> Float[Tensor, "batch head query key"]:
-    """Return the pattern: exp(scores - lse), or the sigmoid of the scores if ``lse`` is None."""
     return (
         weights_from_scores(scores, sigmoid=True)
         if lse is None
@@ -336,10 +330,7 @@ def log_sum_exp(
 def _fused_attention(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Compute the attention output and each row's log-sum-exp with the device's fused kernel.
-
-    ``mask`` is added to the scores; None means causal.
-    """
+    """Compute the output and each row's log-sum-exp with the fused kernel; without a ``mask`` it is causal."""
     groups, d_value = query.shape[1] // key.shape[1], value.shape[-1]
     widest = max(query.shape[-1], d_value)
     if (

@@ -239,7 +239,6 @@ def _site_hook(
 def _read_plain_site(
     lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put
 ) -> Iterator[None]:
-    """Within the block, pass the site ``name`` of a layer of the plain model to ``put``, for the sequences ``part``."""
     site, family = (
         SITES[name],
         lens.family_of_layer(layer) if SITES[name].per_layer else lens.family,

@@ -405,7 +405,6 @@ class _ReadingPass:
             del held[done]
 
     def check_all_read(self) -> None:
-        """Raise a SiteError if a reading still waits for a tensor after the pass."""
         for layer, waiting in self.waiting.items():
             for reading in waiting:
                 raise never_fired_error(
@@ -413,7 +412,7 @@ class _ReadingPass:
                 )
 
     def refuse_nan(self, sequences: Sequence[int]) -> None:
-        """Refuse a pass in which what was read of a real token is nan; ``sequences`` are the numbers of its rows.
+        """Refuse a pass in which what was read of a real token is nan.
 
         A nan in the stream spreads to the attention of later tokens, so the stream is read once more to find its token.
         """
@@ -476,10 +475,6 @@ def _names_to_read(lens: LensModel, readings: Sequence[Reading]) -> dict[int, fr
 def _choose_path(
     lens: LensModel, names: Sequence[str], *, asked: Literal["auto", "plain", "bridge"]
 ) -> Literal["plain", "bridge"]:
-    """Return the path by which ``capture`` reads the sites ``names``.
-
-    It is the one ``asked`` for. For ``auto`` it is the bridge, if there is one and it shows all the sites.
-    """
     hidden = [name for name in names if name in lens.uneditable]
     if asked == "auto":
         return "plain" if hidden or lens.why_measured_only is not None else "bridge"

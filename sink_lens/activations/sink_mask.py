@@ -137,7 +137,6 @@ def sink_scores(
 def _scores_by_rule(
     lens: LensModel, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
 ) -> dict[Rule, Float[Tensor, "batch position"]]:
-    """Compute rule -> score of every token, nan at padding; for ``batch_size`` see ``sink_mask``."""
     check_tokens(lens, batch)
     if rules == ("rate",):
         return {"rate": sink_rates(lens, batch, batch_size=batch_size).nanmean(0)}
@@ -157,8 +156,6 @@ def _scores_by_rule(
 
 
 def _summing_reading(sums: "Received | Norms") -> Reading:
-    """Make a reading for ``stream`` that adds each layer to ``sums`` and returns nothing that ``stream`` would keep."""
-
     def add(view: LayerView) -> None:
         sums.add(view)
 

@@ -136,7 +136,6 @@ class Reading:
         def take(
             tensor: Tensor, hook: object, *, name: str, layer: int, held: dict[str, Tensor]
         ) -> None:
-            """Hold one site's tensor; with the last of them, compute the reading."""
             held[name] = _quantity_at_hook(name, tensor, lens=lens, keys=keys, rows=rows)
             if len(held) < len(self.sites):
                 return
@@ -164,10 +163,7 @@ class Reading:
 def _quantity_at_hook(
     name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None
 ) -> Tensor:
-    """Return the quantity ``name`` of ``OBSERVED`` at ``keys`` or ``rows``, from the scores or pattern ``tensor``.
-
-    The name of a site gives ``tensor`` itself.
-    """
+    """Return the quantity ``name`` of ``OBSERVED`` at ``keys`` or ``rows``, from the scores or pattern ``tensor``."""
     match name:
         case "mass":
             return (row_shares(tensor) if lens.family.sigmoid else tensor)[..., list(keys)]

@@ -119,11 +119,7 @@ def _cut_at_places(
     text: str,
     before: int,
 ) -> Occurrences:
-    """Make a row of the tokens around each (sequence, position) of ``places``; at most as many rows as ``batch`` has.
-
-    ``before`` tokens come before each, without BOS. ``ids`` and the token's ``text`` are stored in the result; an error
-    quotes the text.
-    """
+    """Make a row of the tokens around each (sequence, position) of ``places``; at most as many as ``batch`` has."""
     by_sequence: dict[int, list[int]] = {}
     for number, position in places:
         by_sequence.setdefault(number, []).append(position)

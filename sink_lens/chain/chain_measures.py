@@ -113,7 +113,6 @@ class _Rows:
         threshold: float = float("nan"),
         unit: str | None = None,
     ) -> None:
-        """Add a row with the measure, its value and the other fields; ``unit`` defaults to that in ``MEASURES``."""
         unit = MEASURES[measure].unit if unit is None else unit
         self._rows.append((measure, layer, position, threshold, float(value), unit))
 
@@ -126,13 +125,11 @@ class _Rows:
         first: int = 0,
         unit: str | None = None,
     ) -> None:
-        """Add a row per layer of ``values``, from layer ``first`` on, and a row with ``whole`` for the whole model."""
         for index, value in enumerate(values):
             self.add(measure, value, layer=first + index, unit=unit)
         self.add(measure, whole, unit=unit)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the table of all rows added so far, in their order."""
         frame = pd.DataFrame(
             self._rows, columns=["measure", "layer", "position", "threshold", "value", "unit"]
         )
@@ -144,10 +141,6 @@ class _Rows:
 def _add_attention_rows(
     rows: _Rows, lens: LensModel, panel: Panel, *, levels: Sequence[float], valid: Tensor
 ) -> None:
-    """Add to ``rows`` the attention to position 0, a sink rate for each threshold in ``levels``, and S2 by position.
-
-    The readings are in ``panel``; ``valid`` is False at padding.
-    """
     score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
     for level in levels:
         over = (score > level).float().masked_fill(score.isnan(), torch.nan)

@@ -201,7 +201,6 @@ class _Experiments:
 
     @cached_property
     def setting(self) -> Setting:
-        """The setting with the makers that were found."""
         return add_makers(self.without_makers, makers.read_makers(self.tables.frames["makers"]))
 
     @cached_property
@@ -286,7 +285,6 @@ def _run_with_sink_masked(setting: Setting) -> Run:
 
 
 def _control_runs(one: Intervention, *, of: BaselineRun) -> list[Run]:
-    """Return the runs of the controls of ``one``, which continue the run ``of``; the first few with the loss."""
     decides = one.is_primary or one.carries  # an answer hangs on the largest control
     drawn = one.controls[: None if decides else FEW_CONTROLS]
     return [
@@ -298,7 +296,6 @@ def _control_runs(one: Intervention, *, of: BaselineRun) -> list[Run]:
 def _moved_share(
     setting: Setting, one: Intervention, run: Outcome, *, before: Outcome, rng: np.random.Generator
 ) -> Interval:
-    """Compute the share of the sink that the target gained, or the sink lost, from the run ``before`` to ``run``."""
     at = {"sink_position": setting.sink_position, "layers": list(one.reads), "generator": rng}
     if one.position == setting.target_position:
         return gained_share(before, run, target_position=setting.target_position, **at)
@@ -315,7 +312,7 @@ def _intervention_row(
     masked: Float[Tensor, " batch"],
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """Return what the intervention ``one`` of ``link`` has in its row of the table ``effects``, from its ``run``.
+    """Make a row without its controls.
 
     ``uniform`` is the attention to the sink, by layer, if all attention were spread evenly; ``masked`` is the loss of
     each sequence if no query can attend to the sink.
@@ -366,10 +363,7 @@ def _control_columns(
     of: BaselineRun,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """Return what the controls of ``one`` have in its row of ``effects``, from their ``runs``, which continued ``of``.
-
-    They have fewer sequences, and mostly fewer positions: what they change there is added to the baseline run of all.
-    """
+    """Controls have fewer sequences and positions: what they change there is added to the baseline run of all."""
     reads, baseline, few = list(one.reads), setting.baseline, of.outcome
     over = mean_mass(baseline, one.position, reads) - mean_mass(few, one.position, reads)
     masses = torch.tensor(

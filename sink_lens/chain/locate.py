@@ -240,7 +240,6 @@ def find_outlier_dimensions(
 def _mark_common_dimensions(
     state: Float[Tensor, "batch d_model"], typical: Float[Tensor, " d_model"]
 ) -> Bool[Tensor, " d_model"]:
-    """Mark the dimensions that are at least half as large at other tokens (``typical``) as in ``state``."""
     return typical >= _COMMON * state.abs().mean(0)
 
 

@@ -184,7 +184,6 @@ def _rank_parts(
     layers: Collection[int] | None,
     progress: bool,
 ) -> tuple[pd.DataFrame, list[Maker]]:
-    """Return the table of the parts of these kinds and layers, the strongest first, and the parts themselves."""
     table = screen_parts(setting, target=target, progress=progress)
     for column, among in (("kind", kinds), ("layer", layers)):
         table = table if among is None else table.loc[table[column].isin(list(among))]
@@ -198,7 +197,6 @@ def _rank_parts(
 
 
 def _append_embeddings(ranking: pd.DataFrame, embeddings: Sequence[Maker]) -> pd.DataFrame:
-    """Return the ranking with embeddings, which were not screened, as its last rows."""
     last = [{"kind": part.kind, "layer": part.layer, "unit": part.unit} for part in embeddings]
     rows = pd.DataFrame(last).assign(score=0.0, **dict.fromkeys(SCREENS, 0.0))
     rows["rank"] = range(len(ranking) + 1, len(ranking) + len(rows) + 1)
@@ -240,7 +238,6 @@ class _RemovedShares:
         return self._known[frozenset(chosen)]
 
     def with_fixed(self, chosen: Sequence[Maker]) -> float:
-        """Return the share that a set removes together with the fixed parts."""
         return self.of([*self.fixed, *chosen])
 
     def alone(self, several: Sequence[Maker]) -> dict[Maker, float]:
@@ -251,10 +248,7 @@ class _RemovedShares:
 def _choose_sets(
     parts: Sequence[Maker], shares: _RemovedShares, *, progress: bool
 ) -> dict[str, tuple[Maker, ...]]:
-    """Choose the set of each goal: the shortest prefix of ``parts`` that reaches it, thinned out; () if none does.
-
-    All makers are those that remove nearly what the longest prefix removes, and parts behind it that add to them.
-    """
+    """Choose the set of each goal: the shortest prefix of ``parts`` that reaches it, thinned out; () if none does."""
     longest, fixed, length = shares.with_fixed(parts[:MOST]), shares.fixed, 0
     sets: dict[str, tuple[Maker, ...]] = {}
     goals = GOALS | {ALL: NEARLY * longest}
@@ -284,10 +278,7 @@ def _add_strong_parts(
     before_gap: Sequence[Maker],
     strongest: Sequence[Maker],
 ) -> tuple[Maker, ...]:
-    """Add to all makers those parts ``before_gap`` that remove much as one kind, and those ``strongest`` that do alone.
-
-    Parts upstream of the makers remove the same share of the target as the makers themselves.
-    """
+    """Add to all makers the parts ``before_gap`` that remove much as one kind, and the ``strongest`` that do alone."""
     chosen, least = set(makers), UPSTREAM + shares.of(shares.fixed)
     upstream = [part for part in before_gap if part not in chosen]
     for kind in dict.fromkeys(part.kind for part in upstream):
@@ -306,8 +297,7 @@ def _find_silenced_neurons(
 ) -> dict[Maker, tuple[Maker, ...]]:
     """Find the neurons that each maker makes fire: maker -> later makers that are neurons and silent without it.
 
-    Makers of one kind and layer that silence nothing alone are also ablated together. ``alone`` is the share of the
-    sink that each maker removes alone; only the strongest are tried alone, and only the strongest neurons are read.
+    Only the strongest are tried alone, and only the strongest neurons are read.
     """
     writers = sorted(
         (part for part in makers if part.kind == "neuron"), key=lambda part: -alone.get(part, 0.0)
@@ -324,7 +314,6 @@ def _find_silenced_neurons(
     }
 
     def fed(several: Sequence[Sequence[Maker]]) -> list[tuple[Maker, ...]]:
-        """The writers that each ablation silences."""
         edits = [ablation_edits(setting, parts) for parts in several]
         runs = setting.run_each(
             [Run(edits=some, layers=layers, sites=("neurons",)) for some in edits]
@@ -361,10 +350,7 @@ def _find_silenced_neurons(
 
 
 def _shortest_prefix_length(removed: Callable[[int], float], *, goal: float, most: int) -> int:
-    """Find how many of the strongest parts it takes to remove the share ``goal``; 0 if ``most`` parts do not.
-
-    ``removed`` gives the share that a number of parts removes. The number is searched by doubling, then by bisection.
-    """
+    """Find how many of the strongest parts it takes to remove the share ``goal``; 0 if ``most`` parts do not."""
     size = 1
     while size < most and removed(size) < goal:
         size = min(2 * size, most)
@@ -384,10 +370,7 @@ def _thin_out(
     goal: float,
     keep: Sequence[Maker] = (),
 ) -> list[Maker]:
-    """Drop parts, the lowest ranked first, in halves, quarters, ..., as long as the rest removes the share ``goal``.
-
-    The parts in ``keep`` stay. ``removed`` gives the share that a set of parts removes.
-    """
+    """Drop parts, the lowest ranked first, in halves, quarters, ..., as long as the rest removes the share ``goal``."""
     kept = list(parts)
     size = max(1, len(kept) // 2)
     while size >= 1:
@@ -460,7 +443,6 @@ def ablation_edits(setting: Setting, parts: Iterable[Maker]) -> Edits:
 
 
 def _embedding_ablation(setting: Setting, kind: Kind) -> Edit:
-    """Make the edit that sets the embedding of ``kind`` at the sink position to its mean over ordinary tokens."""
     written, position = read_embeddings(setting)[kind], setting.sink_position
     over = (written[:, [position]] - setting.mean_ordinary(written)).float()
 
@@ -473,7 +455,6 @@ def _embedding_ablation(setting: Setting, kind: Kind) -> Edit:
 
 
 def _key_bias_ablation(setting: Setting, layer: int, heads: list[int]) -> Edit:
-    """Make the edit that subtracts the bias of the key-value heads ``heads`` from the keys of ``layer``."""
     bias, label = (
         attention_weights(setting.lens, layer=layer).b_k[heads],
         f"key biases of layer {layer} x 0",
@@ -484,7 +465,7 @@ def _key_bias_ablation(setting: Setting, layer: int, heads: list[int]) -> Edit:
 
 
 def _rescale_rows(pattern: Tensor, at: At) -> Tensor:
-    """Rescale the rows of ``pattern`` to sum to 1: a sink logit's attention goes back to the keys; ``at`` is unused."""
+    """Rescale the rows of ``pattern`` to sum to 1: a sink logit's attention goes back to the keys."""
     return pattern / pattern.sum(-1, keepdim=True).clamp(min=torch.finfo(pattern.dtype).tiny)
 
 
@@ -496,7 +477,6 @@ def _ablation_run(
     loss: bool = False,
     of: BaselineRun | None = None,
 ) -> Run:
-    """Return the run that ablates ``parts`` and has the target's tensors; it continues ``of`` (None: the baseline)."""
     edits, layers = ablation_edits(setting, parts), _target_layers(setting, target)
     return Run(
         edits=edits,
@@ -509,7 +489,6 @@ def _ablation_run(
 
 
 def _target_layers(setting: Setting, target: Target) -> list[int]:
-    """Return the layers in which ``target`` is read: the sink, the sink logits or the outlier dimensions."""
     if target == "outlier dimensions":
         return [layer for layer in sorted(setting.location.outliers) if layer >= 0] or [0]
     if target == "sink logit":
@@ -518,7 +497,6 @@ def _target_layers(setting: Setting, target: Target) -> list[int]:
 
 
 def _target_size(setting: Setting, run: Outcome, target: Target) -> Tensor:
-    """Compute the size of ``target`` in each sequence of ``run``: attention, or the magnitude of outlier dimensions."""
     reads = _target_layers(setting, target)
     if target == "sink":
         return run.mass_at(setting.sink_position, layers=reads)
@@ -574,7 +552,6 @@ def read_makers(table: pd.DataFrame) -> tuple[Maker, ...]:
 
 
 def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
-    """Make the table ``makers``: the top of the ranking, and all parts that are in a set ``found`` or in ``supers``."""
     members = {part for some in found.sets.values() for part in some} | set(supers)
     rows = []
     for row in found.ranking.to_dict("records"):
@@ -599,7 +576,6 @@ def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:
 def _maker_set_table(
     setting: Setting, found: Makers, *, supers: Sequence[Maker], progress: bool
 ) -> pd.DataFrame:
-    """Make the table ``maker_sets``: ablate each set ``found``, the super neurons (``supers``), and random controls."""
     target, generator = found.target, setting.make_generator()
     rng = np.random.default_rng(setting.config.seed)
     upstream = tuple(part for part in found.sets[ALL] if part in found.feeds)

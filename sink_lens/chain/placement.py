@@ -163,7 +163,6 @@ def _make_cases(setting: Setting) -> list[_Case]:
 
 
 def _batch_with_ids(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
-    """Return a copy of the batch ``tokens`` with other token ``ids``, as sequences without a BOS of their own."""
     lengths = torch.full((len(ids),), ids.shape[1])
     return replace(
         tokens, tokens=ids, lengths=lengths, labelled=None, bos=False, bos_condition="without"
@@ -210,10 +209,6 @@ def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> f
 def _case_row(
     setting: Setting, case: _Case, found: Outcome, others: Sequence[int], *, least: float
 ) -> dict[str, object]:
-    """Make the row of ``placement`` of ``case`` from its run ``found``; the positions ``others`` are ordinary.
-
-    A sink's mass exceeds that of uniform attention by at least ``least``.
-    """
     assert found.loss is not None  # it was asked for
     mass = mean_mass(found, case.position, setting.sink_layers)
     ordinary = float(

@@ -105,7 +105,6 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
 
 
 def _screen_table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
-    """Join the effects ``found`` by all screens: a row per part, effects divided by the largest of their screen."""
     rows = []
     for kind, layer in dict.fromkeys(place for effects in found.values() for place in effects):
         size = max(
@@ -319,7 +318,6 @@ class _LayerRuns:
             return leaf.detach()
 
         def change(k: Tensor) -> Tensor:
-            """The key with a share of its bias, as a function of the leaf."""
             return k + (share - 1 + leaf).to(k.dtype)[:, None] * bias.to(k.device, k.dtype)
 
         layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
@@ -435,7 +433,6 @@ class _LayerRuns:
         return mass.nan_to_num(0.0).mean(1).sum()
 
     def _outlier_size(self, written: Float[Tensor, "batch d_model"], layer: int) -> Tensor:
-        """Sum the layer's outlier dimensions in its output ``written``, times their baseline signs, over sequences."""
         dims = list(self.setting.location.outliers.get(layer, ()))
         if not dims:
             return written.sum() * 0

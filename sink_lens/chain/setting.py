@@ -645,7 +645,6 @@ def mean_mass(run: Outcome, position: int, layers: Sequence[int]) -> float:
 
 
 def _join_needs(one: Needs, other: Needs) -> Needs:
-    """Return the needs of a run that serves both, of the same positions and sites."""
     either = {
         name: getattr(one, name) or getattr(other, name) for name in ("loss", "whole", "state")
     }

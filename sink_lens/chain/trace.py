@@ -250,10 +250,7 @@ class _Inputs:
     def measure(
         self, batch: TokenBatch, *, label: str = "measuring", reason: str = "", **how: Any
     ) -> Panel:
-        """Measure a batch with the readings of all links; ``how`` are more options of ``scout_and_measure``.
-
-        A repeat of an earlier pass has a ``reason``; it is kept in ``repeats``.
-        """
+        """Measure a batch; a repeat of an earlier pass has a ``reason``, which is kept in ``repeats``."""
         own, shown = [link.readings for link in self.links], label if self.progress else None
         if reason:
             self.repeats.append({"name": label, "reason": reason})
@@ -274,7 +271,6 @@ def _make_inputs(
     progress: bool,
     fields: Mapping[str, Any],
 ) -> _Inputs:
-    """Load the model, make its sequences, and refuse what cannot be traced."""
     if isinstance(model, nn.Module):
         model = as_lens(model)
     if isinstance(tokens, str):
@@ -484,7 +480,6 @@ def _keep_sequences_with_sink(
 def _measured_tables(
     evidence: Evidence, *, links: Sequence[Link]
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Make the tables of the measuring pass, as (name, table), in the order in which they are written."""
     lens, panel, splits, config = evidence.lens, evidence.panel, evidence.splits, evidence.config
     errors = {
         split.layer: split.error
@@ -541,7 +536,6 @@ class _StageBar:
         self._bar.close()
 
     def begin(self, name: str) -> None:
-        """Show the stage whose first table is ``name``; a table that begins no stage changes nothing."""
         if name in self._left:
             self._say_finished()
             done = self._left.index(name)

@@ -84,7 +84,6 @@ def answers(
 
 
 def _answer_ids(answer: str | int, prompt: list[int], lens: LensModel) -> list[int]:
-    """Return the token ids of ``answer`` as it continues the ids ``prompt``; refuse a text or id that is no token."""
     if isinstance(answer, str) and lens.tokenizer is not None:
         text = prompt_text(prompt, lens.tokenizer)
         several = None if text is None else continuation_ids(text, answer, lens.tokenizer)

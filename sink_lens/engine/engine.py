@@ -311,12 +311,10 @@ class Engine:
         return -1 if kept and first in {0, *kept} else first
 
     def _first_needed_position(self, number: int) -> int:
-        """Return the first position that must be computed for cell ``number``; 0 if the plan runs whole sequences."""
         cut = self.plan.cut and self.plan.path == "blocks"
         return self._begin_that_cuts_no_edit(self.cells[number].begin) if cut else 0
 
     def _n_computed_positions(self, number: int) -> int:
-        """Return the number of positions that cell ``number`` computes."""
         return self.tokens.n_positions - self._first_needed_position(number)
 
     def _begin_that_cuts_no_edit(self, begin: int) -> int:
@@ -345,20 +343,17 @@ class Engine:
         return min((min(layers) for layers in inner), default=n - 1)
 
     def _has_lanes(self, block: Block) -> bool:
-        """Check whether the cells of a block may run side by side, in lanes (threads)."""
         return (
             self.plan.lanes > 1 and self.plan.path == "blocks" and block.first <= self.lens.n_layers
         )
 
     def _prepare_lanes(self, block: Block) -> Lanes | None:
-        """Return the threads for a block, after computing the activations that they share; None without threads."""
         if not self._has_lanes(block):
             return None
         self._passes.compute_known_layer(self._baseline_batch(block.prompts.start), block.first)
         return self._baseline_run.lanes
 
     def _packs_to_run(self, block: Block, take: Take[_Found]) -> Packs[_Found]:
-        """Divide a block's cells into packs, each for one forward; ``take`` is for the outcome of each cell."""
         packs = [
             pack
             for _, some in groupby(block.cells, key=self._group)
@@ -369,7 +364,6 @@ class Engine:
         return Packs(packs=packs, run=partial(self._run_pack, block=block), take=take)
 
     def _run_pack(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
-        """Run the cells ``pack`` of a block in one forward; return for each its outcome, and which edits acted."""
         passes = replace(self._passes, lens=lens)
         with (
             self._one_at_a_time
@@ -465,7 +459,6 @@ def outcomes_in_one_queue(
 
 
 def _largest_difference(found: Tensor, wanted: Tensor) -> float:
-    """Return the largest absolute difference of two tensors; infinite if one is nan where the other is not."""
     found, wanted = found.double(), wanted.double()
     if not torch.equal(found.isnan(), wanted.isnan()):
         return float("inf")

@@ -213,7 +213,6 @@ def run_checked_edits(
 def _edit_rows(
     x: Tensor, hook: object, *, act: Callable[..., Tensor | None], rows: slice
 ) -> Tensor | None:
-    """Return the hook's tensor with ``act``'s values in some sequences; None if they are the old ones."""
     new = act(x[rows], hook)
     if new is None or len(new) == len(x):
         return new
@@ -326,7 +325,6 @@ class RunCollector:
         self.state.setdefault(layer, []).append(state)
 
     def _store_site_tensor(self, x: Tensor, *, place: tuple[str, int]) -> None:
-        """Store the tensor ``x`` of ``place`` (site, layer); positions before ``begin`` are the baseline's."""
         found = x.detach().to("cpu", copy=True)
         if self.begin:
             assert self.early is not None
@@ -385,7 +383,6 @@ class RunCollector:
         return scored
 
     def _losses_of_states(self, states: Tensor, part: TokenBatch) -> Float[Tensor, "batch target"]:
-        """Compute the loss of each target of ``part`` from the ``states`` that the unembedding reads; 0 at padding."""
         own = slice(self.begin + 1, None)
         targets = copy_to_device(part.tokens[:, own], states.device)
         predicted = part.valid[:, own].flatten().nonzero()[:, 0]

@@ -75,7 +75,6 @@ def _parts(value: Any, within: tuple[int, ...]) -> Iterator[Any]:
 
 
 def _captured(function: types.FunctionType) -> dict[str, Any]:
-    """Return the values that a function's closure holds, and the numbers, texts and arrays that it reads by name."""
     found: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

@@ -198,7 +198,6 @@ def _continuation_ids(
     temperature: float,
     generator: torch.Generator | None,
 ) -> tuple[int, ...]:
-    """Return up to ``max_new_tokens`` ids that continue ``tokens`` under edits, drawn if ``temperature`` is above 0."""
     ends = _end_ids(lens)
     record = Applied(lens=lens, edits=edits, n_sequences=1)
     cache = (
@@ -231,7 +230,6 @@ def _continuation_ids(
 
 
 def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: int) -> bool:
-    """Check whether edits allow a cache of keys and values, and ``n_prompt`` + ``n_new`` tokens fit into memory."""
     numbers = 0
     for one in edits:
         if one.reads is not None or one.keys is not None or max(one.positions or (0,)) >= n_prompt:
@@ -246,10 +244,9 @@ def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: 
 def _logits_by_cache(
     cache: "_Cache", tokens: Tensor, *, n_new: int, record: Applied
 ) -> Float[Tensor, " vocab"] | None:
-    """Compute the logits after ``tokens`` with the cache; None if the cache cannot be used.
+    """Compute the logits after ``tokens`` with the cache; None if an edit changes what it does to earlier positions.
 
-    It cannot if an edit changes earlier positions, or if its logits differ from those of a whole pass; they are
-    compared when ``n_new`` (generated tokens) is 1. ``record`` notes which edits had an effect.
+    Those of the second token are compared with a whole pass, and None if they differ.
     """
     try:
         logits = cache.logits(tokens, record=record)
@@ -277,7 +274,6 @@ class _Cache:
     def logits(
         self, tokens: Int[Tensor, "1 position"], *, record: Applied
     ) -> Float[Tensor, " vocab"]:
-        """Compute the logits after ``tokens`` from new positions alone; ``record`` notes which edits had an effect."""
         n = tokens.shape[1]
         room = (0, 0, 0, 1)  # for one more position
         held = {

@@ -228,9 +228,8 @@ def _cell_attention(
 ) -> tuple[Float[Tensor, "1 row head d_value"], Float[Tensor, "sequence head query key"]]:
     """Compute eager attention as Hugging Face and the bridge do, with the rows of each cell apart.
 
-    It fires the hook points of the layer's scores and pattern, with the sequences of all cells. ``attention_mask`` is
-    not read. Some families give a ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, or ``alibi`` slopes.
-    Returns the output and the pattern.
+    It fires the hook points of the layer's scores and pattern, with the sequences of all cells. Some families give a
+    ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, or ``alibi`` slopes.
     """
     how = _ATTENDING.get()
     assert how is not None, "the attention of cells runs inside attend_by_cell() only"
@@ -287,7 +286,6 @@ def _scores(
     softcap: float | None = None,
     alibi: Tensor | None = None,
 ) -> Float[Tensor, "sequence head query key"]:
-    """Compute the scores of queries and keys before the mask; heads may share keys."""
     scores = (
         torch.matmul(query, repeat_kv_heads(key, n_heads=query.shape[1]).transpose(2, 3)) * scaling
     )
@@ -346,10 +344,7 @@ def _own_pattern(
     value: Tensor,
     given: dict[str, Any],
 ) -> Float[Tensor, "sequence head query key"]:
-    """Return the pattern of the user's own attention function, which is given whole sequences of every cell.
-
-    ``query`` begins at the layout's first position; other queries are the baseline run's.
-    """
+    """Return the pattern of the own function, which is given whole sequences: other queries are the baseline run's."""
     own, layer, first = how.lens.own_attention, int(module.layer_idx), how.layout.first_position  # type: ignore[arg-type]
     assert own is not None
     if query.shape[2] < how.layout.n_positions:

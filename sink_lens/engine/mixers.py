@@ -57,10 +57,6 @@ def _run_mixer(
     place: tuple[str, int],
     **kwargs: Any,
 ) -> Any:
-    """Call a mixer's ``forward`` on whole sequences instead of the rows of ``layout``; return its output at the rows.
-
-    The inputs at other positions are ``held[place]``, the baseline's. ``keep[place]``, if given, takes the whole input.
-    """
     x: Float[Tensor, "1 row d_model"] = args[0] if args else kwargs.pop("hidden_states")
     sequences, positions, _ = layout.row_places(x.device)
     if layout.is_whole:

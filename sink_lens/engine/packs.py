@@ -100,7 +100,6 @@ def _run_in_turn(
     failed: Failed[_Found] | None,
     advance: Advance,
 ) -> list[_Found]:
-    """Run ``packs`` in turn until ``stop`` is set; return what ``take``, or ``failed``, gives for each cell."""
     every: list[_Found] = []
     waiting, most = deque(packs), max(map(len, packs))
     while waiting and not stop.is_set():

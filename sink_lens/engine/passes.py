@@ -286,10 +286,7 @@ class _Pack:
         return self.passes.compute_known_layer(self.baseline, first).repeat_in_rows(layout), skip
 
     def _visits(self, last: int, *, skip: frozenset[str]) -> dict[tuple[str, int], Visit]:
-        """Return (site, layer) -> edits made and readers called there, each with its cell's number.
-
-        A cell's begin at its first layer; ``skip`` are the computations left out in the first layer of all.
-        """
+        """Return (site, layer) -> edits made and readers called there, each with its cell's number."""
         visits: dict[tuple[str, int], Visit] = {}
         for cell, (applied, collector, first) in enumerate(
             zip(self.applied, self.collectors, self.firsts, strict=True)
@@ -336,10 +333,7 @@ class _Pack:
     def _collect_outcomes(
         self, *, out: Tensor | None, scored: list[tuple[int, ...]] | None
     ) -> list[Outcome]:
-        """Make each cell's outcome from the pass's result ``out``; layers before its first are the baseline's.
-
-        ``scored`` are the positions of logits for each cell (None: all).
-        """
+        """Make each cell's outcome from the pass's result ``out``; layers before its first are the baseline's."""
         n, done, valid = self.part.n_sequences, 0, self.part.valid.cpu()
         ends: list[tuple[int, ...] | None] = (
             [None] * len(self.collectors) if scored is None else [*scored]

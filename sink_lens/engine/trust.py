@@ -195,10 +195,6 @@ def _compare_with_bridge(engine: Engine) -> tuple[float, float, int, Exception |
 
 
 def _allowed_deviation(lens: LensModel, largest: float) -> float:
-    """Return the allowed deviation: ``TOLERANCE`` times the ``largest`` number, a metric or a logit, or times 1.
-
-    In half precision there is no limit.
-    """
     # Half precision has no order of sums to keep to, so that any number is allowed and reported; a number that is
     # undefined on one way alone is an infinite deviation, and is not.
     half = lens.dtype in (torch.float16, torch.bfloat16)

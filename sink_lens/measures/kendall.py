@@ -76,7 +76,6 @@ def _to_numpy(x: Tensor) -> np.ndarray:
 
 
 def _run_in_chunks(work: Callable[[slice], None], shape: tuple[int, int]) -> None:
-    """Call ``work`` with slices that together are all rows of an array of this shape, several at once in threads."""
     n_rows, n_values = shape
     size = max(1, _VALUES_AT_ONCE // n_values)
     chunks = [slice(start, start + size) for start in range(0, n_rows, size)]
@@ -109,7 +108,6 @@ def _tau_without_ties(permutations: np.ndarray) -> np.ndarray:
 
 
 def _tau_with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Return Kendall's tau-b of each row of ``x`` with the same row of ``reference``; both may have ties or nan."""
     n_values = x.shape[1]
     pairs = n_values * (n_values - 1) // 2
     # Sort by the reference, and ties in it by x, so that a pair tied in the reference is no inversion.

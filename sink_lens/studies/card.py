@@ -491,7 +491,6 @@ def _kv_cache_text(cache: Mapping[str, Any]) -> str:
 
 
 def _card_markdown(found: Mapping[str, Any]) -> str:
-    """Return the card (``found``) as a Markdown section for a model card: sentence, table, conditions and notes."""
     on = found["measured_on"]
     lines = [f"| {name} | {_escape_for_markdown(value)} |" for name, value in card_text_rows(found)]
     bos = "with BOS" if on["begins_with_bos"] else "without BOS"

@@ -188,10 +188,7 @@ def _is_above_rounding(row: Mapping[str, Any]) -> bool:
 def _number_row(
     name: str, unit: str, first: Tensor, second: Tensor, *, seed: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return the row of ``changes`` of the quantity ``name`` (in ``unit``) from both models' values per sequence.
-
-    A change is none where it is below the rounding of ``dtype`` at the larger of both means, or at 1.
-    """
+    """Compare by sequence; a change is none below the rounding of ``dtype`` at the larger of both means, or at 1."""
     change = paired_difference(
         second.double().numpy(), first.double().numpy(), generator=np.random.default_rng(seed)
     )
@@ -338,7 +335,6 @@ def _change_sentences(
 
 
 def _unchanged_sink_text(changes: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence that the sink did not change, if none of its quantities did and a model has one."""
     sink = [
         row
         for row in changes
@@ -350,7 +346,6 @@ def _unchanged_sink_text(changes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _change_text(row: Mapping[str, Any]) -> str:
-    """Write a row of ``changes`` as text: its name, both models' values, and for numbers the change and interval."""
     name = row["quantity"].replace("_", " ").replace("loss positions", "loss at positions")
     name += ":" * name[-1].isdigit()
     if row["unit"] in ("index", "text"):

@@ -233,10 +233,9 @@ def _losses_when_rounded(
     weights: bool,
     config: QuantiseConfig,
 ) -> Float[Tensor, " batch"]:
-    """Return each sequence's mean loss with sites rounded as ``targets`` says, except the ``kept`` tokens and channels.
+    """Measure each sequence's loss with the sites of ``targets`` rounded, but for the ``kept`` tokens and channels.
 
-    ``part`` holds the sequences, whose embeddings are multiplied by ``input``. With ``kept=None`` no activation is
-    rounded; with ``weights`` the weights are, too.
+    The embeddings are multiplied by ``input``. With ``kept=None`` no activation is rounded.
     """
     edits = [] if input == 1.0 else [scale("resid_pre", input, layers=[0])]
     if kept is not None:
@@ -314,7 +313,6 @@ class _TextHalf:
 
     @property
     def is_costly(self) -> bool:
-        """True if rounding clearly costs loss (``worst`` above ``best``), so that there is a gap to close."""
         found = self._paired_change(self.worst, self.best)
         return found.estimate >= WORTH_KEEPING_NATS and not found.low <= 0
 
@@ -333,10 +331,7 @@ class _TextHalf:
         channels: int = 0,
         draw: int | None = None,
     ) -> dict[str, Any]:
-        """Return a row of ``conditions``: mean loss, difference from the clean loss, and share of the gap closed.
-
-        ``kept`` names the set that stays in 16 bit, which has sink tokens or channels; ``draw`` numbers random sets.
-        """
+        """Return a row of ``conditions``: mean loss, difference from the clean loss, and share of the gap closed."""
         change = self._paired_change(losses, self.clean)
         closed = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
         if self.is_costly:
@@ -485,7 +480,6 @@ _FEW_PLACES = 4
 
 
 def _advice_sentence(found: Mapping[str, Any]) -> str:
-    """Say in words what to keep, what the format costs, and how much of that cost is saved."""
     cost = (
         f"{found['format']} {loss_change_text(found['cost_nats'], found['cost_low'], found['cost_high'])} "
         "on held-out text "

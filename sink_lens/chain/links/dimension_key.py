@@ -138,7 +138,6 @@ def _keys_before_norm(
 
 
 def _key_norm_gain(lens: LensModel, layer: int) -> Tensor | float:
-    """Return the gain of the norm on keys, by key-value head; 1 in models without such a norm."""
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:
         return 1.0
@@ -234,7 +233,6 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         """An edit that ablates these dimensions of what the key reads, or all others."""
 
         def change(k: Tensor, at: At) -> Tensor:
-            """Take the dimensions' part beyond the mean out of the key."""
             assert at.read is not None
             dims = list(dimensions[at.layer])
             if but:

@@ -98,7 +98,6 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
         def share_rows(
             chosen: list[list[int]], splits: list[LayerSplit] = splits, change: Tensor = change
         ) -> Tensor:
-            """Return what chosen neurons of each split write, and the whole change, by sequence."""
             written = torch.stack(
                 [s.terms[:, units].sum(1) for s, units in zip(splits, chosen, strict=True)]
             ).sum(0)

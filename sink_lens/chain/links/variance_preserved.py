@@ -66,7 +66,6 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     )  # sequence, place, value
 
     def tau(vectors: Tensor, per_dimension: Tensor | None) -> float:
-        """Mean preservation over the layers' output matrices."""
         found = [
             output_preservation(matrix, first_std=one, per_dimension=per_dimension).nanmean()
             for matrix, one in zip(matrices, vectors.std(dim=0).split(widths), strict=True)

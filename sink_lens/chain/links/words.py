@@ -116,7 +116,6 @@ def interventions_by_name(tables: Tables) -> dict[str, dict[str, Any]]:
 
 
 def _index_rows(table: pd.DataFrame, column: str) -> dict[str, dict[str, Any]]:
-    """Map each value of ``column`` to the first row of ``table`` that has it: value -> {name of the column: cell}."""
     rows = table.drop_duplicates(column).set_index(column, drop=False)
     return {str(name): dict(row) for name, row in rows.to_dict("index").items()}
 
@@ -158,7 +157,6 @@ def dimensions_cancel_bias(tables: Tables) -> bool:
 
 
 def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
-    """Say that the outlier dimensions cancel the bias of the keys at the sink; None if the tables do not show it."""
     if not dimensions_cancel_bias(tables):
         return None
     rows = ("links: dimension_key, bias_cancelled and key_norm_ratio",)
@@ -166,10 +164,9 @@ def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
 
 
 def _direction_phrase(tables: Tables) -> Phrase | None:
-    """Say what ablating the directions that makers write removes, and the norm alone; None if the run does not show it.
+    """Say what ablating the directions that makers write removes, if more than random ones and the smaller norm alone.
 
-    They must remove more than random directions and than the smaller norm alone. Only outlier dimensions were tried one
-    by one, so nothing is said of a single dimension.
+    Only outlier dimensions were tried one by one, so nothing is said of a single dimension.
     """
     made = interventions_by_name(tables)
     if not {SPAN, RESCALED} <= set(made) or not _dimensions_text(tables):
@@ -191,7 +188,6 @@ def _direction_phrase(tables: Tables) -> Phrase | None:
 
 
 def _own_direction_sentences(tables: Tables, link: str) -> list[str]:
-    """Return a sentence on what ablating the token's own direction removes; [] unless ``link`` is not in this basis."""
     rows = statistics_by_name(tables, link)
     if not rows or next(iter(rows.values()))["verdict"] != NOT_IN_BASIS:
         return []
@@ -206,11 +202,6 @@ def _own_direction_sentences(tables: Tables, link: str) -> list[str]:
 
 
 def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
-    """Return sentences on the rest of the key, and on dimensions that cancel the keys' bias; [] if neither matters.
-
-    ``own`` is the row of the link's primary intervention: the rest of the key is mentioned if it makes more of the
-    sink.
-    """
     said, effects = _own_direction_sentences(tables, "dimension_key"), interventions_by_name(tables)
     if own and ALL_BUT in effects and effects[ALL_BUT]["ci_low"] > own["ci_high"]:
         said.append(
@@ -227,7 +218,6 @@ def _key_sentences(tables: Tables, own: Mapping[str, Any]) -> list[str]:
 
 
 def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
-    """Return a sentence that random spans remove as much of the sink as the makers' span, or on its own direction."""
     if own := _own_direction_sentences(tables, "neurons_dimension"):
         return own
     span = interventions_by_name(tables).get(SPAN)
@@ -270,7 +260,6 @@ _BY = {
 
 
 def _value_average_name(tables: Tables) -> str:
-    """Name what of the sink's value average carries the sink; averaging only if its size does."""
     by = value_average_by(tables)
     if by == "direction":
         return "the direction of its value average"
@@ -278,7 +267,6 @@ def _value_average_name(tables: Tables) -> str:
 
 
 def _value_average_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on what the sink loses with an ordinary size, direction and distance of its value average."""
     made = interventions_by_name(tables)
     if not {SIZE, DIRECTION, DISTANCE} <= set(made):
         return []
@@ -305,7 +293,6 @@ def _value_average_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
 
 
 def _mixer_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
-    """Return a sentence that mixers bring earlier tokens even under isolation; [] in a model without mixers."""
     table = tables.get("summary")
     layers = (
         [] if table is None else table.loc[table["quantity"].eq("mixer_layers"), "value"].tolist()

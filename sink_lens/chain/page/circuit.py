@@ -245,7 +245,6 @@ def _shared_nodes(
 def _step_nodes(
     run: Run, position: int, *, growth_steps: list[_GrowthStep], threshold: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield four rows per growth step: super neurons, outlier dimension, key, heads with scores over ``threshold``."""
     neurons = run.optional(
         "neurons", columns=["layer", "neuron", "sink_position", "contribution_share", "is_super"]
     )
@@ -298,10 +297,7 @@ def _link_edges(
     effect_of: Mapping[str, Any],
     growth_steps: list[_GrowthStep],
 ) -> Iterator[dict[str, Any]]:
-    """Yield an edge for each link in ``joined``; a link with a node of a growth step has an edge for every step.
-
-    Statistics are from the table ``links``; ``effect_of`` is link -> row of its intervention.
-    """
+    """Yield an edge for each link in ``joined``; a link with a node of a growth step has an edge for every step."""
     for link in joined:
         rows = links.loc[(links["link"] == link.name) & links["is_primary"].eq(True)]
         first, moved = next(iter(_row_dicts(rows)), {}), effect_of.get(link.name, {})

@@ -60,7 +60,6 @@ def word_meanings(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _verdicts_html(run: Run, links: Sequence[LinkRow]) -> str:
-    """Return the section of the verdicts as HTML: the chain, a table of its links, and the rules of judgement."""
     verdicts = {row.link: row.verdict for row in links}
     template = template_environment(Path(__file__).parent).get_template("verdicts.html")
     return template.render(

@@ -409,10 +409,7 @@ def find_story(run: Run) -> Story:
 def _outlier_dimensions(
     dimensions: pd.DataFrame, position: int | None, *, layers: int = 1
 ) -> list[int]:
-    """Return the dimensions that are outliers after ``layers`` layers or more, sorted by their number of layers.
-
-    Outliers are counted at ``position``, or at all positions together if it is None.
-    """
+    """Return the dimensions that are outliers after ``layers`` layers or more, sorted by their number of layers."""
     table = (
         dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
     )
@@ -511,11 +508,7 @@ def _rows_of_link(
     effects: Mapping[str, dict[str, str]],
     remarks: tuple[str, ...],
 ) -> list[LinkRow]:
-    """Return the page's rows of a link, one per statistic; the primary is first and alone has claim and ``remarks``.
-
-    ``rows`` are those of the table ``links`` on ``name``; ``effects`` is link -> texts on its intervention. A ``link``
-    of None has no words.
-    """
+    """Return the page's rows of a link, one per statistic; the primary is first and alone has claim and ``remarks``."""
     claim, title = (
         ("", name_in_words(safe_line(name))) if link is None else (link.sentence, link.in_words)
     )

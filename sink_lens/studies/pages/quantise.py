@@ -41,7 +41,6 @@ def _title(run: Run) -> str:
 
 
 def _condition_text(row: Mapping[Any, Any]) -> str:
-    """Say in words which tokens and channels a condition keeps at full precision."""
     names = {
         "clean": "nothing is rounded",
         "weights": "only the weights are rounded",
@@ -54,7 +53,6 @@ def _condition_text(row: Mapping[Any, Any]) -> str:
 
 
 def _condition_table(run: Run) -> tuple[str, PageTable]:
-    """Return the caption and a run's table of the conditions, measured on the second half of the text."""
     conditions = run.need("conditions", columns=_COLUMNS)
     judged = conditions.loc[conditions["part"] == "judge"]
     named = judged.loc[judged["kept"] != "random"]
@@ -85,7 +83,6 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _kept_channel_rows(run: Run) -> pd.DataFrame:
-    """Return a row per site and channel that the decision keeps, with its layers; the most layers first."""
     kept = run.need("channels", columns=["site", "layer", "channel"])
     layers: dict[tuple[str, int], list[int]] = {}
     for row in kept.to_dict("records"):

@@ -151,11 +151,6 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
-    """Say which dimensions are residual sinks, and which are outliers of marked tokens.
-
-    Args:
-        dimensions: kind, dimension, layer, coverage, ratio.
-    """
     sentences = []
     for kind, on in (("residual", "tokens that are not marked"), ("sink token", "marked tokens")):
         part = dimensions.loc[dimensions["kind"] == kind]
@@ -219,7 +214,6 @@ def _headline(run: Run) -> list[str]:
 
 
 def _agreement_sentences(agreement: pd.DataFrame) -> list[str]:
-    """Say from the table ``agreement`` how many sinks are also massive; return no sentence if there is neither."""
     rows = {str(row["kind"]): row for row in agreement.to_dict("records")}
     row = rows["all"]
     if not row["sinks"] and not row["massive"]:

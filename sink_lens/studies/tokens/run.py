@@ -129,7 +129,6 @@ class _PassReadings:
     outliers: list[pd.DataFrame] = field(default_factory=list)
 
     def readings(self) -> list[Reading]:
-        """Return the two readings of the pass: ``attention`` that tokens receive, and ``state`` for the norms."""
         attention = Reading(name="attention", sites=("rows",), function=self._read_attention)
         return [
             attention,
@@ -358,7 +357,6 @@ def outlier_dimension_table(
 
 
 def _score_histogram(found: _MarkedTokens) -> pd.DataFrame:
-    """Return the table ``histogram``: the number of tokens per score and bin; bin ends have equal ratios."""
     frames = []
     for by, scores in found.scores.items():
         known = scores[~scores.isnan()].numpy().astype(float)
