@@ -1,6 +1,6 @@
 """The chain at position 0 in numbers, from one pass, with a sink there or without: what is watched in a training."""
 
-from collections.abc import Sequence
+import math
 
 import pandas as pd
 import torch
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError
-from ..measures.attention import uniform_mass
+from ..measures.attention import passes, uniform_mass
 from ..measures.dimensions import dominance_ratio
 from ..measures.table import MEASURES
 from ..models.lens import LensModel
 from ..schema import SINK_THRESHOLD
 from .config import TraceConfig
 from .locate import MeasuringPlan
-from .measure import Panel, measure
+from .measure import measure
 from .neurons import split_growth_layers, super_neurons_of_layer
 
 THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
@@ -73,89 +73,61 @@ def chain_measures(
         sink_positions=(0,), layers=tuple(range(lens.n_layers))
     )  # growth layers are among them
     panel = measure(lens, tokens, plan=everywhere, config=config, only=_READ)
-    rows = _Rows()
-    _add_attention_rows(rows, lens, panel, levels=levels, valid=tokens.valid)
-    dominance = torch.stack([dominance_ratio(state).nanmean() for state in panel.sink_states()])
-    rows.add_layers("dominance_ratio", dominance, first=-1, whole=dominance[1:].nanmean())
-    rank, unit = panel["effective_rank"].nanmean(1), MEASURES["effective_rank"].unit
-    for index, name in enumerate(("effective_rank", "effective_rank_without")):
-        rows.add_layers(name, rank[:, index], whole=rank[:, index].nanmean(), unit=unit)
-    ratio = panel.norm_ratio().nanmean(1)
-    rows.add_layers(
-        "norm_ratio", ratio, first=-1, whole=ratio.nan_to_num(-torch.inf).max(), unit="1"
-    )
-    growing = panel.location.growth_layers
-    rows.add("growth_steps", len(panel.location.steps), unit="steps")
-    for layer in range(lens.n_layers):
-        rows.add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
-    splits = split_growth_layers(lens, panel, super_share=config.super_share)
-    counts = {layer: int(super_neurons_of_layer(splits, layer=layer).sum()) for layer in growing}
-    for layer, count in counts.items():
-        rows.add("super_neurons", count, layer=layer, unit="neurons")
-    rows.add("super_neurons", sum(counts.values()), unit="neurons")
-    rows.add("loss", panel["loss"].nanmean(), unit="nats")
-    return rows.to_frame()
-
-
-class _Rows:
-    """The rows of the table of ``chain_measures``, collected one by one."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[str, int | None, int | None, float, float, str]] = []
+    rows: list[tuple[str, int | None, int | None, float, float, str]] = []
 
     def add(
-        self,
         measure: str,
-        value: Tensor | float | int,
+        value: Tensor | float,
         *,
         layer: int | None = None,
         position: int | None = None,
-        threshold: float = float("nan"),
+        threshold: float = math.nan,
         unit: str | None = None,
     ) -> None:
         unit = MEASURES[measure].unit if unit is None else unit
-        self._rows.append((measure, layer, position, threshold, float(value), unit))
+        rows.append((measure, layer, position, threshold, float(value), unit))
 
     def add_layers(
-        self,
-        measure: str,
-        values: Tensor,
-        *,
-        whole: Tensor,
-        first: int = 0,
-        unit: str | None = None,
+        measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None
     ) -> None:
         for index, value in enumerate(values):
-            self.add(measure, value, layer=first + index, unit=unit)
-        self.add(measure, whole, unit=unit)
+            add(measure, value, layer=first + index, unit=unit)
+        add(measure, whole, unit=unit)
 
-    def to_frame(self) -> pd.DataFrame:
-        frame = pd.DataFrame(
-            self._rows, columns=["measure", "layer", "position", "threshold", "value", "unit"]
-        )
-        return frame.astype(
-            {"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"}
-        )
-
-
-def _add_attention_rows(
-    rows: _Rows, lens: LensModel, panel: Panel, *, levels: Sequence[float], valid: Tensor
-) -> None:
     score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
     for level in levels:
-        over = (score > level).float().masked_fill(score.isnan(), torch.nan)
-        for layer, value in enumerate(over.nanmean(dim=(1, 2))):
-            rows.add("sink_rate", value, layer=layer, threshold=level)
-        rows.add("sink_rate", panel.sink_rate(level).nanmean(), threshold=level)
-    rows.add_layers("sink_mass", mass.nanmean(dim=(1, 2)), whole=mass.nanmean())
-    by_layer = torch.full((lens.n_layers,), torch.nan, dtype=torch.float32)
+        for layer, value in enumerate(passes(score, threshold=level).nanmean(dim=(1, 2))):
+            add("sink_rate", value, layer=layer, threshold=level)
+        add("sink_rate", panel.sink_rate(level).nanmean(), threshold=level)
+    add_layers("sink_mass", mass.nanmean(dim=(1, 2)), whole=mass.nanmean())
+    uniform = torch.full((lens.n_layers,), torch.nan, dtype=torch.float32)
     for layer in lens.attention_layers:
-        by_layer[layer] = uniform_mass(valid, key=0, reach=lens.reach(layer)).nanmean()
-    rows.add_layers(
-        "uniform_mass", by_layer, whole=by_layer.nanmean(), unit=MEASURES["sink_mass"].unit
-    )
+        uniform[layer] = uniform_mass(tokens.valid, key=0, reach=lens.reach(layer)).nanmean()
+    unit = MEASURES["sink_mass"].unit
+    add_layers("uniform_mass", uniform, whole=uniform.nanmean(), unit=unit)
     for layer, by_position in enumerate(panel["std:z"].nanmean(1)):
         for position, value in zip(panel.positions.tolist(), by_position, strict=True):
-            rows.add("s2", value, layer=layer, position=position)
+            add("s2", value, layer=layer, position=position)
     ratio = panel.std_ratio("z").nanmean(1)
-    rows.add_layers("s2_ratio", ratio, whole=ratio.nanmean(), unit="1")
+    add_layers("s2_ratio", ratio, whole=ratio.nanmean(), unit="1")
+    dominance = torch.stack([dominance_ratio(state).nanmean() for state in panel.sink_states()])
+    add_layers("dominance_ratio", dominance, first=-1, whole=dominance[1:].nanmean())
+    rank, unit = panel["effective_rank"].nanmean(1), MEASURES["effective_rank"].unit
+    for index, name in enumerate(("effective_rank", "effective_rank_without")):
+        add_layers(name, rank[:, index], whole=rank[:, index].nanmean(), unit=unit)
+    ratio = panel.norm_ratio().nanmean(1)
+    add_layers("norm_ratio", ratio, first=-1, whole=ratio.nan_to_num(-torch.inf).max(), unit="1")
+    growing = panel.location.growth_layers
+    add("growth_steps", len(panel.location.steps), unit="steps")
+    for layer in range(lens.n_layers):
+        add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
+    splits = split_growth_layers(lens, panel, super_share=config.super_share)
+    counts = {layer: int(super_neurons_of_layer(splits, layer=layer).sum()) for layer in growing}
+    for layer, count in counts.items():
+        add("super_neurons", count, layer=layer, unit="neurons")
+    add("super_neurons", sum(counts.values()), unit="neurons")
+    add("loss", panel["loss"].nanmean(), unit="nats")
+    columns = ["measure", "layer", "position", "threshold", "value", "unit"]
+    return pd.DataFrame(rows, columns=columns).astype(
+        {"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"}
+    )

@@ -45,7 +45,6 @@ class Evidence:
 
         The statistic is the mean, or ``statistic`` in ``options``. The interval is studentised for the mean and for
         ``ratio_of_means``; another statistic has a percentile interval, which covers less at few sequences.
-        ``generator`` draws the resamples, at most ``most_resamples`` (None: as many as ``n_resamples``).
         """
         n_resamples = min(self.n_resamples, most_resamples or self.n_resamples)
         statistic = options.get("statistic")
@@ -62,6 +61,11 @@ class Evidence:
                 n_resamples=max(100, n_resamples),
             )
         return interval(values.numpy(), generator=generator, n_resamples=n_resamples, **options)
+
+    def splits_of(self, step: GrowthStep) -> list[LayerSplit]:
+        """Return the splits of a growth step's layers at the studied position."""
+        at = self.panel.location.sink_position
+        return [s for s in self.splits if s.layer in step.layers and s.position == at]
 
     @property
     def tested_sequences(self) -> list[int]:
@@ -172,11 +176,7 @@ def steps_of_neurons(evidence: Evidence) -> list[tuple[int, GrowthStep]]:
     """
     location, found = evidence.panel.location, []
     for number, step in enumerate(location.steps):
-        own = [
-            s
-            for s in evidence.splits
-            if s.layer in step.layers and s.position == location.sink_position
-        ]
+        own = evidence.splits_of(step)
         written, change = (
             float(sum(one.mean() for one in some))
             for some in ([s.terms.sum(1) for s in own], [s.change for s in own])

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..activations.record import Reading, Streamed, stream_batch
 from ..activations.sink_mask import sink_positions, sink_rate_reading, sink_rates
 from ..data.tokens import TokenBatch
+from ..measures.attention import passes
 from ..measures.sink_tokens import sampled_queries
 from ..measures.variance import Moments
 from ..models.lens import LensModel
@@ -174,7 +175,7 @@ class Panel:
     def sink_rate(self, threshold: float) -> Float[Tensor, " batch"]:
         """Compute the share of heads with a sink score above the threshold at the studied position, by sequence."""
         score = self.at_sink("sink_score", self.location.sink_position)
-        return (score > threshold).float().masked_fill(score.isnan(), torch.nan).nanmean(dim=(0, 2))
+        return passes(score, threshold=threshold).nanmean(dim=(0, 2))
 
 
 def scout(

@@ -44,7 +44,15 @@ from ..models.weights import keys_at_position, mlp_weights, norm_weights
 from ..schema import ALL_STEPS, LEAST_PATH, column_names
 from ..text import as_ranges
 from .config import PATH_CONTROLS, PATH_LENGTH
-from .setting import Edits, Run, Setting, draw_other_indices, mean_mass, shorten_setting
+from .setting import (
+    Edits,
+    Run,
+    Setting,
+    draw_other_indices,
+    marked_units,
+    mean_mass,
+    shorten_setting,
+)
 
 NO_STEP = -1
 """Step of a source or target that belongs to no growth step."""
@@ -307,16 +315,13 @@ def neuron_groups(setting: Setting) -> list[End]:
         return []
     groups = []
     for number, step in enumerate(setting.location.steps):
-        masks = {
-            layer: setting.super_neurons[layer]
-            for layer in step.layers
-            if layer in setting.super_neurons
-        }
-        units = {
-            layer: mask.nonzero().flatten().tolist()
-            for layer, mask in masks.items()
-            if bool(mask.any())
-        }
+        units = marked_units(
+            {
+                layer: mask
+                for layer in step.layers
+                if (mask := setting.super_neurons.get(layer)) is not None
+            }
+        )
         if units:
             groups.append(End(name=SUPER, step=number, layers=tuple(units), units=units))
     if groups:

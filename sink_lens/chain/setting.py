@@ -630,6 +630,12 @@ def draw_other_indices(
     return pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()
 
 
+def marked_units(masks: Mapping[int, Tensor]) -> dict[int, list[int]]:
+    """Return layer -> the neurons that its mask marks; a layer without any is left out."""
+    found = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items()}
+    return {layer: units for layer, units in found.items() if units}
+
+
 def hangs_on_controls(largest: float, *, ends: Iterable[float], least: float) -> bool:
     """Check whether one of ``ends``, the ends of an interval, may lie on the other side of the ``largest`` control.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..measures import dimensions, locking, outputs
+from ..measures.attention import passes
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from ..schema import column_names
@@ -34,8 +35,8 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
     of_key, of_head = ("sink_mass", "value_norm_ratio", "positive_share"), ("entropy", "null_mass")
     for position in panel.location.sink_positions:
         score = panel.at_sink("sink_score", position)
-        over = (score > threshold).float().masked_fill(score.isnan(), torch.nan)
-        columns = {"sink_score": score.nanmean(1), "sink_rate": over.nanmean(1)}
+        rate = passes(score, threshold=threshold).nanmean(1)
+        columns = {"sink_score": score.nanmean(1), "sink_rate": rate}
         columns |= {name: panel.at_sink(name, position).nanmean(1) for name in of_key}
         columns |= {name: panel[name].nanmean(1) for name in of_head}
         columns["qk_alignment"] = _qk_alignment(lens, panel.location)
@@ -121,9 +122,7 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
 def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
     """Make the table ``key_split``: one row per layer with the parts of the studied key and of its logit (means).
 
-    ``dimension``, ``rest`` and ``bias`` are parts of the logit that later queries give the key, before the softmax;
-    ``random_dimensions`` is the part of the same number of random dimensions. Cosines and parts are missing if no
-    outlier dimension enters the layer, and parts also if the key is rotated.
+    Cosines and parts are missing if no outlier dimension enters the layer, and parts also if the key is rotated.
     """
     frame = pd.DataFrame({"layer": pd.Series(dtype="int64")})
     for name, parts in (shown for link in links for shown in link.parts.items()):

@@ -70,6 +70,11 @@ def sink_rate(score: Float[Tensor, "batch head"], *, threshold: float) -> Float[
     return mean_where((score > threshold).float(), where=~score.isnan(), dim=0)
 
 
+def passes(score: Float[Tensor, "..."], *, threshold: float) -> Float[Tensor, "..."]:
+    """Return 1 where a sink score is strictly above the threshold, else 0; nan where the score is nan."""
+    return (score > threshold).float().masked_fill(score.isnan(), math.nan)
+
+
 def sink_mass(
     column: Float[Tensor, "batch head query"],
     *,

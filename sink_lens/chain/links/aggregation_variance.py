@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...edits.amplification import amplify, usable_centres
+from ...edits.amplification import usable_centres
 from ...edits.constructors import Edit, freeze
 from ...edits.isolation import isolate
 from ...measures.variance import decay_exponent
 from ...schema import DIRECTION, DISTANCE, SIZE
 from ...stats import Interval
-from ..amplification import best_factor
+from ..amplification import amplification_edit, best_factor
 from ..evidence import (
     Evidence,
     Statistic,
@@ -106,20 +106,16 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         )
     ]
     found += _make_ordinary(setting)
-    site = setting.lens.family.aggregated_site
     norms: dict[float, Edit] = {}  # two centres with the same factor have the same control
     for centre in usable_centres(setting.lens) if len(trial.curve) else ():
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:
             continue
-        at = {
-            "positions": [position],
-            "layers": setting.layers_until_growth,
-            "means": trial.means,
-            "site": site,
-        }
-        one = amplify(factor, centre=centre, **at)
-        norm = norms.setdefault(factor, amplify(factor, centre="none", **at))
+        one, norm = (
+            amplification_edit(setting, centre=name, factor=factor, means=trial.means)
+            for name in (centre, "none")
+        )
+        norm = norms.setdefault(factor, norm)
         beside = {
             "position": position,
             "reads": setting.layers_right_after_growth,

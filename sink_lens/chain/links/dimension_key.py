@@ -306,7 +306,7 @@ def _ablate_own_directions_in_key(setting: Setting) -> list[Intervention]:
             edits=(edit_of(spans, OWN_IN_KEY),),
             controls=tuple(
                 (edit_of(drawn, "random directions in the key"),)
-                for drawn in draw_spans(setting, spans)
+                for drawn in draw_spans(setting, spans, generator=setting.make_generator())
             ),
             position=position,
             reads=setting.sink_layers,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +26,16 @@ from ..evidence import (
 from ..locate import own_directions
 from ..neurons import LayerSplit, super_neurons_of_layer
 from ..paths import KEY, SUPER, End, Path, Writings
-from ..setting import WHOLE, Edits, FrozenQuantity, Segment, Setting, Units, draw_other_indices
+from ..setting import (
+    WHOLE,
+    Edits,
+    FrozenQuantity,
+    Segment,
+    Setting,
+    Units,
+    draw_other_indices,
+    marked_units,
+)
 from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
 
 _MOST_DIRECTIONS = 32
@@ -76,11 +86,7 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
     generator = evidence.make_generator()
     by_step = []
     for number, step in steps_of_neurons(evidence):
-        splits = [
-            s
-            for s in evidence.splits
-            if s.layer in step.layers and s.position == panel.location.sink_position
-        ]
+        splits = evidence.splits_of(step)
         change = torch.stack([split.change for split in splits]).sum(0)
         # Steps of the random-init baseline are given, and grow in nothing.
         standing = panel.rescale_to_last_layer(panel.sink_states())[step.last_layer + 1][
@@ -225,10 +231,7 @@ def _make_path_of_all(setting: Setting) -> list[Intervention]:
 
     The list is empty without super neurons before a layer with the sink.
     """
-    masks = {
-        layer: mask.nonzero().flatten().tolist() for layer, mask in setting.super_neurons.items()
-    }
-    units = {layer: some for layer, some in masks.items() if some}
+    units = marked_units(setting.super_neurons)
     keys = tuple(
         layer
         for layer in setting.lens.key_layers(setting.sink_layers)
@@ -277,26 +280,13 @@ def _ablate_own_directions(setting: Setting, *, first: int) -> list[Intervention
     if not later or not any(span.numel() for span in spans.values()):
         return []
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in states.items()}
-
-    def edit_of(spans: Mapping[int, Tensor], label: str) -> Edit:
-        def change(x: Tensor, at: At) -> Tensor:
-            span = spans[at.layer].to(x.device, x.dtype)
-            return x - (x - means[at.layer].to(x.device, x.dtype)) @ span @ span.T
-
-        return edit(
-            "resid_post",
-            change,
-            layers=tuple(layers),
-            positions=[setting.sink_position],
-            label=label,
-        )
-
-    controls = [(edit_of(drawn, "random directions"),) for drawn in draw_spans(setting, spans)]
+    edit_of = partial(_ablate_spans, setting, means=means)
+    drawn = draw_spans(setting, spans, generator=setting.make_generator())
     return [
         Intervention(
             name=OWN,
-            edits=(edit_of(spans, OWN),),
-            controls=tuple(controls),
+            edits=(edit_of(spans, label=OWN),),
+            controls=tuple((edit_of(one, label="random directions"),) for one in drawn),
             position=setting.sink_position,
             reads=later,
             is_primary=False,
@@ -304,9 +294,28 @@ def _ablate_own_directions(setting: Setting, *, first: int) -> list[Intervention
     ]
 
 
-def draw_spans(setting: Setting, spans: Mapping[int, Tensor]) -> list[dict[int, Tensor]]:
+def _without_span(x: Tensor, span: Tensor, mean: Tensor) -> Tensor:
+    """Return the stream without its part in a span beyond the mean."""
+    span = span.to(x.device, x.dtype)
+    return x - (x - mean.to(x.device, x.dtype)) @ span @ span.T
+
+
+def _ablate_spans(
+    setting: Setting, spans: Mapping[int, Tensor], *, means: Mapping[int, Tensor], label: str
+) -> Edit:
+    return edit(
+        "resid_post",
+        lambda x, at: _without_span(x, spans[at.layer], means[at.layer]),
+        layers=tuple(spans),
+        positions=[setting.sink_position],
+        label=label,
+    )
+
+
+def draw_spans(
+    setting: Setting, spans: Mapping[int, Tensor], *, generator: torch.Generator
+) -> list[dict[int, Tensor]]:
     """Draw random spans as wide as ``spans`` (layer -> d_model x direction), once per control."""
-    generator = setting.make_generator()
 
     def draw(span: Tensor) -> Tensor:
         return torch.linalg.qr(torch.randn(span.shape, generator=generator, dtype=torch.float32))[0]
@@ -322,14 +331,12 @@ def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, l
     In growth layers all of them are taken. In other layers a maker may act through other dimensions; there a neuron is
     taken if the dimensions hold a tenth of the energy of its output weights.
     """
-    found = {}
-    for layer, mask in setting.super_neurons.items():
-        if bool(mask.any()) and layer not in setting.location.growth_layers:
+    masks = dict(setting.super_neurons)
+    for layer, mask in masks.items():
+        if layer not in setting.location.growth_layers:
             energy = mlp_weights(setting.lens, layer=layer).w_down.float().square().cpu()
-            mask = mask & (energy[list(dimensions)].sum(0) >= _WRITES * energy.sum(0))
-        if bool(mask.any()):
-            found[layer] = mask.nonzero().flatten().tolist()
-    return found
+            masks[layer] = mask & (energy[list(dimensions)].sum(0) >= _WRITES * energy.sum(0))
+    return marked_units(masks)
 
 
 def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[Intervention]:
@@ -357,40 +364,20 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
     states = setting.baseline_tensors("resid_post", layers=layers)
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in states.items()}
 
-    def removed(x: Tensor, span: Tensor, layer: int) -> Tensor:
-        """The stream without its part in a span beyond the mean."""
-        span = span.to(x.device, x.dtype)
-        return x - (x - means[layer].to(x.device, x.dtype)) @ span @ span.T
-
-    def edit_of(spans: Mapping[int, Tensor], label: str) -> Edit:
-        return edit(
-            "resid_post",
-            lambda x, at: removed(x, spans[at.layer], at.layer),
-            layers=tuple(layers),
-            positions=[setting.sink_position],
-            label=label,
-        )
-
     def rescaled(x: Tensor, at: At) -> Tensor:
-        return (
-            x
-            * (removed(x, spans[at.layer], at.layer).norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-9))[
-                ..., None
-            ]
-        )
+        without = _without_span(x, spans[at.layer], means[at.layer])
+        return x * (without.norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-9))[..., None]
 
-    controls = []
-    for _ in range(setting.config.controls):
-        drawn = {
-            at: torch.randn(one.shape, generator=generator, dtype=torch.float32)
-            for at, one in spans.items()
-        }
-        controls.append(
-            (edit_of({at: torch.linalg.qr(one)[0] for at, one in drawn.items()}, "random span"),)
-        )
+    edit_of = partial(_ablate_spans, setting, means=means)
+    drawn = draw_spans(setting, spans, generator=generator)
     beside = {"position": setting.sink_position, "reads": setting.sink_layers, "is_primary": False}
     return [
-        Intervention(name=SPAN, edits=(edit_of(spans, SPAN),), controls=tuple(controls), **beside),
+        Intervention(
+            name=SPAN,
+            edits=(edit_of(spans, label=SPAN),),
+            controls=tuple((edit_of(one, label="random span"),) for one in drawn),
+            **beside,
+        ),
         Intervention(
             name=RESCALED,
             edits=(

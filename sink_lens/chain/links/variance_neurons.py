@@ -20,7 +20,7 @@ from ..evidence import (
     weakest_statistic,
 )
 from ..neurons import neurons_of_same_experts, super_neurons_of_layer
-from ..setting import FrozenQuantity, Segment, Setting, draw_other_indices
+from ..setting import FrozenQuantity, Segment, Setting, draw_other_indices, marked_units
 from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
 
 _LARGEST_RATIO = 1e6
@@ -119,11 +119,7 @@ def _freeze_masks(
     setting: Setting, masks: Mapping[int, Tensor], *, position: int, generator: torch.Generator
 ) -> FrozenQuantity | None:
     """Make edits that freeze the neurons that ``masks`` marks by layer at ``position``; None if none is marked."""
-    chosen = {
-        layer: mask.nonzero().flatten().tolist()
-        for layer, mask in masks.items()
-        if bool(mask.any())
-    }
+    chosen = marked_units(masks)
     return (
         setting.freeze_units("neurons", chosen, position=position, generator=generator)
         if chosen
