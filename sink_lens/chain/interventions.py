@@ -62,9 +62,6 @@ def intervention_table(
 ) -> pd.DataFrame:
     """Run every intervention of every link in ``links``: a table with one row per intervention.
 
-    ``share`` is the attention that the target position gained, or that the sink position lost, over the attention that
-    the sink has in the baseline run; its 95% interval is over sequences. ``control_share`` is the mean of that share
-    over the controls; ``control_mean`` and ``control_sd`` are of the attention to that position under the controls.
     Amplification uses ``means`` and the factors that are best in ``curve``. Cost: one pass of the bridge with the loss
     an intervention, and a shorter one for each control. All runs are one queue; where a verdict may hang on the largest
     control (``hangs_on_controls``), the controls are run on all positions after it.

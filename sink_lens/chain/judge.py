@@ -203,10 +203,7 @@ def link_table(
     """Judge every link: one row per (link, statistic, null) with value, interval, null, criterion and verdict.
 
     The random-init baseline's value of a statistic (``link_statistic_values``) is a null with a row of its own. So is
-    the share of the sink that the link's intervention makes or removes (``intervention_share``). ``measured`` is the
-    verdict by the primary statistic alone, ``intervened`` that by the intervention, ``verdict`` that by both; each is
-    the same on all rows of a link. ``floors`` says whether the user moved a floor or
-    threshold: the error rates of the verdicts were measured with the defaults.
+    the share of the sink that the link's intervention makes or removes (``intervention_share``).
 
     Args:
         evidence: what was measured.
@@ -276,30 +273,30 @@ def link_table(
             )
         if config.changed_thresholds:
             criterion += f"; floors not calibrated: {', '.join(config.changed_thresholds)} moved"
-        common = {"criterion": criterion, "verdict": decided, "measured": measured}
-        common |= {"intervened": effect_says or "no intervention"} | dict(
-            zip(QUESTIONS, answers, strict=True)
-        )
-        common["floors"] = "not calibrated" if config.changed_thresholds else "calibrated"
+        common = {
+            "criterion": criterion,
+            "verdict": decided,
+            "measured": measured,
+            "intervened": effect_says or "no intervention",
+            "floors": "not calibrated" if config.changed_thresholds else "calibrated",
+            **dict(zip(QUESTIONS, answers, strict=True)),
+        }
         if effect is not None:
-            control = effect.get("control_largest", math.nan)
-            null = {
-                "null_name": "largest_control",
-                "null_value": control,
-                "is_primary": False,
-                "n": effect["n"],
-            }
-            layers, ends = (
-                str(effect.get("read_layers", "")),
-                {name: effect[name] for name in ("ci_low", "ci_high")},
+            rows.append(
+                {
+                    "link": link.name,
+                    "statistic": "intervention_share",
+                    "layers": str(effect.get("read_layers", "")),
+                    "value": effect["share"],
+                    "ci_low": effect["ci_low"],
+                    "ci_high": effect["ci_high"],
+                    "null_name": "largest_control",
+                    "null_value": effect.get("control_largest", math.nan),
+                    "is_primary": False,
+                    "n": effect["n"],
+                }
+                | common
             )
-            share = {
-                "link": link.name,
-                "statistic": "intervention_share",
-                "layers": layers,
-                "value": effect["share"],
-            }
-            rows.append(share | ends | null | common)
         for statistic in found:
             nulls = {**statistic.nulls, **statistic.references}
             if (link.name, statistic.name) in of_baseline:

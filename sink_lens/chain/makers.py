@@ -50,7 +50,17 @@ from ..schema import column_names
 from ..text import join_and
 from .config import FEW_CONTROLS
 from .screen import SCREENS, Target, embedding_unit, read_embeddings, screen_parts
-from .setting import WHOLE, Edits, Kind, Maker, Run, Setting, draw_other_indices, hangs_on_controls
+from .setting import (
+    WHOLE,
+    Edits,
+    Kind,
+    Maker,
+    Run,
+    Setting,
+    draw_other_indices,
+    hangs_on_controls,
+    marked_units,
+)
 
 GOALS = {"half": 0.5, "four fifths": 0.8}
 """Name of a set -> share of the sink that it must remove on the sequences on which it is chosen. What it removes on
@@ -433,7 +443,17 @@ def ablation_edits(setting: Setting, parts: Iterable[Maker]) -> Edits:
                 setting.freeze_site_edit(WHOLE[kind], layers=[layer], position=position, mean=True)
             )
         elif kind == "key bias":
-            edits.append(_key_bias_ablation(setting, layer, units))
+            bias = attention_weights(setting.lens, layer=layer).b_k[units]
+            label = f"key biases of layer {layer} x 0"
+            edits.append(
+                edit(
+                    "k",
+                    lambda k, at, bias=bias: k - bias.to(k.device, k.dtype),
+                    layers=[layer],
+                    heads=units,
+                    label=label,
+                )
+            )
         elif kind == "sink logit":
             label = f"sink logits of layer {layer} removed"
             edits.append(edit("pattern", _rescale_rows, layers=[layer], heads=units, label=label))
@@ -451,16 +471,6 @@ def _embedding_ablation(setting: Setting, kind: Kind) -> Edit:
 
     return edit(
         "resid_pre", take_away, layers=[0], positions=[position], label=f"{kind}, mean_ordinary"
-    )
-
-
-def _key_bias_ablation(setting: Setting, layer: int, heads: list[int]) -> Edit:
-    bias, label = (
-        attention_weights(setting.lens, layer=layer).b_k[heads],
-        f"key biases of layer {layer} x 0",
-    )
-    return edit(
-        "k", lambda k, at: k - bias.to(k.device, k.dtype), layers=[layer], heads=heads, label=label
     )
 
 
@@ -533,8 +543,8 @@ def maker_tables(
         }
     supers = tuple(
         Maker(kind="neuron", layer=layer, unit=unit)
-        for layer, mask in sorted(testing.super_neurons.items())
-        for unit in mask.nonzero().flatten().tolist()
+        for layer, units in sorted(marked_units(testing.super_neurons).items())
+        for unit in units
     )
     return {
         "makers": _maker_table(found, supers=supers),
@@ -617,7 +627,6 @@ def _maker_set_table(
             "removed": share.estimate,
             "ci_low": share.low,
             "ci_high": share.high,
-            "control_largest": math.nan,
             "n_controls": 0,
             "baseline": float(before.mean()),
             "value": float(after.mean()),
@@ -625,7 +634,6 @@ def _maker_set_table(
             if compared.loss is None
             else float(compared.loss.mean()),
             "loss_nats": math.nan if run.loss is None else float(run.loss.mean()),
-            "control_loss_nats": math.nan,
             "n": len(before),
         }
 

@@ -39,10 +39,8 @@ def mediation_table(
 ) -> pd.DataFrame:
     """Freeze each link under each intervention: one row per (intervention, frozen link, growth step or all steps).
 
-    ``surviving_share`` is the share that is left of the mass that the intervention adds at the position: 0 if freezing
-    takes it all away, 1 if it changes nothing, nan if nothing was added. ``amplified`` is the amplification at the
-    target position; None if none makes a sink there. Cost: some 24 passes of the bridge over the setting's sequences
-    for each growth step and intervention.
+    ``amplified`` is the amplification at the target position; None if none makes a sink there. Cost: some 24 passes of
+    the bridge over the setting's sequences for each growth step and intervention.
     """
     interventions: dict[str, list[Edit]] = {"isolation": [isolate([setting.target_position])]}
     interventions |= {} if amplified is None else {"amplification": [amplified]}

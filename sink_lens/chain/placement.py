@@ -7,8 +7,8 @@ position 0 is asked about its own position and the token that stands there.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -16,7 +16,6 @@ import torch
 from ..data.token_ids import bos_id
 from ..data.tokens import TokenBatch
 from ..edits.isolation import isolate
-from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..engine.engine import outcomes_under_edits
 from ..measures.attention import uniform_mass
@@ -25,30 +24,13 @@ from ..schema import column_names
 from .readings import OTHERS_FROM, evenly_spaced
 from .setting import Setting, mean_mass
 
-Kind = Literal[
-    "positional",
-    "positional, not BOS",
-    "token",
-    "position or token",
-    "position and token",
-    "own position",
-    "own token",
-    "own position or token",
-    "own position and token",
-    "some tokens",
-    "no sink",
-    "undecided",
-]
-"""What the sink follows: the position alone (of any token, or of any but BOS), the token alone, either, or both; the
-same with *own* of a sink that is not at position 0. *Some tokens*: sequences without it say that not any token does."""
 _TIMES = 4.0
 _LEAST = 0.1
 _SHARE = 0.25
 """Share of what the sink has over uniform attention that a cell must have, or it is another, smaller thing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
+class _Case(NamedTuple):
     """One token at one position, isolated or not, whose sink is measured."""
 
     position: int
@@ -80,7 +62,7 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
     return pd.DataFrame(rows, columns=column_names("trace", "placement"))
 
 
-def binding_kind(table: pd.DataFrame) -> Kind:
+def binding_kind(table: pd.DataFrame) -> str:
     """Tell from the table ``placement`` whether the sink follows the position or the token; isolated rows do not count.
 
     *positional*: an ordinary token at position 0 is a sink, and BOS at a later position is none; *positional, not BOS*
@@ -98,9 +80,6 @@ def binding_kind(table: pd.DataFrame) -> Kind:
 
     if table.empty:
         return "undecided"
-    kinds: tuple[
-        Kind, Kind, Kind, Kind
-    ]  # of the position alone, of the token alone, of either, of both together
     if bool((table["token"] == "other").any()):
         by_position, by_token = is_sink("other"), is_sink("own")
         kinds = "own position", "own token", "own position or token", "own position and token"
@@ -108,7 +87,7 @@ def binding_kind(table: pd.DataFrame) -> Kind:
         by_position, by_token = is_sink("ordinary", first=True), is_sink("bos", first=False)
         told = bool(((table["position"] == 0) & (table["token"] == "bos")).any())
         with_bos = is_sink("bos", first=True)
-        positional: Kind = "positional, not BOS" if told and not with_bos else "positional"
+        positional = "positional, not BOS" if told and not with_bos else "positional"
         kinds = (
             positional,
             "token",
@@ -132,33 +111,27 @@ def _make_cases(setting: Setting) -> list[_Case]:
     if ids.shape[1] < target + 2:
         return []
     plain = _batch_with_ids(tokens, ids)
-    cases = [_Case(position=0, token="ordinary", isolated=False, tokens=plain)]
-    cases += [
-        _Case(position=target, token="ordinary", isolated=isolated, tokens=plain)
-        for isolated in (False, True)
+    cases = [
+        _Case(0, "ordinary", False, plain),
+        _Case(target, "ordinary", False, plain),
+        _Case(target, "ordinary", True, plain),
     ]
     if bos is not None:
         first, inner = ids.clone(), ids.clone()
         first[:, 0], inner[:, target] = bos, bos
-        cases.append(
-            _Case(position=0, token="bos", isolated=False, tokens=_batch_with_ids(tokens, first))
-        )
         inside = _batch_with_ids(tokens, inner)
         cases += [
-            _Case(position=target, token="bos", isolated=isolated, tokens=inside)
-            for isolated in (False, True)
+            _Case(0, "bos", False, _batch_with_ids(tokens, first)),
+            _Case(target, "bos", False, inside),
+            _Case(target, "bos", True, inside),
         ]
     if at > 0 and max(at, target) + 1 < tokens.n_positions:
         other, moved = tokens.tokens.clone(), tokens.tokens.clone()
         other[:, at], moved[:, target] = tokens.tokens[:, target].roll(1, 0), tokens.tokens[:, at]
-        cases.append(
-            _Case(position=at, token="other", isolated=False, tokens=replace(tokens, tokens=other))
-        )
-        cases.append(
-            _Case(
-                position=target, token="own", isolated=False, tokens=replace(tokens, tokens=moved)
-            )
-        )
+        cases += [
+            _Case(at, "other", False, replace(tokens, tokens=other)),
+            _Case(target, "own", False, replace(tokens, tokens=moved)),
+        ]
     return cases
 
 
@@ -191,10 +164,30 @@ def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, objec
     least = _SHARE * max(
         0.0, own - _uniform_sink_mass(setting, setting.tokens, setting.sink_position)
     )
-    return [
-        _case_row(setting, case, run, others, least=least)
-        for case, (run, _), (_, *others) in zip(cases, found, read, strict=True)
-    ]
+    layers, rows = setting.sink_layers, []
+    for case, (run, _), (_, *others) in zip(cases, found, read, strict=True):
+        assert run.loss is not None  # it was asked for
+        mass = mean_mass(run, case.position, layers)
+        ordinary = float(
+            torch.stack([run.mass_at(other, layers=layers) for other in others]).nanmean()
+        )
+        over = mass - _uniform_sink_mass(setting, tokens, case.position)
+        norms = torch.stack([run.state_at(p).norm(dim=-1) for p in (case.position, *others)], -1)
+        ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values
+        rows.append(
+            {
+                "position": case.position,
+                "token": case.token,
+                "isolated": case.isolated,
+                "sink_mass": mass,
+                "ordinary_mass": ordinary,
+                "norm_ratio": float(ratio.mean(1).max()) if others else math.nan,
+                "loss_nats": float(run.loss.nanmean()),
+                "is_sink": mass > _LEAST and mass > _TIMES * ordinary and over >= least,
+                "n": tokens.n_sequences,
+            }
+        )
+    return rows
 
 
 def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> float:
@@ -204,29 +197,3 @@ def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> f
             [uniform_mass(tokens.valid, key=position, reach=reach) for reach in reaches]
         ).nanmean()
     )
-
-
-def _case_row(
-    setting: Setting, case: _Case, found: Outcome, others: Sequence[int], *, least: float
-) -> dict[str, object]:
-    assert found.loss is not None  # it was asked for
-    mass = mean_mass(found, case.position, setting.sink_layers)
-    ordinary = float(
-        torch.stack(
-            [found.mass_at(other, layers=setting.sink_layers) for other in others]
-        ).nanmean()
-    )
-    over = mass - _uniform_sink_mass(setting, case.tokens, case.position)
-    norms = torch.stack([found.state_at(one).norm(dim=-1) for one in (case.position, *others)], -1)
-    ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values
-    return {
-        "position": case.position,
-        "token": case.token,
-        "isolated": case.isolated,
-        "sink_mass": mass,
-        "ordinary_mass": ordinary,
-        "norm_ratio": float(ratio.mean(1).max()) if others else math.nan,
-        "loss_nats": float(found.loss.nanmean()),
-        "is_sink": mass > _LEAST and mass > _TIMES * ordinary and over >= least,
-        "n": case.tokens.n_sequences,
-    }

@@ -32,6 +32,7 @@ from ..models.running import prepare_passes
 from ..models.sites import SITES, sites_of
 from ..models.weights import attention_weights, mlp_weights, output_weights
 from ..progress import progress_bar
+from .at_token import has_learned_positions
 from .neurons import mlp_contributions
 from .setting import WHOLE, Kind, Setting
 
@@ -140,9 +141,7 @@ def read_embeddings(setting: Setting) -> dict[Kind, Tensor]:
     """Read the token embeddings and, if the model has them, learned position embeddings: batch x position x d_model."""
     whole = setting.baseline_tensors("resid_pre", layers=[0])[0].float()
     lens = setting.lens
-    if (
-        getattr(lens.config, "rope_parameters", None) is not None or lens.family.alibi
-    ):  # no position is embedded
+    if not has_learned_positions(lens):
         return {"embedding": whole}
     table: Any = lens.plain.get_input_embeddings()
     with torch.no_grad():

@@ -25,7 +25,7 @@ from .inputs import MarkedTokens
 from .locate import onset_layer
 from .measure import Panel
 from .page.words import ANY_TOKEN, FEWEST, binding_sentence, makers_comparison
-from .placement import Kind, binding_kind
+from .placement import binding_kind
 
 _LEAST_MISSING = 0.01
 """Attention to no key, in the mean, from which rows count as summing to less than 1."""
@@ -217,7 +217,7 @@ def summary_table(
     return pd.DataFrame(rows)
 
 
-def sink_binding(placement: pd.DataFrame, *, some: bool = False) -> Kind:
+def sink_binding(placement: pd.DataFrame, *, some: bool = False) -> str:
     """Tell from the table ``placement`` what the sink follows; *some tokens* if only ``some`` sequences have it."""
     kind = binding_kind(placement)
     return "some tokens" if some and kind in ANY_TOKEN else kind

@@ -180,6 +180,12 @@ def trace(
     provenance["links"] = [link.name for link in links]
     if there is not None:
         provenance["at"] = {"ids": list(there.ids), "token": there.text, "found": there.found}
+    expects = (
+        *FILES,
+        *(() if lens.d_expert is None else ("experts",)),
+        *(("random_init_heads", "random_init_links") if config.random_init else ()),
+        *(TABLES if config.interventions else ()),
+    )
     with place_of_run(out, name=lens.name) as place:
         try:
             writer = create_run(
@@ -187,7 +193,7 @@ def trace(
                 kind="trace",
                 config=dataclasses.asdict(config),
                 provenance=provenance,
-                expects=_expected_tables(lens, config),
+                expects=expects,
                 overwrite=overwrite,
                 recomputes=True,
             )
@@ -383,17 +389,6 @@ def _measure_and_judge(
     )
     writer.write_csv("summary", kept.frames["summary"])
     return kept.frames, panel.location
-
-
-def _expected_tables(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
-    found = [*FILES]
-    if lens.d_expert is not None:
-        found.append("experts")
-    if config.random_init:
-        found += ["random_init_heads", "random_init_links"]
-    if config.interventions:
-        found += TABLES
-    return tuple(found)
 
 
 def _locate_and_measure(asked: _Inputs) -> summary.Located:
