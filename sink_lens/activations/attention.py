@@ -77,20 +77,20 @@ _WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
 
 
 def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice = "auto") -> Kernel:
-    """Return the attention kernel for a family on a device: the one ``asked`` for, or the best for ``auto``.
-
-    For ``auto`` it is the fused kernel, if that is exact and gives a log-sum-exp there, else the eager kernel.
+    """Return the kernel ``asked`` for; for ``auto`` the fused one if it is exact and gives a log-sum-exp, else eager.
 
     Raises:
         KernelError: ``fused`` was asked for, and is not exact or gives no log-sum-exp.
     """
-    reason = ""
+    reason = does = ""
     if family.soft_capped:
-        reason = f"{family.architecture} caps its attention scores with a tanh, which no fused kernel does"
+        does = "caps its attention scores with a tanh"
     elif family.sigmoid:
-        reason = f"{family.architecture} takes the sigmoid of its attention scores, which no fused kernel does"
+        does = "takes the sigmoid of its attention scores"
     elif family.alibi:
-        reason = f"{family.architecture} adds the position of the key to its scores (ALiBi), which no fused kernel does"
+        does = "adds the position of the key to its scores (ALiBi)"
+    if does:
+        reason = f"{family.architecture} {does}, which no fused kernel does"
     elif device.type not in ("cpu", "cuda"):
         reason = f"the fused kernel of {device.type!r} gives no log-sum-exp"
     elif asked != "eager":
@@ -129,10 +129,7 @@ def _observed_attention(
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[Float[Tensor, "batch query head d_value"], None]:
-    """Compute attention in place of transformers' own function, and pass the observed quantities to the ``Watch``.
-
-    Some families add arguments: a ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, ALiBi's slopes.
-    """
+    """Compute attention in place of transformers' own function, and pass the observed quantities to the ``Watch``."""
     watch = _WATCH.get()
     assert watch is not None, "the observed attention function runs inside observe_attention() only"
     if watch.own is not None:
@@ -392,7 +389,6 @@ def _check_fused_kernel(device: str, dtype: torch.dtype, d_head: int) -> None:
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a mask that is True at visible keys into one to add to scores (0 or -inf); return another mask as it is."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)

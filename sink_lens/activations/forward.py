@@ -94,10 +94,7 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
 
 
 def sequences_per_forward(asked: int | None, n_positions: int) -> int:
-    """Return how many sequences of ``n_positions`` one forward pass takes.
-
-    It is the number ``asked`` for; if that is None, as many as have 2,048 positions together, at least one.
-    """
+    """Return ``asked``; if that is None as many sequences as have 2,048 positions together, at least one."""
     return max(1, _TOKENS_A_FORWARD // n_positions) if asked is None else asked
 
 

@@ -1,8 +1,8 @@
 """The effect of a model's 16-bit type on the numbers of its sink token.
 
 The stream of a sink token holds a value of thousands beside values of one. In bfloat16 numbers of that size are 16 to
-128 apart, and the layer that erases the value leaves that error behind. So the model runs twice on a few short
-sequences, in its own type and with its weights widened to float32, which is exact; what differs is rounding alone.
+128 apart, and the layer that erases the value leaves that error behind. A few short sequences are run in the model's
+own type and with its weights widened to float32, which is exact.
 """
 
 import contextlib
@@ -132,7 +132,6 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 def _logits_and_magnitudes(
     lens: LensModel, part: TokenBatch, *, wide: bool = False
 ) -> tuple[Float[Tensor, "batch position vocab"], Float[Tensor, "batch position d_model"]]:
-    """Run ``part``, in float32 if ``wide``; return the logits, and the stream's largest magnitudes over all layers."""
     with (
         prepare_pass(lens),
         in_float32(lens.plain) if wide else contextlib.nullcontext(),

@@ -1,9 +1,7 @@
 """``capture`` keeps tensors; ``stream`` keeps only numbers computed from them.
 
-Both read the bridge's blocks at their hook points, with a fused kernel for the attention where it is exact
-(``activations.forward``); ``activations.attention`` reads what has no hook point. ``stream`` passes a layer's tensors
-to the readings and then drops them, so its memory does not grow with the number of sequences, and hardly grows with
-their length.
+Both read the bridge's blocks at their hook points (``activations.forward``); ``activations.attention`` reads what has
+no hook point. ``stream`` passes a layer's tensors to the readings and then drops them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -251,7 +249,12 @@ def capture_batch(
             f"the capture would keep {needed:,} bytes and {allowed:,} are allowed; "
             "choose fewer sites, layers or positions, or use stream, which keeps only numbers"
         )
-    which = _choose_path(lens, names, asked=path)
+    hidden = [name for name in names if name in lens.uneditable]
+    if path == "bridge" and hidden:
+        raise lens.uneditable_error(hidden[0])
+    which = path
+    if path == "auto":
+        which = "plain" if hidden or lens.why_measured_only is not None else "bridge"
     wanted = {layer: frozenset(name for name in names if SITES[name].per_layer) for layer in chosen}
     if "final" in names:
         wanted[lens.n_layers] = frozenset({"final"})
@@ -355,7 +358,6 @@ class _ReadingPass:
         """Layer and name -> True where the tensor is nan, by sequence and position (of ``rows``: by row)."""
 
     def add(self, layer: int, name: str, tensor: Tensor) -> None:
-        """Hold a site's tensor of a layer, and call each reading that now has all the tensors that it reads."""
         held = self.held[layer]
         held[name] = tensor
         axis = SITES[name].position_axis if name in SITES else 2
@@ -470,14 +472,3 @@ def _names_to_read(lens: LensModel, readings: Sequence[Reading]) -> dict[int, fr
             if reading.reads_layer(layer):
                 wanted.setdefault(layer, set()).update(reading.sites)
     return {layer: frozenset(names) for layer, names in sorted(wanted.items())}
-
-
-def _choose_path(
-    lens: LensModel, names: Sequence[str], *, asked: Literal["auto", "plain", "bridge"]
-) -> Literal["plain", "bridge"]:
-    hidden = [name for name in names if name in lens.uneditable]
-    if asked == "auto":
-        return "plain" if hidden or lens.why_measured_only is not None else "bridge"
-    if asked == "bridge" and hidden:
-        raise lens.uneditable_error(hidden[0])
-    return asked

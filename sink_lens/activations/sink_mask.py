@@ -113,7 +113,8 @@ def mark_sinks(
         limit = LEAST_RATE if threshold is None and rule == "rate" else threshold
         if limit is None:
             found = score_gap(scores, least=LEAST[rule])
-            said[gap_text(found, scores, by=rule)] = gap_answer(found, scores, by=rule)
+            answer, text = gap_answer(found, scores, by=rule)
+            said[text] = answer
             limit = math.inf if found is None else found.threshold
         marked |= scores >= limit
     return marked & batch.valid.cpu(), said
@@ -213,16 +214,15 @@ def sink_positions(
     *,
     shortest: int | None = None,
     min_rate: float = LEAST_RATE,
-    most: int = MOST_POSITIONS,
 ) -> tuple[int, ...]:
     """Return the positions whose mean sink rate over layers and sequences is at least ``min_rate``, highest first.
 
     ``rates`` come from ``sink_rates``. Only positions before ``shortest``, the length of the shortest sequence, are
-    in every sequence and can be sink positions. At most ``most`` are returned.
+    in every sequence and can be sink positions. At most ``MOST_POSITIONS`` are returned.
     """
     rate = rates.nanmean(dim=(0, 1))[:shortest]
     order = rate.nan_to_num(0.0).argsort(descending=True, stable=True)
-    return tuple(int(key) for key in order[:most] if rate[key] >= min_rate)
+    return tuple(int(key) for key in order[:MOST_POSITIONS] if rate[key] >= min_rate)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -311,40 +311,28 @@ def gap_answer(
     *,
     by: Rule,
     least: float | None = None,
-) -> Answer:
-    """Say whether tokens are marked by the gap ``found`` in ``scores``; ``least`` is the least score of a sink."""
-    if found is not None:
-        return "marked"
-    known = scores[~scores.isnan()]
-    is_short = by == "attention" and scores.shape[1] < _FEWEST_TOKENS
-    too_low = len(known) and float(known.max()) < (LEAST[by] if least is None else least)
-    return "none" if too_low and not is_short else "undecided"
+) -> tuple[Answer, str]:
+    """Say whether tokens are marked by the gap ``found`` in the scores of rule ``by``, and in a sentence why.
 
-
-def gap_text(
-    found: ScoreGap | None,
-    scores: Float[Tensor, "batch position"],
-    *,
-    by: Rule,
-    least: float | None = None,
-) -> str:
-    """Write in a sentence the threshold and the gap ``found`` in the scores of rule ``by``, or why there is none."""
+    ``least`` is the least score of a sink.
+    """
     known, least = scores[~scores.isnan()], LEAST[by] if least is None else least
     what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]
     sink = {"attention": "sink", "norm": "massive activation"}[by]
-    if found is None:
-        largest = f"the largest of {len(known):,} is {float(known.max()) if len(known) else math.nan:.3g} {what}"
-        if gap_answer(found, scores, by=by, least=least) == "none":
-            return f"by {by}: no {sink}, so no token is marked; {largest}, and a {sink} has at least {least:g}"
-        is_short = by == "attention" and scores.shape[1] < _FEWEST_TOKENS
-        why = (
-            f"texts of fewer than {_FEWEST_TOKENS} tokens show little"
-            if is_short
-            else "no gap separates them"
+    if found is not None:
+        stray = f", {found.within:,} of them close to the threshold" if found.within else ""
+        return "marked", (
+            f"by {by}: {found.above:,} of {len(known):,} tokens are at {found.high:.3g} {what} or above, the others at "
+            f"{found.low:.3g} or below{stray}; threshold {found.threshold:.3g}"
         )
-        return f"by {by}: not decided, so no token is marked; {largest}, and {why}"
-    stray = f", {found.within:,} of them close to the threshold" if found.within else ""
-    return (
-        f"by {by}: {found.above:,} of {len(known):,} tokens are at {found.high:.3g} {what} or above, the others at "
-        f"{found.low:.3g} or below{stray}; threshold {found.threshold:.3g}"
+    most = float(known.max()) if len(known) else math.nan
+    largest = f"so no token is marked; the largest of {len(known):,} is {most:.3g} {what}"
+    is_short = by == "attention" and scores.shape[1] < _FEWEST_TOKENS
+    if most < least and not is_short:
+        return "none", f"by {by}: no {sink}, {largest}, and a {sink} has at least {least:g}"
+    why = (
+        f"texts of fewer than {_FEWEST_TOKENS} tokens show little"
+        if is_short
+        else "no gap separates them"
     )
+    return "undecided", f"by {by}: not decided, {largest}, and {why}"

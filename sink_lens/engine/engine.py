@@ -2,15 +2,13 @@
 
 Nothing outside a cell's cone is computed (``cells``). Cells are sorted by the first layer and position that they
 touch. They begin at this layer, from the baseline stream, and at this position, with the baseline keys and values of
-the positions before; both come from the baseline run of their prompts, which is computed once. The parts of the first
-layer that no edit changes are not computed again either. No pass goes further than what is read, and only scored
-positions are unembedded. Several cells share a forward (``layout``), also of several layers: each comes in at its own.
-On a CPU several forwards run side by side (``threads``). A cell that can change nothing that is read is not run at all.
+the positions before. No pass goes further than what is read, and only scored positions are unembedded. Several cells
+share a forward (``layout``), also of several layers: each comes in at its own. On a CPU several forwards run side by
+side (``threads``). A cell that can change nothing that is read is not run at all.
 
-The numbers are those of ``run_with`` for one cell at a time, within rounding: 1e-5 in float32. The passes run the
-bridge's blocks with an eager attention of our own inside Hugging Face's module (``layout``). ``trust`` compares some
-cells with the bridge on the user's machine before the others run, and says by how much they differ: 0 where they were
-equal to the last bit.
+The numbers are those of ``run_with`` for one cell at a time, within 1e-5 in float32. The passes run the bridge's blocks
+with an eager attention of our own inside Hugging Face's module (``layout``); ``trust`` compares some cells with the
+bridge on the user's machine before the others run.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -134,19 +132,8 @@ class Engine:
             check_per_sequence(metric, replace(found, sequences=slice(0, len(found.valid))))
 
     def run(self, block: Block, *, advance: Advance = lambda cells: None) -> pd.DataFrame:
-        """Run a block; return its cells' metrics in the columns ``VALUES``, and one error row for a failed cell.
+        """Run a block; return its cells' metrics in the columns ``VALUES``, and one error row for a failed cell."""
 
-        ``advance`` is called with the number of cells that were finished.
-        """
-        return self._block_rows(block, advance=advance)
-
-    def run_cell(self, block: Block, number: int, *, alone: bool = False) -> pd.DataFrame:
-        """Run cell ``number`` of a block, with those that share its forward or alone; return its rows of ``run``."""
-        some = replace(block, cells=(number,)) if alone else self.pack_of(block, number)
-        found = self._block_rows(some, advance=lambda cells: None)
-        return found.loc[found["cell"] == number]
-
-    def _block_rows(self, block: Block, *, advance: Advance) -> pd.DataFrame:
         def take(number: int, outcome: Outcome, changed: list[bool]) -> list[dict[str, Any]]:
             more = {"cell": number, "changed": any(changed), "error": None}
             return [row | more for row in self._metric_rows(outcome, prompts=block.prompts)]
@@ -164,6 +151,12 @@ class Engine:
         rows = sorted(chain.from_iterable(found), key=lambda row: place[row["cell"]])
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
 
+    def run_cell(self, block: Block, number: int, *, alone: bool = False) -> pd.DataFrame:
+        """Run cell ``number`` of a block, with those that share its forward or alone; return its rows of ``run``."""
+        some = replace(block, cells=(number,)) if alone else self.pack_of(block, number)
+        found = self.run(some)
+        return found.loc[found["cell"] == number]
+
     def pack_of(self, block: Block, number: int) -> Block:
         """Return the block with only those cells that share the forward of cell ``number``."""
         packs = self._packs_to_run(block, lambda cell, outcome, changed: None).packs
@@ -180,7 +173,6 @@ class Engine:
         """Run a block and apply ``take`` to the outcome of each cell; return the results, in no particular order.
 
         ``failed`` gives the result of a cell whose edit or ``take`` raises an error; None lets the error be raised.
-        ``advance`` is called with the number of cells that were finished.
         """
         work = self._packs_to_run(block, take)
         self._baseline_run.check_same_weights()

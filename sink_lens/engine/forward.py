@@ -262,10 +262,7 @@ class RunCollector:
     def make_site_callbacks(
         self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
     ) -> list[tuple[str, int, Callable[[Tensor], None]]]:
-        """Make the functions that store what a pass shows: (site, layer, function to call with the site's tensor).
-
-        At the layers ``read`` they store attention, stream and ``sites``; ``valid`` is False at padding.
-        """
+        """Make the functions that store what a pass shows: (site, layer, function to call with the site's tensor)."""
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
             if layer in self.lens.attention_layers and self.lens.shows_pattern:

@@ -3,12 +3,11 @@
 An edit acts on every position of every pass, as in all other runs. The positions of edits are absolute, counted from
 the first token of the prompt; a position that does not exist yet is edited once it exists.
 
-Where the edits allow it, a new token takes the keys and values of the positions before it from the last pass, and only
-its own position is computed. They allow it if each is of all positions, or of positions of the prompt, and reads no
-other site. A function may still do something else to an earlier position once the sequence is longer: it may mix
-positions, or begin at some length. So each edit is called with the values of all positions at every new token. Where
-its result at an earlier one is not what it was, this token and those after it take whole passes. The first token with
-a cache is compared with a whole pass of the bridge too.
+Where each edit is of all positions, or of positions of the prompt, and reads no other site, a new token takes the keys
+and values of the positions before it from the last pass, and only its own position is computed. A function may still do
+something else to an earlier position once the sequence is longer. So each edit is called with the values of all
+positions at every new token; if its result at an earlier one is not what it was, this token and those after it take
+whole passes. The first token with a cache is compared with a whole pass of the bridge too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,27 +44,21 @@ _SAME = 1e-5
 _OPEN = -1e4
 """Scores below this are masked."""
 _CHANGES_TEXT = (
-    *(
-        "do_sample",
-        "num_beams",
-        "penalty_alpha",
-        "repetition_penalty",
-        "encoder_repetition_penalty",
-    ),
-    *(
-        "no_repeat_ngram_size",
-        "bad_words_ids",
-        "sequence_bias",
-        "suppress_tokens",
-        "begin_suppress_tokens",
-    ),
-    *(
-        "min_length",
-        "min_new_tokens",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "guidance_scale",
-    ),
+    "do_sample",
+    "num_beams",
+    "penalty_alpha",
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "sequence_bias",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "min_length",
+    "min_new_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "guidance_scale",
 )
 """Settings of a ``generation_config`` that change what is written."""
 _MOST_HELD = 1 << 30

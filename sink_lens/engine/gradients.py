@@ -33,14 +33,8 @@ def metric_gradients(
     """Compute (site, layer) -> gradient of a metric's sum over sequences with respect to the site's baseline tensor.
 
     The gradient is that of a zero tensor which is added at the site, since later computations do not always use the
-    tensor that a hook receives. All sequences are in one pass.
-
-    Args:
-        lens: the model.
-        batch: the sequences.
-        metric: the metric to differentiate; refused if it has no gradient.
-        at: the sites and layers at which to differentiate, each with any tensor of the site's shape.
-        embedding: the residual stream before layer 0; None takes the embedding of the sequences.
+    tensor that a hook receives. All sequences are in one pass. ``at`` has any tensor of the site's shape; ``embedding``
+    is the stream before layer 0, if not the sequences' own. A metric without a gradient is refused.
     """
     check_gradients_pass(lens.plain)
     with exclusive_use(lens), torch.enable_grad():

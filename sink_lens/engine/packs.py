@@ -63,8 +63,7 @@ def run_packs(
 ) -> list[_Found]:
     """Run the packs of ``several``; return what their ``take`` gives for each cell's outcome, in no particular order.
 
-    With ``lanes``, each pack runs in the lane (thread) that is free next. ``failed`` gets the error of a cell; if it is
-    None, the error is raised. ``advance`` is called with the number of cells that were finished.
+    With ``lanes``, each pack runs in the lane (thread) that is free next. ``failed`` gets the error of a cell.
     """
     if lanes is None:
         every = [

@@ -239,10 +239,7 @@ def run_unedited_layer(
     begin: tuple[int, Tensor] | None,
     held: Held | None = None,
 ) -> Known:
-    """Compute a layer's activations without edits, from ``begin`` (a layer and its stream) or, if None, the tokens.
-
-    ``held`` are the baseline's keys and values; layers that reuse those of an earlier layer need them.
-    """
+    """Compute a layer's activations without edits, from ``begin`` (a layer and its stream) or, if None, the tokens."""
     family = lens.family
     found: dict[str, Tensor] = {}
 

@@ -46,7 +46,7 @@ class BaselineBatch:
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of the run on this batch."""
+        """That of the run on this batch."""
         return self.early.outcome
 
     def narrow_to(self, needs: Needs) -> "BaselineBatch":
@@ -90,8 +90,7 @@ class Passes:
     ) -> BaselineBatch:
         """Run the batch ``part``, and keep the keys, values and streams from which cells continue.
 
-        ``prompts`` are the indices of the batch among all prompts; ``edits`` are made in this run, too; ``streams`` are
-        the layers before which the stream is kept, beside those whose ``resid_post`` is read.
+        Streams are kept before the layers ``streams`` and after those whose ``resid_post`` is read.
         """
         keys: Kept = {}
         before: dict[int, Tensor] = {}
@@ -220,11 +219,7 @@ class _Pack:
         self.valid = part.valid.to(self.lens.device)
 
     def run(self, *, keep: Kept | None = None, taps: Sequence[Tap] = ()) -> list[Outcome]:
-        """Run all cells, each from its first layer on; return their outcomes.
-
-        The rows of a cell join those of the others before its first layer. ``keep``, if given, gets keys and values;
-        ``taps`` are those of ``Pass``.
-        """
+        """Run all cells, each from its first layer on; return their outcomes."""
         begins, needs, baseline = self.layout.begins, self.needs, self.baseline
         last = self.lens.n_layers + 1 if needs.whole else needs.n_layers_needed
         known, skip = self._known_first_layer()
@@ -266,10 +261,7 @@ class _Pack:
         return bridge_hook_name(SITES[site], family=self.lens.family, layer=layer)
 
     def _known_first_layer(self) -> tuple[Known | None, frozenset[str]]:
-        """Return the baseline's activations in the first layer for cells that begin there, and what they need not do.
-
-        The activations are None if all is computed and the stream before the layer is kept.
-        """
+        """Return the baseline's activations in the first layer for its cells, and what they need not compute there."""
         if self.baseline is None:
             return None, frozenset()
         first, n, skip = self.firsts[0], bisect_right(self.firsts, self.firsts[0]), frozenset[str]()

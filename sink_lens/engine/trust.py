@@ -52,9 +52,7 @@ def make_accurate_engine(
 ) -> Engine:
     """Make the engine of ``plan`` if metrics of some cells are within ``TOLERANCE`` of the bridge's, else more careful.
 
-    If they are not, the plan's short cuts are given up in turn: forwards side by side, later beginnings, shared
-    forwards, ``partial_pass``. The last resort is one forward of the bridge per cell, which is taken at once if every
-    cell that was tried failed. No family promises a deviation of 0.
+    If every cell that was tried failed, the last resort, one forward of the bridge per cell, is taken at once.
     """
     lanes = make_lanes(lens, count=plan.lanes)
     plan = plan if lanes is not None else replace(plan, lanes=1)

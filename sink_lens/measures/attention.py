@@ -45,7 +45,7 @@ def sink_score(
         key: the 0-based position whose column this is.
         min_queries: sequences with fewer real queries that see `key` are nan, since the mean of a late key over few
             queries, itself among them, would be a false sink; a window shorter than this must be full.
-        reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
+        reach: positions that a query sees, itself included, under a sliding window; None is all.
 
     Raises:
         InputError: `key` is outside the sequence.
@@ -91,7 +91,7 @@ def sink_mass(
         column: attention of each query to `key`; of sigmoid attention, its share of the row's sum (`row_shares`).
         valid: which queries are real tokens.
         key: the 0-based position whose column this is.
-        reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
+        reach: positions that a query sees, itself included, under a sliding window; None is all.
 
     Raises:
         InputError: `key` is outside the sequence.
@@ -118,7 +118,7 @@ def uniform_mass(
     Args:
         valid: which queries are real tokens.
         key: the 0-based position.
-        reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
+        reach: positions that a query sees, itself included, under a sliding window; None is all.
         row_sum: what the rows sum to, where a learned sink logit takes a part of them; None is 1.
 
     Raises:
@@ -148,7 +148,7 @@ def fewest_queries(*, threshold: float, reach: int | None = None) -> float:
 
     Args:
         threshold: sink score above which a key is called a sink.
-        reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
+        reach: positions that a query sees, itself included, under a sliding window; None is all.
     """
     fewest = max(8, 2 / threshold)
     return fewest if reach is None else min(fewest, reach)

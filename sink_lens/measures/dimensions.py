@@ -14,6 +14,7 @@ from torch import Tensor
 from sink_lens.errors import InputError
 from sink_lens.measures.reductions import (
     check_position,
+    excess_kurtosis,
     mean_where,
     median_where,
     queries_from,
@@ -128,15 +129,11 @@ def residual_outliers(
 def token_kurtosis(h: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position"]:
     """Excess kurtosis of each token's dimensions: 0 for Gaussian ones, d_model - 5 + 1/(d_model - 1) at most.
 
-    The fourth central moment over the squared variance, minus 3, without bias correction. nan for a constant token.
+    Without bias correction. nan for a constant token.
 
     Reference: arXiv 2506.19697, which reports it as the outlier measure of training.
     """
-    wide = widen(h)
-    centred = wide - wide.mean(-1, keepdim=True)
-    # Divide by the largest entry first: the fourth power of a massive activation would overflow, a small one underflow.
-    squares = (centred / centred.abs().amax(-1, keepdim=True)).square()
-    return squares.square().mean(-1) / squares.mean(-1).square() - 3
+    return excess_kurtosis(widen(h), dim=-1)
 
 
 def massive_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:

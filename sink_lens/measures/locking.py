@@ -59,7 +59,7 @@ def positive_share(
         k: the key vector of the token at `key`.
         valid: True at real positions.
         key: 0-based position of the key.
-        reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
+        reach: positions that a query sees, itself included, under a sliding window; None is all.
 
     Raises:
         InputError: `key` is outside the sequence, or the key-value heads do not divide the query heads evenly.

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sink_lens.errors import InputError
-from sink_lens.measures.reductions import widen
+from sink_lens.measures.reductions import excess_kurtosis, widen
 
 
 class Selectivity(NamedTuple):
@@ -150,9 +150,5 @@ def column_kurtosis(
     for columns in w_down.split(chunk, dim=1):
         wide = widen(columns)
         constant = wide.amax(0) == wide.amin(0)
-        centred = wide - wide.mean(0)
-        # Divide by the largest entry first: the fourth power of small weights would underflow.
-        squares = (centred / centred.abs().amax(0)).square()
-        kurtosis = squares.square().mean(0) / squares.mean(0).square() - 3
-        parts.append(kurtosis.masked_fill(constant, math.nan))
+        parts.append(excess_kurtosis(wide, dim=0).masked_fill(constant, math.nan))
     return torch.cat(parts)

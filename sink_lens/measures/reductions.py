@@ -54,6 +54,14 @@ def sort_last_axis(x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch va
     return x.sort(dim=-1).values
 
 
+def excess_kurtosis(x: Float[Tensor, "..."], *, dim: int) -> Float[Tensor, "..."]:
+    """Fourth central moment over the squared variance, minus 3, without bias correction; nan for constant values."""
+    centred = x - x.mean(dim, keepdim=True)
+    # Divide by the largest first: the fourth power of a massive activation would overflow, of small weights vanish.
+    squares = (centred / centred.abs().amax(dim, keepdim=True)).square()
+    return squares.square().mean(dim) / squares.mean(dim).square() - 3
+
+
 def check_position(key: int, *, n_positions: int) -> None:
     """Raise InputError if ``key``, the position of a key, is negative or not below ``n_positions``."""
     if not 0 <= key < n_positions:
