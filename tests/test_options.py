@@ -31,7 +31,6 @@ from sink_lens.patching.run_pair import merge_patch_config
 from sink_lens.report.config import ReportConfig
 from sink_lens.signatures import field_docs
 from sink_lens.studies.config import CardConfig, QuantiseConfig
-from sink_lens.studies.study import make_study_config
 from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training.config import TrainConfig, WatchConfig
 
@@ -301,7 +300,7 @@ def from_python(command, name, given):
         return make_config(TraceConfig, None, rest | {"model": name}, where="trace")
     if command == "patch":
         return merge_patch_config(None, lens=types.SimpleNamespace(name=name), fields=rest)
-    return make_study_config(kind, name, config=None, tokens=None, fields=rest)
+    return make_config(kind, None, rest | {"model": name})
 
 
 @pytest.mark.parametrize("command", COMMANDS)

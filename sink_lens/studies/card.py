@@ -20,7 +20,7 @@ from torch import Tensor
 from ..activations.precision import measure_rounding
 from ..activations.record import stream_batch
 from ..chain import readings as r
-from ..chain.config import Thresholds
+from ..chain.config import TraceConfig
 from ..data.token_ids import bos_id
 from ..data.tokens import TokenBatch, Tokens
 from ..errors import InputError
@@ -55,12 +55,12 @@ from .quantities import (
 from .study import Measured, Study, resolve_inputs, short_model_name, write_study
 
 _SUBLAYERS = (
-    ("attention", "attn_out"),
-    ("mixer", "mixer_out"),
-    ("MLP", "mlp_out"),
-    ("layer input", "per_layer_out"),
+    ("attention", "attn_out", "attention"),
+    ("mixer", "mixer_out", "the mixer"),
+    ("MLP", "mlp_out", "the MLP"),
+    ("layer input", "per_layer_out", "the layer's own input"),
 )
-"""What writes to the stream -> its site."""
+"""What writes to the stream, its site, and its name in a sentence."""
 _MOST_LISTED = 16
 
 
@@ -115,7 +115,7 @@ def card(
     to = {"out": out, "overwrite": overwrite, "started": started}
     if config.is_comparison:
         return compare_models(lens, batch, config, other=other, **to)
-    limits = Thresholds(threshold=config.threshold)
+    limits = TraceConfig(threshold=config.threshold)
     seen = ObservedModel(
         lens, batch, thresholds=limits, seed=config.seed, batch_size=config.batch_size
     )
@@ -136,7 +136,7 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
     """Return what ``card.json`` holds; ``chain`` is what ``read_chain_answers`` gave. Undefined numbers are None."""
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = measure_rounding(lens, batch, position=seen.location.sink_position)
-    rate = _mean_with_interval(sink_rate_by_sequence(seen, threshold=threshold), seen)
+    rate = _mean_with_interval(sink_rate_by_sequence(seen), seen)
     keep, marked = sorted(found_sink_positions(seen)), seen.marked_tokens("attention")
     losses = {"clean": seen.losses}
     if seen.outlier_dimensions:
@@ -451,13 +451,7 @@ def card_text_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _writers_text(row: Mapping[str, Any]) -> str:
     units = [(name, pair) for name in ("experts", "neurons") for pair in row.get(name, [])]
     if not units:
-        said = {
-            "attention": "attention",
-            "mixer": "the mixer",
-            "MLP": "the MLP",
-            "layer input": "the layer's own input",
-        }
-        units = [(said[part], ("", row[site])) for part, site in _SUBLAYERS if site in row]
+        units = [(said, ("", row[site])) for _, site, said in _SUBLAYERS if site in row]
     kinds: dict[str, list[str]] = {}
     for name, (unit, share) in units:
         named = neuron_name(int(row["layer"]), int(unit)) if name == "neurons" else f"{unit}"
@@ -593,7 +587,7 @@ def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
         at = {"layer": row["layer"], "dimension": row["dimension"]}
         rows += [
             at | {"part": part, "unit": None, "share": row[site]}
-            for part, site in _SUBLAYERS
+            for part, site, _ in _SUBLAYERS
             if site in row
         ]
         for part in ("expert", "neuron"):

@@ -15,13 +15,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..chain.config import Thresholds
+from ..chain.config import TraceConfig
 from ..data.token_ids import bos_id, text_ids
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, load
 from ..models.private_apis import NAME_OF_CONFIG
+from ..schema import column_names
 from ..stats import ROUNDING, paired_difference
 from ..text import as_text, join_and, label_parts, safe_line
 from ..text import interval_text as bounds
@@ -71,7 +72,7 @@ def compare_models(
         ObservedModel(
             one,
             sequences,
-            thresholds=Thresholds(threshold=config.threshold),
+            thresholds=TraceConfig(threshold=config.threshold),
             seed=config.seed,
             batch_size=config.batch_size,
         )
@@ -85,15 +86,7 @@ def compare_models(
         changes, tensors, names=names, config=config, n=len(a.token_losses), same=same
     )
     decision["notes"] = list(dict.fromkeys([*lens.notes, *second.notes]))
-    columns = (
-        "sentence",
-        "within_bound",
-        "loss_change_nats",
-        "loss_change_low",
-        "loss_change_high",
-        "n",
-    )
-    summary = pd.DataFrame([{name: decision[name] for name in columns}])
+    summary = pd.DataFrame([decision], columns=column_names("diff", "summary"))
     frames = {"changes": pd.DataFrame(changes), "summary": summary, "tensors": tensors}
     found = Measured(
         frames=frames,
@@ -121,7 +114,6 @@ def refuse_one_model(first: LensModel, second: LensModel) -> None:
 
 
 def _name_in_words(lens: LensModel, unnamed: str) -> str:
-    """Return the model's name; ``unnamed`` for a model in memory, which has the name of its class."""
     return unnamed if lens.name == lens.family.architecture else short_model_name(lens.name)
 
 
@@ -177,12 +169,11 @@ def _number_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
         _number_row(name, unit, of(a), of(b), **known) for name, (unit, of) in COMPARED.items()
     ]
     return [
-        row for row in rows if row["quantity"] != "attention_to_no_key" or _is_above_rounding(row)
+        row
+        for row in rows
+        if row["quantity"] != "attention_to_no_key"
+        or not max(abs(row["first"]), abs(row["second"])) <= ROUNDING
     ]
-
-
-def _is_above_rounding(row: Mapping[str, Any]) -> bool:
-    return not max(abs(row["first"]), abs(row["second"])) <= ROUNDING
 
 
 def _number_row(

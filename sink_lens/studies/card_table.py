@@ -95,10 +95,7 @@ def make_table_rows(
     progress: bool = True,
     write: bool = False,
 ) -> list[Row]:
-    """Return a row for each model, whose card is made first, or run folder; arguments and errors as in ``cards``.
-
-    With ``write``, cards are written into folders in ``runs`` if ``out`` is None.
-    """
+    """Return a row for each model, whose card is made first, or run folder; arguments and errors as in ``cards``."""
     if not models:
         raise InputError("no model was given; need models, or folders of cards or traces")
     if out is not None and all(map(is_run_folder, models)):
@@ -162,9 +159,9 @@ def _read_trace_row(run: Run) -> Row:
     if (noted == "").any():  # without a sink the note says so of the position that was studied
         positions = [as_text(row["sink_position"]), row.get("other_sink_positions")]
         row["sink_positions"] = ", ".join(filter(None, positions))
-    if run.optional("links", columns=["link", "verdict"]) is not None:
-        links = run.need("links", columns=["link", "verdict"])
-        row |= {str(one["link"]): str(one["verdict"]) for one in links.to_dict("records")}
+    links = run.optional("links", columns=["link", "verdict"])
+    if links is not None:
+        row |= dict(zip(links["link"].map(str), links["verdict"].map(str), strict=True))
     return row
 
 

@@ -1,12 +1,10 @@
 """A model as the cards and the comparison of two models see it: one pass of the plain model, numbers kept.
 
-``ObservedModel`` reads a model once on one batch, and what needs a second run (an edit, a gradient, another layer) when
-it is asked for. Its numbers are a ``Panel``, in which sinks and outlier dimensions are found as in a trace.
+Its numbers are a ``Panel``, in which sinks and outlier dimensions are found as in a trace.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -20,14 +18,13 @@ from ..activations.record import capture_batch, stream_batch
 from ..activations.sink_mask import LEAST, Received, Rule, sink_rate_reading
 from ..activations.views import LayerView, Reading
 from ..chain import readings as r
-from ..chain.config import DEFAULTS, Thresholds
+from ..chain.config import TraceConfig
 from ..chain.locate import Location
 from ..chain.measure import Panel, locate_in_panel
 from ..data.tokens import TokenBatch
-from ..edits.constructors import Edit, freeze, zero
+from ..edits.constructors import freeze, zero
 from ..edits.mean_ablation import Averaged
 from ..engine.forward import run_with
-from ..measures import attention
 from ..measures.dimensions import residual_outliers, token_kurtosis
 from ..measures.reductions import mean_where
 from ..measures.sink_tokens import ratios_to_median_norm, sampled_queries, score_gap
@@ -61,7 +58,7 @@ class ObservedModel:
         lens: ModelLike,
         tokens: TokenBatch,
         *,
-        thresholds: Thresholds = DEFAULTS,
+        thresholds: TraceConfig | None = None,
         seed: int = 0,
         batch_size: int | None = None,
     ) -> None:
@@ -69,7 +66,7 @@ class ObservedModel:
         self.lens: LensModel = as_lens(lens)
         check_tokens(self.lens, tokens)
         self.tokens, self.batch_size = tokens, batch_size
-        self.thresholds, self.seed = thresholds, seed
+        self.thresholds, self.seed = thresholds or TraceConfig(), seed
         self._received: list[Received] = []
         self._received_layers: set[int] = set()
 
@@ -109,23 +106,14 @@ class ObservedModel:
             streamed, lens=lens, tokens=self.tokens, sink_positions=(0,), positions=positions
         )
 
-    def _read_attention(self, view: LayerView) -> Tensor:
-        """Return the mean attention to each key of a layer from later sampled tokens, and add it to the sink scores.
-
-        A layer that comes again is of the next forward pass.
-        """
+    def _read_attention(self, view: LayerView) -> None:
+        """Add a layer to the sink scores; a layer that comes again is of the next forward pass."""
         assert view.rows is not None
         if not self._received or view.layer in self._received_layers:
             self._received.append(Received(rows=view.rows.cpu(), sigmoid=self.lens.family.sigmoid))
             self._received_layers.clear()
         self._received_layers.add(view.layer)
         self._received[-1].add(view)
-        rows = attention.row_shares(view["rows"]) if self.lens.family.sigmoid else view["rows"]
-        keys = torch.arange(rows.shape[-1], device=rows.device)
-        later = view.rows[:, None] > keys
-        if view.reach is not None:
-            later = later & (view.rows[:, None] < keys + view.reach)
-        return mean_where(rows.mean(1), where=later & view.valid[:, view.rows][:, :, None], dim=1)
 
     @cached_property
     def token_losses(self) -> Float[Tensor, "batch target"]:
@@ -193,20 +181,6 @@ class ObservedModel:
                 counts[dimension] += len(dimensions) - place
         return sorted(counts, key=lambda one: (-counts[one], one))
 
-    def loss_with_edits(self, edits: Sequence[Edit]) -> Float[Tensor, " batch"]:
-        """Return the mean loss of each sequence, in nats, in a run with edits."""
-        run = run_with(
-            self.lens,
-            self.tokens,
-            edits,
-            layers=[0],
-            quiet=True,
-            batch_size=self.batch_size,
-            progress=False,
-        )
-        assert run.loss is not None  # it was asked for
-        return run.loss
-
     def loss_with_outliers_ablated(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
         """Return each sequence's loss, in nats, with the sink's outlier dimensions set to 0, or to their mean."""
         edits = []
@@ -221,7 +195,17 @@ class ObservedModel:
                     if to_mean
                     else zero("resid_post", **at)
                 )
-        return self.loss_with_edits(edits)
+        run = run_with(
+            self.lens,
+            self.tokens,
+            edits,
+            layers=[0],
+            quiet=True,
+            batch_size=self.batch_size,
+            progress=False,
+        )
+        assert run.loss is not None  # it was asked for
+        return run.loss
 
     @cached_property
     def outlier_writers(self) -> list[dict[str, Any]]:
@@ -262,7 +246,6 @@ class ObservedModel:
                 row |= {"neurons": []} | ({} if lens.d_expert is None else {"experts": []})
                 if neurons and change:
                     weights = mlp_weights(lens, layer=layer)
-                    assert weights is not None  # the family has neurons
                     column = (
                         weights.w_down[step.dimension].float().cpu() * lens.family.mlp_multiplier
                     )
@@ -295,7 +278,6 @@ class ObservedModel:
             value, _, dimension, over = written[int(written[:, 0].abs().argmax())].tolist()
             activation, _, neuron, _ = inputs[int(inputs[:, 0].abs().argmax())].tolist()
             weights = mlp_weights(self.lens, layer=layer)
-            assert weights is not None  # the family has neurons
             weight = float(weights.w_down[int(dimension), int(neuron)])
             share = weight * activation / value if value else 0.0
             rows.append(

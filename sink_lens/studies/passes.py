@@ -53,16 +53,7 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
 
 
 def passes_over_sequences(config: ReadConfig, sizes: Sizes, *, forwards: float) -> PassCounts:
-    """Return the cost of a run that makes ``forwards`` forward passes over all its sequences.
-
-    Args:
-        config: the run's configuration, for the number and length of its sequences.
-        sizes: sizes of the model.
-        forwards: number of forward passes over all sequences.
-
-    Raises:
-        InputError: sequences that the model cannot take.
-    """
+    """Return the cost of a run that makes ``forwards`` forward passes over all its sequences."""
     check_sequences_fit(
         config, n_context=sizes.header.n_context, has_tokenizer=sizes.header.has_tokenizer
     )

@@ -35,7 +35,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import sites_of
 from ..progress import tqdm
-from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS, QuantisedFormat
+from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS, QuantisedFormat, column_names
 from ..stats import Interval, interval, paired_difference
 from ..text import as_text, join_and, loss_change_text, percent, plural
 from ..text import interval_text as bounds
@@ -183,9 +183,7 @@ def quantise(
         "conditions": pd.DataFrame(rows).astype({"draw": "Int64", "chosen": bool}),
         "channels": _channel_rows(decision["kept_channels"]),
         "sinks": pd.DataFrame({"sequence": sequence, "position": position, "token_id": ids}),
-        "summary": pd.DataFrame(
-            [{name: value for name, value in decision.items() if name not in _NOT_IN_TABLE}]
-        ),
+        "summary": pd.DataFrame([decision], columns=column_names("quantise", "summary")),
     }
     return Measured(frames=frames, decision=decision, headline=decision["sentence"])
 
@@ -412,13 +410,6 @@ def draw_other_channels(
         order = torch.randperm(len(values), generator=generator).tolist()
         found.setdefault(site, {})[layer] = [one for one in order if one not in gone][:n]
     return found
-
-
-_NOT_IN_TABLE = (
-    *("model", "goal", "cache", "weights", "kept_channels", "notes"),
-    *("sink_positions", "channels_alone"),
-)
-"""Fields of the decision that the table ``summary`` lacks."""
 
 
 def _make_json_answer(

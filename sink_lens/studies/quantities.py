@@ -8,16 +8,12 @@ from ..measures.attention import COUNTED_QUERIES
 from .observed import ObservedModel
 
 
-def sink_rate_by_sequence(
-    seen: ObservedModel, *, threshold: float | None = None
-) -> Float[Tensor, " batch"]:
+def sink_rate_by_sequence(seen: ObservedModel) -> Float[Tensor, " batch"]:
     """Return for each sequence the share of all heads whose sink score at the first token is above the threshold.
-
-    The default threshold is that of the observed model (``seen``).
 
     Reference: arXiv 2410.10781, Sink_1.
     """
-    return seen.panel.sink_rate(seen.thresholds.threshold if threshold is None else threshold)
+    return seen.panel.sink_rate(seen.thresholds.threshold)
 
 
 def first_token_share(seen: ObservedModel) -> Float[Tensor, " batch"]:

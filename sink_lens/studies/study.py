@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -27,7 +27,6 @@ from ..schema import table_of
 from ..signatures import takes
 
 C = TypeVar("C", bound=ReadConfig)
-C_contra = TypeVar("C_contra", bound=ReadConfig, contravariant=True)
 
 
 def short_model_name(name: str) -> str:
@@ -47,13 +46,17 @@ def resolve_inputs(
     """Return the configuration, the model and the sequences of a study from the arguments that its user gave.
 
     Raises:
-        InputError: what ``make_study_config`` refuses, or tokens that the model does not have.
+        InputError: the configuration of another study, an unknown field, a value that cannot be used, or tokens that
+            the model does not have.
         ModelError: ``every_layer`` is True, and the model has layers without attention.
     """
     given = None if tokens is None or isinstance(tokens, str) else as_batch(tokens)
     is_named = isinstance(model, str | Path)
     model = model if is_named else as_lens(model)
-    config = make_study_config(wanted, model, config=config, tokens=tokens, fields=fields)
+    text = {"tokens": tokens} if isinstance(tokens, str) else {}
+    name = str(model) if is_named else as_lens(model).name
+    where = wanted.__name__.removesuffix("Config").lower()
+    config = make_config(wanted, config, {**fields, **text, "model": name}, where=where)
     if given is not None:
         config = config_of_given(config, given, asked=fields)
     elif is_named:
@@ -62,27 +65,6 @@ def resolve_inputs(
     if every_layer:
         check_plain_layers(lens)
     return config, lens, batch
-
-
-def make_study_config(
-    wanted: type[C],
-    model: ModelLike,
-    *,
-    config: C | None,
-    tokens: Tokens | str | None,
-    fields: Mapping[str, Any],
-) -> C:
-    """Return a study's configuration: ``config`` for the given model.
-
-    ``fields`` replace its fields, and so do ``tokens`` if they are a text.
-
-    Raises:
-        InputError: the configuration of another study, an unknown field, or a value that cannot be used.
-    """
-    where = wanted.__name__.removesuffix("Config").lower()
-    given = dict(fields) | ({"tokens": tokens} if isinstance(tokens, str) else {})
-    name = str(model) if isinstance(model, str | Path) else as_lens(model).name
-    return make_config(wanted, config, given | {"model": name}, where=where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,28 +79,8 @@ class Measured:
     """The attention kernel."""
     decision: Mapping[str, Any] = field(default_factory=dict)
     """Output of ``--json``."""
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    """Options that the configuration lacks."""
     files: Mapping[str, Any] = field(default_factory=dict)
     """Name -> content; what is no text is written as JSON."""
-
-
-class StudyFunction(Protocol[C_contra]):
-    """Signature of a study's function, as users call it."""
-
-    def __call__(
-        self,
-        model: ModelLike,
-        tokens: Tokens | str | None = None,
-        *,
-        config: C_contra | None = None,
-        out: str | Path | None = None,
-        overwrite: bool = False,
-        progress: bool = True,
-        **fields: Any,
-    ) -> Study:
-        """Run the study."""
-        ...
 
 
 _ARGUMENTS = """
@@ -136,7 +98,7 @@ Raises:"""
 
 def study(
     asked: type[C], *, kind: str = "", result: type[Study] = Study, every_layer: bool = False
-) -> Callable[[Callable[..., Measured]], StudyFunction[C]]:
+) -> Callable[[Callable[..., Measured]], Callable[..., Study]]:
     """Decorate a measuring function, so that it becomes the study that users call and writes a run folder.
 
     The decorated function takes ``lens, batch, *, config, progress`` and returns ``Measured``. The study
@@ -149,7 +111,7 @@ def study(
         every_layer: refuse models that have layers without attention.
     """
 
-    def wrap(measure: Callable[..., Measured]) -> StudyFunction[C]:
+    def wrap(measure: Callable[..., Measured]) -> Callable[..., Study]:
         def function(
             model: ModelLike,
             tokens: Tokens | str | None = None,
@@ -186,7 +148,7 @@ def study(
     return wrap
 
 
-def command_of(function: StudyFunction[Any]) -> Callable[..., Study]:
+def command_of(function: Callable[..., Study]) -> Callable[..., Study]:
     """Return the function of a study's command, ``run(config, *, out, overwrite, progress)``."""
 
     def run(config: ReadConfig, **how: Any) -> Study:
@@ -216,8 +178,7 @@ def write_study(
         create_run(
             place.folder,
             kind=kind,
-            config=dataclasses.asdict(config)
-            | {f"{kind}_{name}": value for name, value in found.asked.items()},
+            config=dataclasses.asdict(config),
             provenance=describe_provenance(lens, batch, kernel=found.kernel) | {"seeds": seeds},
             expects=(*frames, *dict.fromkeys(name.partition(".")[0] for name in found.files)),
             overwrite=overwrite,

@@ -63,7 +63,8 @@ def tokens(
     thresholds = marked._threshold_rows(
         found,
         SimpleNamespace(
-            sink_threshold=given, massive_threshold=None, least_share=2.5, least_norm=4.0
+            given_thresholds={"attention": given, "norm": None},
+            least_scores={"attention": 2.5, "norm": 4.0},
         ),
     )
     row = {"massive": massive, "both": 0, "sink_only": sum(sinks), "massive_only": massive}

@@ -67,6 +67,16 @@ class TokensConfig(ReadConfig):
                     f"{name} is {value}; need a number above 1, which is the ordinary token's"
                 )
 
+    @property
+    def given_thresholds(self) -> dict[str, float | None]:
+        """Score -> the threshold that was asked for."""
+        return {"attention": self.sink_threshold, "norm": self.massive_threshold}
+
+    @property
+    def least_scores(self) -> dict[str, float]:
+        """Score -> the least median of marked tokens."""
+        return {"attention": self.least_share, "norm": self.least_norm}
+
 
 def count_token_passes(config: TokensConfig, sizes: "estimate.Sizes") -> "estimate.PassCounts":
     """Return the cost for a model of these sizes: one forward pass over all sequences.

@@ -31,7 +31,7 @@ from sink_lens.report.style import (
     set_integer_ticks,
     without_formulas,
 )
-from sink_lens.text import as_text, join_and, percent, plural, token_text
+from sink_lens.text import as_text, capitalise, join_and, percent, plural, token_text
 
 
 def _histogram_figure(run: Run) -> tuple[str, Figure]:
@@ -39,8 +39,7 @@ def _histogram_figure(run: Run) -> tuple[str, Figure]:
     thresholds = run.need("thresholds", columns=["by", "threshold", "gap_low", "gap_high"])
     see = (
         "Both scores are 1 at an ordinary token. A token is marked if a gap parts its score from the others; without a "
-        "gap, none is. A sink receives attention, a massive activation is large: a model can have one without the "
-        "other."
+        "gap, none is."
     )
     scores = {
         "attention": ("fair shares of attention", ORANGE),
@@ -197,9 +196,7 @@ def _headline(run: Run) -> list[str]:
     sentences: list[str] = []
     thresholds = run.optional("thresholds", columns=["statement"])
     if thresholds is not None:
-        sentences += [
-            f"{text[0].upper()}{text[1:]}." for text in thresholds["statement"].astype(str)
-        ]
+        sentences += [f"{capitalise(text)}." for text in thresholds["statement"].astype(str)]
     agreement = run.optional(
         "agreement", columns=["kind", "sinks", "massive", "both", "sink_only", "massive_only"]
     )
@@ -209,7 +206,7 @@ def _headline(run: Run) -> list[str]:
         "dimensions", columns=["kind", "dimension", "layer", "coverage", "ratio"]
     )
     if dimensions is not None:
-        sentences += [f"{text[0].upper()}{text[1:]}." for text in _dimension_sentences(dimensions)]
+        sentences += [f"{capitalise(text)}." for text in _dimension_sentences(dimensions)]
     return sentences
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...activations.attention import choose_kernel
 from ...activations.forward import pieces_by_length
 from ...activations.record import stream_batch
-from ...activations.sink_mask import LEAST, Norms, Received, Rule, gap_answer, gap_text
+from ...activations.sink_mask import LEAST, Norms, Received, Rule, gap_answer
 from ...activations.views import LayerView, Reading
 from ...data.tokens import TokenBatch, decode_tokens
 from ...measures.dimensions import residual_outliers
@@ -25,6 +25,7 @@ from ...measures.sink_tokens import ScoreGap, score_gap
 from ...models.lens import LensModel
 from ...progress import tqdm
 from ...records import Result
+from ...schema import column_names
 from ...text import as_ranges
 from ..study import Measured, command_of, study
 from .config import TokensConfig
@@ -73,9 +74,9 @@ def sink_tokens(
         ],
         sink=found.sink.numpy()[at],
         massive=found.massive.numpy()[at],
-        share_score=found.scores["attention"].numpy()[at].astype(float),
         norm_ratio=found.scores["norm"].numpy()[at].astype(float),
         received=found.received.nanmean(0).numpy()[at].astype(float),
+        share_score=found.scores["attention"].numpy()[at].astype(float),
     )
     frames = {
         "sink_tokens": _marked_token_rows(every, found),
@@ -99,7 +100,6 @@ class _MarkedTokens:
     """Scores of all tokens by layer, the thresholds, and the masks of sinks and massive tokens."""
 
     scores: dict[str, Float[Tensor, "batch position"]]
-    """``attention`` and ``norm`` -> score."""
     received: Float[Tensor, "layer batch position"]
     """Mean attention of the sampled later queries, over heads."""
     shares: Float[Tensor, "layer batch position"]
@@ -150,7 +150,6 @@ class _PassReadings:
         return torch.stack(sums, dim=-1)
 
     def _read_norm_ratios(self, view: LayerView) -> Tensor:
-        """Return the norm ratio of each token, "batch position 1", and keep its largest dimensions and outliers."""
         h = view["resid_post"].float()
         ratio = self.norms.add(view)
         energy = h.square()
@@ -238,8 +237,7 @@ def _mark_tokens(
             dimensions |= one.outlier_dimensions()
             outliers += one.outliers
             bar.update(part.n_sequences)
-    given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
-    least = {"attention": config.least_share, "norm": config.least_norm}
+    given, least = config.given_thresholds, config.least_scores
     gaps: dict[Rule, ScoreGap | None] = {
         by: score_gap(scores[by], least=least[by], gap=config.gap) for by in LEAST
     }
@@ -269,33 +267,16 @@ def is_delimiter(text: str, token_id: int, special: frozenset[int]) -> bool:
 def _marked_token_rows(every: pd.DataFrame, found: _MarkedTokens) -> pd.DataFrame:
     table = every.loc[every["sink"] | every["massive"]].reset_index(drop=True)
     places = list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))
-    sink_layers = [
-        _layers_above(found.shares, place, found.thresholds["attention"]) for place in places
-    ]
-    massive_layers = [
-        _layers_above(found.ratios, place, found.thresholds["norm"]) for place in places
-    ]
-    table["sink_layers"] = np.where(table["sink"], pd.Series(sink_layers, dtype="object"), "")
-    table["massive_layers"] = np.where(
-        table["massive"], pd.Series(massive_layers, dtype="object"), ""
+    for name, values, by in (
+        ("sink", found.shares, "attention"),
+        ("massive", found.ratios, "norm"),
+    ):
+        high = values >= found.thresholds[by]
+        layers = [as_ranges(high[:, *place].nonzero().flatten().tolist()) for place in places]
+        table[f"{name}_layers"] = np.where(table[name], pd.Series(layers, dtype="object"), "")
+    return table.assign(
+        dimensions=[",".join(map(str, found.dimensions.get(place, ()))) for place in places]
     )
-    table["dimensions"] = [",".join(map(str, found.dimensions.get(place, ()))) for place in places]
-    front = [
-        "sequence",
-        "position",
-        "token_id",
-        "text",
-        "kind",
-        "sink",
-        "massive",
-        "norm_ratio",
-        "received",
-    ]
-    return table[[*front, "share_score", "sink_layers", "massive_layers", "dimensions"]]
-
-
-def _layers_above(values: Tensor, place: tuple[int, int], threshold: float) -> str:
-    return as_ranges((values[:, place[0], place[1]] >= threshold).nonzero().flatten().tolist())
 
 
 _RATES = {
@@ -323,15 +304,7 @@ def _token_id_rows(every: pd.DataFrame) -> pd.DataFrame:
 def outlier_dimension_table(
     outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float
 ) -> pd.DataFrame:
-    """Return the table ``dimensions``: dimensions that are outliers on most ordinary tokens, or on most marked ones.
-
-    A dimension that qualifies in some layer has a row for every layer.
-
-    Args:
-        outliers: a row for each outlier entry: layer, sequence, position, dimension, value, ratio.
-        every: a row for each token: sequence, position, sink, massive.
-        coverage: share of the tokens on which a dimension must be an outlier, in at least one layer.
-    """
+    """Return the table ``dimensions``: dimensions that are outliers on most ordinary tokens, or on most marked ones."""
     marked = every["sink"].to_numpy(bool) | every["massive"].to_numpy(bool)
     places, of_entries = (
         list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))
@@ -352,8 +325,9 @@ def outlier_dimension_table(
         widest = table.groupby("dimension")["coverage"].transform("max")
         table = table.loc[widest >= coverage].assign(kind=kind, tokens=tokens)
         frames.append(table)
-    columns = ["kind", "dimension", "layer", "coverage", "tokens", "value", "ratio"]
-    return pd.concat(frames, ignore_index=True).reindex(columns=columns)
+    return pd.concat(frames, ignore_index=True).reindex(
+        columns=column_names("tokens", "dimensions")
+    )
 
 
 def _score_histogram(found: _MarkedTokens) -> pd.DataFrame:
@@ -370,14 +344,10 @@ def _score_histogram(found: _MarkedTokens) -> pd.DataFrame:
 
 def _threshold_rows(found: _MarkedTokens, config: TokensConfig) -> pd.DataFrame:
     rows = []
-    given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
-    least = {"attention": config.least_share, "norm": config.least_norm}
+    given, least = config.given_thresholds, config.least_scores
     for by, gap in found.gaps.items():
-        marked, of = found.scores[by] >= found.thresholds[by], {"by": by, "least": least[by]}
-        statement, answer = (
-            gap_text(gap, found.scores[by], **of),
-            gap_answer(gap, found.scores[by], **of),
-        )
+        marked = found.scores[by] >= found.thresholds[by]
+        answer, statement = gap_answer(gap, found.scores[by], by=by, least=least[by])
         if given[by] is not None:
             statement = f"by {by}: {int(marked.sum()):,} tokens are at {given[by]:g} or above, the given threshold"
             answer = "marked" if marked.any() else "none"
