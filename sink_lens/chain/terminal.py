@@ -68,7 +68,7 @@ def _link_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> li
         did = control = ""
         if link in intervened:
             row = intervened[link]
-            largest = row.get("control_largest", np.nan)
+            largest = row["control_largest"]
             control = "" if np.isnan(largest) else f"its controls at most {percent(largest)}"
             ends = interval_text(row["ci_low"], row["ci_high"], shown=percent)
             did = f"{'makes' if row['position'] != sink_position else 'removes'} {percent(row['share'])} {ends}"

@@ -63,17 +63,20 @@ def sets(**values):
         "size": 2,
         "removed": 0.59,
         "ci_low": 0.5,
+        "baseline_loss_nats": 4.5,
+        "loss_nats": 4.5,
     }
     return pd.DataFrame([row | {"control_largest": 0.1} | values])
 
 
 def costly(*, masked):
     made = effects().assign(masked_loss_nats=masked, uniform_loss_nats=12.5)
-    return intervened({}, effects=made, maker_sets=sets(baseline_loss_nats=4.5, loss_nats=7.4))
+    return intervened({}, effects=made, maker_sets=sets(loss_nats=7.4))
 
 
 def intervened(answers, **tables):
-    return {"links": links(answers), "effects": effects(), "dimensions": dimensions()} | tables
+    made = effects().assign(masked_loss_nats=6.0, uniform_loss_nats=12.5)
+    return {"links": links(answers), "effects": made, "dimensions": dimensions()} | tables
 
 
 def carried(link, given=YES):

@@ -77,7 +77,8 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2):
         {
             "link": LINKS, "edit": "intervention", "layers": "0-2", "position": [5, *[0] * 5],
             "read_layers": "3-6,8-11", "share": share, "control_share": 0.01, "is_primary": True,
-            "ci_low": share - 0.05, "ci_high": share + 0.05,
+            "ci_low": share - 0.05, "ci_high": share + 0.05, "carries": False,
+            "control_largest": 0.02, "baseline_loss_nats": 3.0, "loss_nats": 3.5,
         }
     )  # fmt: skip
     survives = {"z": 0.0, "neurons": 0.25, "dimensions": 0.8, "key": 0.0}

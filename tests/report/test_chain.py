@@ -39,6 +39,10 @@ def with_links(folder, *rows):
     measured |= {"link": TOY["link"], "measured": "holds"}
     share = measured | {"statistic": "intervention_share", "value": 0.5, "is_primary": False}
     frames["links"] = pd.concat([frames["links"], pd.DataFrame([measured, share])])
+    effect = (
+        frames["effects"].iloc[[-1]].assign(link=TOY["link"], share=0.5, ci_low=4.0, ci_high=4.5)
+    )
+    frames["effects"] = pd.concat([frames["effects"], effect])
     return traced(folder, frames=frames)
 
 

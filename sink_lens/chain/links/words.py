@@ -24,7 +24,7 @@ from ...schema import (
     SPAN,
     WRITTEN,
 )
-from ...text import join_and, percent
+from ...text import join_and, parse_ranges, percent
 
 CANCELS = 0.5
 """A bias of the keys is cancelled if the cosine with minus the bias is above this, and the sink's key shorter than this
@@ -50,7 +50,7 @@ MEANINGS = {
 """Word of a headline, as a pattern -> its meaning, which a page shows below the headline."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Phrase:
     """A part of a headline, with the rows of tables on which it stands."""
 
@@ -126,15 +126,12 @@ def _dimensions_text(tables: Tables) -> str:
     if table is None or effects is None:
         return ""
     read = effects.loc[effects["link"].eq("dimension_key"), "read_layers"]
-    ends = (
-        [part.split("-") for part in str(read.iloc[0]).split(",") if part] if len(read) else []
-    )  # as in 1-2,11
-    layers = [layer - 1 for part in ends for layer in range(int(part[0]), int(part[-1]) + 1)]
-    position = (
-        effects["position"].loc[read.index[0]]
-        if len(read) and "position" in effects.columns
-        else None
+    layers = (
+        [layer - 1 for layer in parse_ranges(str(read.iloc[0]), name="read_layers")]
+        if len(read)
+        else []
     )
+    position = effects["position"].loc[read.index[0]] if len(read) else None
     here = (
         table["is_outlier"].eq(True)
         & table["layer"].isin(layers)
@@ -160,7 +157,7 @@ def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
     if not dimensions_cancel_bias(tables):
         return None
     rows = ("links: dimension_key, bias_cancelled and key_norm_ratio",)
-    return Phrase(key="cancels bias", text="The dimensions cancel the keys' bias", rows=rows)
+    return Phrase("cancels bias", "The dimensions cancel the keys' bias", rows)
 
 
 def _direction_phrase(tables: Tables) -> Phrase | None:
@@ -184,7 +181,7 @@ def _direction_phrase(tables: Tables) -> Phrase | None:
     )
     span, norm = (percent(float(made[name]["share"])) for name in (SPAN, RESCALED))
     text = f"Without the directions that its makers write, {span} of it is gone; without their norm alone, {norm}"
-    return Phrase(key="direction", text=text, rows=rows)
+    return Phrase("direction", text, rows)
 
 
 def _own_direction_sentences(tables: Tables, link: str) -> list[str]:
@@ -310,9 +307,9 @@ WORDS: Mapping[str, LinkWords] = {
         carries_as=_value_average_name,
         asks={"aggregation_variance": ("present", *BOTH)},
         no_part=Phrase(
-            key="no variance",
-            text="Averaging plays no part",
-            rows=(
+            "no variance",
+            "Averaging plays no part",
+            (
                 "links: aggregation_variance, necessary_or_sufficient and carries; "
                 "variance_preserved, necessary_or_sufficient",
             ),

@@ -1,12 +1,10 @@
 """The circuit of a traced run: the nodes of its chain, joined by measured paths, as two tables and as a drawing.
 
-Nodes are those of the run's table ``chain``. Other tables say more of the nodes in ``_KINDS``: growth steps, neurons,
-dimensions, heads; any other node is a plain box. An arrow is a path (``paths.parquet``): the share of the sink, read
-after the target's growth step, that is lost when the target alone reads the stream without what the source wrote, with
-its interval over sequences and its controls. From super neurons to the outlier dimension, and from there to the key,
-the path goes through that dimension alone. The table of edges also has what each link of the chain was measured by, its
-intervention (``effects.parquet``, primary ones, all growth steps together) and its verdict. Nothing here is inferred;
-what a run did not measure is nan.
+Nodes are those of the run's table ``chain``; other tables say more of the nodes in ``_KINDS``, any other is a plain
+box. An arrow is a path (``paths.parquet``): the share of the sink, read after the target's growth step, that is lost
+when the target alone reads the stream without what the source wrote. From super neurons to the outlier dimension, and
+from there to the key, the path goes through that dimension alone. The table of edges also has each link's measurement,
+intervention (``effects.parquet``) and verdict. What a run did not measure is nan.
 """
 
 import json
@@ -32,19 +30,18 @@ from sink_lens.text import safe_line
 
 NODE_COLUMNS = ("id", "kind", "step", "layers", "label", "detail", "quantity", "value")
 EDGE_COLUMNS = (
-    *(
-        "source",
-        "target",
-        "link",
-        "step",
-        "quantity",
-        "value",
-        "ci_low",
-        "ci_high",
-        "control",
-        "verdict",
-    ),
-    *("statistic", "statistic_value"),
+    "source",
+    "target",
+    "link",
+    "step",
+    "quantity",
+    "value",
+    "ci_low",
+    "ci_high",
+    "control",
+    "verdict",
+    "statistic",
+    "statistic_value",
 )
 _NUMBERS = ("step", "value", "ci_low", "ci_high", "control", "statistic_value")
 _KINDS = {
@@ -121,16 +118,8 @@ def chain_circuit(run: Run) -> ChainCircuit:
     effects = run.optional(
         "effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"]
     )
-    effect_of: dict[str, dict[str, Any]] = {}
-    if (
-        effects is not None
-    ):  # of a link that it has no row of, the table of links may tell what its intervention did
-        shares = links.loc[links["statistic"] == "intervention_share"].rename(
-            columns={"value": "share"}
-        )
-        shares = shares.filter(items=["link", "share", "ci_low", "ci_high"])
-        for table in (shares, effects.loc[effects["is_primary"].eq(True)]):
-            effect_of |= {row["link"]: row for row in _row_dicts(table)}
+    primary = [] if effects is None else _row_dicts(effects.loc[effects["is_primary"].eq(True)])
+    effect_of = {row["link"]: row for row in primary}
     growth_steps = _read_growth_steps(run)
     kinds = list(
         dict.fromkeys(_node_kind(node) for link in joined for node in (link.source, link.target))
@@ -331,6 +320,8 @@ def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[s
         "share",
         "ci_low",
         "ci_high",
+        "control_share",
+        "control_largest",
     ]
     table = run.optional("paths", columns=columns)
     first = growth_steps[0].step
@@ -340,7 +331,7 @@ def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[s
         ends = _path_ends(row, step=max(step, first), first=first)
         if ends is None or int(row["read_step"]) != (step if step in steps else ALL_STEPS):
             continue
-        largest = row.get("control_largest", math.nan)
+        largest = row["control_largest"]
         bound = 0.0 if math.isnan(largest) else max(0.0, largest)
         untold = "lowers" if row["ci_high"] < 0 else "not told from 0"
         yield {
@@ -351,7 +342,7 @@ def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[s
             "value": row["share"],
             "ci_low": row["ci_low"],
             "ci_high": row["ci_high"],
-            "control": row.get("control_share", math.nan),
+            "control": row["control_share"],
             "verdict": "raises" if row["ci_low"] > bound else untold,
         }
 

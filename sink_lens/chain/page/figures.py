@@ -43,10 +43,7 @@ _MOST_LABELS = 8
 def draw_sink_scores(
     heads: pd.DataFrame, *, position: int, threshold: float | None = None
 ) -> Figure:
-    """Draw a heat map of the sink score of a position, layer by head; the threshold is marked on the scale.
-
-    ``heads`` has the columns layer, head, sink_position, sink_score. A head over ``threshold`` has a sink.
-    """
+    """Draw a heat map of the sink score of a position, layer by head; the threshold is marked on the scale."""
     grid = layer_head_grid(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape
     figure = new_figure(
@@ -75,11 +72,7 @@ def onset_of_heads(heads: pd.DataFrame, *, position: int, threshold: float) -> i
 
 
 def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure:
-    """Draw the attention mass on a position by layer, as mean and range over heads, with the onset layer marked.
-
-    ``heads`` has the columns layer, head, sink_position, sink_mass, sink_score. The onset is the first layer whose mean
-    sink score is above ``threshold``.
-    """
+    """Draw the attention mass on a position by layer, as mean and range over heads, with the onset layer marked."""
     mass = layer_head_grid(heads, "sink_mass", position=position)
     layers = np.arange(len(mass))
     figure = new_figure()
@@ -104,11 +97,7 @@ def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> F
 
 
 def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = None) -> Figure:
-    """Draw two curves by layer, growth steps shaded: the norm ratio of the sink token, and its strongest dimension.
-
-    ``layers`` has the columns layer, norm_ratio, outlier_value, of one position. ``growth_steps`` has first_layer,
-    last_layer, ratio_before, ratio_after.
-    """
+    """Draw two curves by layer, growth steps shaded: the norm ratio of the sink token, and its strongest dimension."""
     layers = layers.sort_values("layer")
     layer = layers["layer"].to_numpy(float)
     figure = new_figure(height=4.1)
@@ -147,10 +136,7 @@ def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | Non
 
 
 def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int]) -> Figure:
-    """Draw S1 and S2 of z by position, relative to their first values, beside 1 / sqrt(t), where t is the position + 1.
-
-    ``positions`` has the columns layer, site, position, s1, s2 (standard deviations). Each of ``layers`` is a line.
-    """
+    """Draw S1 and S2 of z by position, relative to their first values, beside 1 / sqrt(t); t is the position + 1."""
     figure = new_figure(width=7.4, height=3.1)
     chosen = positions.loc[positions["site"] == "z"]
     for place, (column, name) in enumerate(
@@ -191,21 +177,9 @@ def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int])
 def draw_super_neurons(
     neurons: pd.DataFrame, *, position: int, share: float | None = None
 ) -> Figure:
-    """Draw the contribution of each neuron to the outlier dimension, against its activation and its weight-norm rank.
-
-    ``neurons`` has the columns layer, neuron, sink_position, contribution, spike_ratio, gate_norm_rank, up_norm_rank,
-    is_super; contribution_share is drawn in place of contribution if it is there. ``position`` is the sink token's.
-    ``share``, from which a neuron is a super neuron, is drawn as a line.
-    """
+    """Draw each neuron's contribution to the outlier dimension, against its activation and its weight-norm rank."""
     table = neurons.loc[neurons["sink_position"] == position]
-    shares = "contribution_share" in table.columns and bool(
-        table["contribution_share"].notna().any()
-    )
-    height = (
-        table["contribution_share"].to_numpy(float) * 100
-        if shares
-        else table["contribution"].to_numpy(float)
-    )
+    height = table["contribution_share"].to_numpy(float) * 100
     ranks = np.stack(
         [table["gate_norm_rank"].to_numpy(float), table["up_norm_rank"].to_numpy(float)]
     )
@@ -238,14 +212,14 @@ def draw_super_neurons(
             linewidths=0,
             label="super neurons",
         )
-        if shares and share is not None:
+        if share is not None:
             axes.axhline(
                 share * 100, color=BLUE, linestyle=":", linewidth=1.3, label=f"{share:.0%}"
             )
         log_scale(axes, axis="x")
         if first is None:
             axes.set_ylabel(
-                "share of the layer's change, %" if shares else "contribution",
+                "share of the layer's change, %",
                 fontsize=FONT,
                 color=INK,
             )
@@ -265,10 +239,7 @@ def draw_super_neurons(
 def draw_top_dimensions(
     dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12
 ) -> Figure:
-    """Draw the ``most`` largest dimensions of the sink token after a layer as bars; outliers have their own colour.
-
-    ``dimensions`` has the columns layer, sink_position, dimension, value, is_outlier. ``position`` is the sink token's.
-    """
+    """Draw the ``most`` largest dimensions of the sink token after a layer as bars; outliers have their own colour."""
     table = dimensions.loc[dimensions["sink_position"] == position]
     table = (
         table.loc[table["layer"] == layer]
@@ -358,12 +329,7 @@ def _write_neuron_names(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def draw_key_split(split: pd.DataFrame) -> Figure:
-    """Draw by layer how much of the sink's key and of its logit the outlier dimensions make, beside controls.
-
-    Args:
-        split: a row per layer, with key_cosine_sink, key_cosine_random_dimensions, key_cosine_other_positions,
-            logit_advantage_sink and, if the logit was split, its parts: dimension, rest, random_dimensions.
-    """
+    """Draw by layer how much of the sink's key and of its logit the outlier dimensions make, beside controls."""
     split = split.set_index("layer").sort_index()
     layers = split.index.to_numpy(int)
     split = split.reindex(range(layers[0], layers[-1] + 1))  # no line where nothing was measured
@@ -408,21 +374,8 @@ CENTRES = {"values": (BLUE, "o"), "aggregated": (GREEN, "^"), "none": (ORANGE, "
 NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm only"}
 
 
-def add_change_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """Add change, change_low and change_high to the ``table`` of a run that lacks them; both bounds are then nan."""
-    if "change" in table.columns:
-        return table
-    return table.assign(
-        change=table["mass"] - table["baseline_mass"], change_low=np.nan, change_high=np.nan
-    )
-
-
 def draw_amplification(table: pd.DataFrame) -> Figure:
-    """Draw the attention that amplification adds at the position, by factor: a line for each centre, with intervals.
-
-    ``table`` has the columns centre, factor, mass, baseline_mass; change, change_low, change_high if the run has them.
-    """
-    table = add_change_columns(table)
+    """Draw the attention that amplification adds at the position, by factor: a line for each centre, with intervals."""
     figure = new_figure(width=WIDTH, height=3.2)
     axes = panel(figure, xlabel="factor", ylabel="attention added at the position")
     for centre, (colour, marker) in CENTRES.items():
@@ -440,10 +393,7 @@ def draw_amplification(table: pd.DataFrame) -> Figure:
 
 
 def draw_mediation(table: pd.DataFrame) -> Figure:
-    """Draw a matrix of the share of the sink that survives: frozen quantities across, interventions and steps down.
-
-    ``table`` has intervention, frozen, step, layers_from, layers_to, surviving_share, control_surviving_share.
-    """
+    """Draw a matrix of the share of the sink that survives: frozen quantities across, interventions and steps down."""
     keys = list(dict.fromkeys(zip(table["intervention"], table["step"], strict=True)))
     names = list(dict.fromkeys([*FROZEN, *table["frozen"]]))
     grid, control = np.full((2, len(keys), len(names)), np.nan)

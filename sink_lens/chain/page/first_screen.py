@@ -33,12 +33,22 @@ def first_screen(run: Run) -> FirstScreen:
         notes.append(
             "floors not calibrated: a floor or a threshold was changed, so the verdicts' error rates do not apply"
         )
+    body = ""
+    if not missing:
+        template = template_environment(Path(__file__).parent).get_template("verdicts.html")
+        body = template.render(
+            links=links,
+            traced=verdict_counts_text({row.link: row.verdict for row in links}),
+            signs=VERDICTS,
+            questions={name_in_words(name): text for name, text in QUESTIONS.items()},
+            error_rates=ERROR_RATES,
+        )
     return FirstScreen(
         numbers=try_make(run, lambda: headline_numbers(run))[0] or [],
         leads=("circuit", "scores"),
         name="The chain",
         heading="The chain, link by link",
-        body="" if missing else _verdicts_html(run, links),
+        body=body,
         missing=missing,
         judged=_judged_links(run, links),
         of=("link", "links of the chain"),
@@ -56,18 +66,6 @@ def word_meanings(text: str) -> tuple[tuple[str, str], ...]:
         (match[0].lower() if match[0] != "BOS" else "BOS", said)
         for match, said in found
         if match is not None
-    )
-
-
-def _verdicts_html(run: Run, links: Sequence[LinkRow]) -> str:
-    verdicts = {row.link: row.verdict for row in links}
-    template = template_environment(Path(__file__).parent).get_template("verdicts.html")
-    return template.render(
-        links=links,
-        traced=verdict_counts_text(verdicts),
-        signs=VERDICTS,
-        questions={name_in_words(name): text for name, text in QUESTIONS.items()},
-        error_rates=ERROR_RATES,
     )
 
 

@@ -35,7 +35,6 @@ class Story:
 
     model: str
     position: int | None
-    """The studied position."""
     others: tuple[int, ...]
     """Further sink positions."""
     sink_rate: float | None
@@ -43,9 +42,7 @@ class Story:
     having: tuple[int, int] | None
     """Sequences that have the sink, and all; None if all of them have it."""
     threshold: float | None
-    """Threshold of the sink score."""
     min_sink_rate: float
-    """The sink rate from which a position is a sink."""
     dimensions: list[int] | None
     """Outlier dimensions, those of most layers first."""
     lasting: list[int] | None
@@ -88,8 +85,15 @@ _NEEDED = {
     "summary": ["quantity", "value"],
     "links": ["link", "statistic", "ci_low", "ci_high"],
     "effects": [
-        *("link", "edit", "position", "read_layers", "is_primary"),
-        *("share", "ci_low", "ci_high", "control_largest"),
+        "link",
+        "edit",
+        "position",
+        "read_layers",
+        "is_primary",
+        "share",
+        "ci_low",
+        "ci_high",
+        "control_largest",
     ],
     "dimensions": ["layer", "sink_position", "dimension", "is_outlier"],
     "maker_sets": ["set", "control_of", "target", "ci_low"],
@@ -255,7 +259,7 @@ def verdict_counts_text(verdicts: dict[str, str]) -> str:
         parts[0] = f"{first} of {len(verdicts)} links {rest}"
     if untested:
         return f"{join_and(parts)}. No link was tested: without interventions nothing says that one causes the next."
-    return f"{join_and(parts)}. The chain is traced, not assumed: no position, layer, neuron or dimension was typed in."
+    return f"{join_and(parts)}."
 
 
 _COUNTED = {
@@ -283,9 +287,7 @@ class NamedLink:
 
     name: str
     source: str
-    """The node that it leaves."""
     target: str
-    """The node that it leads to."""
     sentence: str
     """What it claims."""
 
@@ -301,13 +303,9 @@ class LinkRow:
 
     link: str
     title: str
-    """The link in words."""
     claim: str
     """What the link says; on its primary statistic only."""
     verdict: str
-    """Verdict on the link."""
-    own: str
-    """Verdict of the statistic; empty where it is the link's again."""
     measured: str = ""
     """Verdict of what was measured, on the primary statistic, where the link's own is not applicable."""
     primary: bool = True
@@ -315,18 +313,14 @@ class LinkRow:
     value: str = ""
     interval: str = ""
     nulls: tuple[tuple[str, str], ...] = ()
-    """Name and value."""
     criterion: str = ""
     """Empty where it is the link's again."""
     intervention: str = ""
-    """What the intervention does, on the primary statistic of a link that was intervened on; the next three too."""
+    """What the intervention does, on the primary statistic of a link that was intervened on; so are the next five."""
     intervention_share: str = ""
-    """Share of the sink that the intervention makes or removes."""
     intervention_interval: str = ""
     control_share: str = ""
-    """The same of the matched controls' mean."""
     control_largest: str = ""
-    """The same of the largest of them."""
     loss: str = ""
     """Loss before and after the intervention, in nats, and its change."""
     answers: tuple[tuple[str, str], ...] = ()
@@ -336,10 +330,7 @@ class LinkRow:
 
 
 def recorded_number(run: Run, name: str) -> float | None:
-    """Return the number ``name``, such as a threshold, from a run's configuration or its provenance.
-
-    It is None if neither has it, or if what they have is not a number.
-    """
+    """Return the number ``name``, such as a threshold, from a run's configuration or its provenance."""
     for held in (run.config, run.provenance.get("thresholds"), run.provenance):
         if isinstance(held, Mapping) and held.get(name) is not None:
             return float(held[name]) if isinstance(held[name], (int, float)) else None
@@ -349,8 +340,6 @@ def recorded_number(run: Run, name: str) -> float | None:
 def find_story(run: Run) -> Story:
     """Collect the findings on the sink from a run's tables; a field is None if the run lacks its table."""
     model = run.provenance.get("model") or run.config.get("model") or "a model without a name"
-    if isinstance(model, Mapping):
-        model = model.get("name") or next(iter(model.values()), "a model without a name")
     minimum = recorded_number(run, "min_sink_rate") or 0.05
     rates = sink_rate_by_position(run)
     position = max(rates, key=lambda place: rates[place]) if rates else None
@@ -360,20 +349,16 @@ def find_story(run: Run) -> Story:
     bounds = having = to_no_key = None
     if summary is not None:
         values = dict(zip(summary["quantity"], summary["value"], strict=True))
-        others = (
-            () if "aligned_position" in values else others
-        )  # there they are positions of cut sequences
-        to_no_key = (
-            float(values["attention_to_no_key"]) if "attention_to_no_key" in values else None
-        )
+        if "aligned_position" in values:
+            others = ()  # there they are positions of cut sequences
+        if "attention_to_no_key" in values:
+            to_no_key = float(values["attention_to_no_key"])
         if "sequences_with_sink" in values:
-            having = (
-                int(float(values["sequences_with_sink"])),
-                int(float(values["sequences_asked"])),
-            )
-    if summary is not None and rate is not None:
+            names = ("sequences_with_sink", "sequences_asked")
+            having = tuple(int(float(values[name])) for name in names)
         for row in summary.loc[summary["quantity"] == "sink_rate"].to_dict("records"):
-            rate, bounds = float(row["value"]), (float(row["ci_low"]), float(row["ci_high"]))
+            if rate is not None:
+                rate, bounds = float(row["value"]), (float(row["ci_low"]), float(row["ci_high"]))
     step_columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
     steps = run.optional("growth_steps", columns=step_columns)
     dimensions = run.optional(
@@ -382,10 +367,12 @@ def find_story(run: Run) -> Story:
     neurons = run.optional(
         "neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"]
     )
-    found = None
+    found = dims = None
     if steps is not None:
         rows = steps[step_columns].itertuples(index=False)
         found = [(int(first), int(last), after / before) for first, last, before, after in rows]
+    if dimensions is not None:
+        dims = _outlier_dimensions(dimensions, position)
     return Story(
         model=str(model),
         position=position,
@@ -395,11 +382,10 @@ def find_story(run: Run) -> Story:
         having=having,
         threshold=recorded_number(run, "threshold"),
         min_sink_rate=minimum,
-        dimensions=None if dimensions is None else _outlier_dimensions(dimensions, position),
+        dimensions=dims,
         lasting=None
         if dimensions is None
-        else _outlier_dimensions(dimensions, position, layers=2)
-        or _outlier_dimensions(dimensions, position),
+        else _outlier_dimensions(dimensions, position, layers=2) or dims,
         steps=found,
         super_neurons=None if neurons is None else _super_neuron_names(neurons, position),
         to_no_key=to_no_key,
@@ -513,7 +499,7 @@ def _rows_of_link(
         ("", name_in_words(safe_line(name))) if link is None else (link.sentence, link.in_words)
     )
     if not rows:
-        return [LinkRow(link=safe_line(name), title=title, claim=claim, verdict=_NOT, own=_NOT)]
+        return [LinkRow(link=safe_line(name), title=title, claim=claim, verdict=_NOT)]
     rows = sorted(rows, key=lambda row: not row.get("is_primary", True))
     own = {row["verdict"] for row in rows if _safe_text(row["verdict"])}
     verdict = "mixed" if len(own) > 1 else safe_line(next(iter(own), _NOT))
@@ -546,7 +532,6 @@ def _rows_of_link(
                 measured=_safe_text(first.get("measured"))
                 if primary and decided == "not applicable"
                 else "",
-                own=decided if primary or decided != _safe_text(rows[0]["verdict"]) else "",
                 answers=tuple(
                     (name_in_words(one), _safe_text(first[one]))
                     for one in QUESTIONS

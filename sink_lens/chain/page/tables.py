@@ -60,6 +60,7 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
         "share",
         "ci_low",
         "ci_high",
+        "control_largest",
     ]
     table = read_intervention_table(run, "paths", columns)
     steps = {*table["read_step"]} - {ALL_STEPS}
@@ -75,11 +76,10 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
         target=[end(*target) for target in zip(table["target"], table["target_step"], strict=True)],
         share=[percent(share) for share in table["share"]],
         interval=ci_texts(table, shown=percent),
-    )
-    if "control_largest" in table.columns:
-        shown["control_largest"] = [
+        control_largest=[
             percent(share) if np.isfinite(share) else "" for share in table["control_largest"]
-        ]
+        ],
+    )
     heads = {
         "source": "what was written by",
         "target": "is taken from",
@@ -92,14 +92,15 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
         "Path patching at the sink position: the target, and nothing else, reads the stream without what the "
         "source writes there beyond an ordinary token. The number is the share of the sink that is lost after the "
         "target's growth step (for MLPs, and for a target without a step, in all layers with a sink); a negative "
-        "share is a larger sink: the norm before the target enlarges what is left. A link's own intervention edits the "
-        "target itself, behind that norm, so the two shares of one arrow differ. Everything: all sources at once."
+        "share is a larger sink: the norm before the target enlarges what is left. Everything: all "
+        "sources at once."
     )
     return see + rest_note(len(shown), "paths"), page_table(shown, heads)
 
 
 def _effect_table(run: Run) -> tuple[str, PageTable]:
-    columns = ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"]
+    columns = ["link", "edit", "share", "ci_low", "ci_high", "control_largest", "outcome"]
+    columns += ["baseline_loss_nats", "loss_nats"]
     table = read_intervention_table(run, "effects", columns)
     titles = {link.name: link.in_words for link in named_links(run)}
     shown = table.assign(
@@ -107,13 +108,9 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
         interval=ci_texts(table, shown=percent),
         share=[percent(share) for share in table["share"]],
         edit=[format_edit_name(edit) for edit in table["edit"]],
+        control_largest=[percent(share) for share in table["control_largest"]],
+        cost=[signed_change(cost, 2) for cost in table["loss_nats"] - table["baseline_loss_nats"]],
     )
-    if "control_largest" in table.columns:
-        shown["control_largest"] = [percent(share) for share in table["control_largest"]]
-    if {"loss_nats", "baseline_loss_nats"} <= set(table.columns):
-        shown["cost"] = [
-            signed_change(cost, 2) for cost in table["loss_nats"] - table["baseline_loss_nats"]
-        ]
     heads = {
         "link": "link",
         "edit": "intervention",
@@ -127,8 +124,7 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
     }
     see = (
         "Every intervention: the share of the sink that it makes at the target position, or removes from the sink "
-        "position, beside the same edit at matched random places, and what it adds to the loss. Attention at both "
-        "positions is in the copied numbers."
+        "position, beside the same edit at matched random places, and what it adds to the loss."
     )
     return see, replace(page_table(shown, heads), frame=table)
 

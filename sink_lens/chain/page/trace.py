@@ -106,11 +106,6 @@ def _variance_figure(run: Run) -> tuple[str, Figure]:
         f"in the {'layers before the sink' if story.is_sink else 'first layers'}. Evenly averaged independent values "
         "would follow the dashed σ/√t: the first token keeps the most, later ones less."
     )
-    if story.is_sink:
-        see += (
-            " Later layers are left out: once the sink is there, position 0 has its own small value, and everything "
-            "else is large beside it."
-        )
     start = z.loc[z["position"] == 0]
     if len(start) and (start["s1"] == 0).all():
         see += " S1 is zero at position 0, where every sequence has the same token: it starts at the next."
@@ -136,7 +131,7 @@ def _layers_to_draw(z: pd.DataFrame, story: Story) -> list[int]:
 
 
 def _neuron_figure(run: Run) -> tuple[str, Figure]:
-    columns = ["layer", "neuron", "sink_position", "contribution", "spike_ratio", "is_super"]
+    columns = ["layer", "neuron", "sink_position", "contribution_share", "spike_ratio", "is_super"]
     columns += ["gate_norm_rank", "up_norm_rank"]
     position = studied_position(run)
     table = run.need("neurons", columns=columns).query("sink_position == @position")
@@ -185,7 +180,7 @@ def _key_split_figure(run: Run) -> tuple[str, Figure]:
     see = (
         "Left: cosine of the sink's key with the key that the outlier dimensions alone would make (1: nothing "
         "else is needed), beside other keys and random dimensions. Right: the logit that later queries give the "
-        "sink's key, in parts. Whether the link from dimension to key holds, an intervention on the key decides."
+        "sink's key, in parts."
     )
     if "dimension" not in table.columns or bool(table["dimension"].isna().all()):
         see += " Here the key is turned by its position, so only its advantage over other keys is shown."
@@ -296,16 +291,9 @@ _FIGURES = (
 
 
 def _amplification_figure(run: Run) -> tuple[str, Figure]:
-    columns = [
-        "centre",
-        "factor",
-        "mass",
-        "baseline_mass",
-        "target_position",
-        "read_layers",
-        "times",
-    ]
-    table = figures.add_change_columns(read_intervention_table(run, "amplification", columns))
+    columns = ["centre", "factor", "target_position", "read_layers"]
+    columns += ["change", "change_low", "change_high"]
+    table = read_intervention_table(run, "amplification", columns)
     first = table.iloc[0]
     best = (
         table.loc[table["centre"] != "none"]

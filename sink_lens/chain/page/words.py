@@ -67,10 +67,7 @@ _UNBOUND = {
 
 
 def headline_phrases(tables: Tables, *, is_sink: bool, rate: float, position: int) -> list[Phrase]:
-    """Return the phrases of a run's headline in their order, with at most ``MOST_WORDS`` words in all.
-
-    ``rate`` is the sink rate at ``position``; ``is_sink`` tells if the position is a sink.
-    """
+    """Return the phrases of a run's headline in their order, with at most ``MOST_WORDS`` words in all."""
     phrases = (
         _phrases_with_sink(tables, rate, position) if is_sink else _phrases_without_sink(tables)
     )
@@ -87,18 +84,12 @@ def join_phrases(phrases: list[Phrase]) -> str:
 
 
 def _phrases_without_sink(tables: Tables) -> list[Phrase]:
-    found = [
-        Phrase(key="no sink", text="No position is an attention sink", rows=("heads: sink_rate",))
-    ]
+    found = [Phrase("no sink", "No position is an attention sink", ("heads: sink_rate",))]
     values = _summary_values(tables)
     if "strongest_position" in values:
         share = percent(float(values["strongest_rate"]))
         text = f"Position {_int_from_text(values['strongest_position'])} comes nearest, with one in {share} of heads"
-        found.append(
-            Phrase(
-                key="strongest", text=text, rows=("summary: strongest_position, strongest_rate",)
-            )
-        )
+        found.append(Phrase("strongest", text, ("summary: strongest_position, strongest_rate",)))
     if "marked_tokens" in values:
         count, share = (
             _int_from_text(values["marked_sequences"]),
@@ -106,18 +97,14 @@ def _phrases_without_sink(tables: Tables) -> list[Phrase]:
         )
         text = f"Tokens such as {values['marked_tokens']} are sinks in {plural(count, 'sequence')}, see at="
         text += f": behind them {share} of attention goes to them"
-        found.append(
-            Phrase(key="marked", text=text, rows=("summary: marked_tokens, marked_sequences",))
-        )
+        found.append(Phrase("marked", text, ("summary: marked_tokens, marked_sequences",)))
     if "mixer_layers" in values:
         text = f"What mixers keep of a token, in layers {values['mixer_layers']}, has no key and was not asked"
-        found.append(Phrase(key="state", text=text, rows=("summary: mixer_layers",)))
+        found.append(Phrase("state", text, ("summary: mixer_layers",)))
     sets = tables.get("maker_sets")
     if sets is not None and "sink logit" in sets["target"].tolist():
         text = "Learned sink logits take the attention"
-        found.append(
-            Phrase(key="sink logit", text=text, rows=("maker_sets: target == sink logit",))
-        )
+        found.append(Phrase("sink logit", text, ("maker_sets: target == sink logit",)))
     return found
 
 
@@ -129,30 +116,22 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
         rows = ("summary: aligned_position",)
     some = "sequences_with_sink" in values
     share = "" if some else f" ({percent(rate)} of heads)"
-    found = [Phrase(key="sink", text=f"{text}{share}", rows=rows)]
+    found = [Phrase("sink", f"{text}{share}", rows)]
     if some:
         count, whole = (
             _int_from_text(values[name]) for name in ("sequences_with_sink", "sequences_asked")
         )
         few = ", too few to test" if count < FEWEST else ""
         text = f"It is in {count} of {whole} sequences, in {percent(rate)} of their heads{few}"
-        found.append(
-            Phrase(key="some", text=text, rows=("summary: sequences_with_sink, sink_rate",))
-        )
+        found.append(Phrase("some", text, ("summary: sequences_with_sink, sink_rate",)))
     if (
         "other_sink_positions" in values and "aligned_position" not in values
     ):  # else they are of cut sequences
         rest = [str(_int_from_text(one)) for one in str(values["other_sink_positions"]).split(",")]
         text = f"So {'are positions' if len(rest) > 1 else 'is position'} {join_and(rest, most=4)}"
-        if "other_sink_rate" in values:  # not in runs of before
-            most = "at most " if len(rest) > 1 else ""
-            text += f" ({most}{percent(float(values['other_sink_rate']))} of heads)"
-        text += ", not studied here"
-        found.append(
-            Phrase(
-                key="others", text=text, rows=("summary: other_sink_positions, other_sink_rate",)
-            )
-        )
+        most = "at most " if len(rest) > 1 else ""
+        text += f" ({most}{percent(float(values['other_sink_rate']))} of heads), not studied here"
+        found.append(Phrase("others", text, ("summary: other_sink_positions, other_sink_rate",)))
     if (
         "marked_tokens" in values and "aligned_position" not in values
     ):  # else they are such tokens of cut sequences
@@ -162,30 +141,22 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
         )
         text = f"In {count} {values['marked_tokens']} is a sink too: behind it {there} of attention goes there, "
         text += f"{here} to position {position}"
-        found.append(
-            Phrase(key="marked", text=text, rows=("summary: marked_tokens, marked_attention",))
-        )
+        found.append(Phrase("marked", text, ("summary: marked_tokens, marked_attention",)))
     if "sink_logit_rate" in values:
         text = f"In {percent(float(values['sink_logit_rate']))} of heads learned sink logits take the attention"
-        found.append(Phrase(key="sink logit", text=text, rows=("summary: sink_logit_rate",)))
+        found.append(Phrase("sink logit", text, ("summary: sink_logit_rate",)))
     if "sequences_elsewhere" in values:
         count = plural(_int_from_text(values["sequences_elsewhere"]), "sequence")
         rows = ("summary: sequences_elsewhere",)
         have = "has" if count.startswith("1 ") else "have"
-        found.append(
-            Phrase(key="elsewhere", text=f"{capitalise(count)} {have} it elsewhere", rows=rows)
-        )
+        found.append(Phrase("elsewhere", f"{capitalise(count)} {have} it elsewhere", rows))
     kind = str(values.get("sink_bound_to", ""))
     if kind in BOUND:
-        found.append(
-            Phrase(
-                key=f"bound: {kind}", text=BOUND[kind], rows=("placement: is_sink, not isolated",)
-            )
-        )
+        found.append(Phrase(f"bound: {kind}", BOUND[kind], ("placement: is_sink, not isolated",)))
     if "links" in tables and not len(tables.get("effects", ())):
         return [
             *found,
-            Phrase(key="untested", text="What makes it was not tested", rows=("effects: no rows",)),
+            Phrase("untested", "What makes it was not tested", ("effects: no rows",)),
         ]
     answers = answers_by_link(tables)
     idle = [
@@ -210,7 +181,7 @@ def _maker_phrases(tables: Tables) -> list[Phrase]:
     )
     found = []
     for row in rows:
-        if row["target"] == "sink" and {"size", "removed"} <= set(row) and is_beyond_chance(row):
+        if row["target"] == "sink" and is_beyond_chance(row):
             parts = "one part" if int(row["size"]) == 1 else plural(int(row["size"]), "part")
             named = [label_parts(one) for one in str(row.get("parts") or "").split(", ") if one]
             parts += f" ({join_and(named, most=4)})" if named else ""
@@ -220,28 +191,20 @@ def _maker_phrases(tables: Tables) -> list[Phrase]:
             if damage:
                 key, text = "makers, costly", f"{text} and damages the model itself ({damage})"
                 stands_on += ("effects: masked_loss_nats",)
-            found.append(Phrase(key=key, text=text, rows=stands_on))
+            found.append(Phrase(key, text, stands_on))
     return found[:1]
 
 
 def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
     """Return a clause on the loss after ablating the set of ``row``; empty unless masking the sink costs far less."""
     effects = tables.get("effects")
-    if (
-        effects is None
-        or not {"masked_loss_nats", "uniform_loss_nats"} <= set(effects.columns)
-        or not len(effects)
-    ):
+    if effects is None or not len(effects):
         return ""
-    masked, uniform = (
-        float(effects[name].iloc[0]) for name in ("masked_loss_nats", "uniform_loss_nats")
-    )
-    loss = float(row.get("loss_nats", math.nan))
-    if not is_off_distribution(
-        {**row, "uniform_loss_nats": uniform, "beyond_masking_nats": loss - masked}
-    ):
+    masked, uniform = effects[["masked_loss_nats", "uniform_loss_nats"]].iloc[0]
+    beside = {"uniform_loss_nats": uniform, "beyond_masking_nats": row["loss_nats"] - masked}
+    if not is_off_distribution({**row, **beside}):
         return ""
-    return f"loss {signed_change(loss - row['baseline_loss_nats'], 1)} nats"
+    return f"loss {signed_change(row['loss_nats'] - row['baseline_loss_nats'], 1)} nats"
 
 
 def _carrier_phrases(tables: Tables) -> list[Phrase]:
@@ -278,7 +241,7 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
         text = f"{capitalise(what)} {carry} it"
         if whole:
             text = f"The whole chain carries it, from {names[0][1]} to {names[-1][1]}"
-        found.append(Phrase(key=keys, text=text, rows=rows))
+        found.append(Phrase(keys, text, rows))
     if partly:
         keys = " + ".join(f"part by {link}" for link, _ in partly)
         carry = (
@@ -287,17 +250,9 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
             else "carries"
         )
         text = f"{capitalise(join_and(name for _, name in partly))} {carry} part of it"
-        found.append(
-            Phrase(
-                key=keys, text=text, rows=("links: necessary_or_sufficient or carries is in part",)
-            )
-        )
+        found.append(Phrase(keys, text, ("links: necessary_or_sufficient or carries is in part",)))
     elif not names:
-        found.append(
-            Phrase(
-                key="nothing shown", text="Nothing was shown to carry it", rows=("links: carries",)
-            )
-        )
+        found.append(Phrase("nothing shown", "Nothing was shown to carry it", ("links: carries",)))
     for link, words in WORDS.items():
         more = None
         if link in dict(names):
@@ -385,7 +340,7 @@ def why_undecided(tables: Tables, link: str) -> str:
 
 
 def _row_that_answers(effects: pd.DataFrame, link: str, question: str) -> dict[str, Any]:
-    column = "is_primary" if question == BOTH[0] or "carries" not in effects.columns else "carries"
+    column = "is_primary" if question == BOTH[0] else "carries"
     rows = effects.loc[effects["link"].eq(link) & effects[column].eq(True)].to_dict("records")
     return {str(name): value for name, value in rows[0].items()} if rows else {}
 
@@ -446,10 +401,7 @@ def _summary_values(tables: Tables) -> dict[str, Any]:
 
 
 def binding_sentence(kind: str, *, bos: bool) -> str:
-    """Say whether the sink is bound to the position or to the token; ``kind`` is a kind of placement.
-
-    ``bos`` says whether sequences with a BOS token were tried.
-    """
+    """Say whether the sink is bound to the position or to the token; ``kind`` is a kind of placement."""
     said = BOUND.get(kind) or _UNBOUND[kind]
     return said if bos else f"{said}; there is no BOS token to try"
 
