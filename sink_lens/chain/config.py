@@ -28,34 +28,17 @@ _FULL_AND_QUICK = {"intervention_sequences": (20, 8), "controls": (CONTROLS, FEW
 """Option -> its default in a full and in a quick trace."""
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""
-_CALIBRATED = (
-    *(
-        "threshold",
-        "min_sink_rate",
-        "growth_factor",
-        "dominance_threshold",
-        "energy_frac",
-        "max_outliers",
-    ),
-    *("super_share", "floors"),
+THRESHOLDS = (
+    "threshold",
+    "min_sink_rate",
+    "growth_factor",
+    "dominance_threshold",
+    "energy_frac",
+    "max_outliers",
+    "super_share",
 )
-"""Fields whose default values the verdicts' error rates were measured with."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """Thresholds of a sink, of its token's growth and of its outlier dimensions; ``Question`` describes each."""
-
-    threshold: float = SINK_THRESHOLD
-    min_sink_rate: float = MIN_SINK_RATE
-    growth_factor: float = 2.0
-    dominance_threshold: float = 25.0
-    energy_frac: float = 0.8
-    max_outliers: int = 8
-
-
-DEFAULTS = Thresholds()
-"""Those of a trace that names no others."""
+"""Fields that say what counts as a sink, as growth, as an outlier dimension and as a super neuron; the verdicts' error
+rates were measured with their defaults, and with those of ``floors``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +75,8 @@ class ReadConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question(ReadConfig):
-    """Base of the configurations of a trace and of the studies: model, sequences, and what counts as a sink."""
+class TraceConfig(ReadConfig):
+    """Configuration of a trace."""
 
     sequences: int = 32
     """Number of sequences."""
@@ -101,14 +84,14 @@ class Question(ReadConfig):
     """A head has a sink if its sink score is above this (Gu et al., arXiv 2410.10781)."""
     min_sink_rate: float = MIN_SINK_RATE
     """A position is a sink position if at least this share of (layer, head) has its sink there."""
-    growth_factor: float = DEFAULTS.growth_factor
+    growth_factor: float = 2.0
     """A layer is part of a growth step if it multiplies the sink token's norm ratio by at least this."""
-    dominance_threshold: float = DEFAULTS.dominance_threshold
+    dominance_threshold: float = 25.0
     """A layer has outlier dimensions if max|h| / mean|h| of the sink token is above this, or if they leave at most a
     quarter of the energy that as many of the largest dimensions of a random token leave."""
-    energy_frac: float = DEFAULTS.energy_frac
+    energy_frac: float = 0.8
     """Outlier dimensions are the fewest that hold this share of the sink token's energy."""
-    max_outliers: int = DEFAULTS.max_outliers
+    max_outliers: int = 8
     """Maximum number of outlier dimensions; if energy_frac needs more, none are reported."""
     kernel: KernelChoice = "auto"
     """Attention kernel of the measuring passes."""
@@ -122,33 +105,6 @@ class Question(ReadConfig):
     """Branch, tag or commit of a hub name."""
     seed: int = 0
     """Seed of every random choice: tokens, bootstrap, controls, and a trace's random-init baseline."""
-
-    def __post_init__(self) -> None:
-        ReadConfig.__post_init__(self)
-        check_at_least(self, 1, "intervention_sequences", "max_outliers")
-        check_at_most(self, MOST_CONTROLS, "controls")
-        length, controls = getattr(self, "intervention_length", None), getattr(self, "controls", 1)
-        if length is not None and length < 16:
-            raise InputError(
-                f"intervention_length is {length}; need at least 16, so that there are other positions"
-            )
-        if controls < 1:
-            raise InputError(f"controls is {controls}; need at least 1 draw")
-        for name in ("threshold", "min_sink_rate", "energy_frac", "super_share"):
-            value = getattr(self, name, 0.5)
-            if not 0 < value < 1:
-                raise InputError(f"{name} is {value}; need a number between 0 and 1, both excluded")
-        if not self.growth_factor > 1:
-            raise InputError(f"growth_factor is {self.growth_factor}; need a factor above 1")
-        if not self.dominance_threshold > 1:
-            raise InputError(
-                f"dominance_threshold is {self.dominance_threshold}; need a ratio above 1"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceConfig(Question):
-    """Configuration of a trace."""
 
     at: str | None = field(default=None, metadata={"file_only": True})
     """Trace a sink that is a token and not a position: its text, its id, or auto for the token that draws the most
@@ -182,7 +138,18 @@ class TraceConfig(Question):
                 object.__setattr__(
                     self, name, numbers[self.quick is True]
                 )  # no bool is refused with the other fields
-        Question.__post_init__(self)
+        ReadConfig.__post_init__(self)
+        check_at_least(self, 1, "intervention_sequences", "max_outliers", "controls")
+        check_at_most(self, MOST_CONTROLS, "controls")
+        check_at_least(self, 16, "intervention_length")  # so that there are other positions
+        for name in ("threshold", "min_sink_rate", "energy_frac", "super_share"):
+            if not 0 < getattr(self, name) < 1:
+                raise InputError(
+                    f"{name} is {getattr(self, name)}; need a number between 0 and 1, both excluded"
+                )
+        for name in ("growth_factor", "dominance_threshold"):
+            if not getattr(self, name) > 1:
+                raise InputError(f"{name} is {getattr(self, name)}; need a number above 1")
         if not isinstance(self.at, str | None):
             raise InputError(f"at is {self.at!r}; need a text: a token, its id in digits, or auto")
         if self.target_position is not None and self.target_position < 1:
@@ -229,6 +196,6 @@ class TraceConfig(Question):
         defaults = {one.name: one.default for one in fields(self)}
         return tuple(
             name
-            for name in _CALIBRATED
+            for name in (*THRESHOLDS, "floors")
             if (getattr(self, name) or None) != (defaults[name] or None)
         )

@@ -115,10 +115,7 @@ def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Ev
 def undefined_statistic(
     name: str, note: str, *, absent: bool = False, no_source: bool = False
 ) -> Statistic:
-    """Make the statistic ``name`` without a value; ``note`` says why it has none.
-
-    ``absent``: the parts to measure were not found. ``no_source``: the model lacks the node that the link starts from.
-    """
+    """Make the statistic ``name`` without a value; ``note`` says why it has none."""
     nothing = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
     return Statistic(name=name, interval=nothing, note=note, absent=absent, no_source=no_source)
 

@@ -18,7 +18,7 @@ from ..measures.sink_tokens import sampled_queries
 from ..models.inputs import describe_provenance, make_tokens
 from ..models.lens import LensModel
 from .at_token import token_label
-from .config import CONTROL_LENGTH, CONTROL_MARGIN, Thresholds, TraceConfig
+from .config import CONTROL_LENGTH, CONTROL_MARGIN, THRESHOLDS, TraceConfig
 
 log = logging.getLogger(__name__)
 _BEFORE, _AFTER, _FEWEST = 8, 16, 4
@@ -124,11 +124,10 @@ def trace_provenance(
     lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str
 ) -> dict[str, object]:
     """Return the provenance of a trace for its ``run.json``: model, tokens, kernel, seeds and thresholds."""
-    thresholds = [*(one.name for one in dataclasses.fields(Thresholds)), "super_share"]
     seeds = dict.fromkeys(("bootstrap", "controls", "random_init", "centring"), config.seed)
     return describe_provenance(lens, batch, kernel=kernel) | {
         "seeds": {"tokens": batch.seed} | seeds,
-        "thresholds": {name: getattr(config, name) for name in thresholds},
+        "thresholds": {name: getattr(config, name) for name in THRESHOLDS},
         "controls": {"positions": CONTROL_LENGTH, "margin": CONTROL_MARGIN},
     }
 

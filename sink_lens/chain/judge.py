@@ -203,14 +203,8 @@ def link_table(
     """Judge every link: one row per (link, statistic, null) with value, interval, null, criterion and verdict.
 
     The random-init baseline's value of a statistic (``link_statistic_values``) is a null with a row of its own. So is
-    the share of the sink that the link's intervention makes or removes (``intervention_share``).
-
-    Args:
-        evidence: what was measured.
-        random_init: the random-init baseline's values.
-        effects: the interventions; None if none were made: the verdict is then on what was measured, not tested.
-        length: positions of the sequences.
-        links: the chain.
+    the share of the sink that the link's intervention makes or removes (``intervention_share``). Without ``effects`` no
+    interventions were made, and the verdict is on what was measured alone.
     """
     made: list[dict[Hashable, Any]] = [] if effects is None else effects.to_dict("records")
     necessary = {row["link"]: row for row in made if row["is_primary"]}

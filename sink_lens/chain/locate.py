@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import RunError
 from ..measures.dimensions import dominance_ratio, outlier_dimensions, random_energy_share
-from .config import Question, Thresholds
+from .config import TraceConfig
 
 _WRITTEN, _LEAST_WRITTEN = 0.1, 0.05
 _LEFT_OF_RANDOM, _OVER_RANDOM = 0.25, 2.0
@@ -105,10 +105,6 @@ class Location:
         ]
         brief = sorted(one for one, count in counts.items() if count == 1)
         return (lasting, brief) if lasting else (brief, [])
-
-    def feeding_layers(self, attention: Sequence[int]) -> tuple[int, ...]:
-        """Return the layers whose attention comes before the growth, out of ``attention``, all that have attention."""
-        return feeding_layers(self.growth_layers, attention=attention)
 
     def entering_dimensions(self, layer: int) -> tuple[int, ...]:
         """Return the outlier dimensions of the stream that a layer reads: those found after the layer before it."""
@@ -200,7 +196,7 @@ def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | Non
 def find_outlier_dimensions(
     state: Float[Tensor, "batch d_model"],
     *,
-    thresholds: Thresholds | Question,
+    thresholds: TraceConfig,
     typical: Float[Tensor, " d_model"] | None = None,
 ) -> tuple[int, ...]:
     """Find the outlier dimensions of a token in its stream (``state``), the strongest first.
@@ -249,21 +245,15 @@ def find_location(
     sink_found: bool,
     ratio: Float[Tensor, " layer"],
     states: Float[Tensor, "layer batch d_model"],
-    thresholds: Thresholds | Question,
+    thresholds: TraceConfig,
     typical: Float[Tensor, "layer d_model"] | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
 ) -> Location:
     """Find the growth steps and outlier dimensions of the studied token, from its norm and its stream by layer.
 
-    Args:
-        positions: the sink positions, the studied one first.
-        sink_found: whether the studied position is a sink.
-        ratio: norm ratio before layer 0, then after each layer.
-        states: the token's residual stream before layer 0, then after each layer.
-        thresholds: the limits that ``find_growth_steps`` and ``find_outlier_dimensions`` take.
-        typical: magnitude of each dimension at a typical other token, in the layers of ``states``.
-        forced: growth steps to take instead of finding them, for the random-init baseline. Each layer's strongest
-            dimension is then its outlier dimension.
+    ``ratio``, ``states`` and ``typical``, the magnitudes at a typical other token, are before layer 0, then after each
+    layer. ``forced`` are growth steps to take instead of finding them, for the random-init baseline; each layer's
+    strongest dimension is then its outlier dimension.
     """
     own = [None] * len(states) if typical is None or forced is not None else list(typical)
     if forced is not None:
@@ -296,7 +286,7 @@ def find_location(
 
 
 def own_directions(
-    state: Float[Tensor, "batch d_model"], *, thresholds: Thresholds | Question
+    state: Float[Tensor, "batch d_model"], *, thresholds: TraceConfig
 ) -> Float[Tensor, "d_model sample"]:
     """Return the fewest principal directions of a token that hold ``energy_frac`` of its energy.
 

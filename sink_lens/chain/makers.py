@@ -72,22 +72,18 @@ MOST_ROLES = 32
 ALL = "all makers"
 SUPER = "super neurons"
 UPSTREAM_SET = "upstream of them"
-"""The makers that only make others fire: another cut, not another part of the sink."""
 RANDOM = "random"
 MOST = 256
 """The longest prefix of the ranking that is ablated."""
 GAP = 4.0
-"""The ranking has an end where a part has at least this many times the effect of the next."""
 LEAST_EFFECT = 5e-4
 """Gaps below this share of the largest effect are noise."""
 NEARLY = 0.95
 """All makers remove at least this share of what the longest prefix removes."""
 UPSTREAM = 0.25
-"""Parts upstream of these makers are makers too if ablating them alone removes this share of the sink."""
 THINNED = 0.98
 """Thinning all makers may cost this share of what their prefix removes."""
 NEXT = 8
-"""Number of parts after that prefix that are tried one by one."""
 ADDS = 0.02
 """A part that is tried so is one of the makers if ablating it as well removes this much more of the sink."""
 _BEFORE_MLP = ("head", "mixer")
@@ -102,7 +98,6 @@ class Makers:
 
     target: Target
     ranking: pd.DataFrame
-    """All parts, the strongest first."""
     sets: Mapping[str, tuple[Maker, ...]]
     """Set -> its parts in the order of the ranking; a goal that no prefix reaches has none."""
     alone: Mapping[Maker, float]

@@ -16,8 +16,8 @@ from ..measures.variance import Moments
 from ..models.lens import LensModel
 from ..text import as_ranges
 from . import readings as r
-from .config import Question, Thresholds, TraceConfig
-from .locate import Location, MeasuringPlan, find_location
+from .config import TraceConfig
+from .locate import Location, MeasuringPlan, feeding_layers, find_location
 
 _SCOUTS, _SCOUT_LENGTH = 8, 64
 
@@ -115,7 +115,7 @@ class Panel:
     @property
     def feeding_layers(self) -> tuple[int, ...]:
         """The layers whose attention comes before the growth; see ``locate.feeding_layers``."""
-        return self.location.feeding_layers(self.attention_layers)
+        return feeding_layers(self.location.growth_layers, attention=self.attention_layers)
 
     def at_sink(self, name: str, position: int) -> Tensor:
         """Return the reading ``name`` at the sink position ``position``; its first axes are layer and sequence."""
@@ -219,7 +219,7 @@ def scout(
 def locate_in_panel(
     panel: Panel,
     *,
-    config: Thresholds | Question,
+    config: TraceConfig,
     forced: tuple[tuple[int, int], ...] | None = None,
 ) -> Location:
     """Locate the sink from the readings of a panel: which of its positions are sinks, growth steps, outlier dimensions.

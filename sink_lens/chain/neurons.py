@@ -245,6 +245,4 @@ def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -
                     for values in (activations[..., neuron], *found)
                 ]
                 rows.append((layer, neuron, position, *means))
-    return pd.DataFrame(
-        rows, columns=["layer", "neuron", "position", "activation", *measures.Selectivity._fields]
-    )
+    return pd.DataFrame(rows, columns=column_names("trace", "selectivity"))

@@ -92,10 +92,7 @@ def count_trace_passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
 def bytes_beside_model(model: Sized, config: TraceConfig, *, twin: int = 0) -> int:
     """Estimate the peak memory, in bytes, that a trace on the CPU takes beside libraries and the model.
 
-    Args:
-        model: the model, or its header.
-        config: the question.
-        twin: bytes of the weights of a random-init baseline that stands beside the model.
+    ``twin`` are the bytes of a random-init baseline that stands beside the model.
     """
     sequences = len(config.prompts) or config.sequences
     tokens, heads, keys = (

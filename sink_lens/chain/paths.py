@@ -3,9 +3,8 @@
 At the sink position a part adds c to the stream, and a on the mean over ordinary tokens (``mean_ordinary``). The path
 from a source to a target is cut by letting the target alone read the stream of the baseline run less the sum of c - a
 over the source's parts before it; everything else reads the stream as it is, and everything after the target is
-computed. That is path patching (Goldowsky-Dill et al., arXiv 2304.05969), with no first-order estimate in it. It cuts
-the direct path: what goes through other parts in between is a path of its own. ``share`` is the attention that the sink
-loses.
+computed. That is path patching (Goldowsky-Dill et al., arXiv 2304.05969) of the direct path: what goes through other
+parts in between is a path of its own.
 
 - *Sources*: the embedding, the attention, a hybrid's mixers, the MLPs and Gemma 4's layer inputs before the target,
   without the super neurons of each growth step, which are a source of their own. Together they are everything that was
@@ -16,10 +15,9 @@ loses.
   dimensions of the stream alone. To ``everything`` after them, super neurons are themselves set to their mean.
 - From the keys to the sink, the key itself is set to its mean over ordinary tokens.
 
-In a model without a growth step, or without super neurons, the neurons that were found to make the sink (``makers``)
-stand in their place. Each path that moves more than ``LEAST_PATH`` has controls of the same size: other neurons of the
-same layers where one end is neurons, other dimensions where it goes through dimensions, else the same path at other
-positions. Costs are kept low by the length: the first ``PATH_LENGTH`` positions from the sink on.
+Without super neurons, the neurons that were found to make the sink (``makers``) stand in their place. Each path that
+moves more than ``LEAST_PATH`` has controls of the same size. Only the first ``PATH_LENGTH`` positions from the sink on
+are read.
 """
 
 import itertools
@@ -335,10 +333,7 @@ def neuron_groups(setting: Setting) -> list[End]:
 def list_paths(
     setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]
 ) -> Iterator[Path]:
-    """Yield all paths: from each source to each later target, and from the keys to the sink.
-
-    ``groups``, the neurons of each growth step, are sources and targets. ``lanes`` is step -> layers that read it.
-    """
+    """Yield all paths: from each source to each later target, and from the keys to the sink."""
     at = setting.sink_position
     own = setting.lens.key_layers
     keys = [

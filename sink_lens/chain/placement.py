@@ -1,8 +1,7 @@
 """Position or token? The sink with the first-token token (BOS) and with ordinary ones, at position 0 and inside.
 
-There are models whose sink sits at position 0 whatever stands there, models whose sink follows BOS wherever it
-stands, and models that need both. A chain that needs BOS is not a chain of the first position. A sink that is not at
-position 0 is asked about its own position and the token that stands there.
+A chain that needs BOS is not a chain of the first position. A sink that is not at position 0 is asked about its own
+position and the token that stands there.
 """
 
 import math

@@ -1,10 +1,7 @@
 """The readings that links and tables share (attention, states, neurons, loss), and the positions that are read.
 
-Those that one link alone needs are in its file in ``links/``.
-
-What must look at many positions looks at sampled ones where the sequences are long: all positions up to 64,
-else the first 32 and 32 more, evenly spaced in the logarithm. Explicit attention rows are at most 64. The
-sink's own column is always read in full.
+Long sequences are read at sampled positions: the first 32 and 32 more, evenly spaced in the logarithm. The sink's own
+column is always read in full.
 """
 
 import functools

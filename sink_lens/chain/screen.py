@@ -8,8 +8,6 @@ effect, through later layers too. The *gradient* screen uses the unchanged model
 slope. An embedding gets only its direct effect on the keys that later queries meet, and is a part only where that is
 a large one; all else goes through the other parts, which are listed themselves. The third screen is the part's
 *contribution* to the outlier dimensions of the sink position, as a share of their change over the layers.
-
-A screen only ranks: parts that act together, or one instead of the other, need real ablations (``makers``).
 """
 
 import itertools
@@ -164,8 +162,6 @@ def _propagate_gradients(
     """Add each part's effect to ``effects``: its ``change`` times the target's gradient, averaged over ``points``.
 
     Each point is a share of the way from the mean over ordinary tokens to the sink token's ``stream``, and its weight.
-    ``run`` computes the gradients. ``change`` is site -> layer -> the sink token's value less the mean over ordinary
-    tokens.
     """
     lens, position = setting.lens, setting.sink_position
     n = setting.tokens.n_sequences
@@ -333,10 +329,7 @@ class _LayerRuns:
         return torch.zeros_like(leaf) if found is None else found.detach()
 
     def _layout(self, begins: tuple[int, ...], *, alone: bool = False) -> Layout:
-        """Make the layout of a pass with one cell for each position in ``begins``.
-
-        A cell computes its position and all later ones; with ``alone`` only its position.
-        """
+        """Make the layout of a pass with one cell for each position in ``begins``."""
         n, length = self.tokens.shape
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 
@@ -418,7 +411,6 @@ class _LayerRuns:
         return [self._outlier_size(x, layer) for x in at_sink], at_sink
 
     def _sink_attention(self, column: Float[Tensor, "batch head query"], layer: int) -> Tensor:
-        """Average the sink's ``column`` over heads, sum over sequences; 0 outside ``sink_layers``."""
         setting = self.setting
         if layer not in setting.sink_layers:
             return column.sum() * 0

@@ -1,8 +1,7 @@
 """The setting of interventions: a few sequences, their sink position, a target position, and the baseline run.
 
-A quantity at a position is *frozen* at its baseline value while something upstream is changed. In the model's own sink,
-whose baseline value is what makes it a sink, it is *mean ablated* instead: set to ``mean_ordinary``, the mean over the
-tokens that are no sink. Both have controls of the same size.
+A quantity at a position is *frozen* at its baseline value while something upstream is changed. In the model's own sink
+it is *mean ablated* instead: set to ``mean_ordinary``, the mean over the tokens that are no sink.
 """
 
 import dataclasses
@@ -38,7 +37,7 @@ from ..models.sites import sites_of
 from ..progress import tqdm
 from ..schema import ALL_STEPS, LEAST_SINK
 from .config import CONTROL_LENGTH, CONTROL_MARGIN, TraceConfig
-from .locate import GrowthStep, Location
+from .locate import GrowthStep, Location, feeding_layers
 from .readings import OTHERS_FROM, evenly_spaced
 
 Edits = tuple[Edit, ...]
@@ -207,7 +206,7 @@ class Setting:
     @property
     def feeding_layers(self) -> tuple[int, ...]:
         """The layers whose attention comes before the growth; see ``locate.feeding_layers``."""
-        return self.location.feeding_layers(self.lens.attention_layers)
+        return feeding_layers(self.location.growth_layers, attention=self.lens.attention_layers)
 
     @property
     def layers_until_growth(self) -> tuple[int, ...]:

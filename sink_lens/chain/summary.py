@@ -1,8 +1,4 @@
-"""The headline numbers of a trace, as a table of the run.
-
-They say where the sink is, which links hold, what the sink is bound to, what carries it, and whether another path
-exists.
-"""
+"""The headline numbers of a trace, as a table of the run."""
 
 import math
 from collections.abc import Mapping
@@ -63,11 +59,7 @@ def summary_table(
     marked: MarkedTokens | None = None,
     own_attention: bool = False,
 ) -> pd.DataFrame:
-    """Make the table ``summary`` of headline quantities from ``located``, other tables and, if given, the others.
-
-    ``marked`` are the tokens that are sinks at other positions, ``rounded`` the error of the model's number type.
-    ``own_attention``: the attention function is the user's own, whose rows may sum to less than 1.
-    """
+    """Make the table ``summary`` of headline quantities from ``located``, other tables and, if given, the others."""
     panel, there, elsewhere = located.panel, located.there, located.elsewhere
     location, rng = panel.location, np.random.default_rng(config.seed)
     layers, neurons = frames["layers"], frames["neurons"]
@@ -110,10 +102,9 @@ def summary_table(
     if len(location.sink_positions) > 1:
         others = list(location.sink_positions[1:])
         add("other_sink_positions", ", ".join(map(str, others)), "position")
-        note = "the highest of those positions"
-        add("other_sink_rate", float(rates[others].max()), "share of layers and heads", note)
+        add("other_sink_rate", float(rates[others].max()), "share of layers and heads")
     if marked is not None:
-        note = "tokens that the finder of sinks marks at other positions than the studied ones, most frequent first"
+        note = "marked as sinks at other positions than the studied ones, most frequent first"
         add("marked_tokens", join_and(marked.names), "token", note)
         add(
             "marked_sequences",
@@ -165,8 +156,7 @@ def summary_table(
             note,
         )
     mass = torch.tensor(layers["sink_score"].to_numpy(dtype=float), dtype=torch.float32)
-    note = "first layer whose mean sink score is above the threshold"
-    add("onset_layer", onset_layer(mass, threshold=config.threshold), "layer", note)
+    add("onset_layer", onset_layer(mass, threshold=config.threshold), "layer")
     add("growth_steps", ", ".join(as_ranges(step.layers) for step in location.steps), "layers")
     if mixing := panel.layers("std:mixer_out"):
         note = "what their state keeps of a token has no key, and no attention to it is measured"

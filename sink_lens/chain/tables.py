@@ -24,10 +24,7 @@ _TOP_DIMENSIONS = 16
 
 
 def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFrame:
-    """Make the table ``heads``: one row per (layer, head, sink position), with means over sequences.
-
-    A layer without attention has no rows. Sink rates count sink scores above ``threshold``.
-    """
+    """Make the table ``heads``: one row per (layer, head, sink position), with means over sequences."""
     frames = []
     index = pd.MultiIndex.from_product(
         [range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"]

@@ -552,11 +552,8 @@ class _StageBar:
 
 
 def _condition_table(asked: _Inputs, located: summary.Located) -> pd.DataFrame:
-    config, other, names = (
-        asked.config,
-        None if located.aligned else asked.other,
-        {True: "with", False: "without"},
-    )
+    config, names = asked.config, {True: "with", False: "without"}
+    other = None if located.aligned else asked.other
     name = names[located.batch.bos]
     rows = [tables.condition_row(located.panel, condition=name, chosen=True, config=config)]
     if other is not None:

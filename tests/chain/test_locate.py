@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
-from sink_lens.chain.config import DEFAULTS, Thresholds, TraceConfig
+from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import (
     GrowthStep,
     Location,
+    feeding_layers,
     find_growth_steps,
     find_location,
     find_outlier_dimensions,
@@ -60,7 +61,7 @@ STATE = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
 
 def options(**changes):
     given = {"dominance_threshold": 3.0, "energy_frac": 0.8, "max_outliers": 2} | changes
-    return {"thresholds": Thresholds(**given)}
+    return {"thresholds": TraceConfig(**given)}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def found(ratio, states, forced=None):
         sink_found=True,
         ratio=torch.tensor(ratio),
         states=states,
-        thresholds=Thresholds(
+        thresholds=TraceConfig(
             growth_factor=2.0, dominance_threshold=3.0, energy_frac=0.8, max_outliers=2
         ),
         forced=forced,
@@ -170,10 +171,9 @@ def test_what_feeds_the_growth_is_read_up_to_its_first_layer_or_in_the_first_qua
         for first, last in ((1, 2), (5, 5))
     )
     location = Location(sink_positions=(0,), sink_found=True, steps=steps, outliers={})
-    assert location.feeding_layers(range(8)) == (0, 1)
-    nothing = Location(sink_positions=(0,), sink_found=False, steps=(), outliers={})
-    assert nothing.feeding_layers(range(8)) == (0, 1)
-    assert nothing.feeding_layers(range(2)) == (0,)
+    assert feeding_layers(location.growth_layers, attention=range(8)) == (0, 1)
+    assert feeding_layers((), attention=range(8)) == (0, 1)
+    assert feeding_layers((), attention=range(2)) == (0,)
 
 
 @pytest.mark.parametrize(
@@ -197,10 +197,10 @@ def test_dimensions_that_hold_nearly_all_of_a_narrow_token_are_outliers(width, s
     state[:, : len(shares)] = 0
     state *= ((1 - sum(shares)) / state.square().sum()) ** 0.5
     state[0, : len(shares)] = torch.tensor(shares).sqrt()
-    assert len(find_outlier_dimensions(state, thresholds=DEFAULTS)) == found
+    assert len(find_outlier_dimensions(state, thresholds=TraceConfig())) == found
 
 
 @pytest.mark.parametrize("width", [16, 32, 48, 64, 96, 576])
 def test_a_random_token_has_no_outlier_dimension(width):
     states = torch.randn(400, width, generator=torch.Generator().manual_seed(width))
-    assert not any(find_outlier_dimensions(one[None], thresholds=DEFAULTS) for one in states)
+    assert not any(find_outlier_dimensions(one[None], thresholds=TraceConfig()) for one in states)

@@ -31,10 +31,7 @@ _MOST_LAYERS = 16
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Compute the link's statistics: the S2 ratio of aggregated values, the decay of S2 by position, and the S1 ratio.
-
-    They are taken over the layers whose attention comes before the growth; the S2 ratio is also given by layer.
-    """
+    """Compute the S2 ratio of aggregated values, also by layer, the decay of S2 by position, and the S1 ratio."""
     panel, feeding = evidence.panel, evidence.panel.feeding_layers
     if not feeding:
         return [not_asked_statistic("s2_ratio")]
@@ -187,7 +184,6 @@ def _length(z: Tensor) -> Tensor:
 def _freeze_values(
     setting: Setting, segment: Segment, position: int, _: torch.Generator
 ) -> FrozenQuantity:
-    """Make edits that freeze value averages at ``position`` up to a segment's end; controls: at other positions."""
     site = setting.lens.family.aggregated_site
     layers = setting.layers_having(site, range(segment.layers[-1] + 1))
     return setting.freeze_site(site, layers=layers, position=position)

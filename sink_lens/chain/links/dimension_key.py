@@ -158,11 +158,7 @@ def _key_norm_factor(
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Compute the link's statistics: the key cosine, and the share of the key's logit that outlier dimensions make.
-
-    Both are means over the layers that have the sink. If keys have a bias, two more statistics say how far the
-    dimensions cancel it, and how short the sink's key is.
-    """
+    """Compute the link's statistics: the key cosine, and the share of the key's logit that outlier dimensions make."""
     panel = evidence.panel
     if "key_cosine" not in panel:
         nothing = undefined_statistic(
@@ -230,8 +226,6 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     weights = {layer: attention_weights(lens, layer=layer) for layer in entering}
 
     def edit_of(dimensions: Mapping[int, Sequence[int]], label: str, *, but: bool = False) -> Edit:
-        """An edit that ablates these dimensions of what the key reads, or all others."""
-
         def change(k: Tensor, at: At) -> Tensor:
             assert at.read is not None
             dims = list(dimensions[at.layer])
@@ -273,10 +267,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _ablate_own_directions_in_key(setting: Setting) -> list[Intervention]:
-    """Make the intervention that mean ablates the token's own directions in its key; controls: random directions.
-
-    They are taken from the stream that the attention reads, at the length that the norm gives it.
-    """
+    """Make the intervention that mean ablates the token's own directions in its key; controls: random directions."""
     lens, position = setting.lens, setting.sink_position
     writings, read, spans = Writings(setting=setting, units={}), {}, {}
     for layer in lens.key_layers(setting.sink_layers):

@@ -78,7 +78,6 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Compute the link's statistics: the sink key's logit advantage in nats, share of positive products, and mass."""
     panel = evidence.panel
     layers = panel.sink_layers()
     advantage = panel["logit_advantage"][layers].mean(dim=(0, 2))
@@ -120,7 +119,6 @@ def _advantage_floor(config: TraceConfig, length: int) -> float:
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Make the intervention that mean ablates the sink's key; the controls do it to keys at other positions."""
     setting = trial.setting
     kept = setting.freeze_site(
         "k", layers=setting.lens.key_layers(setting.sink_layers), position=setting.sink_position

@@ -38,10 +38,7 @@ class Intervention:
 def make_mean_ablation(
     kept: FrozenQuantity, *, setting: Setting, name: str, is_primary: bool = True
 ) -> Intervention:
-    """Make the intervention ``name``, which mean ablates the quantity ``kept`` at the sink position.
-
-    It answers if the link carries the sink and, with ``is_primary``, also if the link is necessary.
-    """
+    """Make the intervention ``name``, which mean ablates the quantity ``kept`` at the sink position."""
     return Intervention(
         name=name,
         edits=kept.edits,

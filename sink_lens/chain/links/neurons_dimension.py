@@ -227,10 +227,7 @@ def _make_path_to_key(
 
 
 def _make_path_of_all(setting: Setting) -> list[Intervention]:
-    """Make the intervention that takes all that super neurons write from the sink's key alone; controls: other neurons.
-
-    The list is empty without super neurons before a layer with the sink.
-    """
+    """Make the intervention that takes all that super neurons write from the sink's key alone."""
     units = marked_units(setting.super_neurons)
     keys = tuple(
         layer
@@ -263,10 +260,7 @@ def _make_path_of_all(setting: Setting) -> list[Intervention]:
 
 
 def _ablate_own_directions(setting: Setting, *, first: int) -> list[Intervention]:
-    """Make the intervention that mean ablates the token's own directions after each layer from ``first`` on.
-
-    The controls do it to random directions. The list is empty if the token has none, or no later layer the sink.
-    """
+    """Make the intervention that mean ablates the token's own directions after each layer from ``first`` on."""
     layers = range(first, setting.lens.n_layers)
     states = setting.baseline_tensors("resid_post", layers=layers)
     over = {
@@ -416,7 +410,6 @@ def _written_directions(setting: Setting) -> dict[int, Tensor]:
 def _freeze_dimensions(
     setting: Setting, segment: Segment, position: int, generator: torch.Generator
 ) -> FrozenQuantity | None:
-    """Make edits that freeze outlier dimensions at ``position`` after the segment's steps; None if it has no step."""
     if not segment.steps:
         return None
     outliers = setting.location.outliers

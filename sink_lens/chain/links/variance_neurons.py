@@ -92,7 +92,6 @@ def _spike_ratio(rows: np.ndarray, *, least: float) -> float:
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Make the intervention that mean ablates super neurons at the sink; controls: random neurons of their layers."""
     setting, position = trial.setting, trial.setting.sink_position
     kept = _freeze_masks(
         setting, setting.super_neurons, position=position, generator=trial.generator
@@ -107,7 +106,6 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 def _freeze_neurons(
     setting: Setting, segment: Segment, position: int, generator: torch.Generator
 ) -> FrozenQuantity | None:
-    """Make edits that freeze the super neurons of the segment's steps at ``position``; None if the steps have none."""
     known = setting.super_neurons
     grown = [layer for step in segment.steps for layer in step.layers]
     layers = known if segment.number == ALL_STEPS else grown  # makers may stand in other layers
@@ -118,7 +116,6 @@ def _freeze_neurons(
 def _freeze_masks(
     setting: Setting, masks: Mapping[int, Tensor], *, position: int, generator: torch.Generator
 ) -> FrozenQuantity | None:
-    """Make edits that freeze the neurons that ``masks`` marks by layer at ``position``; None if none is marked."""
     chosen = marked_units(masks)
     return (
         setting.freeze_units("neurons", chosen, position=position, generator=generator)

@@ -142,7 +142,6 @@ def _written_variance_statistic(evidence: Evidence, rng: np.random.Generator) ->
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Make the intervention that mean ablates the attention's output at the sink; controls: at other positions."""
     setting = trial.setting
     if not setting.feeding_layers:
         return []
