@@ -133,15 +133,9 @@ def forward(
 ) -> None:
     """Run the model up to the last layer that is read, without its unembedding, and pass what is read to ``put``.
 
-    Args:
-        lens: the model; dropout is off during the pass.
-        part: the sequences of this pass.
-        wanted: layer -> sites and observed names to read; the final norm's output is at layer ``n_layers``.
-        put: called with layer, name and tensor.
-        keys: key positions for ``mass`` and ``key_scores``.
-        rows: query positions for ``rows``.
-        kernel: kernel of the observed attention; None keeps the model's own attention.
-        plain: run the plain module even where there is a bridge.
+    ``wanted`` is layer -> sites and observed names; the final norm's output is at layer ``n_layers``. ``put`` is called
+    with layer, name and tensor. ``keys`` are positions for ``mass`` and ``key_scores``, ``rows`` those of queries. A
+    ``kernel`` of None keeps the model's own attention. ``plain`` runs the plain module even where there is a bridge.
 
     Raises:
         KernelError: a hook of the user's is at the scores or the pattern, which this pass does not make.

@@ -187,7 +187,6 @@ class Streamed:
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Reading of the attention -> the layers that it skipped for lack of a site, in words."""
     n_layers: int = 0
-    """Number of the model's layers."""
     notes: tuple[str, ...] = field(default=(), repr=False)
     """Notes on the model, such as that its weights are quantised."""
 

@@ -109,7 +109,6 @@ class Studied:
     batch: TokenBatch
     """The sequences of the trace, of which the first few are used."""
     location: Location
-    """Where the sink is."""
     supers: Mapping[int, Tensor]
     """Layer -> mask of its super neurons."""
     lacks_sink: bool = False

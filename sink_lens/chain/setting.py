@@ -138,13 +138,11 @@ class Setting:
     """The baseline run, with its loss and the stream after every layer, as interventions continue it."""
     segments: tuple[Segment, ...]
     config: TraceConfig
-    """The question: its seed, threshold, and numbers of controls and of their sequences are used."""
     averaged: Averaged = field(repr=False)
     """The tokens that mean ablation takes its mean over."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     """Layer -> mask of its super neurons, and of the neurons that the screen and its ablations found."""
     makers: tuple[Maker, ...] = ()
-    """All makers of the sink."""
     n_added: int = 0
     """Neurons of the masks that are makers and no super neurons."""
     read_layers: tuple[int, ...] | None = None

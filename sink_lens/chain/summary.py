@@ -34,7 +34,6 @@ class Located:
     batch: TokenBatch
     panel: Panel
     there: Occurrences | None
-    """The positions of the token that the configuration names, if it names one."""
     aligned: bool
     """Each sequence was cut so that its sink stands at the same position."""
     elsewhere: tuple[int, ...]

@@ -150,10 +150,10 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
             "family": lens.family.architecture,
             "weights_sha256": weights_hash(lens),
             "dtype": str(lens.dtype).removeprefix("torch."),
-            "n_layers": lens.n_layers,
-            "n_heads": lens.n_heads,
-            "n_kv_heads": lens.n_kv_heads,
-            "d_model": lens.d_model,
+            **{
+                name: getattr(lens, name)
+                for name in ("n_layers", "n_heads", "n_kv_heads", "d_model")
+            },
             "notes": [*lens.notes, *([] if rounded is None else [rounded.sentence()])],
         },
         "measured_on": {

@@ -23,15 +23,19 @@ def count_study_passes(config: StudyConfig, sizes: Sizes) -> PassCounts:
     Raises:
         InputError: the sequences are longer than the model allows.
     """
-    counted = passes_over_sequences(config, sizes, forwards=_count_forwards(config))
-    if isinstance(config, CardConfig):
-        facts = (
-            {}
-            if config.is_comparison
-            else {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
-        )
-        return replace(counted, bound="about", facts=facts, others=config.others)
-    return counted
+    if isinstance(config, QuantiseConfig):
+        # sinks, clean, weights; on three inputs all and each set; on half channels and controls
+        forwards = 3 + 3 * (2 + 2 * len(config.channels)) + 0.5 + config.controls / 2
+        return passes_over_sequences(config, sizes, forwards=forwards)
+    # each of two: read; one: read, BOS, two edits, and one more if its sink is not at 0
+    forwards = 2 * (1 + _LAYERS_OF_STEPS) if config.is_comparison else 4 + _LAYERS_OF_STEPS
+    fewest = {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
+    return replace(
+        passes_over_sequences(config, sizes, forwards=forwards),
+        bound="about",
+        facts={} if config.is_comparison else fewest,
+        others=config.others,
+    )
 
 
 def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
@@ -66,11 +70,3 @@ def passes_over_sequences(config: ReadConfig, sizes: Sizes, *, forwards: float) 
         bytes=forward_activation_bytes(sizes.header, tokens=tokens),
         bound="at most",
     )
-
-
-def _count_forwards(config: StudyConfig) -> float:
-    match config:
-        case QuantiseConfig():  # sinks, clean, weights; on three inputs all and each set; on half channels and controls
-            return 3 + 3 * (2 + 2 * len(config.channels)) + 0.5 + config.controls / 2
-        case CardConfig():  # each of two: read; one: read, BOS, two edits, and one more if its sink is not at 0
-            return 2 * (1 + _LAYERS_OF_STEPS) if config.is_comparison else 4 + _LAYERS_OF_STEPS

@@ -72,9 +72,7 @@ class Measured:
     """The result of a study, before it is written."""
 
     frames: Mapping[str, pd.DataFrame]
-    """Table -> its rows."""
     headline: str
-    """The result in words."""
     kernel: str = "eager"
     """The attention kernel."""
     decision: Mapping[str, Any] = field(default_factory=dict)

@@ -375,8 +375,8 @@ NEVER = (NAN, NAN, NAN)
 TWO = {"models": ("MODEL,A", "MODEL,B")}
 CASES = {
     "tokens": [
-        (tokens, {}, {"sinks": (0, 0, 0)}, ["counted", "both"], ["none"]),
-        (tokens, {}, {"sinks": (4, 0, 0)}, ["where"], ["all first"]),
+        (tokens, {}, {"sinks": (0, 0, 0)}, ["counted"], ["none"]),
+        (tokens, {}, {"sinks": (4, 0, 0)}, [], ["all first"]),
         (tokens, {}, {"gap": False}, ["gap"], ["no gap"]),
         (tokens, {"by": "norm"}, {"by": "norm", "gap": False}, ["gap in norms"], []),
         (tokens, {}, {"given": 3.0}, [], ["given"]),

@@ -18,14 +18,20 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.chain.page import picture
-from sink_lens.chain.page.story import NamedLink, find_story, named_links
+from sink_lens.chain.page.story import (
+    PATH_COLUMNS,
+    NamedLink,
+    find_story,
+    named_links,
+    paths_after_their_step,
+)
 from sink_lens.files import parse_json
 from sink_lens.records import Run
 from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.patterns import studied_position
-from sink_lens.schema import ALL_STEPS, DIRECTION, DISTANCE, SIZE
+from sink_lens.schema import DIRECTION, DISTANCE, SIZE
 from sink_lens.text import safe_line
 
 NODE_COLUMNS = ("id", "kind", "step", "layers", "label", "detail", "quantity", "value")
@@ -310,26 +316,11 @@ def _link_edges(
 
 
 def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[str, Any]]:
-    columns = [
-        "source",
-        "source_step",
-        "target",
-        "target_step",
-        "through",
-        "read_step",
-        "share",
-        "ci_low",
-        "ci_high",
-        "control_share",
-        "control_largest",
-    ]
-    table = run.optional("paths", columns=columns)
-    first = growth_steps[0].step
-    steps = set() if table is None else {int(step) for step in table["read_step"]} - {ALL_STEPS}
-    for row in [] if table is None else _row_dicts(table):
-        step = int(row["source_step"] if row["target"] == "sink" else row["target_step"])
-        ends = _path_ends(row, step=max(step, first), first=first)
-        if ends is None or int(row["read_step"]) != (step if step in steps else ALL_STEPS):
+    table, first = run.optional("paths", columns=PATH_COLUMNS), growth_steps[0].step
+    for row in [] if table is None else _row_dicts(paths_after_their_step(table)):
+        step = max(int(row["step"]), first)
+        ends = _path_ends(row, step=step, first=first)
+        if ends is None:
             continue
         largest = row["control_largest"]
         bound = 0.0 if math.isnan(largest) else max(0.0, largest)
@@ -337,7 +328,7 @@ def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[s
         yield {
             "source": ends[0],
             "target": ends[1],
-            "step": max(step, first),
+            "step": step,
             "quantity": "path_share",
             "value": row["share"],
             "ci_low": row["ci_low"],

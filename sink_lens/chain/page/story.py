@@ -12,7 +12,7 @@ import pandas as pd
 from sink_lens.chain.page import words as findings
 from sink_lens.records import Run
 from sink_lens.report.patterns import sink_rate_by_position
-from sink_lens.schema import NOT_IN_BASIS, QUESTIONS, VERDICTS
+from sink_lens.schema import ALL_STEPS, NOT_IN_BASIS, QUESTIONS, VERDICTS
 from sink_lens.text import (
     as_text,
     capitalise,
@@ -426,6 +426,28 @@ def named_links(run: Run) -> list[NamedLink]:
         )
         for row in rows
     ]
+
+
+PATH_COLUMNS = [
+    "source",
+    "source_step",
+    "target",
+    "target_step",
+    "through",
+    "read_step",
+    "share",
+    "ci_low",
+    "ci_high",
+    "control_share",
+    "control_largest",
+]
+
+
+def paths_after_their_step(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the paths as they are read after their target's growth step, or in all layers; ``step`` is that step."""
+    step = table["target_step"].where(table["target"] != "sink", table["source_step"])
+    read = step.where(step.isin({*table["read_step"]} - {ALL_STEPS}), ALL_STEPS)
+    return table.assign(step=step).loc[table["read_step"] == read]
 
 
 def link_rows(run: Run) -> list[LinkRow]:

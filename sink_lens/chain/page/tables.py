@@ -1,17 +1,18 @@
 """The tables of a trace's page: its interventions, what makes the sink, and the measures behind the chain."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from sink_lens.chain.page.story import (
+    PATH_COLUMNS,
     ablation_sample_text,
     find_story,
     format_edit_name,
     has_interventions,
     named_links,
+    paths_after_their_step,
 )
 from sink_lens.errors import RunError
 from sink_lens.records import Run
@@ -25,7 +26,6 @@ from sink_lens.report.page import (
     table_maker,
 )
 from sink_lens.report.patterns import studied_position
-from sink_lens.schema import ALL_STEPS
 from sink_lens.stats import sort_by_magnitude
 from sink_lens.text import capitalise, label_parts, name_in_words, percent, signed_change
 
@@ -50,23 +50,8 @@ def read_intervention_table(run: Run, name: str, columns: list[str]) -> pd.DataF
 
 
 def _path_table(run: Run) -> tuple[str, PageTable]:
-    columns = [
-        "source",
-        "source_step",
-        "target",
-        "target_step",
-        "through",
-        "read_step",
-        "share",
-        "ci_low",
-        "ci_high",
-        "control_largest",
-    ]
-    table = read_intervention_table(run, "paths", columns)
-    steps = {*table["read_step"]} - {ALL_STEPS}
-    step = table["target_step"].where(table["target"] != "sink", table["source_step"])
-    read = step.where(step.isin([*steps]), ALL_STEPS)
-    table = sort_by_magnitude(table.loc[table["read_step"] == read], "share")
+    table = read_intervention_table(run, "paths", PATH_COLUMNS)
+    table = sort_by_magnitude(paths_after_their_step(table), "share")
 
     def end(name: str, step: float) -> str:
         return name if step < 0 else f"{name}, step {step:.0f}"
@@ -167,26 +152,7 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
     if summary is not None:
         beside = summary.loc[summary["quantity"] == "makers_beside_super_neurons", "value"].tolist()
         see += "".join(f" {capitalise(text)}." for text in map(str, beside))
-    return see + _makers_sentence(run, table), page_table(shown, heads)
-
-
-def _makers_sentence(run: Run, sets: pd.DataFrame) -> str:
-    effects = run.optional("effects", columns=["link", "edit", "share", "is_primary"])
-    size = sets.loc[sets["set"] == "super neurons", "size"].tolist()
-    if effects is None or not size:
-        return ""
-    effects = effects.loc[effects["is_primary"].eq(True)]
-    for edit, share in zip(effects["edit"], effects["share"], strict=True):
-        counts = re.fullmatch(
-            r"mean ablation of (\d+) super neurons?(?: and (\d+) other makers?)?", str(edit)
-        )
-        n = int(counts[1]) + int(counts[2] or 0) if counts else 0
-        if n > int(size[0]):
-            return (
-                f" The {percent(share)} in the chain above comes from ablating {n} neurons: these {size[0]} and "
-                "the neurons among the makers."
-            )
-    return ""
+    return see, page_table(shown, heads)
 
 
 def _placement_table(run: Run) -> tuple[str, PageTable]:

@@ -197,38 +197,12 @@ def _headline(run: Run) -> list[str]:
     thresholds = run.optional("thresholds", columns=["statement"])
     if thresholds is not None:
         sentences += [f"{capitalise(text)}." for text in thresholds["statement"].astype(str)]
-    agreement = run.optional(
-        "agreement", columns=["kind", "sinks", "massive", "both", "sink_only", "massive_only"]
-    )
-    if agreement is not None:
-        sentences += _agreement_sentences(agreement)
     dimensions = run.optional(
         "dimensions", columns=["kind", "dimension", "layer", "coverage", "ratio"]
     )
     if dimensions is not None:
         sentences += [f"{capitalise(text)}." for text in _dimension_sentences(dimensions)]
     return sentences
-
-
-def _agreement_sentences(agreement: pd.DataFrame) -> list[str]:
-    rows = {str(row["kind"]): row for row in agreement.to_dict("records")}
-    row = rows["all"]
-    if not row["sinks"] and not row["massive"]:
-        return []
-    sentences = (
-        f"{row['both']} tokens are both, {row['sink_only']} are sinks only "
-        f"and {row['massive_only']} massive only"
-    )
-    where = [
-        f"{rows[kind]['sinks']} of the sinks are {name}"
-        for kind, name in (
-            ("first", "at position 0"),
-            ("delimiter", "later delimiters"),
-            ("other", "other tokens"),
-        )
-        if kind in rows and rows[kind]["sinks"]
-    ]
-    return [f"{sentences}{'; ' if where else ''}{join_and(where)}."]
 
 
 def _marked_table(run: Run) -> tuple[str, PageTable]:
