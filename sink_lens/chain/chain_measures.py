@@ -47,13 +47,10 @@ def chain_measures(
 ) -> pd.DataFrame:
     """Measure the chain at position 0 in one pass: a table of measure, layer, position, threshold, value, unit.
 
-    By layer, the table has the sink rate at each threshold (``threshold`` and each of ``THRESHOLDS``), the mean mass,
-    and ``uniform_mass``, which uniform attention would give; the dominance ratio and the norm ratio before layer 0
-    (layer -1) and after each layer; the effective rank with and without token 0; S2 of z by position, and its ratio of
-    the first token to positions >= 8; growth steps (1 or 0) and the number of super neurons. A row without a layer is
-    of the whole model: a mean over layers, a count, the largest norm ratio, or the loss on these tokens in nats.
-
-    The model is left as it was, its modes and the random generators included; equal inputs give equal rows.
+    Sink rates are given at ``threshold`` and each of ``THRESHOLDS``. Ratios are given before layer 0 (layer -1) and
+    after each layer, S2 of z by position. A row without a layer is of the whole model: a mean over layers, a count, the
+    largest norm ratio, or the loss on these tokens in nats. The model is left as it was, its modes and the random
+    generators included; equal inputs give equal rows.
 
     Raises:
         InputError: a threshold outside (0, 1), sequences shorter than 10 tokens, or what the model cannot take.

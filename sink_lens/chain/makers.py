@@ -141,9 +141,13 @@ def find_makers(
         layers: layers of these parts; all if None.
         progress: show progress bars.
     """
-    ranking, parts = _rank_parts(
-        setting, target=target, kinds=kinds, layers=layers, progress=progress
-    )
+    table = screen_parts(setting, target=target, progress=progress)
+    for column, among in (("kind", kinds), ("layer", layers)):
+        table = table if among is None else table.loc[table[column].isin(list(among))]
+    table = table.assign(score=table[list(SCREENS)].abs().max(axis=1))
+    ranking = table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
+    ranking.insert(0, "rank", range(1, len(ranking) + 1))
+    parts = _parts_of(ranking)
     beside = tuple[Maker, ...]()
     if target == "sink" and kinds is None and layers is None:
         embedded = [
@@ -181,24 +185,9 @@ def find_makers(
     )
 
 
-def _rank_parts(
-    setting: Setting,
-    *,
-    target: Target,
-    kinds: Collection[Kind] | None,
-    layers: Collection[int] | None,
-    progress: bool,
-) -> tuple[pd.DataFrame, list[Maker]]:
-    table = screen_parts(setting, target=target, progress=progress)
-    for column, among in (("kind", kinds), ("layer", layers)):
-        table = table if among is None else table.loc[table[column].isin(list(among))]
-    table = table.assign(score=table[list(SCREENS)].abs().max(axis=1))
-    ranking = table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
-    ranking.insert(0, "rank", range(1, len(ranking) + 1))
-    named = zip(
-        ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True
-    )
-    return ranking, [Maker(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
+def _parts_of(table: pd.DataFrame) -> list[Maker]:
+    named = zip(table["kind"], table["layer"], table["unit"], strict=True)
+    return [Maker(kind=kind, layer=int(layer), unit=int(unit)) for kind, layer, unit in named]
 
 
 def _append_embeddings(ranking: pd.DataFrame, embeddings: Sequence[Maker]) -> pd.DataFrame:
@@ -550,10 +539,7 @@ def maker_tables(
 def read_makers(table: pd.DataFrame) -> tuple[Maker, ...]:
     """Read the makers of the sink from the table ``makers``."""
     chosen = table[table["is_maker"].astype(bool) & (table["target"] == "sink")]
-    named = zip(
-        chosen["kind"].tolist(), chosen["layer"].tolist(), chosen["unit"].tolist(), strict=True
-    )
-    return tuple(Maker(kind=kind, layer=int(layer), unit=int(unit)) for kind, layer, unit in named)
+    return tuple(_parts_of(chosen))
 
 
 def _maker_table(found: Makers, *, supers: Sequence[Maker]) -> pd.DataFrame:

@@ -339,11 +339,9 @@ def scout_and_measure(
 ) -> Panel:
     """Scout and measure; measure again if the sink turns out to be at another location than the scout found.
 
-    The scout sees eight sequences and only saves a pass: sink positions are those of all sequences, and position 0 is
-    studied if these have none. The second pass reads every sink position; a third is needed only if the scout was wrong
-    about the strongest one. If a ``position`` is given, it alone is studied, whether it has a sink or not. The first
-    scout calls ``tell``, each repeat ``tell_repeat`` with its reason; ``own``, ``label`` and ``only`` are those of
-    ``measure``.
+    The scout only saves a pass: sink positions are those of all sequences, and position 0 is studied if these have
+    none. If a ``position`` is given, it alone is studied, whether it has a sink or not. The first scout calls ``tell``,
+    each repeat ``tell_repeat`` with its reason.
     """
     attention = lens.layers_with("k")
 

@@ -59,8 +59,7 @@ def mlp_contributions(
 ) -> tuple[Float[Tensor, "batch neuron"], Float[Tensor, " batch"]]:
     """Compute what each neuron, and the bias, contributes to one ``dimension`` of the output of the MLP of ``layer``.
 
-    They follow from ``activations`` and the MLP's ``weights``. If the family norms the MLP's output, each contribution
-    is multiplied by that norm's scale and gain.
+    If the family norms the MLP's output, each contribution is multiplied by that norm's scale and gain.
     """
     column = weights.w_down[dimension].float()
     bias = weights.b_down[dimension].float().expand(len(activations))

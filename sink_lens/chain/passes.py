@@ -60,8 +60,19 @@ def count_trace_passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
     if config.random_init:
         parts.append(PassCount(name="random-init baseline", tokens=tokens, slowness=_STREAMED))
     if config.interventions:
-        number, short = count_intervention_passes(config, sequences=sequences)
-        few = min(config.intervention_sequences, sequences)
+        few, short = (
+            min(config.intervention_sequences, sequences),
+            min(config.intervention_length, length),
+        )
+        fewer = min(config.most_control_sequences, few)
+        of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls
+        of_controls += _CONTROLS_A_STEP * _STEPS
+        cut = min(1.0, CONTROL_LENGTH / short + _CONTROLS_AGAIN)
+        number = few * (_PASSES_OF_LINKS + _PASSES_A_STEP * _STEPS)
+        number += round(fewer * of_controls * cut)
+        number += min(config.most_choosing_sequences, sequences) * _PASSES_OF_MAKERS
+        of_paths = (few + _CONTROLLED * PATH_CONTROLS * fewer) * (_PATHS + _PATHS_A_STEP * _STEPS)
+        number += round(min(1.0, PATH_LENGTH / short) * of_paths)
         parts.append(
             PassCount(name="without an intervention", forwards=_PASSES_WITHOUT * few, tokens=short)
         )
@@ -140,20 +151,3 @@ def check_trace_fits_memory(model: Sized, config: TraceConfig) -> None:
         raise InputError(
             f"the trace takes about {size_text(needed)} beside the model and {size_text(free)} are free; {_LESS}"
         )
-
-
-def count_intervention_passes(config: TraceConfig, *, sequences: int) -> tuple[int, int]:
-    """Return how many passes of one sequence the interventions on ``sequences`` take, and the positions of a pass."""
-    few, short = (
-        min(config.intervention_sequences, sequences),
-        min(config.intervention_length, config.length),
-    )
-    number = few * (_PASSES_OF_LINKS + _PASSES_A_STEP * _STEPS)
-    of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls + _CONTROLS_A_STEP * _STEPS
-    cut = min(1.0, CONTROL_LENGTH / short + _CONTROLS_AGAIN)
-    number += round(min(config.most_control_sequences, few) * of_controls * cut)
-    number += min(config.most_choosing_sequences, sequences) * _PASSES_OF_MAKERS
-    several = few + _CONTROLLED * PATH_CONTROLS * min(config.most_control_sequences, few)
-    return number + round(
-        min(1.0, PATH_LENGTH / short) * several * (_PATHS + _PATHS_A_STEP * _STEPS)
-    ), short

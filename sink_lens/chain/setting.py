@@ -461,8 +461,8 @@ def make_setting(
 ) -> Setting:
     """Make the setting: take a few sequences of a batch, cut them short, and make their baseline run (one pass).
 
-    The sequences are spread evenly over the batch, unless they are ``chosen``. Interventions need the ``location`` of
-    the sink, the ``super_neurons`` (layer -> mask) and the ``makers``. Without ``target_position`` one is chosen.
+    The sequences are spread evenly over the batch, unless they are ``chosen``. Without ``target_position`` one is
+    chosen.
 
     Raises:
         InputError: the target position is no position of the sequences, or a sink position; or the sequences are

@@ -418,8 +418,7 @@ def outcomes_in_one_queue(
     """Continue runs of one model under edits; return the outcomes, and for each the indices of edits that acted.
 
     The forwards of all of them run side by side. Without edits, a run itself is the result. Each ``Needs`` lists what
-    the outcome holds, no more than its run holds. ``advance`` is called with the number of cells that were finished on
-    a batch of prompts. What an edit raises is raised.
+    the outcome holds, no more than its run holds. What an edit raises is raised.
     """
     cells: dict[tuple[BaselineRun, Needs], list[Cell]] = {}
     for run, edits, needs in asked:

@@ -343,9 +343,9 @@ class RunCollector:
     ) -> tuple[int, ...] | None:
         """Store the loss and the logits of a pass over ``part``, if they are asked for, and whether a value is nan.
 
-        ``out`` is the logits at the ``scored`` positions (None: all), the states that the unembedding would read (if
-        not ``unembedded``), or the stream if the pass stopped earlier. Returns the positions of the stored logits,
-        which include the baseline's before ``begin``; None means all.
+        ``out`` is the logits at the ``scored`` positions (None: all), the states that the unembedding would read, or
+        the stream if the pass stopped earlier. Returns the positions of the stored logits, with the baseline's before
+        ``begin``.
         """
         real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
         self.bad.append(
