@@ -160,10 +160,8 @@ def forward(
                         f"a hook stands at {point.name}, and this pass makes no scores or pattern; remove it, or read "
                         "the run with lens.bridge.run_with_hooks and reading.fwd_hooks(lens)"
                     )
-            model, layers = (
-                stack.enter_context(delegate_attention(lens, layers=range(last + 1))),
-                lens.bridge.blocks,
-            )
+            model = stack.enter_context(delegate_attention(lens, layers=range(last + 1)))
+            layers = lens.bridge.blocks
             stack.enter_context(
                 register_hooks(lens, [_site_hook(lens, *place, put=put) for place in at_sites])
             )
@@ -230,10 +228,8 @@ def _site_hook(
 def _read_plain_site(
     lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put
 ) -> Iterator[None]:
-    site, family = (
-        SITES[name],
-        lens.family_of_layer(layer) if SITES[name].per_layer else lens.family,
-    )
+    site = SITES[name]
+    family = lens.family_of_layer(layer) if SITES[name].per_layer else lens.family
     address = site.address(family)
     assert address is not None  # site_of has refused sites that the family lacks
     module = (lens.layer(layer) if site.per_layer else lens.plain).get_submodule(address.module)

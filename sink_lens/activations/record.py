@@ -263,10 +263,8 @@ def capture_batch(
 
     def put(layer: int, name: str, tensor: Tensor) -> None:
         if places is not None:
-            axis, own = (
-                SITES[name].position_axis,
-                places[n_done : n_done + len(tensor)].to(tensor.device),
-            )
+            axis = SITES[name].position_axis
+            own = places[n_done : n_done + len(tensor)].to(tensor.device)
             shape = [
                 len(own),
                 *(own.shape[1] if one == axis else 1 for one in range(1, tensor.dim())),
@@ -315,10 +313,8 @@ def bytes_to_capture(
     positions: Sequence[int] | None = None,
 ) -> int:
     """Compute the exact size in bytes of the tensors that ``capture`` would keep with these arguments."""
-    numbers, shape = (
-        0,
-        (batch.n_sequences, batch.n_positions) if batch.given is None else batch.given.shape,
-    )
+    numbers = 0
+    shape = (batch.n_sequences, batch.n_positions) if batch.given is None else batch.given.shape
     for site in (SITES[name] for name in sites):
         for layer in layers if site.per_layer else (None,):
             sizes = lens.axis_sizes(site.axes, n_positions=shape[1], layer=layer)

@@ -201,10 +201,8 @@ def sink_rates(
 
     It is nan at tokens that too few queries see. For ``kernel`` and ``batch_size`` see ``stream``.
     """
-    reading, rows = (
-        sink_rate_reading(threshold, shares=lens.family.sigmoid),
-        sampled_queries(tokens.n_positions),
-    )
+    reading = sink_rate_reading(threshold, shares=lens.family.sigmoid)
+    rows = sampled_queries(tokens.n_positions)
     found = stream_batch(lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size)
     return found.stacked("rate_by_key")
 

@@ -76,10 +76,8 @@ def intervention_table(
         groups, label="testing the links" if progress else None
     )
     assert masked.loss is not None  # it was asked for
-    rng, asked = (
-        np.random.default_rng(setting.config.seed),
-        {"uniform": setting.uniform_mass(), "masked": masked.loss},
-    )
+    rng = np.random.default_rng(setting.config.seed)
+    asked = {"uniform": setting.uniform_mass(), "masked": masked.loss}
     rows = [
         _intervention_row(setting, link, one, run, rng=rng, **asked)
         | _control_columns(setting, one, drawn, of=its, rng=rng)
@@ -183,10 +181,10 @@ class _Experiments:
     @cached_property
     def maker_tables(self) -> dict[str, pd.DataFrame]:
         """The tables of makers; they are searched on the sequences that are set aside for it."""
-        target, found = (
-            makers.choose_makers_target(self.without_makers, lacks_sink=self.studied.lacks_sink),
-            None,
+        target = makers.choose_makers_target(
+            self.without_makers, lacks_sink=self.studied.lacks_sink
         )
+        found = None
         if target is not None:
             chosen = sequences_to_choose_by(self.studied.batch.n_sequences, config=self.config)
             choosing = self._make_setting(chosen=chosen)

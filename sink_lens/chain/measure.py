@@ -365,10 +365,8 @@ def scout_and_measure(
     if new := set(sinks) - set(panel.sink_positions):
         reason = f"the scout did not see the sink at {as_ranges(sorted(new))}"
     elif position is None and not sinks and panel.sink_positions != (0,):
-        sinks, reason = (
-            (0,),
-            "no position is a sink in all sequences together: position 0 is studied",
-        )
+        sinks = (0,)
+        reason = "no position is a sink in all sequences together: position 0 is studied"
     if reason:
         at = panel.location
         if sinks[0] not in panel.sink_positions:

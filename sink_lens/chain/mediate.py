@@ -51,10 +51,8 @@ def mediation_table(
         run = setting.edited_baseline_run(edits)
         few = setting.control_run(position, of=run)
         for segment in segments:
-            layers, generator = (
-                [one for one in segment.layers if one in setting.sink_layers],
-                setting.make_generator(),
-            )
+            layers = [one for one in segment.layers if one in setting.sink_layers]
+            generator = setting.make_generator()
             for freeze in freezes if layers else ():
                 kept = freeze.make(setting, segment, position, generator)
                 if kept is not None:

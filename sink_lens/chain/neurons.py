@@ -230,10 +230,8 @@ def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -
     rows = []
     for layer in sorted({split.layer for split in splits}):
         weights = mlp_weights(lens, layer=layer)
-        x, activations = (
-            panel.at_layer("mlp_in_by_position", layer),
-            panel.at_layer("neurons_by_position", layer),
-        )
+        x = panel.at_layer("mlp_in_by_position", layer)
+        activations = panel.at_layer("neurons_by_position", layer)
         for neuron in super_neurons_of_layer(splits, layer=layer).nonzero().flatten().tolist():
             up_row = weights.w_up[neuron].float().cpu()
             gate_row = up_row if weights.w_gate is None else weights.w_gate[neuron].float().cpu()

@@ -60,10 +60,8 @@ def count_trace_passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
     if config.random_init:
         parts.append(PassCount(name="random-init baseline", tokens=tokens, slowness=_STREAMED))
     if config.interventions:
-        few, short = (
-            min(config.intervention_sequences, sequences),
-            min(config.intervention_length, length),
-        )
+        few = min(config.intervention_sequences, sequences)
+        short = min(config.intervention_length, length)
         fewer = min(config.most_control_sequences, few)
         of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls
         of_controls += _CONTROLS_A_STEP * _STEPS
@@ -106,11 +104,9 @@ def bytes_beside_model(model: Sized, config: TraceConfig, *, twin: int = 0) -> i
     ``twin`` are the bytes of a random-init baseline that stands beside the model.
     """
     sequences = len(config.prompts) or config.sequences
-    tokens, heads, keys = (
-        sequences * config.length,
-        model.n_heads * model.d_head,
-        model.n_kv_heads * model.d_head,
-    )
+    tokens = sequences * config.length
+    heads = model.n_heads * model.d_head
+    keys = model.n_kv_heads * model.d_head
     a_layer = 4 * (10 * model.d_model + 4 * model.d_mlp + 6 * heads)
     logits = 4 * LOSS_CHUNK * model.d_vocab
     panel = 4 * _STEPS * tokens * (model.d_mlp + model.d_model)
@@ -120,10 +116,8 @@ def bytes_beside_model(model: Sized, config: TraceConfig, *, twin: int = 0) -> i
     )
     if not config.interventions:
         return twin + measuring
-    few, short = (
-        min(config.intervention_sequences, sequences),
-        min(config.intervention_length, config.length),
-    )
+    few = min(config.intervention_sequences, sequences)
+    short = min(config.intervention_length, config.length)
     chosen, a_value = min(config.most_choosing_sequences, sequences), 4 * short * model.n_layers
     kept = a_value * few * (6 * model.d_model + 3 * keys + 2 * heads + model.d_mlp)
     pattern = 16 * model.n_heads * _TOKENS_EDITED * short

@@ -54,13 +54,11 @@ from .setting import (
 
 NO_STEP = -1
 """Step of a source or target that belongs to no growth step."""
-EMBEDDING, ATTENTION, MIXERS, MLPS, INPUTS = (
-    "embedding",
-    "attention",
-    "mixers",
-    "MLPs",
-    "layer inputs",
-)
+EMBEDDING = "embedding"
+ATTENTION = "attention"
+MIXERS = "mixers"
+MLPS = "MLPs"
+INPUTS = "layer inputs"
 SUPER, MAKERS, EVERYTHING, KEY, SINK = "super neurons", "makers", "everything", "key", "sink"
 """Names of sources and targets."""
 SUBLAYERS = {ATTENTION: "attn_out", MIXERS: "mixer_out", MLPS: "mlp_out", INPUTS: "per_layer_out"}

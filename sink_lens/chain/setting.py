@@ -259,10 +259,8 @@ class Setting:
 
         They are among those of ``control_run``.
         """
-        taken, controls = (
-            {*self.location.sink_positions, self.target_position},
-            self.config.controls,
-        )
+        taken = {*self.location.sink_positions, self.target_position}
+        controls = self.config.controls
         free = [
             p
             for p in range(1, min(self.tokens.n_positions, position + CONTROL_LENGTH) - 1)
@@ -562,10 +560,8 @@ def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
     """Return the reason why this model cannot be changed on these sequences; None if it can."""
     if lens.why_measured_only is not None:
         return lens.why_measured_only
-    own, needed = (
-        lens.own_attention is not None,
-        ("pattern", "mask") if lens.own_attention else ("scores",),
-    )
+    own = lens.own_attention is not None
+    needed = ("pattern", "mask") if lens.own_attention else ("scores",)
     for site in lens.uneditable.intersection(needed):
         return str(lens.uneditable_error(site)).partition(";")[0]
     if own and lens.family.shared_keys:

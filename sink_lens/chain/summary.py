@@ -177,10 +177,8 @@ def summary_table(
         f"largest, after layer {peak}",
     )
     middle = len(layers) // 2
-    ranks, note = (
-        panel["effective_rank"][middle].numpy(),
-        f"after layer {middle}, {{}} sink token; all sequences",
-    )
+    ranks = panel["effective_rank"][middle].numpy()
+    note = f"after layer {middle}, {{}} sink token; all sequences"
     for place, (name, said) in enumerate(
         (("effective_rank", "with the"), ("effective_rank_without", "without any"))
     ):

@@ -572,10 +572,8 @@ def _measure_untrained(asked: _Inputs, located: summary.Located) -> tuple[LensMo
         aim, outliers={layer: aim.outliers[layer] for layer in found.outliers}
     )
     label = "random-init baseline" if asked.progress else None
-    own, plan = (
-        [link.readings for link in asked.links],
-        aim.measuring_plan(untrained.layers_with("k")),
-    )
+    own = [link.readings for link in asked.links]
+    plan = aim.measuring_plan(untrained.layers_with("k"))
     return untrained, measure(
         untrained, batch, config=config, plan=plan, forced=spans, own=own, label=label
     )

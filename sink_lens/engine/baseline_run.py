@@ -101,11 +101,9 @@ class BaselineRun:
 
         With a ``length``, sequences are cut to it, and as many more cells share a forward as there is room for.
         """
-        every, tokens, plan = (
-            every or self.every,
-            self.tokens if length is None else self.tokens.cut(length),
-            self.plan,
-        )
+        every = every or self.every
+        tokens = self.tokens if length is None else self.tokens.cut(length)
+        plan = self.plan
         if length is not None and plan.cut:
             room = plan.prompts * plan.pack * self.tokens.n_positions
             taken = min(plan.prompts, -(-tokens.n_sequences // every)) * tokens.n_positions

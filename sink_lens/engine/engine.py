@@ -372,10 +372,8 @@ class Engine:
             every = [[*before, *some] for some in edits]
             runs = passes.run_on_bridge(baseline.part, every, prompts=block.prompts)
         else:
-            begins, firsts = (
-                [*map(self._first_needed_position, pack)],
-                [self.first_layers[number] for number in pack],
-            )
+            begins = [*map(self._first_needed_position, pack)]
+            firsts = [self.first_layers[number] for number in pack]
             every = []
             for some, begin, first in zip(edits, begins, firsts, strict=True):
                 later = edits_from_layer(before, first=first, n_layers=self.lens.n_layers)

@@ -117,10 +117,8 @@ def run_with(
     if not quiet:
         applied.warn_of_edits_without_effect()
     rows = torch.arange(batch.n_sequences)[:, None]
-    mass, state = (
-        outcome.mass.transpose(2, 3)[:, rows, which].transpose(2, 3),
-        outcome.state[:, rows, which],
-    )
+    mass = outcome.mass.transpose(2, 3)[:, rows, which].transpose(2, 3)
+    state = outcome.state[:, rows, which]
     found = replace(outcome, positions=tuple(positions), mass=mass, state=state, notes=lens.notes)
     return found.as_given(batch.given)
 
@@ -155,10 +153,8 @@ def run_checked_edits(
             )
         ]
     last = lens.n_layers if needs.whole else needs.n_layers_needed
-    first, collectors = (
-        runs[0][0],
-        [RunCollector(lens=lens, keys=needs.keys, by_token=[]) for _ in runs],
-    )
+    first = runs[0][0]
+    collectors = [RunCollector(lens=lens, keys=needs.keys, by_token=[]) for _ in runs]
     size = (
         max(1, _TOKENS_A_FORWARD // (first.n_positions * len(runs)))
         if batch_size is None

@@ -95,10 +95,8 @@ def run_with_hooks(
     The outcome keeps gradients if they are enabled. A metric may be made for more sequences than the batch holds;
     ``sequences`` says which of them are in the batch.
     """
-    layers, valid = (
-        metric.read_layers(lens.n_layers) or (lens.n_layers - 1,),
-        batch.valid.to(lens.device),
-    )
+    layers = metric.read_layers(lens.n_layers) or (lens.n_layers - 1,)
+    valid = batch.valid.to(lens.device)
     mass: dict[int, Tensor] = {}
     state: dict[int, Tensor] = {}
     tensors: dict[tuple[str, int], Tensor] = {}

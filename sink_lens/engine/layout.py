@@ -123,10 +123,8 @@ class Layout:
         self, tensor: Float[Tensor, "1 head row d_head"]
     ) -> Float[Tensor, "sequence head query d_head"]:
         """Turn rows into the sequences of every cell, from ``first_position`` on; positions without a row are 0."""
-        rows, length = (
-            tensor[0].transpose(0, 1),
-            1 if self.alone else self.n_positions - self.first_position,
-        )
+        rows = tensor[0].transpose(0, 1)
+        length = 1 if self.alone else self.n_positions - self.first_position
         shape = (len(self.begins) * self.n_sequences, length)
         if shape[0] * shape[1] == len(rows):
             return rows.unflatten(0, shape).transpose(1, 2)

@@ -191,13 +191,11 @@ class _Pack:
         baseline: BaselineBatch | None,
     ) -> None:
         self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
-        self.part, self.prompts, self.edits, self.baseline, self.firsts = (
-            part,
-            prompts,
-            edits,
-            baseline,
-            firsts,
-        )
+        self.part = part
+        self.prompts = prompts
+        self.edits = edits
+        self.baseline = baseline
+        self.firsts = firsts
         n_sequences, n_positions = part.tokens.shape
         self._layout = partial(Layout, n_sequences=n_sequences, n_positions=n_positions)
         self.layout = self._layout(begins=tuple(begins))

@@ -116,10 +116,8 @@ def _tau_with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
     by_x = x.argsort(-1, kind="stable")  # a pair tied in x is none either
     x_changes, changes = x[:, 1:] != x[:, :-1], reference[:, 1:] != reference[:, :-1]
     ascending = np.take_along_axis(x, by_x, -1)
-    ties_x, ties_reference = (
-        _count_tied_pairs(ascending[:, 1:] != ascending[:, :-1]),
-        _count_tied_pairs(changes),
-    )
+    ties_x = _count_tied_pairs(ascending[:, 1:] != ascending[:, :-1])
+    ties_reference = _count_tied_pairs(changes)
     concordant_or_not = pairs - ties_x - ties_reference + _count_tied_pairs(x_changes | changes)
     difference = concordant_or_not - 2 * _count_inversions(_ranks(by_x))
     found = _tau_from_counts(difference, pairs - ties_x, pairs - ties_reference)

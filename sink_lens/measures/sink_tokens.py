@@ -159,10 +159,8 @@ def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -
     ordered = ordered[ordered > 0]
     if len(ordered) < 2 or _lowest_gap_edges(ordered, gap, least=least) is None:
         return None
-    known, missed = (
-        math.log(gap),
-        max(math.log(gap), math.log(float(ordered[-1] / ordered[0]))) + 1.0,
-    )
+    known = math.log(gap)
+    missed = max(math.log(gap), math.log(float(ordered[-1] / ordered[0]))) + 1.0
     for _ in range(
         _BISECTIONS
     ):  # the widest gap, between what is known to be there and what is not

@@ -255,20 +255,16 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
         }
     in_front = {"in_front": count_bos_in_front(tokenizer)}
     if seen.tokens.bos:
-        with_bos, without = (
-            seen.token_losses[:, 1:],
-            _measure_token_losses(seen.lens, seen.tokens.without_bos()),
-        )
+        with_bos = seen.token_losses[:, 1:]
+        without = _measure_token_losses(seen.lens, seen.tokens.without_bos())
     else:
         if seen.lens.n_context is not None and seen.tokens.n_positions >= seen.lens.n_context:
             return in_front | {
                 "needed": None,
                 "why": "the sequences fill the model's context; BOS does not fit in front",
             }
-        with_bos, without = (
-            _measure_token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:],
-            seen.token_losses,
-        )
+        with_bos = _measure_token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:]
+        without = seen.token_losses
     more, less = without.nanmean(1).numpy(), with_bos.nanmean(1).numpy()
     change = paired_difference(more, less, generator=np.random.default_rng(seen.seed))
     return in_front | {

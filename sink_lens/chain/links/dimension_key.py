@@ -65,10 +65,8 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         """Cosine of each key with what the dimensions alone would make."""
         weights, dims = one.layer_weights(view.layer), dimensions[view.layer]
         constants, gain = one.layer_constants(view.layer), _key_norm_gain(lens, view.layer)
-        x, k = (
-            view["attn_in"].float() - constants.read,
-            (_keys_before_norm(lens, view) - constants.k) * gain,
-        )
+        x = view["attn_in"].float() - constants.read
+        k = (_keys_before_norm(lens, view) - constants.k) * gain
         along = torch.cosine_similarity(k, weights.keys(x, dimensions=dims) * gain, dim=-1).abs()
         other = others(view)
         random = weights.keys(x[:, key], dimensions=random_sets[view.layer]) * gain
@@ -90,14 +88,10 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
 
     def split(view: LayerView) -> Tensor:
         weights, constants = one.layer_weights(view.layer), one.layer_constants(view.layer)
-        x, k = (
-            view["attn_in"][:, key].float() - constants.read,
-            _keys_before_norm(lens, view)[:, key],
-        )
-        dimension, bias = (
-            weights.keys(x, dimensions=dimensions[view.layer]),
-            constants.k.expand_as(k),
-        )
+        x = view["attn_in"][:, key].float() - constants.read
+        k = _keys_before_norm(lens, view)[:, key]
+        dimension = weights.keys(x, dimensions=dimensions[view.layer])
+        bias = constants.k.expand_as(k)
         drawn = weights.keys(x, dimensions=random_sets[view.layer]).mean(0)
         parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2)
         parts = parts * _key_norm_factor(lens, view.layer, k)

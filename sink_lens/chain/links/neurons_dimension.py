@@ -120,10 +120,8 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
             ratio_of_means(share_rows(list(draw)).numpy()) for draw in zip(*random, strict=True)
         ]
         found = evidence.interval(share_rows(supers), generator=rng, statistic=ratio_of_means)
-        name, nulls = (
-            f"contribution_share_step_{number}",
-            {"random_neurons": largest_control(controls)},
-        )
+        name = f"contribution_share_step_{number}"
+        nulls = {"random_neurons": largest_control(controls)}
         by_step.append(Statistic(name=name, interval=found, nulls=nulls))
     return [weakest_statistic("contribution_share", by_step), *by_step]
 
@@ -138,10 +136,8 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     taken from the key, and the token's own directions are mean ablated.
     """
     setting, generator = trial.setting, trial.generator
-    at_sink, found = (
-        {"position": setting.sink_position, "reads": setting.sink_layers},
-        list[Intervention](),
-    )
+    at_sink = {"position": setting.sink_position, "reads": setting.sink_layers}
+    found = list[Intervention]()
     grown = setting.location.growth_layers[0] if setting.location.steps else 0
     by_layer = {
         layer: list(dims) for layer, dims in setting.location.outliers.items() if layer >= grown

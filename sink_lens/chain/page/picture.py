@@ -222,10 +222,8 @@ def _draw(
         max(tall[name] for name, box in boxes.items() if box.level == level)
         for level in range(n_levels)
     ]
-    above, below = (
-        len(heads) * big.line + 0.7 * em + _EDGE,
-        len(foot) * small.line + 0.6 * em + _EDGE,
-    )
+    above = len(heads) * big.line + 0.7 * em + _EDGE
+    below = len(foot) * small.line + 0.6 * em + _EDGE
     gaps = [
         max(1.6 * line, (len(beneath.get(level, ())) + 0.3) * line) for level in range(n_levels - 1)
     ]

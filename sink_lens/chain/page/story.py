@@ -214,10 +214,8 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict(
             "records"
         ):
-            parts, are = (
-                join_and(label_parts(row["parts"]).split(", "), most=3),
-                "is" if row["size"] == 1 else "are",
-            )
+            parts = join_and(label_parts(row["parts"]).split(", "), most=3)
+            are = "is" if row["size"] == 1 else "are"
             bounds = interval_text(row["ci_low"], row["ci_high"], shown=percent)
             random = (
                 ""

@@ -91,10 +91,8 @@ def _phrases_without_sink(tables: Tables) -> list[Phrase]:
         text = f"Position {_int_from_text(values['strongest_position'])} comes nearest, with one in {share} of heads"
         found.append(Phrase("strongest", text, ("summary: strongest_position, strongest_rate",)))
     if "marked_tokens" in values:
-        count, share = (
-            _int_from_text(values["marked_sequences"]),
-            percent(float(values["marked_attention"])),
-        )
+        count = _int_from_text(values["marked_sequences"])
+        share = percent(float(values["marked_attention"]))
         text = f"Tokens such as {values['marked_tokens']} are sinks in {plural(count, 'sequence')}, see at="
         text += f": behind them {share} of attention goes to them"
         found.append(Phrase("marked", text, ("summary: marked_tokens, marked_sequences",)))
@@ -376,10 +374,8 @@ def is_off_distribution(row: Mapping[Any, Any]) -> bool:
     Masking is the comparison because a model may need its sink, so that a high loss alone says nothing. The result is
     False if the unchanged model predicts hardly better than uniform guessing.
     """
-    baseline, uniform = (
-        row.get("baseline_loss_nats", math.nan),
-        row.get("uniform_loss_nats", math.nan),
-    )
+    baseline = row.get("baseline_loss_nats", math.nan)
+    uniform = row.get("uniform_loss_nats", math.nan)
     asked = baseline < TELLING_LOSS * uniform
     return bool(asked and row.get("beyond_masking_nats", math.nan) > COSTLY)
 

@@ -182,10 +182,8 @@ def _title(run: Run) -> str:
     row: dict[Any, Any] = table.loc[table["kind"] == "all"].iloc[0].to_dict()
     if not row["sinks"] and not row["massive"]:
         return "No sink and no massive activation"
-    sinks, massive = (
-        plural(int(row["sinks"]), "sink"),
-        plural(int(row["massive"]), "massive activation"),
-    )
+    sinks = plural(int(row["sinks"]), "sink")
+    massive = plural(int(row["massive"]), "massive activation")
     first = table.loc[table["kind"] == "first", ["sinks", "massive", "tokens"]].sum()
     of = f"of {int(row['tokens']):,} tokens in {plural(int(first['tokens']), 'sequence')}"
     all_first = bool((first[["sinks", "massive"]] == [row["sinks"], row["massive"]]).all())
