@@ -23,9 +23,8 @@ def amplification_curve(
 ) -> pd.DataFrame:
     """Amplify the variance at the target position by each of ``factors`` and measure the attention to that position.
 
-    The table has a row per (centre, factor): values are moved away from the centre, a mean out of ``means``; the centre
-    ``none`` is the norm-only control. Attention is read in the five layers after the first growth step. The table is
-    empty if no layer with attention comes before the growth.
+    The table has a row per (centre, factor); the centre ``none`` is the norm-only control. It is empty if no layer with
+    attention comes before the growth.
     """
     layers, reads = setting.layers_until_growth, setting.layers_right_after_growth
     target, rng = setting.target_position, np.random.default_rng(setting.config.seed)

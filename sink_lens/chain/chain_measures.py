@@ -15,31 +15,18 @@ from ..models.lens import LensModel
 from ..schema import SINK_THRESHOLD
 from .config import TraceConfig
 from .locate import MeasuringPlan
-from .measure import measure
+from .measure import CONDITION_READINGS, measure
 from .neurons import split_growth_layers, super_neurons_of_layer
 
 THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
 """Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
-_READ = frozenset(
-    {
-        "sink_score",
-        "sink_mass",
-        "std:z",
-        "norm:resid_pre",
-        "norm:resid_post",
-        "state_pre",
-        "state",
-        "effective_rank",
-    }
-    | {
-        "typical_pre",
-        "typical",
-        "loss",
-        "neurons_at_sinks",
-        "attn_out_at_sinks",
-        "mlp_out_at_sinks",
-    }
-)
+_READ = CONDITION_READINGS - {"rate_by_key"} | {
+    "sink_mass",
+    "effective_rank",
+    "neurons_at_sinks",
+    "attn_out_at_sinks",
+    "mlp_out_at_sinks",
+}
 
 
 def chain_measures(

@@ -100,9 +100,8 @@ def mask_sequences_with_sink(
 ) -> Bool[Tensor, " batch"]:
     """Mark the sequences that have the sink, from each sequence's sink rate at the sink position (``rates``).
 
-    A sequence has the sink if its rate is nan (too short to tell), or at least a quarter of the mean rate of the
-    sequences above ``min_sink_rate``. All have the sink if that mean is under three of the ``n_heads`` heads: a lower
-    rate may be chance.
+    Those have it that are too short to tell (nan), or have a quarter of the mean of the rates above ``min_sink_rate``;
+    all, if that mean is under three of the ``n_heads`` heads: a lower rate may be chance.
     """
     passes = rates >= min_sink_rate
     typical = rates[passes].mean() if bool(passes.any()) else torch.tensor(0.0)

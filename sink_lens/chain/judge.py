@@ -68,7 +68,7 @@ class Answers(NamedTuple):
 def statistic_verdict(statistic: Statistic, *, floor: float) -> Verdict:
     """Judge a statistic: *holds* if its interval is above ``floor`` and nulls, *fails* if below one, else *undecided*.
 
-    A statistic without a value *fails* if its parts are absent, and is *undecided* if not.
+    Without a value it *fails* if its parts are absent.
     """
     if math.isnan(statistic.interval.estimate):
         return "fails" if statistic.absent else "undecided"

@@ -31,7 +31,7 @@ the set, and 2 to 6 are left out. The column ``target`` says which.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -191,8 +191,7 @@ def _parts_of(table: pd.DataFrame) -> list[Maker]:
 
 
 def _append_embeddings(ranking: pd.DataFrame, embeddings: Sequence[Maker]) -> pd.DataFrame:
-    last = [{"kind": part.kind, "layer": part.layer, "unit": part.unit} for part in embeddings]
-    rows = pd.DataFrame(last).assign(score=0.0, **dict.fromkeys(SCREENS, 0.0))
+    rows = pd.DataFrame(map(asdict, embeddings)).assign(score=0.0, **dict.fromkeys(SCREENS, 0.0))
     rows["rank"] = range(len(ranking) + 1, len(ranking) + len(rows) + 1)
     return pd.concat([ranking, rows], ignore_index=True)
 

@@ -31,8 +31,9 @@ CONDITION_READINGS = frozenset(
         "state",
         "loss",
         "rate_by_key",
+        "typical_pre",
+        "typical",
     }
-    | {"typical_pre", "typical"}
 )
 """Readings that are made in the BOS condition that the trace does not study."""
 

@@ -18,7 +18,6 @@ _CONTROLS_AGAIN = 0.1
 _PASSES_WITHOUT = 4
 """The same that also a model without a sink takes, which is asked if one of its parts keeps a sink away."""
 _PASSES_OF_MAKERS = 45
-"""The same over the sequences on which makers are chosen."""
 _PATHS, _PATHS_A_STEP, _CONTROLLED = 4, 16, 0.5
 """Paths, those that each step brings, and the share of them that has controls."""
 _STREAMED, _STEPS = 2.0, 2

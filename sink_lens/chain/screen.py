@@ -345,8 +345,8 @@ class _LayerRuns:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Run a layer on ``stream``; return for each cell of ``layout`` the target and the stream after the layer.
 
-        The target is summed over sequences, the stream is at the sink position. ``visits`` are called at their sites.
-        With ``attention_only`` the layer ends after its attention, and the list of streams is empty.
+        The target is summed over sequences, the stream is at the sink position. With ``attention_only`` there are no
+        streams.
         """
         setting, lens, position = self.setting, self.setting.lens, self.setting.sink_position
         columns: list[Tensor] = []

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..activations.precision import Rounding
 from ..data.tokens import TokenBatch
 from ..measures.attention import fewest_queries
+from ..schema import column_names
 from ..stats import Interval, interval, studentised_interval
 from ..text import as_ranges, join_and
 from .at_token import Occurrences
@@ -62,7 +63,7 @@ def summary_table(
     panel, there, elsewhere = located.panel, located.there, located.elsewhere
     location, rng = panel.location, np.random.default_rng(config.seed)
     layers, neurons = frames["layers"], frames["neurons"]
-    rows: list[dict[str, object]] = []
+    rows: list[tuple[object, ...]] = []
 
     def add(
         quantity: str, value: float | int | str | Interval | None, unit: str = "", note: str = ""
@@ -70,16 +71,7 @@ def summary_table(
         low = high = np.nan
         if isinstance(value, Interval):
             value, low, high = value.estimate, value.low, value.high
-        rows.append(
-            {
-                "quantity": quantity,
-                "value": value,
-                "ci_low": low,
-                "ci_high": high,
-                "unit": unit,
-                "note": note,
-            }
-        )
+        rows.append((quantity, value, low, high, unit, note))
 
     note = f"no position has a sink rate of {config.min_sink_rate:g}; this one is studied"
     add("sink_position", location.sink_position, "position", "" if location.sink_found else note)
@@ -201,7 +193,7 @@ def summary_table(
             "",
             binding_sentence(kind, bos="bos" in set(frames["placement"]["token"])),
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=column_names("trace", "summary"))
 
 
 def sink_binding(placement: pd.DataFrame, *, some: bool = False) -> str:

@@ -82,10 +82,8 @@ FILES = (
     "links",
     "summary",
 )
-"""What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
-again, and ``location.json``; in a mixture of experts also ``experts``, with the random-init baseline also
-``random_init_heads`` and ``random_init_links``, with interventions also those of ``interventions.TABLES``, and
-``plan.json``: how their forwards were made, and their largest deviation from the bridge."""
+"""What every finished run holds beside ``run.json``, ``location.json`` and ``report.html``; ``trace`` adds those of
+experts, of the random-init baseline and of interventions, whose ``plan.json`` says how their forwards were made."""
 
 _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"

@@ -40,9 +40,8 @@ class BaselineRun:
         """Prepare the run; nothing is computed before it is read. Refuses a bridge on which somebody's hook stands.
 
         The cells that continue the run share its ``edits`` and read no more than its ``needs``. With ``every`` = 3,
-        each third sequence is run. At most ``most`` batches of prompts are kept; None keeps all. ``lanes`` are those of
-        another run of the same model; None makes its own. ``streams`` are the layers before which the stream is
-        kept, for cells that begin there to share a forward with others.
+        each third sequence is run. At most ``most`` batches of prompts are kept. The stream is kept before the layers
+        ``streams``, so that cells that begin there share a forward with others.
         """
         check_no_user_hooks(lens)
         self.lens, self.tokens, self.plan, self.needs = lens, tokens, plan, needs

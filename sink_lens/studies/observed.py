@@ -211,11 +211,9 @@ class ObservedModel:
     def outlier_writers(self) -> list[dict[str, Any]]:
         """The parts that write the outlier dimension in each layer of a growth step, with their shares.
 
-        One row per layer of a step: layer, dimension, change, each sublayer's share of it, and ``neurons``: [neuron,
-        share] of those that make at least ``SUPER_SHARE``. Where a layer multiplies the stream (Gemma 4), the change is
-        what the layer adds to the multiple. A mixture of experts also has ``experts``: [expert, share], and its
-        neurons are counted over all experts. There is no row if the sink has no outlier dimension, and no neurons if
-        the family norms its MLP's output.
+        ``neurons`` are [neuron, share] of those that make at least ``SUPER_SHARE``; so are ``experts``. Where a layer
+        multiplies the stream (Gemma 4), the change is what the layer adds to the multiple. There is no row if the sink
+        has no outlier dimension, and no neurons if the family norms its MLP's output.
         """
         found = []
         lens, position = self.lens, self.location.sink_position

@@ -46,8 +46,7 @@ def resolve_inputs(
     """Return the configuration, the model and the sequences of a study from the arguments that its user gave.
 
     Raises:
-        InputError: the configuration of another study, an unknown field, a value that cannot be used, or tokens that
-            the model does not have.
+        InputError: the configuration of another study, or a value that cannot be used.
         ModelError: ``every_layer`` is True, and the model has layers without attention.
     """
     given = None if tokens is None or isinstance(tokens, str) else as_batch(tokens)

@@ -85,11 +85,7 @@ def _position_decay_statistic(
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Make interventions: isolate the target, make the sink's value averages ordinary, amplify the target's variance.
-
-    The sink's value averages get the ordinary distance from the mean, which answers if their variance carries the sink;
-    and, to tell by what, the ordinary size and the ordinary direction alone.
-    """
+    """Isolate the target, make the sink's value averages ordinary, amplify the target's variance."""
     setting, position = trial.setting, trial.setting.target_position
     if not setting.feeding_layers:
         return []

@@ -201,11 +201,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Make the intervention that mean ablates outlier dimensions in the input of the sink's key; controls: random ones.
-
-    A second intervention mean ablates all other dimensions. Without outlier dimensions, the token's own
-    directions are mean ablated.
-    """
+    """Mean ablate outlier dimensions in the input of the sink's key, or all others; controls: random dimensions."""
     setting = trial.setting
     lens = setting.lens
     found = {

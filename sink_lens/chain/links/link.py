@@ -80,9 +80,7 @@ class Link:
 
     name: str
     source: str
-    """The node that it starts from."""
     target: str
-    """The node that it leads to."""
     arrow: str
     """Both ends, as short as a line of the terminal needs."""
     sentence: str

@@ -131,9 +131,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
     The key alone reads the stream without what they write into the outlier dimensions there, so that nothing else in
     the model is damaged. The weights to the outlier dimensions are zeroed at every position, since a neuron may make
-    the sink by what it takes from other tokens. The outlier dimensions of the stream are mean ablated, and so is the
-    span of all directions that makers of the sink write. Without outlier dimensions all that super neurons write is
-    taken from the key, and the token's own directions are mean ablated.
+    the sink by what it takes from other tokens.
     """
     setting, generator = trial.setting, trial.generator
     at_sink = {"position": setting.sink_position, "reads": setting.sink_layers}
@@ -182,11 +180,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 def _make_path_to_key(
     setting: Setting, supers: Mapping[int, list[int]], *, generator: torch.Generator
 ) -> list[Intervention]:
-    """Make the intervention that takes what ``supers`` write into the outlier dimensions from the sink's key alone.
-
-    The controls take what they write into random other dimensions. The list is empty if the dimensions enter no layer
-    with the sink after these neurons.
-    """
+    """Make the intervention that takes what ``supers`` write into the outlier dimensions from the sink's key alone."""
     lens, first = setting.lens, min(supers)
     entering = {
         layer: setting.location.entering_dimensions(layer)

@@ -68,7 +68,7 @@ class LinkWords:
     carries_as: Callable[[Tables], str] = lambda _: ""
     """What the headline says carries the sink if the link does; empty if nothing was found to name."""
     asks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Link -> the questions whose answer must be yes before the headline says so."""
+    """Link -> the questions that must be answered yes before."""
     last_resort: bool = False
     """True if it is named only where no other link is."""
     named_with: Callable[[Tables], Phrase | None] = lambda _: None
@@ -76,13 +76,12 @@ class LinkWords:
     named_without: Callable[[Tables], Phrase | None] = lambda _: None
     """What the headline adds if it does not, and the link was shown not to carry the sink."""
     no_part: Phrase | None = None
-    """A phrase of the headline, said if all answers of ``no_part_asks`` are no."""
+    """What the headline says if the link plays no part."""
     no_part_asks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Link -> the questions whose answer must be no before the headline says that the link plays no part."""
+    """Link -> the questions that must be answered no before."""
     breaking: str = "breaking it"
     """The intervention as the subject of a sentence."""
     does: str = "remove"
-    """What the intervention may do to a sink."""
     does_not: str = "the sink does not hang on it"
     stands_out: str = "it stands out"
     """A sentence on the measurement, said if the link is present."""

@@ -92,15 +92,7 @@ class ChainCircuit(Drawable):
         return json.dumps(told, ensure_ascii=False, indent=1)
 
     def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
-        """Draw the chain: each link with its verdict and what its intervention removes.
-
-        Args:
-            style: ``page`` as in a report, ``paper`` for a column or two.
-            width: in inches; a single column is 3.25.
-
-        Raises:
-            InputError: another style, or more than fits into the width.
-        """
+        """Draw the chain, in a style and width as ``Trace.draw`` takes them."""
         return picture.draw_chain(self, style=style, width=width)
 
     def draw_paths(self) -> Figure:

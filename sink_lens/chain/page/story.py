@@ -177,11 +177,7 @@ _TARGETS = {
 
 
 def headline_numbers(run: Run) -> list[tuple[str, str]]:
-    """Return (number, meaning) texts for the first screen, such as "87%" and "of heads have the sink at position 0".
-
-    In order, as far as the run has them: the sink rate; the share of the sink that is lost without the smallest set of
-    parts that removes half of it (else the count of super neurons); the loss in nats that masking the sink adds.
-    """
+    """Return (number, meaning) texts for the first screen, such as "87%" and "of heads have the sink at position 0"."""
     story, found = find_story(run), []
     if story.sink_rate is not None:
         over = (
