@@ -100,10 +100,7 @@ class Statistic:
 
 
 def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
-    """Split the growth that ``panel`` measured by neurons, choose the super neurons, and return all this as evidence.
-
-    Super neurons are chosen on the sequences that are not set aside to test them, or on all if none is left.
-    """
+    """Split ``panel``'s growth by neurons; choose super neurons on sequences that are not set aside to test them."""
     test = set(sequences_to_test(panel.n_sequences, config=config))
     chosen = [one for one in range(panel.n_sequences) if one not in test] or list(
         range(panel.n_sequences)

@@ -49,9 +49,9 @@ def align_sinks(
 ) -> TokenBatch | None:
     """Cut each sequence so that its own sink, such as a delimiter, stands at one common position.
 
-    Sequences are left out if their sink has too few tokens before or after it. The result is None if no cut is needed:
-    the sequences have no sinks (a ``rate``, mean over layers, of ``min_sink_rate`` or more), or have them at
-    ``position``. It is also None with BOS, or if fewer than half of the sequences are left.
+    Sequences are left out if their sink has too few tokens before or after it. The result is None with BOS, if fewer
+    than half of the sequences are left, or if no cut is needed: the sequences have no sinks (a ``rate``, mean over
+    layers, of ``min_sink_rate`` or more), or have them at ``position``.
     """
     of_sequence = rate.nanmean(0).nan_to_num(0.0)
     typical = float(of_sequence.max(1).values.mean())

@@ -190,10 +190,9 @@ def scout(
 ) -> Location:
     """Locate the sink from the first 64 positions of eight sequences: positions, growth steps, outlier dimensions.
 
-    The location only aims the measuring pass, which locates the sink again from all its readings. If ``position`` is
-    given, it is taken and no sink rates are read; else ``tell`` is called with the rates as soon as they are known.
-    Growth steps that are given (``forced``) are taken, and each layer's strongest dimension is then its outlier
-    dimension.
+    The location only aims the measuring pass. If ``position`` is given, no sink rates are read; else ``tell`` is called
+    with them as soon as they are known. With growth steps that are given (``forced``), each layer's strongest dimension
+    is its outlier dimension.
     """
     few = tokens[:_SCOUTS].cut(max(_SCOUT_LENGTH, (position or 0) + 1))
     shortest = min(few.n_positions, int(tokens.lengths.min()))
@@ -261,9 +260,8 @@ def measure(
 ) -> Panel:
     """Make all readings of every layer in one pass, at the positions, layers and dimensions of a plan.
 
-    The panel's location is found from these readings; ``has_read_enough`` says whether the pass must be
-    made again. ``own`` makes the links' own readings, ``only`` names the readings to make, ``label`` the progress bar
-    (None shows none). ``forced`` gives the growth steps of a model with random weights, whose loss is not read.
+    The panel's location is found from these readings. ``own`` makes the links' own readings, ``only`` names the
+    readings to make. ``forced`` gives the growth steps of a model with random weights, whose loss is not read.
     """
     sinks = plan.sink_positions
     positions = r.sampled_positions(tokens.n_positions, sink_positions=sinks)

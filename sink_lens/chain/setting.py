@@ -278,9 +278,8 @@ class Setting:
     ) -> list[Outcome]:
         """Make runs, all in one queue, and return their outcomes: attention to the target and the sink, and more.
 
-        Only the layers and positions that an edit can change are computed. Of equal runs one is made, which reads what
-        all read. Its attention and loss are kept for later ones, unless it continues an edited run. Without ``quiet``,
-        an edit that changed nothing causes a warning. ``label`` names the progress bar; None shows none.
+        Only the layers and positions that an edit can change are computed. Equal runs are made once, and kept unless
+        they continue an edited run. Without ``quiet``, an edit that changed nothing causes a warning.
         """
         wanted: dict[tuple[BaselineRun, Edits], Needs] = {}
         keys = [

@@ -187,8 +187,8 @@ class Engine:
     ) -> tuple[list[Packs[None]], list[tuple[dict[int, Outcome], set[int]]]]:
         """Run the blocks that have no lanes; return the packs of the others, and what all of them fill, cell by cell.
 
-        That is the outcome by batch of prompts, without the stream if nothing reads it, and the indices of edits that
-        had an effect. A cell that can change nothing that is read is not run; all its edits then count as effective.
+        That is the outcome by batch of prompts, and the indices of edits that had an effect: all of them for a cell
+        that can change nothing that is read, and is not run.
         """
         found: list[tuple[dict[int, Outcome], set[int]]] = [({}, set()) for _ in self.cells]
 

@@ -143,8 +143,7 @@ class Passes:
     ) -> tuple[list[Outcome], list[list[bool]]]:
         """Run cells in one forward pass; return the outcome of each cell, and which of its edits changed anything.
 
-        ``edits``, ``firsts`` (the first layer that its edits touch, ascending) and ``begins`` (first positions) have an
-        entry for each cell; ``baseline`` is the run, on one batch of prompts, that the cells continue.
+        ``firsts`` are the first layers that the cells' edits touch, ascending; ``begins`` their first positions.
         """
         pack = _Pack(
             passes=self,

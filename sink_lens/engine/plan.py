@@ -52,10 +52,7 @@ class Plan:
 
 
 def choose_plan(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) -> Plan:
-    """Choose how many sequences and cells share a forward pass, and how many passes run at once.
-
-    The free memory, the size of ``tokens`` and ``n_cells`` decide, and whether ``needs`` includes logits.
-    """
+    """Choose how many sequences and cells share a forward pass, and how many passes run at once."""
     on_cpu, on_gpu = lens.device.type == "cpu", lens.device.type == "cuda"
     free = torch.cuda.mem_get_info(lens.device)[0] if on_gpu else psutil.virtual_memory().available
     room = int(_MEMORY_FRAC * free) // bytes_per_token(lens, tokens.n_positions, needs)

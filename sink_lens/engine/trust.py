@@ -106,11 +106,7 @@ def make_checked_run(
     *,
     needs: Needs,
 ) -> BaselineRun:
-    """Make a baseline run for few cells at a time, compared with the bridge; its plan holds the largest deviation.
-
-    The baseline run and the given cells are compared by ``metrics``; other plans are tried only if they differ more
-    than is allowed. ``needs`` lists what the run keeps.
-    """
+    """Make a baseline run for few cells at a time, compared with the bridge; its plan holds the largest deviation."""
     plan = choose_even_plan(lens, batch, needs)
     lanes = make_lanes(lens, count=plan.lanes)
     plan = plan if lanes is not None else replace(plan, lanes=1)
