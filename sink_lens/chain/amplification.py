@@ -29,7 +29,9 @@ def amplification_curve(
     layers, reads = setting.layers_until_growth, setting.layers_right_after_growth
     target, rng = setting.target_position, np.random.default_rng(setting.config.seed)
     centres = usable_centres(setting.lens) if layers else ()
-    cells = [(centre, factor) for centre in centres for factor in factors]
+    cells: list[tuple[Centre, float]] = [
+        (centre, factor) for centre in centres for factor in factors
+    ]
     runs = [
         Run(
             edits=[]

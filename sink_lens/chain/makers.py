@@ -537,7 +537,7 @@ def maker_tables(
 
 def read_makers(table: pd.DataFrame) -> tuple[Maker, ...]:
     """Read the makers of the sink from the table ``makers``."""
-    chosen = table[table["is_maker"].astype(bool) & (table["target"] == "sink")]
+    chosen = table.loc[table["is_maker"].astype(bool) & (table["target"] == "sink")]
     return tuple(_parts_of(chosen))
 
 

@@ -359,7 +359,9 @@ def scout_and_measure(
 
     aim = scout(lens, tokens, config=config, position=position, tell=tell)
     panel = measure_at(aim)
-    sinks = () if position is not None else panel.find_sink_positions(min_rate=config.min_sink_rate)
+    sinks = tuple[int, ...]()
+    if position is None:
+        sinks = panel.find_sink_positions(min_rate=config.min_sink_rate)
     reason = ""
     if new := set(sinks) - set(panel.sink_positions):
         reason = f"the scout did not see the sink at {as_ranges(sorted(new))}"

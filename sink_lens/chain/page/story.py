@@ -348,8 +348,10 @@ def find_story(run: Run) -> Story:
         if "attention_to_no_key" in values:
             to_no_key = float(values["attention_to_no_key"])
         if "sequences_with_sink" in values:
-            names = ("sequences_with_sink", "sequences_asked")
-            having = tuple(int(float(values[name])) for name in names)
+            having = (
+                int(float(values["sequences_with_sink"])),
+                int(float(values["sequences_asked"])),
+            )
         for row in summary.loc[summary["quantity"] == "sink_rate"].to_dict("records"):
             if rate is not None:
                 rate, bounds = float(row["value"]), (float(row["ci_low"]), float(row["ci_high"]))
@@ -440,7 +442,7 @@ PATH_COLUMNS = [
 def paths_after_their_step(table: pd.DataFrame) -> pd.DataFrame:
     """Return the paths as they are read after their target's growth step, or in all layers; ``step`` is that step."""
     step = table["target_step"].where(table["target"] != "sink", table["source_step"])
-    read = step.where(step.isin({*table["read_step"]} - {ALL_STEPS}), ALL_STEPS)
+    read = step.where(step.isin(list({*table["read_step"]} - {ALL_STEPS})), ALL_STEPS)
     return table.assign(step=step).loc[table["read_step"] == read]
 
 
