@@ -46,7 +46,7 @@ class BaselineBatch:
 
     @property
     def outcome(self) -> Outcome:
-        """That of the run on this batch."""
+        """Outcome of the run on this batch."""
         return self.early.outcome
 
     def narrow_to(self, needs: Needs) -> "BaselineBatch":

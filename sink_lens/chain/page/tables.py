@@ -77,8 +77,8 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
         "Path patching at the sink position: the target, and nothing else, reads the stream without what the "
         "source writes there beyond an ordinary token. The number is the share of the sink that is lost after the "
         "target's growth step (for MLPs, and for a target without a step, in all layers with a sink); a negative "
-        "share is a larger sink: the norm before the target enlarges what is left. Everything: all "
-        "sources at once."
+        "share is a larger sink: the norm before the target enlarges what is left. A link's own intervention edits the "
+        "target itself, behind that norm, so the two shares of one arrow differ. Everything: all sources at once."
     )
     return see + rest_note(len(shown), "paths"), page_table(shown, heads)
 
