@@ -93,7 +93,8 @@ def summary_table(
     if len(location.sink_positions) > 1:
         others = list(location.sink_positions[1:])
         add("other_sink_positions", ", ".join(map(str, others)), "position")
-        add("other_sink_rate", float(rates[others].max()), "share of layers and heads")
+        note = "the highest of those positions"
+        add("other_sink_rate", float(rates[others].max()), "share of layers and heads", note)
     if marked is not None:
         note = "marked as sinks at other positions than the studied ones, most frequent first"
         add("marked_tokens", join_and(marked.names), "token", note)
@@ -147,7 +148,8 @@ def summary_table(
             note,
         )
     mass = torch.tensor(layers["sink_score"].to_numpy(dtype=float), dtype=torch.float32)
-    add("onset_layer", onset_layer(mass, threshold=config.threshold), "layer")
+    note = "first layer whose mean sink score is above the threshold"
+    add("onset_layer", onset_layer(mass, threshold=config.threshold), "layer", note)
     add("growth_steps", ", ".join(as_ranges(step.layers) for step in location.steps), "layers")
     if mixing := panel.layers("std:mixer_out"):
         note = "what their state keeps of a token has no key, and no attention to it is measured"
