@@ -196,7 +196,7 @@ def test_sink_positions_are_those_at_the_least_rate_strongest_first():
     assert positions(0.05, 0.0, 0.7, 0.04, 0.2) == (2, 4, 0)
     assert positions(0.05, 0.0, 0.7, 0.04, 0.2, shortest=3) == (2, 0)
     assert positions(0.2, 0.5, 0.2, 0.5, min_rate=0.1) == (1, 3, 0, 2)  # equal ones in their order
-    assert positions(0.1, 0.2, 0.3, 0.4, 0.5, most=2) == (4, 3)
+    assert positions(0.1, 0.2, 0.3, 0.4, 0.5) == (4, 3, 2, 1)  # at most four
     assert positions(0.1, math.nan, math.nan) == (0,)  # late keys that cannot be told
     assert positions(math.nan, math.nan) == ()
 
