@@ -41,6 +41,7 @@ html_copy_source = False
 html_math_renderer = "mathml"
 
 autodoc_default_options = {"members": True, "member-order": "bysource", "ignore-module-all": True}
+autodoc_inherit_docstrings = False  # a method without one of its own is left out
 add_module_names = False
 maximum_signature_line_length = 88
 
