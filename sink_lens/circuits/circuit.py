@@ -31,12 +31,13 @@ from ..patching.pairs import Sequences
 from ..progress import tqdm
 from ..records import display
 from ..signatures import takes
+from ..stats import Interval
 from . import checks, stability
 from .ablated import compute_circuit_metrics
 from .checks import ScoreCheck
 from .choice import choose_edges, connected_edges, output_readers, strongest_edges
 from .config import EDGES, MOST_DRAWN, OF_A_RUN, SIZES, Choice, CircuitConfig
-from .curve import Curve, FaithfulnessJudge, compute_curve
+from .curve import Curve, FaithfulnessJudge, compute_curve, smallest_faithful_share
 from .files import SavedCircuit
 from .graph import Graph
 from .runs import Runs, run_given_pairs
@@ -44,6 +45,8 @@ from .scores import Scores
 from .scoring import score_edges
 from .tables import every_edge_table, largest_edge_table, node_table
 from .tasks import Task
+
+Rule = Literal["asked", "threshold", "smallest", "none", "unjudged", "given"]
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,11 +65,12 @@ class Circuit:
     """The edges of the circuit: chosen, and on a path from the input to the metric."""
     choice: Choice
     size: int
-    """Edges that were asked for; those that lead nowhere were dropped."""
+    """Edges that were asked for, or taken by the rule; those that lead nowhere were dropped."""
+    rule: Rule = "asked"
+    """How the size was chosen: ``asked`` or by a ``threshold``; ``smallest`` (that carries the metric) or ``none``
+    (no size does); ``unjudged`` (one pair, which leaves none to judge sizes on); ``given`` (the circuit was)."""
     rows: tuple[int, ...] = field(default=(), repr=False)
     """Pairs whose scores chose the edges; all if empty."""
-    given: bool = False
-    """It was given, so that no pair chose it and all judge it; ``rows`` choose the part that is drawn."""
     templates: tuple[str, ...] = field(repr=False)
     seed: int
 
@@ -80,11 +84,49 @@ class Circuit:
         """Number of edges of the circuit."""
         return int(self.chosen.sum())
 
+    @property
+    def given(self) -> bool:
+        """True if it was given: no pair chose it and all judge it; ``rows`` choose the part that is drawn."""
+        return self.rule == "given"
+
     def __repr__(self) -> str:
         return (
             f"Circuit({self.n_edges:,} of {self.graph.n_edges:,} edges, {self.runs.metric.name} of "
             f"{self.runs.lens.name}, {self.scores.method}, {self.runs.ablation}, {self.runs.n_pairs} pairs)"
         )
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *self._brief_sentences()])
+
+    def _brief_sentences(self) -> list[str]:
+        from .sentences import brief_sentences
+
+        row = self.choice_fields | {"seen": False}
+        if row["judged_on"]:
+            gap = self.faithfulness_judge.gap
+            row |= {"gap": gap.estimate, "gap_low": gap.low, "gap_high": gap.high}
+            for prefix, own in zip(("", "without_"), self.judged.to_dict("records"), strict=True):
+                row[f"{prefix}faithfulness"] = own["faithfulness"]
+                row |= {f"{prefix}faithfulness_{end}": own[end] for end in ("low", "high")}
+        return brief_sentences(row)
+
+    @property
+    def choice_fields(self) -> dict[str, Any]:
+        """The fields of a run's summary that say how the circuit was chosen, and how many pairs judge it."""
+        runs = self.runs
+        return {
+            "metric": runs.metric.name,
+            "method": self.scores.method,
+            "ablation": runs.ablation,
+            "frozen": -1 if runs.frozen is None else runs.frozen,
+            "pairs": runs.n_pairs,
+            "chosen_on": 0 if self.given else len(self.rows),
+            "judged_on": self.faithfulness_judge.runs.n_pairs if self.rows or self.given else 0,
+            "rule": self.rule,
+            "edges": self.n_edges,
+            "asked_edges": self.size,
+            "all_edges": self.graph.n_edges,
+        }
 
     @cached_property
     def difference(self) -> float:
@@ -134,6 +176,26 @@ class Circuit:
         return FaithfulnessJudge(
             runs=self.runs.select_pairs(self.halves[1].tolist()), seed=self.seed
         )
+
+    @cached_property
+    def judged(self) -> pd.DataFrame:
+        """Two rows, the circuit and all edges but its own: metric and faithfulness, on ``faithfulness_judge``'s pairs.
+
+        Cost: a forward pass of these pairs without edges, and about one for each row.
+        """
+        judge = self.faithfulness_judge
+        return judge.faithfulness_table(judge.metric_values(np.stack([self.chosen, ~self.chosen])))
+
+    @property
+    def faithfulness(self) -> Interval:
+        """Share of the metric that the circuit keeps, on ``n`` pairs that chose no edge; the whole model has 1.
+
+        nan where all pairs chose it, as a single one does, or where no edge at all keeps as much as the whole model.
+        """
+        if not (self.rows or self.given):
+            return Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
+        kept, low, high = self.judged[["faithfulness", "low", "high"]].iloc[0].tolist()
+        return Interval(estimate=kept, low=low, high=high, n=self.faithfulness_judge.runs.n_pairs)
 
     @property
     def mean_scores(self) -> Float[np.ndarray, " edge"]:
@@ -191,7 +253,8 @@ class Circuit:
     def with_size(self, n: int) -> "Circuit":
         """Choose ``n`` edges by the same scores and rule, and return the circuit of those on a path to an output."""
         mask = choose_edges(self.graph, self.mean_scores, n, how=self.choice, outputs=self.outputs)
-        return replace(self, chosen=connected_edges(self.graph, mask, outputs=self.outputs), size=n)
+        chosen = connected_edges(self.graph, mask, outputs=self.outputs)
+        return replace(self, chosen=chosen, size=n, rule="asked")
 
     def strongest_edges(self, most: int = MOST_DRAWN) -> Bool[np.ndarray, " edge"]:
         """Return a mask of the edges that a picture shows: the circuit's largest that lie on paths, at most ``most``.
@@ -311,7 +374,6 @@ class Circuit:
             read_every=lambda: self.every_edge,
             read_answer=lambda: self.first_answer,
             outputs=self.outputs,
-            title=repr(self),
             size=self.size,
             method=self.scores.method,
             **about,
@@ -319,7 +381,7 @@ class Circuit:
 
     def _repr_html_(self) -> str:
         return display.result_html(
-            repr(self), self.draw(most=40), self.frame.head(12), notes=self.runs.lens.notes
+            str(self), self.draw(most=40), self.frame.head(12), notes=self.runs.lens.notes
         )
 
 
@@ -335,7 +397,10 @@ def find(
     progress: bool = True,
     **fields: Any,
 ) -> Circuit:
-    """Score all edges of a model, and choose a circuit.
+    """Score all edges of a model on all pairs, and choose a circuit on half of them, as ``run`` does.
+
+    The other half judges it (``faithfulness``), and the sizes of ``SIZES`` if ``edges`` is not given: about two
+    forwards for each. A single pair chooses the edges, and nothing judges them.
 
     Args:
         model: the model: any dense family.
@@ -359,32 +424,33 @@ def find(
     runs = run_given_pairs(model, pairs, metric=metric, config=config)
     if config.used_ablation == "resample" and runs.corrupted is not None:
         refuse_equal_tokens(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
-    return find_in_runs(runs, config=config, templates=templates, progress=progress)
-
-
-def find_in_runs(
-    runs: Runs,
-    *,
-    config: CircuitConfig,
-    templates: Sequence[str] | None = None,
-    progress: bool = False,
-) -> Circuit:
-    """Score all edges of ``runs`` and choose a circuit, as ``find`` does; ``templates`` has a name for each pair."""
     names = tuple(templates) if templates is not None else ("",) * runs.n_pairs
     if len(names) != runs.n_pairs:
         raise InputError(
             f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each"
         )
-    circuit = choose_by_scores(
-        runs, score_edges(runs, config, progress=progress), config, templates=names
-    )
+    scores = score_edges(runs, config, progress=progress)
+    circuit = choose_by_scores(runs, scores, config, templates=names, halved=runs.n_pairs > 1)
+    if circuit.rule == "none" and runs.n_pairs > 1:
+        curve = circuit.evaluate(random=0, nodes=False, progress=progress).frame
+        circuit = choose_size(circuit, curve)
+    elif circuit.rule == "none":
+        circuit = replace(circuit, rule="unjudged")
     if not circuit.n_edges:
         warnings.warn(
             f"the circuit is empty: of {circuit.size:,} chosen edges none lies on a path from the input to what the "
             "metric reads. Ask for more edges, or choose them with 'greedy', which keeps paths whole",
             stacklevel=3,
         )
+    if circuit.rule in ("none", "unjudged"):
+        warnings.warn(" ".join(circuit._brief_sentences()), stacklevel=3)
     return circuit
+
+
+def find_in_runs(runs: Runs, *, config: CircuitConfig) -> Circuit:
+    """Score all edges of ``runs``, and choose a circuit by the scores of all pairs, so that none judges it."""
+    scores = score_edges(runs, config)
+    return choose_by_scores(runs, scores, config, templates=("",) * runs.n_pairs)
 
 
 def choose_by_scores(
@@ -395,17 +461,32 @@ def choose_by_scores(
     templates: tuple[str, ...],
     halved: bool = False,
 ) -> Circuit:
-    """Choose a circuit by the scores of all pairs, or of half of them if ``halved``; ``templates``: one per pair."""
+    """Choose a circuit by the scores of all pairs, or of half of them if ``halved``; ``templates``: one per pair.
+
+    Where the configuration has neither size nor threshold, it has the 200 largest and the rule "none".
+    """
     nothing = np.zeros(scores.graph.n_edges, dtype=bool)
     given: dict[str, Any] = {"choice": config.choice, "templates": templates, "seed": config.seed}
     found = Circuit(runs=runs, scores=scores, chosen=nothing, size=config.edges or EDGES, **given)
     if halved:
         found = replace(found, rows=tuple(found.halves[0].tolist()))
     if config.choice != "threshold":
-        return found.with_size(found.size)
+        return replace(found.with_size(found.size), rule="asked" if config.edges else "none")
     mask = np.abs(found.mean_scores) >= config.threshold
     return replace(
         found,
         chosen=connected_edges(found.graph, mask, outputs=found.outputs),
         size=int(mask.sum()),
+        rule="threshold",
     )
+
+
+def choose_size(half: Circuit, curve: pd.DataFrame) -> Circuit:
+    """Return ``half`` with the smallest size in ``curve`` that carries the metric, if none was asked for and one does.
+
+    ``half``: a circuit whose edges were chosen on half of the pairs. ``curve``: sizes judged on the others.
+    """
+    share = smallest_faithful_share(curve)
+    if half.rule != "none" or not share < 1:
+        return half
+    return replace(half.with_size(max(1, round(share * half.graph.n_edges))), rule="smallest")

@@ -27,10 +27,10 @@ from ..records.shards import check_shard, compute_run, process_name
 from ..signatures import takes
 from ..stats import interval
 from .attention import explain_attention
-from .circuit import Circuit, choose_by_scores
+from .circuit import Circuit, choose_by_scores, choose_size
 from .config import Ablation, CircuitConfig
 from .core import core_table
-from .curve import connected_counts, curve_areas, smallest_faithful_share
+from .curve import connected_counts, curve_areas
 from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
@@ -319,7 +319,7 @@ def _finish_run(
     curve, gap = _judge_sizes(asked, half, writer, progress=progress)
     areas = curve_areas(curve.loc[curve["by"].isin(["edges", "nodes", "random"])])
     writer.write_table("areas", areas)
-    circuit, rule = _choose_circuit(half, curve, config=config, given=given)
+    circuit = _choose_circuit(half, curve, config=config, given=given)
     writer.write_table("nodes", circuit.nodes)
     writer.read_or_make("edges", lambda: circuit.every_edge)
     writer.write_table("circuit", circuit.edges)
@@ -335,7 +335,6 @@ def _finish_run(
     _write_first_prompt(circuit, writer)
     row = summary_row(
         circuit,
-        rule=rule,
         seen=given is not None and given.found_on == task.clean.hash,
         curve=curve,
         gap=gap,
@@ -372,7 +371,7 @@ def _judge_sizes(
         found = half.evaluate(
             config.sizes, random=config.random, nodes=config.nodes, progress=progress
         )
-        chosen, _ = _choose_circuit(half, found.frame, config=config, given=asked.given)
+        chosen = _choose_circuit(half, found.frame, config=config, given=asked.given)
         own = _circuit_curve_rows(chosen, half)
         gap = chosen.faithfulness_judge.gap if chosen.given else found.gap
         writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
@@ -454,32 +453,26 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
 
 def _choose_circuit(
     half: Circuit, curve: pd.DataFrame, *, config: CircuitConfig, given: SavedCircuit | None
-) -> tuple[Circuit, str]:
-    """Return the circuit of a run and the rule that chose it; ``none``: no size but all edges carries the metric.
+) -> Circuit:
+    """Return the circuit of a run; see ``choose_size``.
 
     The edges of ``half`` were chosen on one half of the pairs; ``curve`` judges sizes on the other.
     """
-    share = smallest_faithful_share(curve)
+    circuit = choose_size(half, curve)
     if given is not None:
         mask = given.map_to_graph(half.graph).chosen
         chosen = half.faithfulness_judge.edges_on_paths(mask)
-        circuit, rule = replace(half, chosen=chosen, size=int(mask.sum()), given=True), "given"
-    elif config.choice == "threshold" or config.edges is not None:
-        circuit, rule = half, "threshold" if config.choice == "threshold" else "asked"
-    elif share < 1:
-        circuit, rule = half.with_size(max(1, round(share * half.graph.n_edges))), "smallest"
-    else:
-        circuit, rule = half, "none"
+        circuit = replace(half, chosen=chosen, size=int(mask.sum()), rule="given")
     if not circuit.n_edges:
         needs = {
             "threshold": f"a lower threshold than {config.threshold:g}",
             "given": "a circuit that has one",
         }
-        need = needs.get(rule, "more edges")
+        need = needs.get(circuit.rule, "more edges")
         raise InputError(
             f"no edge was chosen that lies on a path from the input to the metric; need {need}"
         )
-    return circuit, rule
+    return circuit
 
 
 def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:

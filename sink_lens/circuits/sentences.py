@@ -96,6 +96,17 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
     return tuple(sentences)
 
 
+def brief_sentences(row: Mapping[str, Any]) -> list[str]:
+    """Return what a circuit is, how much of the metric it keeps on which pairs, and how its size was chosen."""
+    if row["judged_on"]:
+        return [_faithfulness_sentence(row), *_rule_sentences(row)]
+    return [
+        f"The circuit has {edge_count_text(row)}. All pairs chose them, and none is left to judge them on: "
+        f"give more pairs{', or edges=...' * (row['rule'] == 'unjudged')}.",
+        *_left_out_sentences(row),
+    ]
+
+
 def are_scores_complete(row: Mapping[str, Any]) -> bool:
     """Check that the scores sum to the metric's difference within 10%; True for methods without such a sum."""
     if not _has_integrated_scores(row):
@@ -194,7 +205,9 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
         )
     given = row["rule"] == "given"
     judges = (
-        f"on all {row['judged_on']} pairs" if given else "on pairs that were not used to choose it"
+        f"on all {row['judged_on']} pairs"
+        if given
+        else f"on {row['judged_on']} pairs that were not used to choose it"
     )
     has, none = (
         f"The circuit has {edge_count_text(row)} and keeps",
@@ -235,30 +248,40 @@ def _share_text(share: float) -> str:
 
 def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
     if not is_gap_clear(row):
-        return []
+        return _left_out_sentences(row)
     carry = "at least 80%, by the lower end of the interval, and at most 120%"
-    share = row["share_at_80"]
-    said = (
-        f"From {_share_text(share)} of the edges on, circuits keep {carry}"
-        if np.isfinite(share)
-        else f"No size keeps {carry}"
-    )
+    said = ""
+    if "share_at_80" in row:
+        said = f" No size keeps {carry}."
+        if np.isfinite(share := row["share_at_80"]):
+            said = f" From {_share_text(share)} of the edges on, circuits keep {carry}."
     told = {
         "smallest": f"All circuits of this size or larger that were run keep {carry}; it is the smallest such size.",
         "none": f"At no size below all edges do this and all larger circuits keep {carry}.",
-        "asked": f"Its size was asked for. {said}.",
+        "asked": f"Its size was asked for.{said}",
         "given": "It was given; as many of the largest scores, judged on the half of the pairs that did not choose "
-        f"them, keep {faithfulness_text(row, 'as_many_')}. {said}.",
-        "threshold": f"It has all scores above the threshold. {said}.",
+        f"them, keep {faithfulness_text(row, 'as_many_')}.{said}"
+        if row["rule"] == "given"
+        else "",
+        "threshold": f"It has all scores above the threshold.{said}",
     }[row["rule"]]
     if row["seen"]:
         told += " It was found on these same pairs, which flatters it: judge it on others, such as another seed's."
-    if row["rule"] == "given" and row["asked_edges"] > row["edges"]:
-        told += f" Of its {row['asked_edges']:,} edges, those on no path from the input to the metric are left out."
-    if row["most_kept"] > AT_MOST:
+    if row.get("most_kept", 0) > AT_MOST:
         size, kept = _share_text(row["most_kept_at"]), percent(row["most_kept"])
         told += f" Faithfulness overshoots: circuits of {size} keep {kept}."
-    return [told]
+    return [told, *_left_out_sentences(row)]
+
+
+def _left_out_sentences(row: Mapping[str, Any]) -> list[str]:
+    if (lost := row["asked_edges"] - row["edges"]) <= 0:
+        return []
+    chosen = "its" if row["rule"] == "given" else "the"
+    on = "lies" if lost == 1 else "lie"
+    return [
+        f"Of {chosen} {row['asked_edges']:,} edges that were {'given' if row['rule'] == 'given' else 'chosen'}, "
+        f"{lost:,} {on} on no path from the input to the metric and are left out: nothing that they carry arrives."
+    ]
 
 
 def is_gap_clear(row: Mapping[str, Any]) -> bool:

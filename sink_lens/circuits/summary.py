@@ -17,7 +17,6 @@ from .stability import jaccard
 def summary_row(
     circuit: Circuit,
     *,
-    rule: str,
     seen: bool,
     curve: pd.DataFrame,
     gap: Mapping[str, float],
@@ -30,12 +29,13 @@ def summary_row(
 ) -> dict[str, Any]:
     """Return the row of the summary but for the left sum; ``schema/circuit.toml`` says what each field is.
 
-    ``rule`` chose the circuit; it was ``seen`` if it was given and found on these pairs. ``check`` and ``nodes`` are
+    The circuit was ``seen`` if it was given and found on these pairs. ``check`` and ``nodes`` are
     real patches; ``judge`` judges the ``core``.
     """
     answer, probability = circuit.first_answer
     groups = (
-        _choice_fields(circuit, rule=rule, seen=seen),
+        circuit.choice_fields,
+        {"seen": seen},
         _faithfulness_fields(curve),
         {"gap": gap["estimate"], "gap_low": gap["low"], "gap_high": gap["high"]},
         _score_fields(circuit.scores),
@@ -47,24 +47,6 @@ def summary_row(
         {"answer": answer, "answer_probability": probability},
     )
     return {str(name): value for group in groups for name, value in group.items()}
-
-
-def _choice_fields(circuit: Circuit, *, rule: str, seen: bool) -> dict[str, Any]:
-    runs = circuit.runs
-    return {
-        "metric": runs.metric.name,
-        "method": circuit.scores.method,
-        "ablation": runs.ablation,
-        "frozen": -1 if runs.frozen is None else runs.frozen,
-        "pairs": runs.n_pairs,
-        "chosen_on": 0 if circuit.given else len(circuit.rows),
-        "judged_on": circuit.faithfulness_judge.runs.n_pairs,
-        "seen": seen,
-        "rule": rule,
-        "edges": circuit.n_edges,
-        "asked_edges": circuit.size,
-        "all_edges": circuit.graph.n_edges,
-    }
 
 
 def _stability_fields(circuit: Circuit) -> dict[str, Any]:

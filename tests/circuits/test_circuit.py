@@ -5,6 +5,7 @@ from importlib import import_module
 
 import numpy as np
 import pandas as pd
+import prompt_pairs
 import pytest
 from lenses import speaking
 
@@ -16,6 +17,7 @@ from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.passes import count_circuit_passes
 from sink_lens.circuits.runs import Runs
+from sink_lens.circuits.sentences import circuit_sentences
 from sink_lens.circuits.tasks import task_of
 from sink_lens.edits import metrics
 from sink_lens.engine.answers import answers
@@ -26,6 +28,7 @@ from sink_lens.models.load import wrap
 from sink_lens.records.shards import shard_progress
 from tests.tiny_families import tiny
 
+from . import tiny_runs
 from .tiny_runs import circuit, reference_pairs
 
 scoring = import_module("sink_lens.circuits.scoring")
@@ -114,6 +117,45 @@ def test_edges_that_make_no_path_are_an_empty_circuit_and_it_says_so():
         UserWarning, match="the circuit is empty: of 1 chosen edges none lies on a path"
     ):
         assert circuit(edges=1).n_edges == 0
+
+
+SMALL = {"most_steps": 5, "tolerance": 0.5}
+
+
+@pytest.mark.parametrize("edges", [None, 15])
+def test_python_and_the_command_choose_the_same_edges_and_say_the_same(
+    edges, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("sink_lens.circuits.curve.CARRIES", 0.3)  # which 20% of the edges keep
+    lens, file = speaking("llama"), reference_pairs(tmp_path / "pairs.jsonl")
+    asked = {"task": "file", "pairs_file": str(file), "pairs": 16}
+    run = circuits.run(lens, **asked, **SMALL, edges=edges, check=0, random=0, nodes=False)
+    found = circuits.find(lens, task_of(lens, **asked), **SMALL, edges=edges, progress=False)
+    summary = run.tables["summary"].iloc[0]
+    assert found.rule == summary["rule"] == ("smallest" if edges is None else "asked")
+    assert (found.chosen == run.circuit.chosen).all()
+    kept = found.faithfulness
+    assert (kept.estimate, kept.n) == (pytest.approx(summary["faithfulness"]), 8)
+    assert (kept.low, kept.high) == pytest.approx(
+        (summary["faithfulness_low"], summary["faithfulness_high"])
+    )
+    assert circuit_sentences(run.tables["summary"])[0] in str(found)
+
+
+def test_a_size_that_no_pair_can_judge_or_that_keeps_too_little_is_said():
+    with pytest.warns(UserWarning, match="No circuit below all edges") as told:
+        found = circuit(edges=None)
+    assert (told[0].filename, found.rule, found.size) == (tiny_runs.__file__, "none", 200)
+    prompts = prompt_pairs.pair(n=1, length=9, at=3)
+    with pytest.warns(UserWarning, match="none is left to judge"):
+        alone = circuits.find(found.runs.lens, *prompts, metric=metrics.logit_difference(5, 7))
+    assert (alone.rule, alone.faithfulness.n) == ("unjudged", 0)
+
+
+def test_edges_on_no_path_are_counted():
+    found = circuit(edges=20)
+    assert 0 < found.n_edges < 20
+    assert f"Of the 20 edges that were chosen, {20 - found.n_edges} lie" in str(found)
 
 
 def test_exact_scores_are_a_method_and_their_check_is_without_error():

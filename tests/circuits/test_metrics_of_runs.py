@@ -123,7 +123,7 @@ def test_the_divergence_from_the_clean_run_is_that_of_its_predictions(folder):
     clean, corrupted = pair(n=6, length=9)
     assert torch.equal(task.clean.tokens, clean)
     found = circuits.find(
-        lens_of("llama"), clean, corrupted, metric=metrics.kl_to(logits), method="eap"
+        lens_of("llama"), clean, corrupted, metric=metrics.kl_to(logits), method="eap", edges=20
     )
     np.testing.assert_allclose(
         by_name.tables["edges"]["score"], found.every_edge["score"], atol=1e-6

@@ -118,7 +118,7 @@ def numbers(lens):
         "heads": direct_logit_attribution(lens, clean, 5, by="head").values[:9],
         "neurons": direct_logit_attribution(lens, clean, 5, by="neuron").values.sum(0),
         "circuit": torch.tensor(
-            find(lens, clean, corrupted, metric=loss()).every_edge["score"].to_numpy()
+            find(lens, clean, corrupted, metric=loss(), edges=20).every_edge["score"].to_numpy()
         ),
     }
 

@@ -256,7 +256,8 @@ class Raw:
 
 
 def doors(lens):
-    edges = lambda: find(lens, CLEAN, CORRUPTED, metric=loss(), method="eap").every_edge  # noqa: E731
+    asked = {"metric": loss(), "method": "eap", "edges": 20}
+    edges = lambda: find(lens, CLEAN, CORRUPTED, **asked).every_edge  # noqa: E731
     return {
         "run": lambda: run_with(lens, CLEAN, logits=True).logits,
         "capture": lambda: capture(lens, CLEAN, sites=["z"])["z", 1].flatten(2),
