@@ -88,7 +88,8 @@ def effect_figure(
     maps = [np.abs(rows[value].to_numpy(float)) for _, rows, axes in drawn if len(axes) > 1]
     sizes = np.concatenate([one[np.isfinite(one)] for one in (*maps, np.zeros(0))])
     largest = limit = float(sizes.max(initial=0.0)) or 1.0  # one scale for all maps
-    if len(sizes) and 0 < 2 * (most := float(np.quantile(sizes, _COLOURED))) < largest:
+    most = float(np.quantile(sizes, _COLOURED, method="lower")) if len(sizes) > 9 else largest
+    if 0 < 2 * most < largest:
         limit = most
     heights = [  # a line's is fixed, a map's grows with its rows
         2.6 if len(axes) == 1 else min(max(1.9, 0.8 + 0.15 * len(set(rows[axes[0]]))), 5.5)

@@ -260,6 +260,10 @@ def test_one_outlier_does_not_flatten_a_map_and_is_marked():
     assert 0.09 < image.norm.vmax < 0.2
     assert marks.get_offsets().tolist() == [[7, 3]]  # unit 7 of layer 3
     assert "at most 5" in scale.get_ylabel()
+    few = table.assign(
+        effect=[0.3, *np.linspace(-0.1, 0.1, 20), *[NAN] * 79]
+    )  # as a page blanks what may be chance
+    assert effect_figure(few).axes[0].images[0].norm.vmax == 0.1
     axes, scale = effect_figure(table.assign(effect=np.linspace(-1, 1, 100))).axes
     assert (axes.images[0].norm.vmax, scale.get_ylabel()) == (1.0, "effect on loss")
 
