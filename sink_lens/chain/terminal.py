@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from ..text import capitalise, interval_text, name_in_words, percent
+from ..text import capitalise, name_in_words, percent
 from .links import LINKS
+from .links.words import change_texts
 from .page.story import find_story
 from .page.words import link_remarks
 from .summary import too_short_sentence
@@ -70,8 +71,8 @@ def _link_lines(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> li
             row = intervened[link]
             largest = row["control_largest"]
             control = "" if np.isnan(largest) else f"its controls at most {percent(largest)}"
-            ends = interval_text(row["ci_low"], row["ci_high"], shown=percent)
-            did = f"{'makes' if row['position'] != sink_position else 'removes'} {percent(row['share'])} {ends}"
+            does = "make" if row["position"] != sink_position else "remove"
+            did = " ".join(change_texts(row["share"], row["ci_low"], row["ci_high"], does=does))
         claim = claims.get(link, "")
         if claim and verdict not in _CLAIMED:
             claim = f"this was not shown: {claim[:1].lower()}{claim[1:]}"

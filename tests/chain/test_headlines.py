@@ -259,7 +259,7 @@ def test_averaging_is_named_where_the_size_of_the_value_average_removes_the_sink
     assert ("veraging" in text) == named
     assert ("direction" in text) == (direction > 0.1 and size < 0.1)
     sentence, *_ = WORDS["aggregation_variance"].remarks(by(size, direction), {})
-    assert f"direction {round(100 * direction + 5)}%" in sentence
+    assert f"{round(100 * direction + 5)}% in an ordinary direction (random" in sentence
 
 
 def test_words_of_a_headline_have_a_meaning_and_a_line_in_the_glossary():

@@ -122,6 +122,8 @@ def test_a_link_of_the_picture_has_the_share_of_its_intervention_and_the_interva
         for link in links.to_dict("records"):
             does = "makes" if link["link"] == "aggregation_variance" else "removes"
             assert said.count(f"{does} {percent(link['value'])}") == 1, link["link"]
+            near = 2 * link["control_largest"] > link["value"]
+            assert (f"controls ≤{percent(link['control_largest'])}" in said) >= near
             assert f"[{percent(link['ci_low'])}, {percent(link['ci_high'])}]" in said
         assert len(figure.axes[0].patches) == len(lines_of(figure)) + len(circuit.nodes)
 
@@ -131,14 +133,28 @@ def test_the_first_link_says_by_what_the_average_makes_the_sink(tmp_path):
     assert circuit.about["value_average"] == {}
     frames = tables()
     row = frames["effects"].iloc[[0]].assign(is_primary=False)
-    shares = {SIZE: 0.015, DIRECTION: 0.945, DISTANCE: 0.61}
-    more = [row.assign(edit=edit, share=share) for edit, share in shares.items()]
+    shares = {SIZE: (0.015, 0.55), DIRECTION: (0.945, 0.27), DISTANCE: (0.61, np.nan)}
+    more = [
+        row.assign(edit=edit, share=share, control_largest=random)
+        for edit, (share, random) in shares.items()
+    ]
     frames["effects"] = pd.concat([frames["effects"], *more], ignore_index=True)
     figure = circuit_of(traced(tmp_path / "more", frames=frames, without=("paths",))).draw()
     said = [text.get_text() for text in figure.axes[0].texts]
-    at = said.index("size 2%")
-    assert said[at : at + 3] == ["size 2%", "direction 94%", "distance 61%"]
+    beside = " ".join(said)
+    for one in ("size 2% (≤55%)", "direction 94% (≤27%)", "distance 61%"):  # each beside its own
+        assert one in beside
     assert faults(figure) == []
+
+
+def test_what_adds_to_the_sink_is_not_said_to_remove_less_than_nothing(tmp_path):
+    circuit = chain(tmp_path)
+    drawn = circuit.edges.assign(value=-0.22, ci_low=-0.27, ci_high=-0.12, control_largest=0.2)
+    said = [text.get_text() for text in replace(circuit, edges=drawn).draw().axes[0].texts]
+    assert "adds 22%" in said
+    assert "[12%, 27%]" in said
+    assert "controls ≤20%" in said
+    assert not [one for one in said if one.startswith("removes")]
 
 
 def test_measured_paths_stand_for_the_links_and_each_growth_step_for_itself(tmp_path):

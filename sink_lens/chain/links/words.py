@@ -3,6 +3,7 @@
 It needs no torch, so that pages say it. A link without a row here is told of in the words of the others.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from ...schema import (
     SPAN,
     WRITTEN,
 )
-from ...text import join_and, parse_ranges, percent
+from ...text import interval_text, join_and, parse_ranges, percent
 
 CANCELS = 0.5
 """A bias of the keys is cancelled if the cosine with minus the bias is above this, and the sink's key shorter than this
@@ -85,12 +86,27 @@ class LinkWords:
     does_not: str = "the sink does not hang on it"
     stands_out: str = "it stands out"
     """A sentence on the measurement, said if the link is present."""
-    broken: str = "breaking it removes {}"
-    """What the intervention did, around the share of the sink."""
+    broken: str = "breaking it {}"
+    """What the intervention did, around ``change_text``."""
     remarks: Callable[[Tables, Mapping[str, Any]], list[str]] = lambda *_: []
     """Sentences on the link alone, from the tables and the row of its own intervention."""
     gentler: tuple[str, str] | None = None
     """Ends of the path, in the table ``paths``, that could decide the link where its own edit damages the model."""
+
+
+def change_text(share: float, *, does: str = "remove") -> str:
+    """Write what an edit does to a share of the sink: "removes 22%"; "adds 22%" if the share removed is below 0."""
+    shown = percent(share)
+    if shown.startswith("−") and does != "make":
+        return f"{'gains' if does == 'lose' else 'adds'} {shown[1:]}"
+    return f"{does}s {shown}"
+
+
+def change_texts(share: float, low: float, high: float, *, does: str) -> tuple[str, str]:
+    """Write ``change_text`` and its interval, which has the sign of the text."""
+    text = change_text(share, does=does)
+    ends = (-high, -low) if text.startswith("adds") else (low, high)
+    return text, interval_text(*ends, shown=percent)
 
 
 def answers_by_link(tables: Tables) -> dict[str, dict[str, str]]:
@@ -266,12 +282,16 @@ def _value_average_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     made = interventions_by_name(tables)
     if not {SIZE, DIRECTION, DISTANCE} <= set(made):
         return []
-    size, direction, distance = (
-        percent(made[name]["share"]) for name in (SIZE, DIRECTION, DISTANCE)
-    )
-    random = percent(
-        max(0.0, *(float(made[name]["control_largest"]) for name in (SIZE, DIRECTION, DISTANCE)))
-    )
+    edits = {
+        SIZE: "at an ordinary size",
+        DIRECTION: "in an ordinary direction",
+        DISTANCE: "at an ordinary distance from the text's mean",
+    }
+    lost = []
+    for name, how in edits.items():
+        random = float(made[name]["control_largest"])
+        beside = "" if math.isnan(random) else f" (random directions at most {percent(random)})"
+        lost.append(f"{change_text(made[name]['share'], does='lose')} {how}{beside}")
     whole = [
         one
         for one in made.values()
@@ -282,10 +302,7 @@ def _value_average_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
         acts = "the value average of the sink token does not make the sink"
     if float(made[DISTANCE]["ci_low"]) > max(LEAST_SHARE, float(made[DISTANCE]["control_largest"])):
         acts = f"the value average of the sink token makes the sink {_BY[value_average_by(tables)]}"
-    return [
-        f"{acts}: at an ordinary size the sink loses {size}, in an ordinary direction {direction}, at an ordinary "
-        f"distance from the text's mean {distance} (these three edits with random directions: at most {random})"
-    ]
+    return [f"{acts}: the sink {join_and(lost)}"]
 
 
 def _mixer_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
@@ -318,7 +335,7 @@ WORDS: Mapping[str, LinkWords] = {
         breaking="isolating a position",
         does="make",
         does_not="it makes no sink",
-        broken="isolating another position makes {} of one",
+        broken="isolating another position {} of one",
         remarks=lambda tables, own: [
             *_value_average_sentences(tables, own),
             *_mixer_sentences(tables, own),
@@ -337,7 +354,7 @@ WORDS: Mapping[str, LinkWords] = {
     "neurons_dimension": LinkWords(
         breaking="taking it from the key",
         stands_out="the neurons write it",
-        broken="taking it from the key removes {}",
+        broken="taking it from the key {}",
         remarks=_span_sentences,
         gentler=("everything", "key"),
     ),

@@ -45,11 +45,12 @@ EDGE_COLUMNS = (
     "ci_low",
     "ci_high",
     "control",
+    "control_largest",
     "verdict",
     "statistic",
     "statistic_value",
 )
-_NUMBERS = ("step", "value", "ci_low", "ci_high", "control", "statistic_value")
+_NUMBERS = ("step", "value", "ci_low", "ci_high", "control", "control_largest", "statistic_value")
 _KINDS = {
     "value aggregation": "position",
     "variance discrepancy": "z",
@@ -70,7 +71,8 @@ class ChainCircuit(Drawable):
 
     about: dict[str, Any]
     """Model, hashes of weights and tokens, the studied position, whether it is a sink, and by what the value average
-    makes it (``value_average``: size, direction, distance -> the share that the ordinary one removes)."""
+    makes it (``value_average``: size, direction, distance -> the share that the ordinary one removes, and the largest
+    that a random direction does)."""
     nodes: pd.DataFrame = field(repr=False)
     """One row per node (``NODE_COLUMNS``)."""
     edges: pd.DataFrame = field(repr=False)
@@ -153,15 +155,18 @@ def chain_circuit(run: Run) -> ChainCircuit:
     )
 
 
-def _value_average_shares(effects: pd.DataFrame | None) -> dict[str, float]:
+def _value_average_shares(effects: pd.DataFrame | None) -> dict[str, list[float]]:
     if effects is None or "edit" not in effects:
         return {}
-    shares = dict(zip(effects["edit"], effects["share"].astype(float), strict=True))
+    numbers = (
+        effects.reindex(columns=["share", "control_largest"]).astype(float).to_numpy().tolist()
+    )
+    shares = dict(zip(effects["edit"], numbers, strict=True))
     parts = {"size": SIZE, "direction": DIRECTION, "distance": DISTANCE}
     return {
         word: shares[edit]
         for word, edit in parts.items()
-        if not math.isnan(shares.get(edit, math.nan))
+        if edit in shares and not math.isnan(shares[edit][0])
     }
 
 
@@ -295,6 +300,7 @@ def _link_edges(
             "ci_low": moved.get("ci_low"),
             "ci_high": moved.get("ci_high"),
             "control": moved.get("control_share"),
+            "control_largest": moved.get("control_largest"),
             "verdict": first.get("verdict", "not measured"),
             "statistic": first.get("statistic", ""),
             "statistic_value": first.get("value"),
@@ -326,6 +332,7 @@ def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[s
             "ci_low": row["ci_low"],
             "ci_high": row["ci_high"],
             "control": row["control_share"],
+            "control_largest": largest,
             "verdict": "raises" if row["ci_low"] > bound else untold,
         }
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Polygon
 from matplotlib.transforms import Bbox
 
-from sink_lens.chain.links.words import PLAIN, WORDS
+from sink_lens.chain.links.words import PLAIN, WORDS, change_texts
 from sink_lens.errors import InputError, RunError
 from sink_lens.report.diagram import Style, fill_lines
 from sink_lens.report.style import (
@@ -30,7 +30,7 @@ from sink_lens.report.style import (
     without_formulas,
 )
 from sink_lens.schema import VERDICTS
-from sink_lens.text import interval_text, percent, plural, safe_line
+from sink_lens.text import percent, plural, safe_line
 
 LINES: Mapping[str, tuple[str, Any]] = {
     "holds": (GREEN, "solid"),
@@ -135,7 +135,10 @@ def _words_around(circuit: Any) -> tuple[str, str]:
     says = "Number: the share of the sink that the link's intervention removes, or makes elsewhere; its 95% interval."
     steps = len(set(circuit.nodes["step"].dropna()))
     if circuit.about.get("value_average"):
-        says += " Size, direction and distance: what the sink loses if its average of values has the ordinary one."
+        says += (
+            " Size, direction and distance: what the sink loses if its average of values has the ordinary one (in "
+            "brackets: the most with a random direction)."
+        )
     if steps > 1:
         says += (
             f" The {steps} growth steps stand side by side; a number is of all of them together."
@@ -168,15 +171,13 @@ def _boxes_and_bonds(circuit: Any) -> tuple[dict[str, _Box], list[_Bond]]:
         verdict, share = str(first["verdict"]), float(first["value"])
         texts = [f"{VERDICTS.get(verdict, '–')} {safe_line(verdict, limit=30)}"]
         if not math.isnan(share):
-            does = WORDS.get(str(link), PLAIN).does
-            texts += [
-                f"{does}s {percent(share)}",
-                interval_text(first["ci_low"], first["ci_high"], shown=percent),
-            ]
+            does, control = WORDS.get(str(link), PLAIN).does, float(first["control_largest"])
+            texts += change_texts(share, first["ci_low"], first["ci_high"], does=does)
+            texts += [f"controls ≤{percent(control)}"] * (2 * control > abs(share))
         if first["source"] == "position":
             texts += [
-                f"{word} {percent(one)}"
-                for word, one in circuit.about.get("value_average", {}).items()
+                f"{word} {percent(one)}" + f" (≤{percent(random)})" * (not math.isnan(random))
+                for word, (one, random) in circuit.about.get("value_average", {}).items()
             ]
         ends = tuple(zip(rows["source"], rows["target"], strict=True))
         bonds.append(

@@ -12,7 +12,15 @@ from typing import Any
 
 import pandas as pd
 
-from sink_lens.chain.links.words import BOTH, PLAIN, WORDS, Phrase, Tables, answers_by_link
+from sink_lens.chain.links.words import (
+    BOTH,
+    PLAIN,
+    WORDS,
+    Phrase,
+    Tables,
+    answers_by_link,
+    change_text,
+)
 from sink_lens.schema import (
     ALL_STEPS,
     ANOTHER_PATH,
@@ -274,7 +282,7 @@ def link_remarks(tables: Tables, link: str) -> list[str]:
     said = [f"undecided: {why}"] if why else []
     own = effects.loc[effects["link"].eq(link) & effects["is_primary"].eq(True)].to_dict("records")
     words, row = WORDS.get(link, PLAIN), own[0] if own else {}
-    moved = percent(row["share"]) if own else ""
+    moved = change_text(row["share"], does=words.does) if own else ""
     if own and row["ci_low"] > INTERVENTION_FLOOR and row["control_largest"] >= row["ci_low"]:
         said.append(
             f"a control moves as much ({percent(row['control_largest'])}), so that this shows nothing"
@@ -300,8 +308,10 @@ def why_undecided(tables: Tables, link: str) -> str:
         return ""
     necessary, carries = (answers[name] for name in BOTH)
     if answers["present"] == "no" and "undecided" not in (necessary, carries):
-        share = percent(_row_that_answers(effects, link, BOTH[0]).get("share", math.nan))
-        return f"it does not stand out when it is measured, yet {WORDS.get(link, PLAIN).broken.format(share)}"
+        share = _row_that_answers(effects, link, BOTH[0]).get("share", math.nan)
+        words = WORDS.get(link, PLAIN)
+        moved = change_text(share, does=words.does)
+        return f"it does not stand out when it is measured, yet {words.broken.format(moved)}"
     rows = {name: _row_that_answers(effects, link, name) for name in BOTH}
     damages = next(
         (said for row in rows.values() if (said := _damage_sentence(tables, link, row))), ""
