@@ -294,6 +294,24 @@ def check_checkpoint_keys(info: dict, *, name: str) -> None:
             )
 
 
+def untied_notes(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return a note if the configuration ties embedding and unembedding and the checkpoint holds two that differ.
+
+    transformers then warns, and computes with the two.
+    """
+    read: Any = model.get_input_embeddings()
+    write: Any = model.get_output_embeddings()
+    if not getattr(model.config, "tie_word_embeddings", False) or write is None:
+        return ()
+    first, last = read.weight, write.weight
+    if first is last or first.is_meta or last.is_meta or torch.equal(first, last):
+        return ()
+    return (
+        "config.json has tie_word_embeddings = true, and the checkpoint holds an embedding and an unembedding that "
+        "differ: both are used as they are",
+    )
+
+
 def probe_tokens(model: PreTrainedModel, length: int = 8) -> Int[Tensor, "batch position"]:
     """Return a few token ids, spread over the vocabulary, to compare logits on; no more than the model's context."""
     size, most = (

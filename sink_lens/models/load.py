@@ -184,6 +184,7 @@ def load(
     if quantised := config.get("quantization_config"):
         notes += (_QUANTISED.format(quantised.get("quant_method", "a quantised type")),)
     notes += () if note is None else (note,)
+    notes += checks.untied_notes(plain)
     notes += () if revision is None else (f"revision {revision}",)
     return assemble_lens(plain, tokenizer=tokenizer, family=family, name=name, notes=notes)
 
@@ -311,12 +312,15 @@ def _load_error_text(name: str, folder: Path | None, error: Exception) -> str:
             f"{name!r} is no folder and no file here, and the hub gave: {reason.rstrip('.')}. Need a folder "
             f"written by save_pretrained, a .gguf file, {DEFAULT_MODEL!r} (bundled), or a hub name and a network"
         )
+    config: Any = None
     try:
         config = _read_configuration(folder)
         with keep_random_state(), torch.device("meta"):
             AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as fault:  # noqa: BLE001  # as above
-        wrong = first_line_of_error(fault)
+        wrong, pad = first_line_of_error(fault), getattr(config, "pad_token_id", None)
+        if "padding_idx" in wrong.lower():  # torch's word for it
+            wrong = f"pad_token_id is {pad}, and the vocabulary has {config.vocab_size} tokens"
         return f"{name}: config.json describes no model ({wrong}); need the file as save_pretrained wrote it"
     return f"{name}: the weights cannot be read ({reason}); need whole safetensors files, written by save_pretrained"
 

@@ -145,6 +145,26 @@ def test_a_fault_of_the_configuration_is_told_as_such(tmp_path):
             load(tmp_path, device="cpu")
 
 
+def test_a_padding_id_outside_the_vocabulary_is_named(tmp_path):
+    tiny("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    changed = config | {"bos_token_id": 777, "pad_token_id": 900}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(ModelError, match=r"pad_token_id is 900.* 300 tokens"):
+        load(tmp_path, device="cpu")
+
+
+def test_two_embeddings_that_the_configuration_ties_are_noted(tmp_path):
+    model = tiny("llama", tie_word_embeddings=False)
+    model.save_pretrained(tmp_path)
+    assert not any("tie_word_embeddings" in note for note in load(tmp_path, device="cpu").notes)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    changed = load(tmp_path, device="cpu")
+    assert any("tie_word_embeddings" in note for note in changed.notes)
+    assert torch.equal(changed.plain.lm_head.weight, model.lm_head.weight)
+
+
 @pytest.mark.parametrize("path", ["", "self_attn", "mlp.up_proj"])
 def test_a_module_of_two_layers_is_refused(path):
     model = tiny("llama")
