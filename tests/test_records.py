@@ -14,7 +14,7 @@ import pytest
 
 from sink_lens.errors import RunError
 from sink_lens.records import RUN_FILE, RunLog, add_to_run, create_run, read_run
-from sink_lens.records.shards import remove_shards
+from sink_lens.records.shards import remove_shards, run_progress, shard_progress
 from sink_lens.records.writing import part_path
 
 CONFIG = {"sequences": 32, "threshold": 0.3}
@@ -319,6 +319,20 @@ def test_what_is_no_run_in_the_place_of_the_folder_is_refused_and_left_alone(tmp
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"file cannot be written \(File exists\)"):
         start(tmp_path / "file")
+
+
+def test_an_unfinished_run_says_how_many_of_its_parts_are_done(tmp_path):
+    parts = [f"block-{number}" for number in range(5)]
+    with contextlib.suppress(KeyboardInterrupt), start(tmp_path) as writer:
+        writer.list_parts(parts)
+        for name in parts[:3]:
+            writer.write_table(name, HEADS)
+        raise KeyboardInterrupt
+    none = shard_progress(tmp_path)
+    assert run_progress(tmp_path, none) == "interrupted, 3 of 5 blocks done"
+    with start(tmp_path) as writer:
+        writer.list_parts(parts)
+    assert run_progress(tmp_path, none) == "finished"
 
 
 def test_an_interrupted_run_keeps_its_tables_and_is_continued(tmp_path):

@@ -1,12 +1,15 @@
 """``sink-lens report``."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..report.config import ReportConfig
 from .console import app, console, echo, frame_table, print_message
 from .options import Answer, Quiet, add_config_options, json_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _REPORT_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -48,6 +51,10 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         *config.runs, out=None if config.out is None else Path(config.out), group_by=config.group_by
     )
     echo(str(page) if quiet else f"report: {page}")
+    for one in config.runs:
+        state, _ = _progress_of(Path(one))
+        if state != "finished":
+            print_message("warning", f"{one} is not finished: {state}")
     files, missing = [], []
     if config.figures is not None:
         files, missing = save_figures(
@@ -62,23 +69,41 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         from ..report.html import page_title
 
         said = {"sentence": page_title(config.runs[0])} if len(config.runs) == 1 else {}
-        return {"runs": config.runs, "report": page, "figures": files, "not_drawn": missing} | said
+        states = [_progress_of(Path(one))[0] for one in config.runs]
+        return {
+            "runs": config.runs,
+            "states": states,
+            "finished": all(one == "finished" for one in states),
+            "report": page,
+            "figures": files,
+            "not_drawn": missing,
+        } | said
 
     return Answer(found=collect_answer, exit_code=int(bool(config.only and missing)))
 
 
 def _print_status(folder: Path, *, quiet: bool) -> Answer:
-    from ..records import read_run, run_state
-    from ..records.shards import shard_progress
+    from ..records import read_run
 
-    run, shards = read_run(folder), shard_progress(folder)
-    state = run_state(folder)
-    if len(shards):
-        state = f"{(shards['state'] == 'finished').sum()} of {len(shards)} shards finished"
+    run, (state, shards) = read_run(folder), _progress_of(folder)
     if not quiet:
         echo(f"{folder}: {run.kind}, {state}")
         if len(shards):
             console().print(frame_table(shards.astype(object).fillna(""), list(shards.columns)))
     return Answer(
-        found=lambda: {"run": folder, "kind": run.kind, "state": state, "shards": json_rows(shards)}
+        found=lambda: {
+            "run": folder,
+            "kind": run.kind,
+            "state": state,
+            "finished": run.status == "finished",
+            "shards": json_rows(shards),
+        }
     )
+
+
+def _progress_of(folder: Path) -> tuple[str, "pd.DataFrame"]:
+    """Return how far a run is, in words, and a table of its shards."""
+    from ..records.shards import run_progress, shard_progress
+
+    shards = shard_progress(folder)
+    return run_progress(folder, shards), shards

@@ -340,6 +340,9 @@ def _check_run_json(record: Any) -> None:
     written, removes = record.get("written", []), record.get("removes", {})
     if not isinstance(written, list) or not isinstance(removes, dict):
         raise ValueError("written and removes should be names, and files")
+    parts = record.get("parts", [])
+    if not isinstance(parts, list) or not all(isinstance(one, str) for one in parts):
+        raise ValueError("parts should be names")
     for file in (*record["files"], *written, *removes):
         if (
             not isinstance(file, str)

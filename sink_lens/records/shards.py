@@ -132,6 +132,7 @@ def compute_run(
     if shard is None:
         with open_run(run, overwrite=overwrite) as writer:
             parts = begin(writer)
+            writer.list_parts(parts)
             _check_parts(writer, parts, check)
             _copy_shard_parts(writer, parts, check)
             result = finish(writer)
@@ -146,6 +147,7 @@ def compute_run(
     with contextlib.ExitStack() as stack:
         with open_run(run, patience=_PATIENCE) as writer:
             parts = begin(writer)
+            writer.list_parts(parts)
             _check_parts(writer, parts, check)
             is_done = all(map(writer.has, parts))
             writer.leave_unfinished()
@@ -241,6 +243,18 @@ def remove_shards(run: Path) -> None:
     """Remove all shards of a run, after their parts were copied into the run's folder; other files in them stay."""
     for shard in _list_shards(run):
         remove_run(shard.folder(run))
+
+
+def run_progress(run: Path, shards: pd.DataFrame) -> str:
+    """Say how far a run is: ``run_state``, and, unless it is finished, how many of its shards or blocks are done."""
+    state = run_state(run)
+    if len(shards):
+        return f"{(shards['state'] == 'finished').sum()} of {len(shards)} shards finished"
+    record = read_run_json(run)
+    if parts := record.get("parts"):
+        done = {Path(name).stem for name in record["files"]}
+        state += f", {len(done.intersection(parts))} of {len(parts)} blocks done"
+    return state
 
 
 def shard_progress(run: Path) -> pd.DataFrame:

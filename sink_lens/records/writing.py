@@ -189,6 +189,10 @@ class RunWriter:
         """Refuse the shard in ``folder``, whose run.json is ``record``, if it is of another run than this one."""
         _refuse_other_run(folder, earlier=record, record=self._record, compared=IDENTITY)
 
+    def list_parts(self, names: Iterable[str]) -> None:
+        """Name the parts of the run, the files that it is computed in, so that run.json says how many are done."""
+        self._record["parts"] = list(names)
+
     def leave_unfinished(self) -> None:
         """Let the run count as unfinished when the block ends: run.json stays as it is."""
         self._adding = True
@@ -323,6 +327,8 @@ class RunWriter:
             else "failed"
         )
         self._record |= {"status": status, "ended": utc_now_text()}
+        if status == "finished":
+            self._record.pop("parts", None)
         if status == "failed":
             self._record["error"] = f"{type(error).__name__}: {error}"
         try:
