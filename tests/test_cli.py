@@ -1,5 +1,7 @@
 """The command line: what it shows, what it passes on, and how errors end."""
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -208,3 +210,37 @@ def test_the_package_is_the_command():
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith("sink-lens")
+
+
+def test_the_answer_about_an_unfinished_run_says_so(tmp_path):
+    names = {"kind": "sweep", "config": {}, "provenance": {}, "expects": ("cells",)}
+    with contextlib.suppress(KeyboardInterrupt), create_run(tmp_path / "run", **names) as writer:
+        writer.list_parts(["block-0", "block-1"])
+        writer.write_text("block-0.txt", "")
+        raise KeyboardInterrupt
+    for more in ((), ("--status",)):
+        done = run("report", "run", "--json", *more)
+        assert done.exit_code == 0
+        found = json.loads(done.stdout)
+        states = [found["state"]] if more else found["states"]
+        assert states == ["interrupted, 1 of 2 blocks done"]
+        assert found["finished"] is False
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"], ["report", "run"]])
+def test_a_reader_that_goes_away_is_no_failure(arguments, tmp_path):
+    with create_run("run", kind="sweep", config={}, provenance={}, expects=()) as writer:
+        writer.write_text("findings.txt", "")
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "sink_lens", *arguments],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert arguments[0] != "report" or (tmp_path / "run" / "report.html").exists()

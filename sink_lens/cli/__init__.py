@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,12 +37,30 @@ def main() -> None:
     """Run the ``sink-lens`` command with the words of the command line."""
     for name, value in (_QUIET if "OMP_WAIT_POLICY" in os.environ else _QUIET | _SPIN).items():
         os.environ.setdefault(name, value)  # read when the libraries are first imported
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if type(stream) is io.TextIOWrapper and not stream.isatty():
+            stream = io.TextIOWrapper(
+                io.BufferedWriter(_Output(stream.fileno(), "wb", closefd=False)),
+                encoding=stream.encoding,
+                line_buffering=stream.line_buffering,
+            )
+            setattr(sys, name, stream)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(
                 errors="backslashreplace"
             )  # a terminal without a character shows its number
     app(prog_name="sink-lens")
+
+
+class _Output(io.FileIO):
+    """Standard output whose reader may go away, as ``head`` does; the work goes on, and the exit code is its own."""
+
+    def write(self, data: Any, /) -> int | None:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
 
 
 def _show_version(asked: bool) -> None:
