@@ -29,7 +29,7 @@ from ..activations.views import LayerView
 from ..chain.evidence import ratio_of_means
 from ..data.tokens import TokenBatch
 from ..edits.constructors import scale
-from ..edits.quantisation import quantisation, quantised_weights
+from ..edits.quantisation import linear_layer_paths, quantisation, quantised_weights
 from ..engine.forward import run_with
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -181,7 +181,7 @@ def quantise(
     ids = batch.tokens.cpu().numpy()[sequence, position]
     frames = {
         "conditions": pd.DataFrame(rows).astype({"draw": "Int64", "chosen": bool}),
-        "channels": _channel_rows(decision["kept_channels"]),
+        "channels": _channel_rows(decision["kept_channels"], modules=decision["kept_modules"]),
         "sinks": pd.DataFrame({"sequence": sequence, "position": position, "token_id": ids}),
         "summary": pd.DataFrame([decision], columns=column_names("quantise", "summary")),
     }
@@ -191,16 +191,31 @@ def quantise(
 run = command_of(quantise)
 
 
-def _channel_rows(kept: Channels) -> pd.DataFrame:
+def _channel_rows(
+    kept: Channels, *, modules: Mapping[str, Mapping[int, Sequence[str]]]
+) -> pd.DataFrame:
     rows = [
-        (site, layer, one)
+        (site, layer, one, " ".join(modules[site][layer]))
         for site, layers in kept.items()
         for layer, some in layers.items()
         for one in some
     ]
-    return pd.DataFrame(rows, columns=["site", "layer", "channel"]).astype(
-        {"site": "str", "layer": "int64", "channel": "int64"}
+    return pd.DataFrame(rows, columns=["site", "layer", "channel", "modules"]).astype(
+        {"site": "str", "layer": "int64", "channel": "int64", "modules": "str"}
     )
+
+
+def _linear_layers(lens: LensModel, site: str, *, layer: int) -> list[str]:
+    """Return the names, as Hugging Face has them, of the linear layers that read a site; none for the cache or stream.
+
+    Experts, and the projections of a mixer, are not named.
+    """
+    there = dict(lens.layers[layer].named_modules())
+    return [
+        f"{lens.family.layers}.{layer}.{path}"
+        for path in linear_layer_paths(lens, site)
+        if path in there
+    ]
 
 
 def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedFormat]:
@@ -440,12 +455,14 @@ def _make_json_answer(
         "sink_positions": [],
         "channels": 0,
         "kept_channels": {},
+        "kept_modules": {},
         "kept_loss_nats": kept.get("loss_nats", math.nan),
         **{f"left_{end}": kept.get(f"change_{end}", math.nan) for end in ("nats", "low", "high")},
         **{
             f"closed_{end}": kept.get(f"closed_{end}", math.nan) for end in ("share", "low", "high")
         },
         "channels_alone": [math.nan] * 3,
+        "not_chosen": [],
         "random_most": max(random, default=math.nan),
         "controls": len(random),
         "n": clean["n"],
@@ -463,6 +480,19 @@ def _make_json_answer(
             found["channels_alone"] = [alone[f"closed_{end}"] for end in ("share", "low", "high")]
         found["channels"] = kept["channels"]
         found["kept_channels"] = largest_channels(largest[kept["sink_tokens"]], kept["channels"])
+        found["kept_modules"] = {
+            site: {layer: _linear_layers(lens, site, layer=layer) for layer in layers}
+            for site, layers in found["kept_channels"].items()
+        }
+    if found["verdict"] in ("goal missed", "no small set"):
+        names = ("sink_tokens", "channels", "closed_share", "closed_low", "closed_high")
+        found["not_chosen"] = [
+            {name: row[name] for name in names}
+            for row in by_set.values()
+            if row["kept"] in ("tokens", "channels", "both")
+            and not row["chosen"]
+            and row["closed_share"] >= config.goal
+        ]
     return found | {"sentence": _advice_sentence(found)}
 
 
@@ -487,10 +517,22 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
     share = f"{percent(found['closed_share'])} {bounds(found['closed_low'], found['closed_high'], shown=percent)}"
     share = f"all of the gap ({share})" if found["closed_share"] >= 1 else f"{share} of the gap"
     closed = f"{share}, {random}"
+    others = join_and(
+        " and ".join(
+            ["sink tokens"] * row["sink_tokens"]
+            + [plural(row["channels"], "channel")] * (row["channels"] > 0)
+        )
+        + f" ({percent(row['closed_share'])})"
+        for row in found["not_chosen"]
+    )
+    if others:
+        others = (
+            f" Not chosen, but at {percent(found['goal'])} or above on the second half: {others}."
+        )
     if found["verdict"] == "no small set":
         return (
-            f"No small set of tokens and channels helps: {cost}, and the set that was chosen on one half of the text "
-            f"closes on the other {closed}."
+            f"The set chosen on the first half of the text helps no more than random sets on the second: {cost}, and "
+            f"the set closes {closed}.{others}"
         )
     places = found["sink_positions"]
     at = (
@@ -510,12 +552,13 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
     told = f"{left} are left, which closes {closed}; chosen on one half of the text, judged on the other."
     alone, low, high = found["channels_alone"]
     if alone >= found["closed_low"]:
-        told += f" The channels alone close {percent(alone)} {bounds(low, high, shown=percent)}: "
-        told += "that the sink tokens add "
-        told += "to this is not clear."
+        told += (
+            f" The channels alone close {percent(alone)} {bounds(low, high, shown=percent)}: "
+            "that the sink tokens add to this is not clear."
+        )
     if found["verdict"] == "goal missed":
         return (
-            f"No set that was chosen closes {percent(found['goal'])} of the gap on held-out text: {cost}; with "
-            f"{kept} kept in 16 bit, {told}"
+            f"The set chosen on the first half of the text misses {percent(found['goal'])} of the gap on the second: "
+            f"{cost}; with {kept} kept in 16 bit, {told}{others}"
         )
     return f"Keep {kept} in 16 bit: {cost}; with them kept, {told}"

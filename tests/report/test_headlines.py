@@ -151,8 +151,13 @@ def quantised(**change):
         "clean_loss_nats": 3.0, "quantised_loss_nats": 3.5, "random_most": 0.1, "closed_share": 0.8, "closed_low": 0.7,
         "closed_high": 0.9, "sink_tokens": 1.0, "channels": 4, "left_nats": 0.1, "left_low": 0.05, "left_high": 0.2,
         "goal": 0.9, "sink_positions": [0], "channels_alone": (0.6, 0.5, 0.65),
+        "not_chosen": [],
     } | change  # fmt: skip
     return quantise._advice_sentence(found)
+
+
+MISSED = {"verdict": "goal missed"}
+REACHED = {"not_chosen": [{"sink_tokens": True, "channels": 2, "closed_share": 0.91}]}
 
 
 def patch(*, effects=(-9.0, -8.9, 1.0), config=None, by="layer", way=0.9, ci_low=NAN, **tables):
@@ -408,6 +413,7 @@ CASES = {
         (quantised, {}, {"channels_alone": (0.75, 0.7, 0.8)}, [], ["channels alone"]),
         (quantised, {}, {"controls": 0}, ["random"], ["no random"]),
         (quantised, {}, {"verdict": "goal missed"}, [], ["missed"]),
+        (quantised, MISSED | REACHED, MISSED, ["not chosen"], []),
     ],
     "patch": [
         (patch, {}, {"effects": ()}, ["title"], []),

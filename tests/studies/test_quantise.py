@@ -7,6 +7,7 @@ from importlib import import_module
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from sink_lens.activations.sink_mask import sink_mask
 from sink_lens.data.tokens import from_tensor
@@ -100,10 +101,18 @@ def test_the_run_holds_every_condition_and_the_decision_names_the_channels(tmp_p
         for layer, some in layers.items()
         for one in some
     }
-    assert set(study.tables["channels"].itertuples(index=False, name=None)) == rows
+    table = study.tables["channels"]
+    assert set(table[["site", "layer", "channel"]].itertuples(index=False, name=None)) == rows
+    named = {one for some in table["modules"] for one in some.split(" ")}
+    linear = {name for name, one in lens.plain.named_modules() if isinstance(one, nn.Linear)}
+    assert named == linear - {"lm_head"}
+    assert table.groupby("site")["modules"].first()["attn_in"].split(" ") == [
+        f"model.layers.0.self_attn.{one}_proj" for one in "qkv"
+    ]
     shown = list(show_quantise(study))
     assert shown[1].loc[shown[1]["chosen"] == "chosen", "channels"].tolist() == [found["channels"]]
     assert "channels.csv" in shown[-1]
+    assert str(len(rows)) in shown[-1]
     assert "Channels to keep" in {one.title for one in page_content(study.run).tables}
     assert read_run(tmp_path / "run").missing == []
 
@@ -137,6 +146,37 @@ def test_the_smallest_set_that_reaches_the_goal_is_chosen_else_the_best():
     for goal, expected in ((0.9, ("both", 1)), (0.92, ("channels", 2)), (0.995, ("channels", 2))):
         found = module._smallest_good_set(rows, goal=goal)
         assert (found["kept"], found["channels"]) == expected
+
+
+@pytest.mark.parametrize("verdict", ["goal missed", "no small set"])
+def test_sets_that_reach_the_goal_but_were_not_chosen_are_named(verdict):
+    rows = [
+        {
+            "part": part,
+            "kept": kept,
+            "sink_tokens": kept in ("tokens", "both"),
+            "channels": channels,
+        }
+        | dict.fromkeys(("loss_nats", "change_nats", "change_low", "change_high"), 1.0)
+        | {"closed_share": share, "closed_low": share - 0.1, "closed_high": share + 0.1, "n": 4}
+        | {"chosen": (kept, channels) == ("both", 8)}
+        for part in ("choose", "judge")
+        for kept, channels, share in (
+            *(("clean", 0, 1.0), ("all", 0, 0.0), ("tokens", 0, 0.2), ("channels", 8, 0.96)),
+            *(("both", 2, 0.91), ("both", 8, 0.89)),
+        )
+    ]
+    if verdict == "no small set":
+        rows.append(rows[-1] | {"kept": "random", "closed_share": 0.8})
+    lens, tokens, _ = speaking()
+    found = module._make_json_answer(
+        lens, QuantiseConfig(), rows, rows[5], largest={True: {}, False: {}}, sinks=tokens.valid
+    )
+    assert found["verdict"] == verdict
+    reached = [(one["sink_tokens"], one["channels"]) for one in found["not_chosen"]]
+    assert reached == [(False, 8), (True, 2)]
+    assert "8 channels (96%)" in found["sentence"]
+    assert "sink tokens and 2 channels (91%)" in found["sentence"]
 
 
 def test_the_spread_over_inputs_is_in_the_interval():

@@ -98,7 +98,7 @@ def _channel_table(run: Run) -> tuple[str, PageTable]:
     shown = _kept_channel_rows(run)
     see = (
         "The channels that stay in 16 bit: each site's largest, by layer. "
-        "channels.csv in the run folder has them all."
+        "channels.csv in the run folder has a row for each layer, with the names of the linear layers that read it."
     )
     heads = {"site": "site", "channel": "channel", "layers": "in layers"}
     return see + rest_note(len(shown), "channels", most=40), page_table(shown, heads, most=40)
@@ -149,4 +149,8 @@ def show_quantise(found: Result) -> Iterator[str | pd.DataFrame]:
     if _keeps_channels(found.run):
         shown = _kept_channel_rows(found.run)
         yield shown.head(_SHOWN)
-        yield f"all {len(shown)} channels to keep: {found.run.folder / 'channels.csv'}"
+        n = len(found.tables["channels"])
+        yield (
+            f"{plural(n, 'channel')} to keep in all, each counted in its layer, with the names of the linear layers: "
+            f"{found.run.folder / 'channels.csv'}"
+        )
