@@ -23,9 +23,6 @@ from torch import Tensor
 
 from sink_lens.measures.reductions import check_position, mean_where, queries_from, widen
 
-COUNTED_QUERIES = 16
-"""Queries after a position from which on an attention to it can tell a late sink from looking back a little."""
-
 
 def sink_score(
     column: Float[Tensor, "batch head query"],

@@ -41,6 +41,8 @@ FROZEN = ("z", "neurons", "dimensions", "key")
 
 SINK_THRESHOLD = 0.3
 """Default threshold: a head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
+COUNTED_QUERIES = 16
+"""Queries after a position from which on an attention to it can tell a late sink from looking back a little."""
 MIN_SINK_RATE = 0.05
 """A position is a sink position if at least this share of all (layer, head, sequence) have their sink at it."""
 LEAST_SINK = 0.05

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..chain.locate import onset_layer
-from ..measures.attention import COUNTED_QUERIES
+from ..schema import COUNTED_QUERIES
 from .observed import ObservedModel
 
 

@@ -88,7 +88,8 @@ class SinkMonitor:
 
     The keys are ``sink_lens.training.monitor_keys.KEYS`` under ``sinks/``. Where documents are packed into rows
     (``position_ids`` that begin again, ``cu_seq_lens_q``, or a block mask), each is read as a sequence of its own;
-    if attention crosses them, the keys of first tokens are left out, with a warning. A reading is of the weights
+    if attention crosses them, the keys of first tokens are left out, with a warning. A row that begins with padding is
+    read from its first real token. A reading is of the weights
     before the step. If the last step was not read, the end of the ``with`` block reads the last weights on the
     sequences read before, in one process. With several processes, each reads its own share and all must call
     ``step()``; they get the same numbers.
@@ -491,7 +492,7 @@ class SinkMonitor:
             self._last_inputs = self._inputs
 
     def _set_documents(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
-        """Set ``_documents`` to the documents to read in the packed rows of ``inputs``; None if rows are not packed."""
+        """Set ``_documents`` to those in the rows of ``inputs``; None if each row is one from its first token on."""
         self._documents = find_documents(inputs, batch=batch, length=length, most=self._sequences)
         if self._documents is not None and not self._documents.n_rows:
             self._documents = None
@@ -638,13 +639,12 @@ def _without_gradients_or_autocast(device: torch.device) -> Iterator[None]:
 
 
 def _token_mask(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch position"]:
-    """Return a mask of the last ``length`` tokens of ``inputs``: False at padding, and in rows that begin with it."""
+    """Return a mask of the last ``length`` tokens of ``inputs``: False at padding."""
     first = next(iter(inputs.values()))
     mask = mask_without_window(inputs.get("attention_mask"))
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return torch.ones(first.shape[0], length, dtype=torch.bool, device=first.device)
-    valid = mask_of_tokens(mask[:, -length:])
-    return valid & valid[:, :1]
+    return mask_of_tokens(mask[:, -length:])
 
 
 def check_monitor_options(**options: Any) -> None:

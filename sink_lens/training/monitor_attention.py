@@ -46,15 +46,15 @@ def read_queries_and_keys(
 
     The call ends as soon as they are known. If the module's class computes attention without transformers' attention
     interface, a subclass that uses the interface takes its place during the call. ``args`` and ``kwargs`` are those of
-    its first call, of ``batch`` sequences. ``documents`` are those of a packed batch that are read, one row each; None
-    reads rows as they are.
+    its first call, of ``batch`` sequences. ``documents`` are those within the batch's rows that are read, one row each;
+    None reads rows as they are.
 
     Raises:
         ModelError: the module does not compute its attention through the attention interface.
     """
     own: Any = vars(module).get("config")
     function = own_function(module, name=kernel_of(config if own is None else own))
-    if function is not None and documents is not None:
+    if function is not None and documents is not None and documents.packed:
         raise ModelError(
             f"attention is computed by {function}, and SinkMonitor reads its pattern in batches that are not packed; "
             "need packing off, or model.set_attn_implementation('eager' or 'sdpa')"
@@ -85,6 +85,8 @@ def read_queries_and_keys(
             pattern = own_pattern(attend, value, attend(value))
         if pattern is None:
             raise no_pattern_error(function) from None
+        if documents is not None:
+            pattern = documents.to(pattern.device).split_pattern(pattern)
         return (*scores, pattern)
     finally:
         module.__class__ = kind
@@ -131,7 +133,10 @@ def keeps_documents_apart(
 
     The mask tells it. Without a mask, a flash ``kernel`` keeps documents apart if it is given their lengths, or if it
     is given positions and the ``batch`` has one row; any other kernel attends over the whole row.
+    Padding is always kept apart.
     """
+    if not documents.packed:
+        return True
     given = [kwargs.get("attention_mask"), *args]
     visible = next((found for one in given if (found := keys_of_mask(one)) is not None), None)
     if visible is not None:

@@ -1,12 +1,13 @@
-"""Documents that are packed into the rows of a training batch, and their tensors as those of a padded batch.
+"""Documents that are packed into the rows of a training batch, or stand behind padding, and their tensors.
 
 Most trainers pack several documents into one row, and say where each begins by ``position_ids`` that begin again, by
 ``cu_seq_lens_q``, or by a block mask. The first token of a document is then what position 0 of a row is elsewhere, so
-what a monitor reads is laid out again with one document a row, padded on the right.
+what a monitor reads is laid out again with one document a row, padded on the right. A row that begins with padding is
+laid out in the same way: it holds one document, which begins at its first real token.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class Documents:
     """True at its tokens."""
     segment: Int[Tensor, "batch packed"]
     """Number of the document that each token of these rows is of; -1 where it is of none that is read."""
+    packed: bool
+    """True if some row of the batch has several documents; False if rows only begin with padding."""
 
     @property
     def n_rows(self) -> int:
@@ -34,9 +37,9 @@ class Documents:
         return self.segment.shape[0]
 
     def to(self, device: torch.device) -> "Documents":
-        return Documents(
-            **{name: getattr(self, name).to(device, non_blocking=True) for name in self.__slots__}
-        )
+        own = {name: getattr(self, name) for name in ("row", "position", "valid", "segment")}
+        moved = {name: one.to(device, non_blocking=True) for name, one in own.items()}
+        return replace(self, **moved)
 
     def split_states(
         self, h: Float[Tensor, "batch packed ..."]
@@ -50,12 +53,16 @@ class Documents:
 
     def split_mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:
         """Rearrange an additive mask of packed rows to "document head position position"; padding sees only itself."""
-        by_key = additive.expand(len(self.segment), -1, -1, -1).movedim(1, -1)
-        found = by_key[
-            self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]
-        ].movedim(-1, 1)
+        found = self.split_pattern(additive.expand(len(self.segment), -1, -1, -1))
         own = torch.eye(self.position.shape[1], dtype=torch.bool, device=found.device)
         return found.masked_fill(~(self.valid[:, None, None, :] | own), -torch.inf)
+
+    def split_pattern(
+        self, pattern: Float[Tensor, "batch head packed packed"]
+    ) -> Float[Tensor, "document head position position"]:
+        return pattern.movedim(1, -1)[
+            self.row[:, None, None], self.position[:, :, None], self.position[:, None, :]
+        ].movedim(-1, 1)
 
     def are_kept_apart(self, visible: Bool[Tensor, "#batch #head packed packed"]) -> bool:
         """Check that ``visible`` (True where a query sees a key) lets no token see outside its own document."""
@@ -69,10 +76,11 @@ class Documents:
 def find_documents(
     inputs: Mapping[str, Any], *, batch: int, length: int, most: int
 ) -> Documents | None:
-    """Find the first ``most`` documents of a batch of ``batch`` rows and ``length`` tokens; None if it is not packed.
+    """Find the first ``most`` documents of a batch of ``batch`` rows and ``length`` tokens.
 
-    The model's inputs (``inputs``, by name) tell where documents begin: a block mask or, without one,
-    ``cu_seq_lens_q`` or, without both, ``position_ids``. Documents of a single token are left out: no later token
+    None if every row is one document that begins at its first token. The model's inputs (``inputs``, by name) tell
+    where documents begin: a block mask or, without one, ``cu_seq_lens_q`` or, without both, ``position_ids``; and the
+    attention mask, where rows begin with padding. Documents of a single token are left out: no later token
     attends to them, and some trainers pad with them.
     """
     starts, real = _document_starts(inputs, batch=batch, length=length)
@@ -81,17 +89,21 @@ def find_documents(
     number = starts.flatten().long().cumsum(0).view_as(starts) - 1
     counts = torch.bincount(number[real], minlength=int(number.max()) + 1)
     chosen = (counts > 1).nonzero().flatten()[:most]
-    place = starts.flatten().nonzero().flatten()[chosen]
-    row, first, counts = place // length, place % length, counts[chosen]
-    steps = torch.arange(int(counts.max()) if len(chosen) else 0, device=place.device)
-    renumbered = torch.full((int(number.max()) + 2,), -1, device=place.device)
-    renumbered[chosen] = torch.arange(len(chosen), device=place.device)
+    places = [((number == one) & real).nonzero() for one in chosen]
+    row = starts.flatten().nonzero().flatten()[chosen] // length
+    steps = torch.arange(max(map(len, places), default=0), device=row.device)
+    position = steps.new_zeros(len(places), len(steps))
+    for at, own in zip(position, places, strict=True):
+        at[: len(own)] = own[:, 1]
+    renumbered = torch.full((int(number.max()) + 2,), -1, device=row.device)
+    renumbered[chosen] = torch.arange(len(chosen), device=row.device)
     n_rows = int(row.max()) + 1 if len(chosen) else 0
     return Documents(
         row=row,
-        position=(first[:, None] + steps).clamp(max=length - 1),
-        valid=steps < counts[:, None],
+        position=position,
+        valid=steps < counts[chosen, None],
         segment=torch.where(real, renumbered[number], -1)[:n_rows],
+        packed=bool((starts.sum(1) > 1).any()),
     )
 
 
@@ -100,7 +112,7 @@ def _document_starts(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return two masks, "batch position": the first tokens of documents, and the tokens that are not padding.
 
-    They are read off the model's ``inputs``; both are None if these do not say that documents are packed into rows.
+    They are read off the model's ``inputs``; both are None if these do not say that a document begins within a row.
     """
     mask = mask_without_window(inputs.get("attention_mask"))
     real = mask[:, -length:].bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
@@ -122,16 +134,13 @@ def _document_starts(
         if ids.shape[-1] != length:
             return None, None
         starts = (ids.diff(dim=-1, prepend=ids[:, :1] - 1) != 1).expand(batch, -1).clone()
+    elif real is not None:
+        starts = torch.zeros_like(real)
     else:
         return None, None
     real = torch.ones_like(starts) if real is None else real.to(starts.device)
-    starts &= real
-    if not bool(
-        (starts & real[:, :1])[:, 1:].any()
-    ):  # a row that begins with padding is left out elsewhere
-        return None, None
-    starts[:, 0] |= real[:, 0]
-    return starts, real & real[:, :1]
+    starts = starts & real | real & (real.cumsum(1) == 1)
+    return (starts, real) if bool(starts[:, 1:].any()) else (None, None)
 
 
 def keys_of_mask(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:

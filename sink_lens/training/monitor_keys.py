@@ -14,6 +14,7 @@ from ..measures import attention
 from ..measures.dimensions import dominance_ratio
 from ..measures.neurons import column_kurtosis
 from ..measures.reductions import median_where
+from ..schema import COUNTED_QUERIES
 
 PREFIX = "sinks/"
 """What every key begins with."""
@@ -46,7 +47,8 @@ KEYS: Mapping[str, Key] = MappingProxyType(
         "rate_first": Key(
             "share",
             "mean",
-            "share of (sequence, head) whose sink score at position 0 passes the threshold that was set",
+            "share of (sequence, head) whose sink score at position 0 passes the threshold that was set and twice what "
+            "uniform attention gives there, of sequences with at least 16 tokens after it",
         ),
         "mass_first": Key(
             "attention", "mean", "mean attention of later queries that see position 0"
@@ -54,8 +56,7 @@ KEYS: Mapping[str, Key] = MappingProxyType(
         "rate_strongest": Key(
             "share",
             "mean",
-            "share of (sequence, head) whose sink score at the strongest position passes the threshold and twice what "
-            "uniform attention gives there",
+            "as rate_first, at the strongest position",
         ),
         "mass_strongest": Key("attention", "mean", "as mass_first, at the strongest position"),
         "strongest_position": Key(
@@ -180,12 +181,6 @@ class KeySums:
         of every other key are estimated from the sampled queries. Only tokens marked ``valid`` count, and keys within
         a query's sliding window of ``reach`` positions (None: all).
         """
-        score = attention.sink_score(column, valid=valid, key=0, reach=reach)
-        if not attention.can_tell_sinks(reach, threshold=self.threshold):
-            score = torch.full_like(score, math.nan)
-        self._values["rate_first", layer] = (
-            (score > self.threshold).float().masked_fill(score.isnan(), math.nan)
-        )
         self._values["mass_first", layer] = attention.sink_mass(
             column, valid=valid, key=0, reach=reach
         ).float()
@@ -213,6 +208,9 @@ class KeySums:
         )
         mass[..., 0] = self._values["mass_first", layer]
         is_sink = by_key > (UNIFORM_FACTOR * uniform).clamp(min=self.threshold)
+        self._values["rate_first", layer] = (
+            is_sink[..., 0].float().masked_fill(~counted[..., 0], math.nan)
+        )
         self._store_by_key("score_by_key", by_key - uniform, where=counted, layer=layer)
         self._store_by_key("rate_by_key", is_sink.float(), where=counted, layer=layer)
         self._store_by_key("mass_by_key", mass, where=counted, layer=layer)
@@ -372,9 +370,7 @@ def _count_queries_by_key(
         whole.expand(len(valid), 1, n_keys), valid=valid, key=0, min_queries=1, reach=reach
     )[:, 0]
     queries = torch.where(keys == 0, valid.sum(1, keepdim=True), real.sum(1, keepdim=True))
-    fewest = (queries / 4).clamp(
-        min=attention.COUNTED_QUERIES, max=None if reach is None else reach - 1
-    )
+    fewest = (queries / 4).clamp(min=COUNTED_QUERIES, max=None if reach is None else reach - 1)
     after = torch.where(keys == 0, valid.sum(1, keepdim=True) - 1.0, later)
     return (
         seen,

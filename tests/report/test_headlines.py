@@ -486,8 +486,10 @@ CASES = {
         (monitor, {}, {"rule": "outlier_grows"}, ["title"], []),
         (monitor, {}, {"alarms": 0}, ["alarm"], ["title: none", "no alarm"]),
         (monitor, {"alarms": 8}, {"alarms": 6}, ["more"], []),
-        (monitor, {}, {"rate": False}, ["last"], []),
-        (monitor, {"alarms": 0, "start": 0.5}, {"alarms": 0}, ["title: before"], []),
+        (monitor, {}, {"rate": False}, ["last"], ["last: short"]),
+        (monitor, {"alarms": 0, "rate": False}, {"alarms": 0}, ["title: short"], []),
+        (monitor, {"alarms": 0, "start": 0.5, "end": 0.5}, {"alarms": 0, "end": 0.5}, ["title: before"], []),
+        (monitor, {"alarms": 0, "start": 0.5}, {"alarms": 0}, ["title: first"], []),
         (monitor, {"alarms": 0, "end": 0.5}, {"alarms": 0}, ["title: end"], []),
     ],
     "preference": [

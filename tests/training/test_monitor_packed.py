@@ -221,13 +221,22 @@ def test_rows_of_one_sequence_are_not_packed():
         {},
         {"position_ids": torch.arange(8)[None]},
         {"position_ids": torch.arange(5, 13)[None], "attention_mask": ones},
-        {"position_ids": (left.cumsum(1) - 1).clamp(min=0), "attention_mask": left},
-        {"position_ids": (left.cumsum(1) - 1).masked_fill(left == 0, 1), "attention_mask": left},
         {"position_ids": (right.cumsum(1) - 1).masked_fill(right == 0, 1), "attention_mask": right},
         {"attention_mask": causal},
         {"attention_mask": causal.triu(-3)},
     ):
         assert where(named, batch=2, length=8) is None, named
+    for named in (
+        {},
+        {"position_ids": torch.arange(8)[None]},
+        {"position_ids": (left.cumsum(1) - 1).clamp(min=0)},
+        {"position_ids": (left.cumsum(1) - 1).masked_fill(left == 0, 1)},
+    ):
+        named |= {"attention_mask": left}
+        assert where(named, batch=2, length=8) == [(0, 3, 5), (1, 0, 8)], named
+        padded = find_documents(named, batch=2, length=8, most=4)
+        assert padded is not None
+        assert not padded.packed
 
 
 def test_a_token_batch_of_packed_rows_has_a_sequence_for_each_document():

@@ -31,7 +31,7 @@ from sink_lens.report.style import (
     set_integer_ticks,
     without_formulas,
 )
-from sink_lens.schema import MIN_SINK_RATE
+from sink_lens.schema import COUNTED_QUERIES, MIN_SINK_RATE
 from sink_lens.text import as_text, capitalise, plural, safe_line
 
 _COLUMNS = ["step", "key", "layer", "value", "unit"]
@@ -53,6 +53,9 @@ _PANELS = (
 )
 """Key, axis label, and whether the axis is logarithmic."""
 _MOST_SENTENCES = 6
+_TOO_SHORT = (
+    f"the texts are too short to tell of a sink (at least {COUNTED_QUERIES + 1} tokens are needed)"
+)
 
 
 def _draw_course(
@@ -134,19 +137,25 @@ def _title(run: Run) -> str:
         said = f"a sink is born at position {position} by step {step:,}"
         if position:
             key, place = "rate_strongest", "the strongest position"
-    rate = (
-        None
-        if readings is None
-        else readings.loc[(readings["key"] == key) & readings["layer"].isna()]
-    )
-    if rate is None or not len(rate):
+    rate = [] if readings is None else _whole_model(readings, key)
+    if not len(rate):
+        short = readings is not None and len(_whole_model(readings, "mass_first")) > 0
+        said = _TOO_SHORT if short and not len(born) else said
         return f"Training watched: {said}"
-    first, last = rate.sort_values("step")["value"].iloc[[0, -1]]
-    if said == "no sink is born" and first >= MIN_SINK_RATE:
+    first, last = rate[0], rate[-1]
+    if said == "no sink is born" and min(rate) >= MIN_SINK_RATE:
         said = "a sink from the first reading on"
     elif said == "no sink is born" and last >= MIN_SINK_RATE:
         said = "a sink at the end, and no alarm"
+    elif said == "no sink is born" and first >= MIN_SINK_RATE:
+        said = "a sink at first, and none at the end"
     return f"Training watched: {said} ({first:.1%} of heads have it at {place} at first, {last:.1%} at the end)"
+
+
+def _whole_model(readings: pd.DataFrame, key: str) -> list[float]:
+    """Return the whole model's numbers of a key by step, those that were read."""
+    rows = readings.loc[(readings["key"] == key) & readings["layer"].isna()]
+    return rows.sort_values("step")["value"].dropna().tolist()
 
 
 def _sentences(run: Run) -> list[str]:
@@ -162,14 +171,19 @@ def _sentences(run: Run) -> list[str]:
     if alarms is not None and not told:
         sentences.append("No alarm.")
     value = _last_reading(run)
-    if {"rate_first", "mass_first"} <= value.keys():
+    if "mass_first" in value:
         steps = set(run.need("monitor", columns=_COLUMNS)["step"].tolist())
         shortened = run.tables.shortened.get("monitor")
         total = len(steps) if shortened is None else shortened.steps or len(steps)
+        rate = (
+            f"{value['rate_first']:.1%} of layers and heads have a sink at position 0 (sink score above "
+            f"{_sink_threshold(run):g} and twice what uniform attention gives)"
+            if "rate_first" in value
+            else f"{_TOO_SHORT} at position 0"
+        )
         sentences.append(
-            f"At step {max(steps):,}, the last of {plural(total, 'reading')}: "
-            f"{value['rate_first']:.1%} of layers and heads have a sink score above {_sink_threshold(run):g} at "
-            f"position 0, which receives {as_text(value['mass_first'])} of the attention on average."
+            f"At step {max(steps):,}, the last of {plural(total, 'reading')}: {rate}; it receives "
+            f"{as_text(value['mass_first'])} of the attention on average."
         )
     return sentences
 
@@ -205,8 +219,9 @@ def _reading_table(run: Run) -> tuple[str, PageTable]:
 
 
 _MEANINGS = {
-    "rate_first": "Share of sequences and heads whose sink score at position 0 passes the threshold.",
-    "rate_strongest": "The same at the strongest position, and above twice what uniform attention gives there.",
+    "rate_first": "Share of sequences and heads whose sink score at position 0 passes the threshold and twice what "
+    "uniform attention gives there.",
+    "rate_strongest": "The same at the strongest position.",
     "mass_first": "Mean attention to position 0 of the later queries that see it.",
     "mass_strongest": "The same attention, to the strongest position.",
     "strongest_sequences": "Sequences that the numbers of the strongest position are of.",
