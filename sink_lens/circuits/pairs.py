@@ -11,8 +11,9 @@ Prompts whose tokens do not fit (an answer or a name of several tokens, other le
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LOG = logging.getLogger(__name__)
+_MOST_TOLD = 5
+"""Pairs that are left out, each with its reason; of more, the reasons are counted."""
 _NAMES = (  # noqa: SIM905 - a list would take a page
     "Mary John Tom James Dan Sarah Paul Anna Mark Lucy Peter Alice Bob David Emma Jack Kate Laura Michael Robert Susan "
     "Adam Simon Alex Kevin Jason Rachel Amy George Frank"
@@ -80,6 +83,8 @@ class TokenPair:
     incorrect: tuple[int, ...]
     template: str
     spans: Mapping[str, tuple[int, ...]]
+    number: int = 0
+    """Its place among the pairs of its source, from 1."""
 
 
 def make_token_pairs(
@@ -127,30 +132,41 @@ def make_token_pairs(
         }
         source = makers[name](generator)
     kept: dict[tuple[tuple[int, ...], tuple[int, ...]], TokenPair] = {}
-    tried = 0
+    tried, out = 0, list[tuple[int, Pair, str, str]]()
     for tried, pair in enumerate(source, 1):
-        if found := _tokenise_pair(pair, tokenizer, bos=bos):
-            kept.setdefault((tuple(found.clean), tuple(found.corrupted)), found)
+        found = _tokenise_pair(pair, tokenizer, bos=bos)
+        if isinstance(found, TokenPair):
+            key = tuple(found.clean), tuple(found.corrupted)
+            if kept.setdefault(key, one := replace(found, number=tried)) is not one:
+                found = "the prompts were there before", f"pair {kept[key].number}"
+        if isinstance(found, tuple):
+            out.append((tried, pair, *found))
         if len(kept) >= 2 * pairs or tried > 40 * pairs + 400:
             break
-    if name == "file" and (left := tried - len(kept)):
+    if name == "file" and out:
+        told = [
+            f"pair {number} ({safe_line(repr(pair.clean), limit=60)}): {why} ({detail})"
+            for number, pair, why, detail in out[:_MOST_TOLD]
+        ]
+        if more := out[_MOST_TOLD:]:
+            counts = Counter(why for _, _, why, _ in more).items()
+            told.append(f"{len(more)} more: {', '.join(f'{why} ({n})' for why, n in counts)}")
         _LOG.warning(
-            "%d of the first %d pairs of %s are left out: their prompts differ in length, are equal or were there "
-            "before, an answer is not one token, or an answer is both right and wrong",
-            left,
+            "%d of the first %d pairs of %s are left out. %s",
+            len(out),
             tried,
             config.pairs_file,
+            "; ".join(told),
         )
     return list(kept.values())
 
 
 def _tokenise_pair(
     pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition
-) -> TokenPair | None:
-    """Return a pair as tokens, or None if these do not fit; InputError if a span is outside the prompt.
+) -> TokenPair | tuple[str, str]:
+    """Return a pair as tokens, or why these do not fit, with a detail; InputError if a span is outside the prompt.
 
-    They do not fit if the prompts are equal or differ in length, if an answer is several tokens, or if one token is
-    both a right and a wrong answer. ``bos``: whether BOS precedes the texts.
+    ``bos``: whether BOS precedes the texts.
     """
     from ..data.token_ids import prompt_ids
 
@@ -161,16 +177,20 @@ def _tokenise_pair(
         )
     sides = []
     for side in (pair.correct, pair.incorrect):
-        ids = [
-            _answer_token(one, pair, tokenizer)
-            for one in (side if isinstance(side, tuple) else (side,))
-        ]
-        sides.append(tuple(dict.fromkeys(one for one in ids if one is not None)))
-        if None in ids:
-            return None
+        ids = list[int]()
+        for one in side if isinstance(side, tuple) else (side,):
+            if (token := _answer_token(one, pair, tokenizer)) is None:
+                return "an answer is not one token behind both prompts", safe_line(repr(one))
+            ids.append(token)
+        sides.append(tuple(dict.fromkeys(ids)))
     clean, corrupted = prompts
-    if len(clean) != len(corrupted) or clean == corrupted or set(sides[0]) & set(sides[1]):
-        return None
+    if len(clean) != len(corrupted):
+        return "the prompts differ in length", f"{len(clean)} and {len(corrupted)} tokens"
+    if clean == corrupted:
+        return "the prompts are equal", f"{len(clean)} tokens"
+    if both := set(sides[0]) & set(sides[1]):
+        said = safe_line(repr(str(tokenizer.decode([min(both)]))))
+        return "an answer is both right and wrong", said
     for name, positions in pair.spans.items():
         for position in positions:
             if not -len(clean) <= position < len(clean):

@@ -4,6 +4,7 @@ The metric is the logit of the right answer minus that of the wrong one, at the 
 mean of their logits counts, as in auto-circuit.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from ..models.lens import LensModel
     from ..models.load import ModelLike
 
+_LOG = logging.getLogger(__name__)
+_MOST_NAMED = 20
 _A_PASS = 32
 """Prompts whose logits are kept at once."""
 _UNREAD = {*OF_A_RUN, *OF_A_CHOICE, "sink_position", "ablation", "freeze", "neurons"} - {
@@ -162,6 +165,18 @@ def task_of(
         )
         values = evaluate(whole.metric, replace(outcome, sequences=rows))
         right += (start + (values > 0).nonzero()[:, 0]).tolist()
+    if name == "file" and (wrong := sorted(set(range(len(kept))) - set(right))):
+        named = ", ".join(str(kept[row].number) for row in wrong[:_MOST_NAMED])
+        more = f" and {len(wrong) - _MOST_NAMED} more" * (len(wrong) > _MOST_NAMED)
+        _LOG.warning(
+            "%s prefers the wrong answer in %d of %d pairs of %s, which are left out: pairs %s%s",
+            lens.name,
+            len(wrong),
+            len(kept),
+            config.pairs_file,
+            named,
+            more,
+        )
     if len(right) < max(1, least * len(kept)):
         raise InputError(
             f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}; need at "

@@ -6,6 +6,7 @@ added under one of three conditions: "auto" does what the tokenizer does with pl
 """
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sink_lens.data.described import BosCondition
 from sink_lens.errors import InputError
+from sink_lens.text import plural
 
 
 def bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -138,23 +140,34 @@ def warn_of_forgotten_space(
     answers: Iterable[tuple[str | int, str | Sequence[int]]],
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> None:
-    """Warn of the first among (answer, prompt) whose space in front may be forgotten.
+    """Warn of those among (answer, prompt) whose space in front may be forgotten, naming the first.
 
     The answer begins with a letter behind a prompt that ends in a word or a mark, and is another single token with a
-    space in front.
+    space in front. It is read as it stands.
     """
+    forgotten = list[tuple[str, str]]()
     for answer, prompt in answers:
         if tokenizer is None or not isinstance(answer, str) or not answer[:1].isalpha():
             continue
-        end = (prompt if isinstance(prompt, str) else str(tokenizer.decode(list(prompt[-8:]))))[-1:]
+        text = prompt if isinstance(prompt, str) else str(tokenizer.decode(list(prompt[-8:])))
+        end = text[-1:]
         if not end.isalnum() and end not in tuple(".,:;!?)]}"):
             continue
         with contextlib.suppress(InputError):  # one of both is not one token
             spaced = f" {answer}"
             if answer_id(spaced, prompt, tokenizer) != answer_id(answer, prompt, tokenizer):
-                said = f"the answer {answer!r} has no space in front; as a word of its own it is the token {spaced!r}"
-                warnings.warn(said, stacklevel=3)
-                return
+                forgotten.append((text[-60:], answer))
+    if not forgotten:
+        return
+    (text, answer), level, frame = forgotten[0], 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("sink_lens."):
+        level, frame = level + 1, frame.f_back  # to the line of the user
+    more = f" (likewise {plural(len(forgotten) - 1, 'other')})" * (len(forgotten) > 1)
+    warnings.warn(
+        f"the answer {answer!r} behind {text!r} has no space in front, and its logit is read as it stands{more}; as a "
+        f"word of its own it is the token {' ' + answer!r}. Write the space if the word is meant",
+        stacklevel=level,
+    )
 
 
 def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:

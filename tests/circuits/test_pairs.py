@@ -134,6 +134,29 @@ def pairs_of_file(path, *rows, **fields):
     )
 
 
+def test_each_pair_that_is_left_out_is_named_with_its_reason(tmp_path, caplog):
+    equal, longer = ROW | {"corrupted": ROW["clean"]}, ROW | {"corrupted": [3, 4, 5, 7, 7]}
+    many, both = ROW | {"correct": " a the"}, ROW | {"incorrect": 9}
+    rows = [ROW, equal, longer, many, both, ROW, *[equal, longer, longer]]
+    assert [one.number for one in pairs_of_file(tmp_path / "p.jsonl", *rows)] == [1]
+    assert "8 of the first 9 pairs" in caplog.text
+    for number, why in (
+        (2, "equal"), (3, "length (4 and 5 tokens)"), (4, "one token behind both prompts"),
+        (5, "right and wrong"), (6, "there before (pair 1)"),
+    ):  # fmt: skip
+        (said,) = (one for one in caplog.text.split(";") if f"pair {number} (" in one)
+        assert why in said
+    assert "3 more: the prompts are equal (1), the prompts differ in length (2)" in caplog.text
+
+
+def test_an_answer_of_a_file_without_its_space_is_said_with_its_prompt(tmp_path):
+    row = {"clean": "x y", "corrupted": "y y", "correct": "a", "incorrect": " the"}
+    with pytest.warns(UserWarning, match=r"'a' behind 'x y' .*likewise 1 other") as told:
+        (one, _) = pairs_of_file(tmp_path / "p.jsonl", row, row | {"clean": "x x"})
+    assert told[0].filename == __file__
+    assert one.correct == (answer_id("a", "x y", speaking("llama").tokenizer),)
+
+
 def test_several_answers_and_spans_of_a_table_are_those_of_json_lines(tmp_path):
     rows = [
         {

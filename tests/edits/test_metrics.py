@@ -221,8 +221,9 @@ def test_an_answer_whose_space_may_be_forgotten_warns_and_the_name_shows_it():
         len(tokenizer(text, add_special_tokens=False).input_ids) for text in ("a", " a", " the")
     ] == [1] * 3
     of = functools.partial(metrics.logit_difference, tokenizer=tokenizer)
-    with pytest.warns(UserWarning, match=r"'a' has no space in front; .* ' a'"):
+    with pytest.warns(UserWarning, match=r"'a' behind 'x y' has no space .* ' a'") as told:
         found = of("a", " the", prompt="x y")
+    assert told[0].filename == __file__
     assert found.name == "logit difference ('a' − the)"
     assert of(" the", " a", prompt="x y").name == "logit difference (the − a)"
     for prompt in ("x (", "x\n"):  # no word before it: no warning, which is an error here
