@@ -25,8 +25,6 @@ _NODE_PAIRS = 4
 """Pairs on which every node is patched, at most."""
 _STACKS = 4
 """Copies of what all writers add to the pairs of a pass."""
-_TRIED = 8
-"""Pairs whose tokens are counted."""
 
 
 def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | None:
@@ -37,9 +35,13 @@ def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | No
     """
     config.check_together()
     header, graph = sizes.header, _make_graph(config, sizes)
-    n_positions = None if graph is None else _longest_pair_length(config, sizes)
-    if graph is None or n_positions is None:
+    lengths = None if graph is None else _pair_lengths(config, sizes)
+    if graph is None or not lengths:
         return None
+    n_positions, config = (
+        max(lengths),
+        replace(config, pairs=max(2, min(config.pairs, len(lengths)))),
+    )
     how, circuits = (
         METHODS[config.method],
         config.n_curve_circuits + 2,
@@ -126,15 +128,12 @@ def _make_graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
     )
 
 
-def _longest_pair_length(config: CircuitConfig, sizes: Sizes) -> int | None:
+def _pair_lengths(config: CircuitConfig, sizes: Sizes) -> list[int] | None:
     if config.task == "text":
-        return config.length
+        return [config.length] * config.pairs
     tokenizer = sizes.tokenizer()
     if tokenizer is None:
         return None
-    few, generator = (
-        replace(config, pairs=min(config.pairs, _TRIED)),
-        np.random.default_rng([config.seed, 0]),
-    )
-    tried = make_token_pairs(few, tokenizer, d_vocab=sizes.header.d_vocab, generator=generator)
-    return max((len(one.clean) for one in tried), default=None)
+    generator = np.random.default_rng([config.seed, 0])
+    made = make_token_pairs(config, tokenizer, d_vocab=sizes.header.d_vocab, generator=generator)
+    return [len(one.clean) for one in made]
