@@ -18,17 +18,21 @@ from sink_lens.report import diagram, sketches
 from sink_lens.report.diagram import Style
 from sink_lens.report.drawable import Drawable
 from sink_lens.report.explorer import Explorer
-from sink_lens.report.style import FONT, INK, PAPER, legend, new_figure, without_formulas
+from sink_lens.report.style import (
+    BLUE,
+    FONT,
+    INK,
+    ORANGE,
+    PAPER,
+    legend,
+    new_figure,
+    without_formulas,
+)
 from sink_lens.text import node_label
 
-_COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
-"""Colour of an edge into a query, a key, a value or a gate."""
-_PLAIN, _LOWERS = "#6b6b6b", "#c0392b"
-"""Colours of other edges, and of those that lower the metric."""
 _NODE = re.compile(r"[am](\d+)")
 _LAST = 10**6
 """The layer of the logits, in the order of nodes."""
-_WORDS = {"q": "a query", "k": "a key", "v": "a value", "g": "a gate", "": "an MLP or the logits"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -166,11 +170,10 @@ def draw_edges(
     largest = max([abs(score) for *_, score in ends], default=1.0) or 1.0
     shown: dict[str, str] = {}
     for writer, reader, score in reversed(ends):
-        node, _, kind = reader.partition("<")
-        kind = kind.rstrip(">")
+        node = reader.partition("<")[0]
         (x0, y0), (x1, y1) = place[writer], place[node]
-        colour = _LOWERS if score < 0 else _COLOURS.get(kind, _PLAIN)
-        shown.setdefault("lowers the metric" if score < 0 else f"into {_WORDS[kind]}", colour)
+        colour = ORANGE if score < 0 else BLUE
+        shown["lowers the metric" if score < 0 else "raises the metric"] = colour
         bend = 0.08 * (1 if x1 >= x0 else -1) * min(1.0, abs(y1 - y0) / 6)
         axes.annotate(
             "",
@@ -222,7 +225,7 @@ def draw_edges(
             [],
             [],
             color=colour,
-            linestyle="--" if colour == _LOWERS else "-",
+            linestyle="--" if colour == ORANGE else "-",
             label=label,
             linewidth=2,
         )
@@ -295,7 +298,7 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
         },
         "circuit": {
             "marker": "*",
-            "color": _LOWERS,
+            "color": ORANGE,
             "markersize": 13,
             "label": "this circuit",
             "zorder": 4,

@@ -29,6 +29,7 @@ def edge_circuit(
     and its probability; ``outputs`` are the readers that the metric depends on; ``about`` is for the page to explore.
     """
     graph, metric = saved.graph, name_in_words(runs.metric.name)
+    title = f"The circuit of {metric}, {runs.lens.name}"
     shape = {"n_layers": graph.n_layers, "group": graph.heads_per_key}
     ends = [graph.readers[one].name for one in outputs]
 
@@ -42,6 +43,7 @@ def edge_circuit(
             n_edges=graph.n_edges,
             ablation=runs.ablation,
             outputs=ends,
+            title=title,
             **shape,
             **about,
         )
@@ -57,7 +59,7 @@ def edge_circuit(
         make_graph=make_graph,
         read_saved=lambda: saved,
         read_every=read_with_width,
-        title=f"The circuit of {metric}, {runs.lens.name}",
+        title=title,
         metric=metric,
         outputs=ends,
         **shape,

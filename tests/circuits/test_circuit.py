@@ -1,6 +1,7 @@
 """Circuits chosen, judged, saved and read again; runs of the command."""
 
 import json
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -65,6 +66,9 @@ def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
         )
         assert found.positions >= task.clean.n_positions
         assert found.bytes > 4 * config.pairs * graph.n_edges
+        file = reference_pairs(tmp_path / "pairs.jsonl", n=12)
+        few = replace(config, task="file", pairs_file=str(file))
+        assert count_circuit_passes(few, Sizes(header=header, lens=lens)).sequences == 12
         of_model = count_circuit_passes(config, Sizes(header=header, lens=lens))
         assert (of_model.facts, of_model.positions) == (found.facts, found.positions)
 
@@ -377,6 +381,7 @@ def test_a_circuit_says_its_first_prompt_and_how_the_model_goes_on():
     likeliest = answers(one.runs.lens, one.runs.clean[:1], top=1).iloc[0]
     assert one.first_answer == (likeliest["token"], likeliest["probability"])
     about = one.explore().graphs[0]["metadata"]["sink_lens"]
+    assert about["title"] == f"The circuit of logit difference, {one.runs.lens.name}"
     assert (about["answer"], about["prompt"]) == (
         likeliest["token"],
         "".join(one.runs.first_prompt_tokens),
