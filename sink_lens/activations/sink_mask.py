@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..data.given import as_given
-from ..data.tokens import Prompts, TokenBatch, as_batch
+from ..data.tokens import Prompts, TokenBatch
 from ..errors import InputError
 from ..measures.attention import can_tell_sinks, fewest_queries, row_shares
 from ..measures.reductions import mean_where
@@ -37,9 +37,9 @@ from ..measures.sink_tokens import (
     share_score,
 )
 from ..models.lens import LensModel
-from ..models.load import ModelLike, as_lens
+from ..models.load import ModelLike
 from ..schema import SINK_THRESHOLD, KernelChoice
-from .forward import check_tokens, pieces_by_length
+from .forward import pieces_by_length, resolve
 from .record import stream_batch
 from .views import LayerView, Reading
 
@@ -85,8 +85,7 @@ def sink_mask(
     Raises:
         InputError: a threshold was given for ``either``, the model cannot take the tokens, or it is nan at one.
     """
-    lens = as_lens(model)
-    batch = as_batch(tokens, lens.tokenizer)
+    lens, batch = resolve(model, tokens)
     marked, said = mark_sinks(lens, batch, by=by, threshold=threshold, batch_size=batch_size)
     for text, answer in said.items():
         log.log(logging.INFO if answer == "marked" else logging.WARNING, "marked as sinks %s", text)
@@ -130,15 +129,13 @@ def sink_scores(
     this is largest. By ``rate``: the share of layers and heads whose sink score at the token passes 0.3; nan where too
     few queries follow to tell. Arguments and errors are those of ``sink_mask``.
     """
-    lens = as_lens(model)
-    batch = as_batch(tokens, lens.tokenizer)
+    lens, batch = resolve(model, tokens)
     return as_given(_scores_by_rule(lens, batch, (by,), batch_size=batch_size)[by], batch.given)
 
 
 def _scores_by_rule(
     lens: LensModel, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
 ) -> dict[Rule, Float[Tensor, "batch position"]]:
-    check_tokens(lens, batch)
     if rules == ("rate",):
         return {"rate": sink_rates(lens, batch, batch_size=batch_size).nanmean(0)}
     scores: dict[Rule, Tensor] = {

@@ -359,15 +359,13 @@ def scout_and_measure(
 
     aim = scout(lens, tokens, config=config, position=position, tell=tell)
     panel = measure_at(aim)
-    sinks = tuple[int, ...]()
+    sinks, reason = panel.sink_positions, ""
     if position is None:
         sinks = panel.find_sink_positions(min_rate=config.min_sink_rate)
-    reason = ""
     if new := set(sinks) - set(panel.sink_positions):
         reason = f"the scout did not see the sink at {as_ranges(sorted(new))}"
-    elif position is None and not sinks and panel.sink_positions != (0,):
-        sinks = (0,)
-        reason = "no position is a sink in all sequences together: position 0 is studied"
+    elif not sinks and panel.sink_positions != (0,):
+        sinks, reason = (0,), "no position is a sink: position 0 is studied"
     if reason:
         at = panel.location
         if sinks[0] not in panel.sink_positions:
@@ -375,6 +373,6 @@ def scout_and_measure(
         aim = replace(at, sink_positions=sinks)
         panel = measure_at(aim, reason=reason)
     if only is None and not has_read_enough(aim, at=panel.location, attention=attention):
-        reason = "its readings show another sink, growth step or outlier dimension than it aimed at"
+        reason = "the readings show another sink, growth step or dimension than the scout"
         panel = measure_at(panel.location, reason=reason)
     return panel

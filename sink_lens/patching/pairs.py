@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..activations.forward import check_tokens
+from ..activations.forward import resolve
 from ..arguments import check_calls
 from ..data.described import BosCondition
 from ..data.tokens import Prompts as Sequences
@@ -63,18 +63,11 @@ def pair_prompts(
     Raises:
         InputError: the numbers of sequences or the lengths differ, or tokens are not in the model's vocabulary.
     """
-    batches = tuple(
-        as_batch(
-            one,
-            lens.tokenizer,
-            bos="auto" if isinstance(one, TokenBatch | Tensor | Mapping) else bos,
-        )
+    first, second = (
+        resolve(lens, one, bos="auto" if isinstance(one, TokenBatch | Tensor | Mapping) else bos)[1]
         for one in (clean, corrupted)
     )
-    for batch in batches:
-        check_tokens(lens, batch)
-    first, second = batches
-    tables = tuple(decode_tokens(batch, lens.tokenizer) for batch in batches)
+    tables = [decode_tokens(batch, lens.tokenizer) for batch in (first, second)]
 
     def pair_text(index: int) -> str:
         return "".join(

@@ -95,12 +95,13 @@ def patch(
         if out is None:
             found[site] = _patch(request, progress=progress)
         else:
-            folder, how = (
-                Path(out, site if every else ""),
-                {"overwrite": overwrite, "progress": progress},
-            )
             found[site] = patch_in_folder(
-                request, folder, shard=shard, reopen=every or shard is not None, **how
+                request,
+                Path(out, site if every else ""),
+                shard=shard,
+                overwrite=overwrite,
+                progress=progress,
+                reopen=every or shard is not None,
             )
     return join_sites(found) if every else found[asked.site]
 
