@@ -17,7 +17,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ..data.described import BosCondition, InputConfig
-from ..data.tokens import Prompts, TokenBatch, as_batch
+from ..data.tokens import Prompts, TokenBatch, as_batch, unmasked_padding_text
 from ..errors import InputError, KernelError, SiteError
 from ..models.delegation import attention_component, delegate_attention, stop_pass_after
 from ..models.inputs import load_model, make_tokens
@@ -55,7 +55,7 @@ def resolve(
 
 
 def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
-    """Refuse sequences that the model cannot take; warn of ids that begin with padding or with BOS twice.
+    """Refuse sequences that the model cannot take; warn of unmasked padding, and of BOS twice.
 
     Raises:
         ModelError: the model was changed since it was wrapped.
@@ -74,15 +74,10 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
         )
     if batch.source != "tensor" or lens.tokenizer is None or batch.n_positions < 2:
         return
-    pad: Any = lens.tokenizer.pad_token_id
+    if said := unmasked_padding_text(batch, lens.tokenizer):
+        warnings.warn(said, stacklevel=4)
     bos: Any = lens.tokenizer.bos_token_id
     first, second = batch.tokens[:, 0], batch.tokens[:, 1]
-    if pad is not None and pad != bos and (n := int(torch.eq(first, pad).sum())):
-        warnings.warn(
-            f"{n} of {batch.n_sequences} sequences begin with the padding id {pad}, which is read as a token; give the "
-            "mask: what the tokenizer returned, or TokenBatch.from_tensor(ids, attention_mask=mask)",
-            stacklevel=4,
-        )
     if bos is not None and (
         n := int(((first == bos) & (second == bos) & (batch.lengths > 1)).sum())
     ):

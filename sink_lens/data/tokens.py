@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ..arguments import check_calls, value_in_words
 from ..errors import InputError
 from ..records import display
+from ..text import as_ranges, join_and
 from .collated import INTEGER_DTYPES, collated_texts, texts_of_rows, type_and_shape
 from .described import BosCondition
 from .given import Given, by_text
@@ -443,6 +444,35 @@ def as_batch(
             labelled = None
         return replace(batch, given=places, labelled=labelled)
     return from_prompts([given] if isinstance(given, str) else given, tokenizer, bos=bos)
+
+
+def unmasked_padding_text(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Say which sequences begin or end with padding that is read as text, and what to give instead; "" if none does.
+
+    Padding is the tokenizer's pad token, or its EOS if it has none. A single EOS or BOS may belong to the text, and a
+    sequence of nothing else is one.
+    """
+    eos: Any = tokenizer.eos_token_id
+    pad: Any = eos if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    least = 2 if pad in (eos, tokenizer.bos_token_id) else 1
+    if pad is None or batch.n_positions <= least:
+        return ""
+    is_pad, lengths = (batch.tokens == pad).cpu(), batch.lengths.cpu()
+    last = (lengths[:, None] - 1 - torch.arange(least)).clamp(min=0)
+    text = (~is_pad & batch.valid.cpu()).any(1) & (lengths > least)
+    ends = {"begin": is_pad[:, :least].all(1), "end": is_pad.gather(1, last).all(1)}
+    found = []
+    for side, padded in ends.items():
+        if rows := (padded & text).nonzero().flatten().tolist():
+            one = len(rows) == 1
+            found.append(f"row{'' if one else 's'} {as_ranges(rows)} {side}{'s' * one}")
+    if not found:
+        return ""
+    return (
+        f"{join_and(found)} with the padding id {pad} ({tokenizer.decode([pad])!r}) and no attention_mask leaves it "
+        "out: it is read as text, and counts in losses, means and sinks. Give what the tokenizer returned, input_ids "
+        "with their attention_mask, or TokenBatch.from_tensor(ids, attention_mask=mask)"
+    )
 
 
 def refuse_bos_of_ids(given: Iterable[Any], bos: BosCondition) -> None:

@@ -22,6 +22,7 @@ from sink_lens.data.tokens import (
     from_text,
     random_tokens,
     repeated_tokens,
+    unmasked_padding_text,
 )
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import tiny_tokenizer
@@ -357,3 +358,30 @@ def test_a_document_that_continues_another_row_is_refused():
     ):
         from_tensor(tokens, position_ids=places)
     assert from_tensor(tokens[:, 2:], position_ids=places[:, 2:]).tokens.tolist() == [[6, 7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("pad", "rows", "said"),
+    [
+        (0, [[5, 6, 7, 8], [5, 6, 0, 0]], "row 1 ends with the padding id 0"),
+        (0, [[5, 6, 7, 8], [0, 5, 6, 7]], "row 1 begins with the padding id 0"),
+        (0, [[0, 0, 5, 6], [0, 5, 0, 0], [7, 8, 7, 0]], "rows 0-1 begin and rows 1-2 end with"),
+        (2, [[5, 6, 7, 2], [5, 6, 2, 2]], "row 1 ends with the padding id 2"),  # one EOS is text
+        (1, [[1, 5, 6, 7], [1, 1, 5, 6]], "row 1 begins with the padding id 1"),  # and one BOS
+        (None, [[5, 6, 7, 2], [5, 2, 2, 2]], "row 1 ends with the padding id 2"),
+        (0, [[0, 0, 0, 0], [5, 6, 7, 8]], ""),
+        (2, [[1, 6, 7, 2], [5, 6, 7, 8]], ""),
+        (0, [[5, 0, 0, 8], [5, 6, 7, 8]], ""),
+    ],
+)
+def test_padding_without_a_mask_is_named_by_its_rows(pad, rows, said):
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id = pad, 2, 1
+    tokens = torch.tensor(rows)
+    found = unmasked_padding_text(from_tensor(tokens), tokenizer)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+    if said.startswith("row 1 ends"):
+        mask = tokens != (2 if pad is None else pad)
+        mask[0] = True
+        assert not unmasked_padding_text(from_tensor(tokens, attention_mask=mask), tokenizer)
