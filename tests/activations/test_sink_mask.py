@@ -215,3 +215,11 @@ def test_a_trace_a_card_and_the_finder_see_one_sink():
     torch.testing.assert_close(
         sink_scores(lens, tokens, by="rate"), rates.nanmean(0), equal_nan=True
     )
+
+
+@pytest.mark.parametrize("length", [8, 9, 10])
+def test_uniform_attention_to_a_short_text_has_no_sink_rate(length):
+    lens = load(tiny("llama", initializer_range=0.001))
+    rate = sink_rates(lens, from_tensor(torch.randint(3, 300, (4, length))))[..., 0]
+    assert bool(rate.isnan().all()) == (length < 10)  # at 9 tokens its score is .314
+    assert not bool((rate > 0).any())
