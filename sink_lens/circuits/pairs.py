@@ -139,8 +139,8 @@ def make_token_pairs(
             key = tuple(found.clean), tuple(found.corrupted)
             if kept.setdefault(key, one := replace(found, number=tried)) is not one:
                 found = "the prompts were there before", f"pair {kept[key].number}"
-        if isinstance(found, tuple):
-            out.append((tried, pair, *found))
+        if not isinstance(found, TokenPair):
+            out.append((tried, pair, found[0], found[1]))
         if len(kept) >= 2 * pairs or tried > 40 * pairs + 400:
             break
     if name == "file" and out:
