@@ -152,6 +152,21 @@ def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.n
     return nodes[writers] & reads[readers]
 
 
+def swap_tenth(
+    graph: Graph, chosen: Bool[np.ndarray, " edge"], *, generator: np.random.Generator
+) -> Bool[np.ndarray, " edge"]:
+    """Return ``chosen`` with a random tenth of its edges replaced by random other edges between its own nodes."""
+    _, writers, readers = graph.ends
+    nodes = np.bincount(writers[chosen], minlength=len(graph.writers)) > 0
+    nodes |= graph.reader_of_node[readers[chosen]].any(0)
+    inside, others = np.flatnonzero(chosen), np.flatnonzero(edges_between(graph, nodes) & ~chosen)
+    n = min(max(1, round(0.1 * len(inside))), len(others))
+    found = chosen.copy()
+    found[generator.choice(inside, n, replace=False)] = False
+    found[generator.choice(others, n, replace=False)] = True
+    return found
+
+
 def draw_random_circuit(
     graph: Graph, chosen: Bool[np.ndarray, " edge"], *, generator: np.random.Generator
 ) -> Bool[np.ndarray, " edge"]:

@@ -117,7 +117,8 @@ class CircuitConfig:
     nodes: bool = True
     """Also judge circuits of whole nodes."""
     random: int = 3
-    """Random circuits of the same size and depth beside each size."""
+    """Random circuits of the same size and depth beside each size, and beside the circuit as many with a random tenth
+    of its edges swapped for random ones between its own nodes."""
     check: int = 20
     """Number of edges whose score is compared with a real patch; every node is really patched too. 0 for neither."""
     check_pairs: int = 8

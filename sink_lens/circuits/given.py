@@ -24,7 +24,7 @@ from ..patching.pairs import Sequences
 from ..signatures import takes
 from ..stats import Interval
 from ..text import percent
-from .choice import draw_random_circuit
+from .choice import draw_random_circuit, swap_tenth
 from .circuit import Circuit
 from .config import OF_A_CHOICE, OF_A_RUN, CircuitConfig
 from .curve import FaithfulnessJudge, compute_curve, connected_counts
@@ -41,8 +41,9 @@ class CircuitEvaluation:
     """How much of the metric a given circuit keeps, and how much is left without it."""
 
     frame: pd.DataFrame
-    """One row per circuit: ``by`` (circuit; without, all edges but its own; random, of the same size and depth; edges,
-    a size of the curve of its file's scores), ``n``, ``connected``, ``nodes``, ``value``, ``faithfulness``, ``low``,
+    """One row per circuit: ``by`` (circuit; without, all edges but its own; random, of the same size and depth;
+    swapped, the circuit with a tenth of its edges replaced by random ones between its own nodes; edges, a size of the
+    curve of its file's scores), ``n``, ``connected``, ``nodes``, ``value``, ``faithfulness``, ``low``,
     ``high``."""
     gap: Interval
     """The metric of all edges less that of none."""
@@ -53,9 +54,13 @@ class CircuitEvaluation:
         return float(self.frame["faithfulness"].iloc[0])
 
     @property
-    def completeness(self) -> float:
-        """1 minus the faithfulness of all edges outside the circuit: 1 if nothing is left without the circuit."""
-        return 1 - float(self.frame["faithfulness"].iloc[1])
+    def without_faithfulness(self) -> float:
+        """Share of the metric that all edges outside the circuit keep: 0 if nothing is left without the circuit.
+
+        0 does not say that the circuit has all that the task needs: one edge that everything passes, such as that from
+        the input to the first MLP, is enough to leave nothing without it.
+        """
+        return float(self.frame["faithfulness"].iloc[1])
 
 
 @takes(CircuitConfig, leave_out=(*OF_A_RUN, *OF_A_CHOICE))
@@ -80,7 +85,8 @@ def evaluate(
         circuit: a circuit, or the path of one (``circuits.read``).
         metric: what is explained; the task's if None.
         sizes: also circuits of these shares of all edges, by the scores of the file.
-        random: random circuits of the same size and depth.
+        random: random circuits of the same size and depth, which hardly ever connect the input with the output, and
+            as many swapped ones.
         config: the ablation, a frozen sink, spans, the seed; the default one if None.
         **fields: fields of ``CircuitConfig``, such as ``ablation="mean_ordinary"``.
 
@@ -111,7 +117,9 @@ def evaluate(
         )
     masks = [own.chosen, ~own.chosen]
     masks += [draw_random_circuit(graph, own.chosen, generator=generator) for _ in range(random)]
-    names = ("circuit", "without", *["random"] * random)
+    draws = np.random.default_rng([config.seed, 11])
+    masks += [swap_tenth(graph, own.chosen, generator=draws) for _ in range(random)]
+    names = ("circuit", "without", *["random"] * random, *["swapped"] * random)
     rows = [
         {"by": by, "n": mask.sum()} | connected_counts(judge, mask)
         for by, mask in zip(names, masks, strict=True)

@@ -304,7 +304,9 @@ CIRCUIT = Page(
             title="The curve",
             make=table_maker(
                 "curve",
-                "Every circuit that was run.",
+                "Every circuit that was run. Random circuits hardly ever connect input and output, and then keep "
+                "nothing; swapped: this circuit with a random tenth of its edges replaced by random ones between "
+                "its own nodes.",
                 {
                     "by": "circuit of",
                     "share": "share",

@@ -44,7 +44,7 @@ def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | No
     )
     how, circuits = (
         METHODS[config.method],
-        config.n_curve_circuits + 2,
+        config.n_curve_circuits + config.random + 2,
     )  # the run's circuit, and all other edges
     rounds = [len(how.points(config.steps))]
     while how.doubles and 2 * rounds[-1] <= config.most_steps:

@@ -24,6 +24,7 @@ from sink_lens.report.style import (
     INK,
     ORANGE,
     PAPER,
+    PURPLE,
     legend,
     new_figure,
     without_formulas,
@@ -295,6 +296,12 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
             "color": "#888888",
             "markersize": 5,
             "label": "random, same size and depth",
+        },
+        "swapped": {
+            "marker": "+",
+            "color": PURPLE,
+            "markersize": 7,
+            "label": "a tenth swapped",
         },
         "circuit": {
             "marker": "*",

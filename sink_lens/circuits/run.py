@@ -27,6 +27,7 @@ from ..records.shards import check_shard, compute_run, process_name
 from ..signatures import takes
 from ..stats import interval
 from .attention import explain_attention
+from .choice import swap_tenth
 from .circuit import Circuit, choose_by_scores, choose_size
 from .config import Ablation, CircuitConfig
 from .core import core_table
@@ -372,7 +373,7 @@ def _judge_sizes(
             config.sizes, random=config.random, nodes=config.nodes, progress=progress
         )
         chosen = _choose_circuit(half, found.frame, config=config, given=asked.given)
-        own = _circuit_curve_rows(chosen, half)
+        own = _circuit_curve_rows(chosen, half, random=config.random)
         gap = chosen.faithfulness_judge.gap if chosen.given else found.gap
         writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
         return pd.concat([found.frame, own], ignore_index=True)
@@ -475,22 +476,30 @@ def _choose_circuit(
     return circuit
 
 
-def _circuit_curve_rows(circuit: Circuit, half: Circuit) -> pd.DataFrame:
-    """Make the curve's rows for the circuit, all other edges, and as many edges of largest score.
+def _circuit_curve_rows(circuit: Circuit, half: Circuit, *, random: int) -> pd.DataFrame:
+    """Make the curve's rows for the circuit, all other edges, swapped circuits, and as many edges of largest score.
 
     ``half`` is the circuit whose edges were chosen on half of the pairs. All are judged on the other half; a circuit
     that the user gave, and the edges outside it, are judged on all pairs.
     """
     own, like = (circuit, half.with_size(circuit.size)) if circuit.given else (half, circuit)
+    graph, generator = circuit.graph, np.random.default_rng([circuit.seed, 11])
+    swapped = [swap_tenth(graph, circuit.chosen, generator=generator) for _ in range(random)]
     frames = []
-    for judge, masks in (
-        (own.faithfulness_judge, {"circuit": circuit.chosen, "without": ~circuit.chosen}),
-        (half.faithfulness_judge, {"as_many": like.chosen}),
+    for judge, names, masks in (
+        (
+            own.faithfulness_judge,
+            ["circuit", "without", *["swapped"] * random],
+            [circuit.chosen, ~circuit.chosen, *swapped],
+        ),
+        (half.faithfulness_judge, ["as_many"], [like.chosen]),
     ):
-        some = np.stack(list(masks.values()))
+        some = np.stack(masks)
         rows = pd.DataFrame([connected_counts(judge, mask) for mask in some])
-        rows = rows.assign(by=list(masks), n=some.sum(1), draw=0)
-        rows["share"] = rows["n"] / circuit.graph.n_edges
+        rows = rows.assign(
+            by=names, n=some.sum(1), draw=[max(0, at - 2) for at in range(len(names))]
+        )
+        rows["share"] = rows["n"] / graph.n_edges
         frames.append(
             pd.concat([rows, judge.faithfulness_table(judge.metric_values(some))], axis=1)
         )

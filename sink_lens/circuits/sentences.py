@@ -45,7 +45,13 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
             f"{percent(row['completeness'])} of it (error by pair: median {percent(row['completeness_error_median'])})."
             f" Ask for more points.{at_sink}"
         )
-    sentences += [*_rule_sentences(row), *_sink_sentences(row)]
+    sentences += _rule_sentences(row)
+    if np.isfinite(swapped := row.get("swapped_faithfulness", np.nan)):
+        sentences.append(
+            "With a random tenth of its edges swapped for random ones between its own nodes, it keeps "
+            f"{percent(swapped)}."
+        )
+    sentences += _sink_sentences(row)
     if np.isfinite(row["rank_correlation"]):
         sentences.append(
             f"Scores and real patches of single edges have a rank correlation of {as_text(row['rank_correlation'])}; "

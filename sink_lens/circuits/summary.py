@@ -68,6 +68,7 @@ def _faithfulness_fields(curve: pd.DataFrame) -> dict[str, Any]:
         for name, prefix in parts.items()
         for end in ("", "_low", "_high")
     }
+    row["swapped_faithfulness"] = curve.loc[curve["by"].eq("swapped"), "faithfulness"].mean()
     of_edges = curve.loc[curve["by"].eq("edges")].sort_values("faithfulness", ascending=False)
     most, share = of_edges.to_dict("records")[0], smallest_faithful_share(curve)
     row["share_at_80"] = share if share < 1 else np.nan

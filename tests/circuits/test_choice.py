@@ -10,9 +10,12 @@ from sink_lens.circuits.choice import (
     greedy_edges,
     node_scores,
     output_readers,
+    swap_tenth,
 )
 from sink_lens.circuits.graph import Graph
 from sink_lens.edits import metrics
+
+from .tiny_runs import circuit
 
 SMALL = Graph(n_layers=2, n_heads=2, n_kv_heads=1, d_model=4)
 
@@ -126,3 +129,17 @@ def test_a_metric_is_read_at_the_logits_or_at_queries_and_keys_of_its_layers():
 
     assert outputs(metrics.logit_difference([1], [2])) == outputs(metrics.loss()) == {"logits"}
     assert outputs(metrics.sink_mass(0, layers=[1])) == {"a1.h0<q>", "a1.h1<q>", "a1.kv0<k>"}
+
+
+def test_a_tenth_of_the_edges_is_swapped_for_others_between_the_same_nodes():
+    found = circuit(edges=60)
+    one = swap_tenth(found.graph, found.chosen, generator=np.random.default_rng(0))
+    assert one.sum() == found.n_edges
+    assert (found.chosen & ~one).sum() == round(0.1 * found.n_edges)
+    _, writers, readers = found.graph.ends
+    new = one & ~found.chosen
+    read = found.graph.reader_of_node[readers[found.chosen]].any(0)
+    nodes = read | (np.bincount(writers[found.chosen], minlength=len(read)) > 0)
+    assert nodes[writers[new]].all()
+    logits = np.array([reader.kind == "logits" for reader in found.graph.readers])
+    assert ((found.graph.reader_of_node & nodes).any(1) | logits)[readers[new]].all()

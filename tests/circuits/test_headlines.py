@@ -52,6 +52,7 @@ CASES = {
     "from": (ASKED, ASKED | NO_SIZE),
     "no size": (ASKED | NO_SIZE, ASKED),
     "overshoots": ({"most_kept": 1.3}, {}),
+    "swapped": ({"swapped_faithfulness": 0.6}, {}),
     "sink's scores": ({}, ALIKE),
     "without the sink": ({}, ALIKE),
     "sink carries": ({"without_sink_faithfulness": 0.7}, {}),
