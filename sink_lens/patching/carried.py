@@ -39,8 +39,11 @@ def unlike_places(table: pd.DataFrame, *, chosen: Iterable[int] | None) -> list[
     return [int(one) for name in swept for one in rows[name]] if swept else [*(chosen or ())]
 
 
-def unlike_text(places: Iterable[int]) -> str:
-    """Return in words that ``places`` are not one place in all pairs, and what to do; "" if there is none."""
+def unlike_text(places: Iterable[int], *, ends: bool = True) -> str:
+    """Return in words that ``places`` are not one place in all pairs, and what to do; "" if there is none.
+
+    ``ends``: positions may count back from the end of each prompt.
+    """
     numbers = sorted(set(places))
     if not numbers:
         return ""
@@ -48,8 +51,9 @@ def unlike_text(places: Iterable[int]) -> str:
     one = len(numbers) == 1
     return (
         f"Position{'s' * (not one)} {named} {'is' if one else 'are'} not the same place in all pairs of prompts: the "
-        "mean over pairs is one over different words, and no sentence is made of it. Positions from -1 down count from "
-        "each prompt's end; or give pairs that differ at the same positions"
+        "mean over pairs is one over different words, and no sentence is made of it. "
+        + ("Positions from -1 down count from each prompt's end; or give" if ends else "Give")
+        + " pairs that differ at the same positions"
     )
 
 

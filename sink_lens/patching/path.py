@@ -24,6 +24,7 @@ Reference: Wang et al., arXiv 2211.00593, appendix B; Goldowsky-Dill et al., arX
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -54,6 +55,7 @@ from ..models.sites import SITES, site_key
 from ..progress import tqdm
 from ..records import display
 from ..signatures import takes
+from .carried import UNLIKE, unlike_text
 from .config import refuse_equal_tokens
 from .pairs import Direction, Sequences, pair_prompts
 from .parts import parts_to_patch
@@ -164,6 +166,11 @@ def path_patch(
     given_senders = asked.sender if isinstance(asked.sender, list) else [asked.sender]
     senders = [_read_part(lens, given, tokens=run) for given in given_senders]
     end = _read_part(lens, asked.receiver, tokens=run)
+    chosen = [
+        one for part in (*senders, end) for one in (*(part.positions or ()), *(part.keys or ()))
+    ]
+    if said := unlike_text((one for one in chosen if pair.labels.get(one) == UNLIKE), ends=False):
+        warnings.warn(said, stacklevel=2)
     for start in senders:
         if _computation_order(start, lens) >= _computation_order(end, lens):
             raise InputError(

@@ -7,8 +7,9 @@ from prompt_pairs import pair
 
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
+from sink_lens.edits.part import Part
 from sink_lens.errors import InputError
-from sink_lens.patching import attribution_patch, patch
+from sink_lens.patching import attribution_patch, patch, path_patch
 from sink_lens.patching.carried import unlike_places
 from sink_lens.records import read_run
 from tests.tiny_families import tiny
@@ -132,3 +133,9 @@ def test_a_patch_that_changes_nothing_has_no_controls():
     assert (still["n_controls"] == 0).all()
     assert (still["effect"] == 0).all()
     assert frame.loc[frame["changed"], "n_controls"].ge(1).all()
+
+
+def test_a_path_from_unlike_positions_is_told():
+    ends = {"sender": Part(site="z", layers=(0,), positions=(2,)), "receiver": ("resid_post", 2)}
+    with pytest.warns(UserWarning, match="Position 2 is not"):
+        path_patch(tiny("llama"), *batches(SHORT, LONG), metric=difference(0, 1), **ends)
