@@ -8,7 +8,7 @@ Prints on the default model:
     8 of 30 edits change sink mass at position 0. The largest change is −0.416 [−0.446, −0.382], by layer  0.
     Without an edit it is 0.548.
     Random edits of the same size change it by −0.00119 on average.
-    The next largest change is −0.383 [−0.401, −0.367], by layer  2.
+    The next largest that is shown is −0.383 [−0.401, −0.367], by layer  2.
     12 more intervals exclude 0.
     With 8 sequences the mean of one of 30 changes must be 2.3 standard deviations over sequences (|t| 6.5) to be
     shown: use more sequences (20: one standard deviation) or fewer edits.

@@ -27,7 +27,10 @@ OF_THE_MODEL = {
         "one seed, so it has no",
         "“shared” does not reach",
     },
-    "08_your_own_edit_and_metric": {"The next largest change is", "Random edits of the same size"},
+    "08_your_own_edit_and_metric": {
+        "The next largest that is shown is",
+        "Random edits of the same size",
+    },
     "10_find_a_circuit": {"input->a"},
 }
 """Beginnings of lines that a tiny model prints and the real one does not: another sign, another break of a line."""

@@ -1,7 +1,6 @@
 """A sweep in words: one text for the terminal, ``--json`` and the page."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -51,16 +50,18 @@ def _changes_text(frame: pd.DataFrame, metric: str, *, least: float) -> str:
         return f"{capitalise(cell_name(best))} {how} {name}: {effect_text(best)}"
     if len(found):
         if found.index[0] == rows.index[0]:
-            return f"{_changed_count_text(found, rows)} {name}. The largest change is {largest}"
+            count_of = (
+                f"{len(found)} of {plural(len(rows), 'edit')} change{'s' * (len(found) == 1)}"
+            )
+            return f"{count_of} {name}. The largest change is {largest}"
         return (
             f"{len(found)} of {plural(len(rows), 'edit')} {'is' if len(found) == 1 else 'are'} shown to change {name}; "
             f"the largest of these changes is {_change_text(found.iloc[0].to_dict())}. The largest of all, {largest}, "
             f"is not shown: {_doubt(rows, least=least)}"
         )
     beyond = bool(rows_beyond_chance(rows).any()) and bool(may_be_largest_by_chance(rows).any())
-    needed = _least_shown(rows)
-    if beyond and needed is not None:
-        said = f"{plural(needed.n, 'sequence')} are too few to show which of {len(rows)} edits change {name}"
+    if beyond and _too_few_sentence(rows):
+        said = f"{rows['n'].max():.0f} sequences are too few to show which of {len(rows)} edits change {name}"
     else:
         by_chance = f" beyond what chance makes the largest of {len(rows)}" * beyond
         said = f"None of {plural(len(rows), 'edit')} is shown to change {name}{by_chance}"
@@ -81,26 +82,18 @@ def _doubt(rows: pd.DataFrame, *, least: float) -> str:
     return f"it is less than {least:g} standard deviations"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LeastShown:
-    """The smallest change that few sequences can show among many edits."""
-
-    n: int
-    """Sequences."""
-    t: float
-    """Its mean, in standard errors; by the square root of ``n``, in standard deviations over sequences."""
-    enough: int
-    """Sequences with which a mean of one standard deviation is shown."""
-
-
-def _least_shown(rows: pd.DataFrame) -> _LeastShown | None:
-    """Return the smallest change that can be shown if it is above ``_MOST_SDS`` standard deviations, else None."""
+def _too_few_sentence(rows: pd.DataFrame) -> str:
+    """Say what few sequences need to show a change among many edits; "" for at most ``_MOST_SDS`` of its deviations."""
     judged = rows.loc[rows["corrected_p"].notna()]
     n = int(judged["n"].fillna(0).max()) if len(judged) > 1 else 0
-    if n < 2 or least_t(len(judged), n) <= _MOST_SDS * n**0.5:
-        return None
+    if n < 2 or (least := least_t(len(judged), n)) <= _MOST_SDS * n**0.5:
+        return ""
     enough = next(more for more in count(n) if least_t(len(judged), more) <= more**0.5)
-    return _LeastShown(n=n, t=least_t(len(judged), n), enough=enough)
+    return (
+        f"With {plural(n, 'sequence')} the mean of one of {len(rows)} changes must be {as_text(least / n**0.5)} "
+        f"standard deviations over sequences (|t| {as_text(least)}) to be shown: use more sequences ({enough}: one "
+        "standard deviation) or fewer edits."
+    )
 
 
 def sweep_sentences(
@@ -128,12 +121,7 @@ def sweep_sentences(
             if told := int(apart.sum()):
                 which = plural(told, f"{'more ' * bool(len(found))}interval")
                 said.append(f"{which} {'excludes' if told == 1 else 'exclude'} 0.")
-            if (needed := _least_shown(rows)) is not None:
-                said.append(
-                    f"With {plural(needed.n, 'sequence')} the mean of one of {len(rows)} changes must be "
-                    f"{as_text(needed.t / needed.n**0.5)} standard deviations over sequences (|t| {as_text(needed.t)}) "
-                    f"to be shown: use more sequences ({needed.enough}: one standard deviation) or fewer edits."
-                )
+            said += [few] if (few := _too_few_sentence(rows)) else []
             said += [
                 _change_criterion_sentence(frame, least=least),
                 *_without_controls_sentences(rows),
@@ -157,19 +145,13 @@ def _first_metric_sentences(rows: pd.DataFrame, found: pd.DataFrame) -> list[str
     if np.isfinite(control := float((found if len(found) else rows).iloc[0]["control_effect"])):
         said.append(f"Random edits of the same size change it by {as_text(control)} on average.")
     if len(found) > 1:
-        said.append(f"The next largest change is {_change_text(found.iloc[1].to_dict())}.")
+        said.append(f"The next largest that is shown is {_change_text(found.iloc[1].to_dict())}.")
     return said
 
 
 def _control_text(row: Mapping[Any, Any]) -> str:
     control = float(row.get("control_effect", np.nan))
     return f"; random edits of the same size: {as_text(control)}" if np.isfinite(control) else ""
-
-
-def _changed_count_text(found: pd.DataFrame, rows: pd.DataFrame) -> str:
-    return (
-        f"{len(found)} of {plural(len(rows), 'edit')} {'changes' if len(found) == 1 else 'change'}"
-    )
 
 
 def _change_text(row: Mapping[Any, Any]) -> str:

@@ -201,7 +201,7 @@ def test_the_sentences_of_a_sweep_do_not_say_its_title_again(tmp_path):
     )
     assert shown.headline == [
         "Random edits of the same size change it by 0.01 on average.",
-        "The next largest change is −0.3 [−0.4, −0.2], by zero head output (z), layer 3.",
+        "The next largest that is shown is −0.3 [−0.4, −0.2], by zero head output (z), layer 3.",
         "A change counts if its 95% interval excludes 0, and if that of the change above random edits does too, and "
         "if chance makes the largest of all edits as large in at most 1% of sweeps.",
         "2 of 3 edits change loss. The largest change is −0.5 [−0.6, −0.4], by zero head output (z), layer 2; "
