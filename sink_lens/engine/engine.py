@@ -133,7 +133,9 @@ class Engine:
 
     def run(self, block: Block, *, advance: Advance = lambda cells: None) -> pd.DataFrame:
         """Run a block; return its cells' metrics in the columns ``VALUES``, and one error row for a failed cell."""
+        return self._block_rows(block, advance=advance)
 
+    def _block_rows(self, block: Block, *, advance: Advance) -> pd.DataFrame:
         def take(number: int, outcome: Outcome, changed: list[bool]) -> list[dict[str, Any]]:
             more = {"cell": number, "changed": any(changed), "error": None}
             return [row | more for row in self._metric_rows(outcome, prompts=block.prompts)]
@@ -154,7 +156,7 @@ class Engine:
     def run_cell(self, block: Block, number: int, *, alone: bool = False) -> pd.DataFrame:
         """Run cell ``number`` of a block, with those that share its forward or alone; return its rows of ``run``."""
         some = replace(block, cells=(number,)) if alone else self.pack_of(block, number)
-        found = self.run(some)
+        found = self._block_rows(some, advance=lambda cells: None)
         return found.loc[found["cell"] == number]
 
     def pack_of(self, block: Block, number: int) -> Block:
