@@ -2,8 +2,9 @@
 
 An interval is the percentile bootstrap (Efron and Tibshirani 1993, chapter 13): the units are drawn with replacement,
 the statistic is computed on each draw, and the 95% interval runs from the 2.5% quantile to the 97.5% quantile of these
-values. The method assumes independent units. With fewer than about 20 units the interval is somewhat too narrow; with
-fewer than two units it is undefined.
+values. The method assumes independent units. With fewer than about 20 units the interval is somewhat too narrow. With
+fewer than two units it is undefined. With fewer than 8 units draws say little (those of two units are these two
+values), and a paired difference has Student's t interval.
 """
 
 import math
@@ -188,7 +189,7 @@ def _ratios_and_errors(above: np.ndarray, below: np.ndarray) -> tuple[np.ndarray
 
 
 def paired_difference(a: Any, b: Any, *, generator: np.random.Generator) -> Interval:
-    """Compute the mean of the paired differences a - b, one per unit, with its bootstrap interval.
+    """Compute the mean of the paired differences a - b, one per unit, with its bootstrap interval (Student's below 8).
 
     A unit that is nan in `a` or `b` is dropped from both.
     """
@@ -200,7 +201,15 @@ def paired_difference(a: Any, b: Any, *, generator: np.random.Generator) -> Inte
         )
     with np.errstate(invalid="ignore"):  # inf - inf is undefined, and such a unit is dropped
         difference = first - second
-    return interval(difference, generator=generator)
+    return _mean_interval(difference, generator=generator)
+
+
+def _mean_interval(
+    difference: np.ndarray, *, generator: np.random.Generator, n_resamples: int = 2000
+) -> Interval:
+    if np.isfinite(difference).sum() < _FEWEST_DRAWN:
+        return t_intervals(difference[None])[0]
+    return interval(difference, generator=generator, n_resamples=n_resamples)
 
 
 def paired_differences(
@@ -227,13 +236,13 @@ def paired_differences(
     n = difference.shape[1]
     weights = (
         generator.multinomial(n, np.full(n, 1 / n), size=n_resamples) / n
-        if n > 1
+        if n >= _FEWEST_DRAWN
         else np.empty((0, n))
     )
     found: list[Interval] = []
     for row in difference:
-        if n < 2 or not np.isfinite(row).all() or np.all(row == row[0]):
-            found.append(interval(row, generator=generator, n_resamples=n_resamples))
+        if n < _FEWEST_DRAWN or not np.isfinite(row).all() or np.all(row == row[0]):
+            found.append(_mean_interval(row, generator=generator, n_resamples=n_resamples))
             continue
         low, high = np.quantile(weights @ row, _TAILS)
         found.append(Interval(estimate=float(row.mean()), low=float(low), high=float(high), n=n))
@@ -317,9 +326,12 @@ def t_intervals(values: np.ndarray) -> list[Interval]:
         known = row[~np.isnan(row)]
         n = len(known)
         mean = float(known.mean()) if n else math.nan
+        finite = bool(np.isfinite(known).all())
         if n > 1 and n not in quantiles:
             quantiles[n] = float(t.ppf(_TAILS[1], n - 1))
-        wide = float(quantiles[n] * known.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+        wide = (
+            float(quantiles[n] * known.std(ddof=1) / math.sqrt(n)) if n > 1 and finite else math.nan
+        )
         found.append(Interval(estimate=mean, low=mean - wide, high=mean + wide, n=n))
     return found
 

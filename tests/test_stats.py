@@ -13,6 +13,7 @@ from sink_lens.stats import (
     paired_difference,
     paired_differences,
     studentised_interval,
+    t_intervals,
 )
 
 
@@ -24,6 +25,16 @@ def test_two_units_are_drawn_as_pairs():
     # Draws of (0, 1) with replacement: means 0, 1/2, 1/2, 1, each a quarter: the outer quantiles are 0 and 1.
     found = interval([0.0, 1.0], generator=generator())
     assert found == Interval(estimate=0.5, low=0.0, high=1.0, n=2)
+
+
+def test_a_difference_of_few_units_has_the_interval_of_students_t():
+    # Standard deviation of (0, 1): sqrt(1/2); over sqrt(2) 1/2, times 12.706, the quantile at 1 degree of freedom.
+    found = paired_difference([0.0, 2.0], [0.0, 1.0], generator=generator())
+    assert [found.low, found.high] == pytest.approx([0.5 - 6.353, 0.5 + 6.353], abs=1e-3)
+    rows, nothing = generator(3).normal(size=(2, 8)), np.zeros((1, 8))
+    few = paired_differences(rows[:, :7], nothing[:, :7], generator=generator())
+    assert few == t_intervals(rows[:, :7])
+    assert paired_differences(rows, nothing, generator=generator()) != t_intervals(rows)
 
 
 def test_the_interval_of_a_mean_is_about_two_standard_errors_wide():
@@ -159,7 +170,7 @@ def test_units_that_are_nan_in_a_row_are_dropped_from_it():
     a = [[1.0, nan, 3.0], [nan, nan, nan], [nan, 5.0, nan], [1.0, 2.0, 3.0]]
     some, none, one, whole = paired_differences(a, [[0.0, 0.0, 1.0]], generator=generator())
     assert (some.estimate, some.n) == (1.5, 2)  # 1 - 0 and 3 - 1
-    assert (some.low, some.high) == (1.0, 2.0)
+    assert (some.low, some.high) == pytest.approx((1.5 - 6.353, 1.5 + 6.353), abs=1e-3)
     assert none.n == 0
     assert np.isnan([none.estimate, none.low, none.high]).all()
     assert (one.estimate, one.n) == (5.0, 1)

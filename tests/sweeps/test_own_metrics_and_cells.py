@@ -21,7 +21,7 @@ HEADS = Grid.of(EditGrid(kind="zero", site="z", layers=[0, 1, 2], heads="each"),
 
 
 def test_the_unit_of_a_metric_does_not_change_what_counts_as_a_change(tmp_path):
-    counts, chances = [], []
+    counts, chances, batch = [], [], from_tensor(tokens(12, 12))
     for factor in (1.0, 1e-4, 1e4):
         small = metrics.on_logits(
             lambda logits, factor=factor: factor * logits[:, -1].softmax(-1)[:, 5]
@@ -29,7 +29,7 @@ def test_the_unit_of_a_metric_does_not_change_what_counts_as_a_change(tmp_path):
         result = sweep(
             speaking(),
             HEADS,
-            tokens=BATCH,
+            tokens=batch,
             metrics=small,
             out=tmp_path / str(factor),
             progress=False,
