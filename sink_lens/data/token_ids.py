@@ -160,7 +160,9 @@ def warn_of_forgotten_space(
     if not forgotten:
         return
     (text, answer), level, frame = forgotten[0], 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("sink_lens."):
+    while (name := frame.f_globals["__name__"]).startswith("sink_lens.") and frame.f_back:
+        if name.startswith("sink_lens.cli."):  # which shows the package's own warnings alone
+            break
         level, frame = level + 1, frame.f_back  # to the line of the user
     more = f" (likewise {plural(len(forgotten) - 1, 'other')})" * (len(forgotten) > 1)
     warnings.warn(

@@ -12,9 +12,11 @@ from tokenizers.normalizers import Prepend, Replace, Sequence
 from tokenizers.pre_tokenizers import Split
 from transformer_lens.evals import IOIDataset
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
 from sink_lens.circuits import pairs
 from sink_lens.circuits.config import CircuitConfig
+from sink_lens.cli import app
 from sink_lens.data.token_ids import answer_id, text_ids
 from sink_lens.errors import InputError
 from sink_lens.patching.pair_file import read_pairs
@@ -155,6 +157,20 @@ def test_an_answer_of_a_file_without_its_space_is_said_with_its_prompt(tmp_path)
         (one, _) = pairs_of_file(tmp_path / "p.jsonl", row, row | {"clean": "x x"})
     assert told[0].filename == __file__
     assert one.correct == (answer_id("a", "x y", speaking("llama").tokenizer),)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_command_says_it_too(tmp_path):
+    lens = speaking("llama")
+    lens.plain.save_pretrained(tmp_path / "model")
+    lens.tokenizer.save_pretrained(tmp_path / "model")
+    row = {"clean": "x y", "corrupted": "y y", "correct": "a", "incorrect": " the"}
+    (tmp_path / "p.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | {'clean': 'x x'})}")
+    asked = ["--task", "file", "--pairs-file", str(tmp_path / "p.jsonl"), "--dry-run"]
+    said = CliRunner().invoke(app, ["circuit", str(tmp_path / "model"), *asked])
+    assert said.exit_code == 0, said.output
+    assert "'a' behind 'x y'" in said.output
+    assert "2 pairs" in said.output
 
 
 def test_several_answers_and_spans_of_a_table_are_those_of_json_lines(tmp_path):
