@@ -29,7 +29,7 @@ def sink_score(
     *,
     valid: Bool[Tensor, "batch query"],
     key: int,
-    min_queries: int = 8,
+    min_queries: int = 10,
     reach: int | None = None,
 ) -> Float[Tensor, "batch head"]:
     """Mean attention to `key` over the queries that can see it, including its own query: alpha_k.
@@ -41,7 +41,8 @@ def sink_score(
         valid: which queries are real tokens.
         key: the 0-based position whose column this is.
         min_queries: sequences with fewer real queries that see `key` are nan, since the mean of a late key over few
-            queries, itself among them, would be a false sink; a window shorter than this must be full.
+            queries, itself among them, would be a false sink, and so would that of the first key: see
+            ``fewest_queries``; a window shorter than this must be full.
         reach: positions that a query sees, itself included, under a sliding window; None is all.
 
     Raises:

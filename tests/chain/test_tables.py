@@ -22,7 +22,7 @@ def two_keys():
     """A random Llama read at positions 0 and 3, the last sequence short."""
     lens = wrap(tiny("llama"))
     tokens = torch.randint(3, 300, (4, 20), generator=torch.Generator().manual_seed(0))
-    batch = from_tensor(tokens, lengths=torch.tensor([20, 20, 20, 12]))
+    batch = from_tensor(tokens, lengths=torch.tensor([20, 20, 20, 13]))
     aim = Location(sink_positions=(0, 3), sink_found=True, steps=(), outliers={})
     panel = measure(lens, batch, plan=aim.measuring_plan(range(3)), config=CONFIG, own=OWN)
     return lens, batch, replace(panel, location=aim)

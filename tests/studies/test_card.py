@@ -197,3 +197,9 @@ def test_what_granite_multiplies_by_is_in_the_shares_of_neurons():
     assert row["dimension"] == written
     assert [neuron for neuron, _ in sorted(row["neurons"])] == list(range(5))
     assert [share for _, share in row["neurons"]] == pytest.approx([0.2] * 5, abs=0.01)
+
+
+def test_uniform_attention_to_a_short_text_is_not_told_as_a_sink():
+    lens = wrap(tiny("llama", initializer_range=0.001))
+    found = card(lens, tokens=torch.randint(3, 300, (4, 9)), progress=False)
+    assert "too short" in found.headline
