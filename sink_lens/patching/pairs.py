@@ -85,12 +85,16 @@ def pair_prompts(
         columns=["sequence", "position", *names.values()]
     )
     shown = shown.reset_index(drop=True)
+    # where most tokens of a pair differ, it is of two texts, and equal tokens are by chance
+    shares = joined.groupby("sequence")["differs"].mean().to_dict()
+    joined["differs"] |= [shares[one] > 0.5 for one in joined["sequence"]]
     lengths = dict(enumerate(first.lengths.tolist()))
     one_length = len(set(lengths.values())) == 1
     labels = _position_labels(joined, n_pairs=len(lengths), aligned=one_length)
     if not one_length:
         shortest = min(lengths.values())
-        ends = joined.assign(position=joined["position"] - joined["sequence"].map(lengths))
+        of_rows = [lengths[one] for one in joined["sequence"]]
+        ends = joined.assign(position=joined["position"] - of_rows)
         ends = ends.loc[ends["position"] >= -shortest]
         labels |= _position_labels(ends, n_pairs=len(lengths), aligned=True)
     return PromptPair(clean=first, corrupted=second, differences=shown, labels=labels)
@@ -105,13 +109,13 @@ def _position_labels(joined: pd.DataFrame, *, n_pairs: int, aligned: bool) -> di
     labels, follows = {}, True
     for position, own in joined.groupby("position"):
         pairs = set(zip(own["text_clean"], own["text_corrupted"], strict=True))
-        differs, whole = own["differs"], len(own) == n_pairs
+        differs, whole = set(own["differs"].tolist()), len(own) == n_pairs
         shared = whole and len(pairs) == 1
-        follows &= shared or (whole and bool(differs.all()))
+        follows = follows and (shared or (whole and differs == {True}))
         if shared:
             text = "/".join(dict.fromkeys(pairs.pop()))
-        elif whole and differs.nunique() == 1 and (aligned or follows):
-            text = DIFFER * bool(differs.all())
+        elif whole and len(differs) == 1 and (aligned or follows):
+            text = DIFFER * (True in differs)
         else:
             text = UNLIKE
         labels[int(str(position))] = text

@@ -110,6 +110,13 @@ def test_pairs_of_one_length_that_differ_elsewhere_are_unlike_there_alone():
         )
     rows = found.frame.drop_duplicates("position")
     assert rows["alike"].tolist() == [True, False, False, True]
+    texts = (
+        [11, 12, 13, 14],
+        [21, 12, 23, 24],
+    )  # another text, in which a token is the same by chance
+    far = [15, 16, 17, 18], [25, 26, 27, 28]
+    by_chance = patch(tiny("llama"), *batches(texts, far), metric=difference(0, 1), progress=False)
+    assert "alike" not in by_chance.frame
     same = patch(tiny("llama"), *pair(length=4), metric=difference(0, 1), progress=False)
     assert "alike" not in same.frame
 
