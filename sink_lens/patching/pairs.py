@@ -1,5 +1,6 @@
 """Pairs of clean and corrupted sequences with the same lengths, and the positions at which they differ."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -86,8 +87,9 @@ def pair_prompts(
     )
     shown = shown.reset_index(drop=True)
     # where most tokens of a pair differ, it is of two texts, and equal tokens are by chance
-    shares = joined.groupby("sequence")["differs"].mean().to_dict()
-    joined["differs"] |= [shares[one] > 0.5 for one in joined["sequence"]]
+    counts = Counter(differing["sequence"].tolist())
+    far = {one for one, n in counts.items() if 2 * n > int(first.lengths[one])}
+    joined = joined.assign(differs=joined["differs"] | joined["sequence"].isin(far))
     lengths = dict(enumerate(first.lengths.tolist()))
     one_length = len(set(lengths.values())) == 1
     labels = _position_labels(joined, n_pairs=len(lengths), aligned=one_length)
