@@ -201,7 +201,9 @@ def _curve_figure(run: Run) -> tuple[str, Figure]:
     see = (
         "How much of the metric is left if only that many edges are kept and all others are replaced, on pairs "
         "that were not used to choose the edges. 1 is the whole model; above 1, the dropped edges lowered the "
-        "metric. Bands are 95% intervals over pairs."
+        "metric. Bands are 95% intervals over pairs. Random circuits hardly ever connect input and output, and keep "
+        "nothing; a tenth swapped is this circuit with a random tenth of its edges replaced by random ones between its "
+        "own nodes."
     )
     return see, draw_curve(
         run.need("curve", columns=["by", "share", "faithfulness", "low", "high"])
@@ -304,9 +306,7 @@ CIRCUIT = Page(
             title="The curve",
             make=table_maker(
                 "curve",
-                "Every circuit that was run. Random circuits hardly ever connect input and output, and then keep "
-                "nothing; swapped: this circuit with a random tenth of its edges replaced by random ones between "
-                "its own nodes.",
+                "Every circuit that was run.",
                 {
                     "by": "circuit of",
                     "share": "share",
