@@ -88,7 +88,7 @@ def pair_prompts(
     shown = shown.reset_index(drop=True)
     # where most tokens of a pair differ, it is of two texts, and equal tokens are by chance
     counts = Counter(differing["sequence"].tolist())
-    far = {one for one, n in counts.items() if 2 * n > int(first.lengths[one])}
+    far = [one for one, n in counts.items() if 2 * n > int(first.lengths[one])]
     joined = joined.assign(differs=joined["differs"] | joined["sequence"].isin(far))
     lengths = dict(enumerate(first.lengths.tolist()))
     one_length = len(set(lengths.values())) == 1
