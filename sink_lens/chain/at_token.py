@@ -19,7 +19,7 @@ from .config import TraceConfig
 AUTO = "auto"
 _BEFORE = 8
 """Fewest tokens before an occurrence, without BOS; as many as the first sink has where earlier ones are none."""
-_AFTER = (48, 32, 24, 16, 12, 8)
+_AFTER = (48, 32, 24, 16, 12, 9)
 """Numbers of tokens after an occurrence that are tried: the first one that enough occurrences have is taken."""
 _FEWEST = 4
 
