@@ -8,28 +8,28 @@ Faithfulness is judged on pairs that chose no edge, beside random circuits of th
 Prints on the default model, with --pairs 16:
 
     ioi: the model prefers the right answer in 28 of 32 prompts (88%); 16 of these are used
-    154 of 70,651 edges, completeness 1.002
+    7046 of 70,651 edges, completeness 1.001
                  edge  score   low  high  inclusion
-            input->m0   4.23  3.65  4.83        1.0
-       a23.h3->logits   2.33  2.02  2.64        1.0
-       m0->a23.kv1<v>   1.61  1.45  1.79        1.0
-       a29.h1->logits   1.18  1.05  1.32        1.0
-       a24.h4->logits  -1.03 -1.47 -0.67        1.0
-    a23.h3->a24.h4<q>  -0.81 -0.98 -0.67        1.0
-       a29.h0->logits  -0.77 -0.87 -0.67        1.0
-      m17->a20.kv0<v>   0.75  0.54  0.93        1.0
+            input->m0   3.86  3.29  4.45        1.0
+       a23.h3->logits   2.23  1.92  2.53        1.0
+       m0->a23.kv1<v>   1.55  1.41  1.70        1.0
+       a29.h1->logits   1.12  0.97  1.28        1.0
+       a24.h4->logits  -0.88 -1.27 -0.55        1.0
+    a23.h3->a24.h4<q>  -0.81 -1.01 -0.65        1.0
+       m0->a23.kv0<v>  -0.72 -0.88 -0.59        1.0
+      m17->a20.kv0<v>   0.69  0.52  0.81        1.0
 
     faithfulness of the largest edges alone
         by  share  faithfulness   low  high
-     edges  0.001          0.20  0.12  0.29
+     edges  0.001          0.19  0.09  0.28
      nodes  0.001          0.00  0.00  0.00
     random  0.001          0.00  0.00  0.00
-     edges  0.010          0.58  0.34  0.81
-     nodes  0.010          0.32  0.28  0.37
+     edges  0.010          0.65  0.43  0.85
+     nodes  0.010          0.35  0.31  0.40
     random  0.010         -0.00 -0.00 -0.00
-     edges  0.100          0.79  0.64  0.94
-     nodes  0.100          0.41  0.29  0.51
-    random  0.100         -0.01 -0.05  0.02
+     edges  0.100          0.92  0.86  0.99
+     nodes  0.100          0.49  0.37  0.61
+    random  0.100         -0.02 -0.06  0.02
 
     written to runs/find-a-circuit: circuit.json, circuit.graph.json, circuit.svg
 """

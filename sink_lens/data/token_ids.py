@@ -6,7 +6,7 @@ added under one of three conditions: "auto" does what the tokenizer does with pl
 """
 
 import contextlib
-import sys
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 
@@ -159,8 +159,8 @@ def warn_of_forgotten_space(
                 forgotten.append((text[-60:], answer))
     if not forgotten:
         return
-    (text, answer), level, frame = forgotten[0], 1, sys._getframe()
-    while (name := frame.f_globals["__name__"]).startswith("sink_lens.") and frame.f_back:
+    (text, answer), level, frame = forgotten[0], 1, inspect.currentframe()
+    while frame and (name := frame.f_globals["__name__"]).startswith("sink_lens."):
         if name.startswith("sink_lens.cli."):  # which shows the package's own warnings alone
             break
         level, frame = level + 1, frame.f_back  # to the line of the user

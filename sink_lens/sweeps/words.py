@@ -76,7 +76,8 @@ def _doubt(rows: pd.DataFrame, *, least: float) -> str:
     if not rows_beyond_chance(rows)[0] or abs(best.get("over_control", np.nan)) < best.get(
         "control_sd", np.nan
     ):
-        return "it is not told from random edits"
+        alone = not best.get("n_controls", 0)
+        return "it has no random edits" if alone else "it is not told from random edits"
     if may_be_largest_by_chance(rows)[0]:
         return f"chance makes the largest of {len(rows)} as large"
     return f"it is less than {least:g} standard deviations"

@@ -12,7 +12,17 @@ import pytest
 from sink_lens.report.html import render
 
 RUN = Path(__file__).parent / "default_model"
-FIGURES = ("circuit", "scores", "norms", "variance", "neurons", "qk", "mediation", "amplification")
+FIGURES = (
+    "circuit",
+    "scores",
+    "paths",
+    "norms",
+    "variance",
+    "neurons",
+    "qk",
+    "mediation",
+    "amplification",
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +34,9 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
     found = opened(report)
     page = found.page
     title = page.locator("h1").inner_text()
-    assert title.startswith(
-        "Position 0 is the attention sink (83% of heads). So is position 2, not studied here."
-    )
+    assert title.startswith("Position 0 is the attention sink (83% of heads). So is position 2")
     assert "It does not matter which token comes first." in title
-    assert "Its key carries it" in title
+    assert "Super neurons carry it" in title
     assert page.locator("#verdicts tbody tr:not(.criterion)").count() == 6
     assert page.locator("main .missing:visible").all_inner_texts() == []
     drawn = [figure.get_attribute("id") for figure in page.locator("figure").all()]

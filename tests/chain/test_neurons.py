@@ -157,6 +157,6 @@ def test_a_step_that_attention_makes_is_not_asked_for_neurons(written, asked):
         )
         for step, one in zip(steps, written, strict=True)
     ]
-    location = SimpleNamespace(steps=steps, sink_position=0)
-    evidence = SimpleNamespace(panel=SimpleNamespace(location=location), splits=splits)
+    panel = SimpleNamespace(location=SimpleNamespace(steps=steps, sink_position=0))
+    evidence = SimpleNamespace(panel=panel, splits_of=lambda step: [splits[steps.index(step)]])
     assert [number for number, _ in steps_of_neurons(evidence)] == asked

@@ -50,7 +50,8 @@ def test_an_effect_is_edited_less_baseline_in_pairs():
     )  # both sequences gain the same
     row = table.loc[("mass", 1, SINK)]
     assert row[["baseline", "edited", "effect"]].tolist() == pytest.approx([0.7, 0.3, -0.4])
-    assert (row["ci_low"], row["ci_high"]) == pytest.approx((-0.6, -0.2))
+    wide = 12.7062 * 0.2  # Student's t of -0.6 and -0.2
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx((-0.4 - wide, -0.4 + wide), rel=1e-4)
     losses = table.loc["loss_nats"].iloc[0]
     assert losses[["baseline", "edited", "effect", "n"]].tolist() == [2.0, 3.0, 1.0, 2]
 

@@ -1,5 +1,6 @@
 """The sentence at the top of a page, and the notes that keep two of its numbers apart."""
 
+import math
 import re
 
 import pandas as pd
@@ -237,6 +238,19 @@ def test_a_title_names_the_largest_change_and_says_if_it_is_not_shown(tmp_path):
     assert re.findall(
         r"−0.0204 .*, layer 1\..*, 1.32 \[−0.2, 3\], .*, layer 2, is not shown: its interval", title
     )
+
+
+def test_a_title_says_that_the_largest_change_has_no_random_edits(tmp_path):
+    ends = {
+        "effect": [-0.02, 1.3, 0.1],
+        "ci_low": [-0.03, 1.2, -0.1],
+        "ci_high": [-0.01, 1.4, 0.3],
+    }
+    own = {"n_controls": [3, 0, 3], "control_effect": [0.0, math.nan, 0.0]}
+    own |= {"over_low": [-0.03, math.nan, -0.1], "over_high": [-0.01, math.nan, 0.3]}
+    cells = swept(**ends, **own, corrected_p=[0.005, 0.001, 1.0])
+    title = page_content(a_run(tmp_path / "run", "sweep", cells=cells)).title
+    assert title.endswith("is not shown: it has no random edits")
 
 
 @pytest.mark.parametrize("n", [6, 20])

@@ -295,7 +295,6 @@ def page(whole):
         "in 2 steps: layers 1 to 2 (×28.2) and layer 11 (×3.5)",
         "4 super neurons: L1.N3, L11.N2, L1.N7 and L11.N5",
         "quantised (Q4_1)",
-        "traced, not assumed",
         "4 of 6 links hold, 1 fails and 1 is undecided",
     ],
 )
