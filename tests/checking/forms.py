@@ -44,7 +44,7 @@ class Form:
     unlabelled: int = 0
     """Tokens of each text, from its first on, whose labels are -100."""
     monitored: tuple[tuple[int, int, int], ...] | None = None
-    """Row, column and length of the texts that the model itself keeps apart; None: those that begin in column 0."""
+    """Row, column and length of the texts that the model itself keeps apart; None: all."""
 
 
 def texts(lengths: tuple[int, ...] = LENGTHS, *, second: int | None = None) -> list[list[int]]:
@@ -487,9 +487,7 @@ def check_monitor(family: str, form: Form, other: Form) -> None:
         raise SinkLensError(f"the model itself: {type(error).__name__}") from error
     if reading is None:
         raise SinkLensError("the monitor stops with a warning")
-    places = form.monitored or [
-        (row, column, len(ids)) for row, column, ids in form.texts if column == 0
-    ]
+    places = form.monitored or [(row, column, len(ids)) for row, column, ids in form.texts]
     run = run_plain(family, given)
     masses = [
         mass_of(family, run, row=row, column=column, length=length)
