@@ -105,7 +105,9 @@ class Circuit:
         if row["judged_on"]:
             gap = self.faithfulness_judge.gap
             row |= {"gap": gap.estimate, "gap_low": gap.low, "gap_high": gap.high}
-            for prefix, own in zip(("", "without_"), self.judged.to_dict("records"), strict=True):
+            for prefix, own in zip(
+                ("", "without_"), self.faithfulness_rows.to_dict("records"), strict=True
+            ):
                 row[f"{prefix}faithfulness"] = own["faithfulness"]
                 row |= {f"{prefix}faithfulness_{end}": own[end] for end in ("low", "high")}
         return brief_sentences(row)
@@ -178,7 +180,7 @@ class Circuit:
         )
 
     @cached_property
-    def judged(self) -> pd.DataFrame:
+    def faithfulness_rows(self) -> pd.DataFrame:
         """Two rows, the circuit and all edges but its own: metric and faithfulness, on ``faithfulness_judge``'s pairs.
 
         Cost: a forward pass of these pairs without edges, and about one for each row.
@@ -194,7 +196,7 @@ class Circuit:
         """
         if not (self.rows or self.given):
             return Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
-        kept, low, high = self.judged[["faithfulness", "low", "high"]].iloc[0].tolist()
+        kept, low, high = self.faithfulness_rows[["faithfulness", "low", "high"]].iloc[0].tolist()
         return Interval(estimate=kept, low=low, high=high, n=self.faithfulness_judge.runs.n_pairs)
 
     @property

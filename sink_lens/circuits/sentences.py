@@ -282,11 +282,15 @@ def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
 def _left_out_sentences(row: Mapping[str, Any]) -> list[str]:
     if (lost := row["asked_edges"] - row["edges"]) <= 0:
         return []
-    chosen = "its" if row["rule"] == "given" else "the"
-    on = "lies" if lost == 1 else "lie"
+    edges = (
+        "its {:,} edges that were given"
+        if row["rule"] == "given"
+        else "the {:,} edges that were chosen"
+    )
+    on, left = ("lies", "is") if lost == 1 else ("lie", "are")
     return [
-        f"Of {chosen} {row['asked_edges']:,} edges that were {'given' if row['rule'] == 'given' else 'chosen'}, "
-        f"{lost:,} {on} on no path from the input to the metric and are left out: nothing that they carry arrives."
+        f"{lost:,} of {edges.format(row['asked_edges'])} {on} on no path from the input to the metric and {left} left "
+        "out."
     ]
 
 

@@ -89,10 +89,10 @@ class SinkMonitor:
     The keys are ``sink_lens.training.monitor_keys.KEYS`` under ``sinks/``. Where documents are packed into rows
     (``position_ids`` that begin again, ``cu_seq_lens_q``, or a block mask), each is read as a sequence of its own;
     if attention crosses them, the keys of first tokens are left out, with a warning. A row that begins with padding is
-    read from its first real token. A reading is of the weights
-    before the step. If the last step was not read, the end of the ``with`` block reads the last weights on the
-    sequences read before, in one process. With several processes, each reads its own share and all must call
-    ``step()``; they get the same numbers.
+    read from its first real token. A reading is of the weights before the step. If the last step was not read, the end
+    of the ``with`` block reads the last weights on the sequences read before, in one process. With several processes,
+    each reads its own share and all must call ``step()``; they get the same numbers. From its first hook on the monitor
+    raises nothing: an error of its own is one warning, and the training goes on.
     """
 
     @check_calls
