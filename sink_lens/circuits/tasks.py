@@ -190,7 +190,7 @@ def task_of(
     ):
         raise InputError(
             f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}, and chance "
-            f"gives as many in {chance:.0%} of draws; need at most {SURE:.0%}, because pairs that a model gets right "
+            f"gives as many in {chance:.1%} of draws; need at most {SURE:.0%}, because pairs that a model gets right "
             "by chance have no circuit. Give more pairs, or other ones"
         )
     chosen = [kept[row] for row in right[: config.pairs]]
