@@ -8,18 +8,21 @@
 3. *Necessary or sufficient*: take the share of the sink that the link's intervention removes, (A - A_edited) / A, or
    makes. Yes if its interval is over a floor and over the largest control; no if it is under ``LEAST_SHARE`` or under a
    control; *in part* between. Undecided where the sink is weak, or the edit takes the model off its distribution.
-4. *Carries*: the same, with a floor of its own (``ANOTHER_PATH``), where what the link leads to is mean ablated; for
-   the first link, where the value average is moved to the ordinary distance from the mean.
+4. *Carries*: the same, with a floor of its own (``ANOTHER_PATH``). For the first link the value average is moved to the
+   ordinary distance from the mean; from neurons to dimensions the dimensions are mean ablated; the other four ask the
+   ablation of step 3 once more: *in part* is then between the two floors.
 5. Without a sink steps 3 and 4 are not applicable, and what was measured is still there. Without interventions they are
    not tested, and the verdict is *present, not tested* or *absent*: a link holds only where an intervention says so.
+   Where the sequences are too short to tell a sink, no answer is no. Parts that were searched and are absent answer no
+   to all three.
 6. Look the three answers up in ``DERIVED``. No link is failed because another one is absent.
 7. A link about single dimensions hangs on the basis of the stream, which a rotation changes without changing the
    function. If it fails or has no source, ask the same of the directions that the token has (``Link.own_direction``).
    If they hold, or hold in part, the link is *not in this basis*.
 
-An answer is yes, no or in part only by an interval that lies wholly on one side of its bars, so that more sequences
-decide, and turn no verdict over. The links are those of arXiv 2605.06611; the rules are ours, and their error rates are
-in ``docs/zoo.md``.
+Every other answer of yes, no or in part is of an interval that lies wholly on one side of its bars (of both, where
+steps 3 and 4 share an ablation), so that more sequences decide, and turn no such answer over. The links are those of
+arXiv 2605.06611; the rules are ours, and their error rates are in ``docs/zoo.md``.
 """
 
 import math

@@ -4,12 +4,13 @@ A set S of parts removes the share (A - A_S) / mean A of the sink: A is the atte
 same with S ablated. The mean share over sequences less its standard error counts, since sequences may differ. The
 search is our own.
 
-1. Rank neurons, heads, a hybrid's mixers and Gemma 4's inputs of a layer (each one part a layer), the token's
-   embedding, biases of the keys and learned sink logits of *all* layers by the largest magnitude of their screens
-   (``screen``). The embedding has no screen where others write the same as it: it is then in every set below if the
-   longest prefix (256 parts) removes half of the sink with it, and not without it.
-2. On the sequences that the screen saw, ablate prefixes of the ranking together, to find the shortest that removes
-   half, and four fifths, of the sink. If the longest removes less than half, the sets are empty.
+1. Rank neurons, heads, a hybrid's mixers and Gemma 4's inputs of a layer (each one part a layer), the token's and the
+   position's embedding and biases of the keys of *all* layers by the largest magnitude of their screens (``screen``),
+   each over its own largest. An embedding has a screen only where most of the stream's direct effect on the keys is its
+   own; if not, it is in every set below if the longest prefix (256 parts) removes half of the sink with it, and not
+   without it.
+2. On the sequences that the screen saw, ablate prefixes of the ranking together, to find by bisection the shortest that
+   removes half, and four fifths, of the sink. If the longest removes less than half, the sets are empty.
 3. Thin each: leave out what can be left out while the share still goes. It is a small set, not the smallest, and holds
    the smaller one.
 4. *All makers* begin with a set that removes nearly all that the longest prefix removes, thinned in the same way, and
@@ -17,16 +18,17 @@ search is our own.
 5. Other parts can make the sink as well: those before the last gap in the integrated effects behind that set, where one
    part has at least ``GAP`` times the effect of the next, belong to them, kind by kind, if those of a kind remove a
    quarter of the sink without that set; so does every one of the ``NEXT`` highest parts that alone removes that much.
-6. A maker whose ablation, alone or with its like of the same layer, takes half of the activation of a later neuron
-   among the makers at the sink position is *upstream* of that neuron: ablating the one or the other is the same cut.
-   All others *write*.
+6. A maker whose ablation, alone or with its like of the same layer, takes half of what a later neuron among the makers
+   has at the sink position over its mean elsewhere is *upstream* of that neuron: ablating the one or the other is the
+   same cut. The 32 strongest are asked; all others *write*.
 7. On other sequences, ablate every set beside random sets of the same size and layers, with the loss of each. Where a
    layer has one such part, the random one is of another layer; an embedding has none.
 
 To ablate is to set a part to its mean over ordinary tokens at the sink position (``mean_ordinary``), a key's bias to 0
-at all keys, and a sink logit to nothing. In a model without a sink the makers of its massive activation are searched,
-or of its learned sink logits where it has them: each takes attention in its own head, so that all with an effect are
-the set, and 2 to 6 are left out. The column ``target`` says which.
+at all keys, and a sink logit to nothing. In a model without a sink the makers of its massive activation are searched
+(without 6, and without the rule on embeddings), or its learned sink logits where it has them: they alone are ranked,
+and as each takes attention in its own head, all with an effect are the set, and 2 to 6 are left out. The column
+``target`` says which.
 """
 
 import math

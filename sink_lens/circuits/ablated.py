@@ -1,6 +1,6 @@
 """Run a model with only a circuit's edges: every reader gets its chosen writers as they are, the others replaced.
 
-    x_r = sum of c_w over the chosen edges into r + sum of a_w over all others + biases of the output projections
+    x_r = sum of c_w over the chosen edges into r + sum of a_w over all others + biases of W_O in the layers before
 
 Here c_w is what writer w adds in this very run, and a_w what replaces it (``runs``). The readers of a layer read
 different streams, so that no run of the plain model has them all:
@@ -11,7 +11,7 @@ different streams, so that no run of the plain model has them all:
 3. At each q, k, v, gate of the attention and MLP input, compute every reader's own stream: the sum of step 1, plus
    c_w - a_w of its chosen writers.
 4. Put the reader's norm of it, and for attention the projection of that, in the place of the value at its hook point.
-   Neurons that are nodes of their own are computed each from its own stream.
+   The neurons of a layer that are a node of their own get gate and up from that node's stream.
 5. At z and at the MLP's output, keep this layer's writers' c - a for the readers behind.
 6. Do 3 for the logits, with the last norm; read the metric.
 

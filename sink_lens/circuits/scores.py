@@ -9,14 +9,15 @@ Where edges have spans, the sum is over the positions of a span.
 1. Take each writer's clean output c_w, and what replaces it, a_w (``runs``).
 2. Place points on the line from the replaced embedding to the clean one: its clean end (``eap``, and ``gim`` with two
    of GIM's backward rules, see ``rules``), its other end (``eap-corrupted``, as TransformerLens has it), or the middles
-   of n equal steps (``eap-ig``; with ``eap-ig-left`` their beginnings, as EAP-IG has it).
-3. At each point run the model on this embedding, and take the gradient of m at every reader's input.
-4. Carry it back through the reader's norm to the stream (``stream``). Check in every pass: the sum over all readers is
-   the gradient at the embedding, which needs every reader to be known.
+   of n equal steps (``eap-ig``; with ``eap-ig-left`` their beginnings, as EAP-IG's code has it).
+3. At each point run the model on this embedding, and take the gradient of m at every q, k, v and gate of the attention,
+   MLP input and last norm.
+4. Carry it back through the reader's projection and norm to the stream (``stream``). Check in every pass: the sum over
+   all readers is the gradient at the embedding, which needs every reader to be known.
 5. Average the gradients over the points, and multiply them with c_w - a_w, once.
-6. With ``eap-ig``, the edges out of ``input`` sum to the difference of m between clean and corrupted run, but for the
-   error of the sum over steps: double n for the pairs where that is above ``tolerance``, and go to 2, up to
-   ``most_steps``. What is then still off is kept and reported.
+6. With ``eap-ig``, the edges out of ``input`` sum to the difference of m between the runs at both ends of the line, but
+   for the error of the sum over steps: double n for the pairs where that is above ``tolerance`` of the pairs' mean
+   difference, and go to 2, up to ``most_steps``. What is then still off is kept and reported.
 """
 
 from collections.abc import Callable, Sequence

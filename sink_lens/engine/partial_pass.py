@@ -4,7 +4,8 @@
 2. Begin at the first layer, with the stream that was kept there (the baseline's, or the cells' own of an earlier pass);
    or, if there is none, with the tokens.
 3. Of this layer, take from the baseline what no edit of a cell changes: pattern, attention, neurons (``Known``).
-4. At each site's hook point, hand every cell its own ``[batch, position, ...]``: its edits, then its readers.
+4. At each site's hook point, hand every cell its own ``[batch, position, ...]`` (of scores and pattern its queries):
+   its edits, then its readers.
 5. Attend cell by cell: Hugging Face's module runs (``models.delegation``), with an eager attention of our own in it
    (``layout``); keys and values before a cell's first position are the baseline's. A mixer (``mixers``) runs over whole
    sequences.
