@@ -10,10 +10,10 @@
    control; *in part* between. Undecided where the sink is weak, or the edit takes the model off its distribution.
 4. *Carries*: the same, with a floor of its own (``ANOTHER_PATH``). For the first link the value average is moved to the
    ordinary distance from the mean; from neurons to dimensions the dimensions are mean ablated; the other four ask the
-   ablation of step 3 once more: *in part* is then between the two floors.
+   ablation of step 3 once more: *in part* then goes up to this floor.
 5. Without a sink steps 3 and 4 are not applicable, and what was measured is still there. Without interventions they are
    not tested, and the verdict is *present, not tested* or *absent*: a link holds only where an intervention says so.
-   Where the sequences are too short to tell a sink, no answer is no. Parts that were searched and are absent answer no
+   Where the sequences are too short to tell a sink, no answer is no. Absent parts that leave nothing to edit answer no
    to all three.
 6. Look the three answers up in ``DERIVED``. No link is failed because another one is absent.
 7. A link about single dimensions hangs on the basis of the stream, which a rotation changes without changing the

@@ -20,7 +20,7 @@ search is our own.
    quarter of the sink without that set; so does every one of the ``NEXT`` highest parts that alone removes that much.
 6. A maker whose ablation, alone or with its like of the same layer, takes half of what a later neuron among the makers
    has at the sink position over its mean elsewhere is *upstream* of that neuron: ablating the one or the other is the
-   same cut. The 32 strongest are asked; all others *write*.
+   same cut. 32 are asked alone; what feeds none *writes*.
 7. On other sequences, ablate every set beside random sets of the same size and layers, with the loss of each. Where a
    layer has one such part, the random one is of another layer; an embedding has none.
 

@@ -1,6 +1,6 @@
 """Run a model with only a circuit's edges: every reader gets its chosen writers as they are, the others replaced.
 
-    x_r = sum of c_w over the chosen edges into r + sum of a_w over all others + biases of W_O in the layers before
+    x_r = sum of c_w over the chosen edges into r + sum of a_w over all others + biases of W_O before r
 
 Here c_w is what writer w adds in this very run, and a_w what replaces it (``runs``). The readers of a layer read
 different streams, so that no run of the plain model has them all:
@@ -15,7 +15,7 @@ different streams, so that no run of the plain model has them all:
 5. At z and at the MLP's output, keep this layer's writers' c - a for the readers behind.
 6. Do 3 for the logits, with the last norm; read the metric.
 
-With every edge chosen this is the clean run; with none, and pairs of prompts, the corrupted one. A run with a circuit's
+With every edge chosen this is the clean run; with none, under ``resample``, the corrupted one. A run with a circuit's
 edges alone, the others patched, is that of Conmy et al., arXiv 2304.14997.
 """
 
