@@ -5,7 +5,6 @@ from pathlib import Path
 
 import forks
 import pytest
-from tiers import first
 
 SCRIPT = Path(__file__).parent / "checking" / "killed.py"
 
@@ -19,13 +18,6 @@ def killed(*options, kills, said):
     code, printed = forks.run(SCRIPT, "--kills", kills, *options, said=said)
     assert code == 0, printed
     return [line for line in printed.splitlines() if " kills, differing: " in line]
-
-
-@pytest.mark.parametrize("name", first(["sweep", "patch", "circuit", "trace", "train", "watch"]))
-def test_a_killed_run_is_resumed_to_the_same_tables(name, tmp_path):
-    assert killed("--only", name, kills=1, said=tmp_path / "said") == [
-        f"{name}: 1 kills, differing: nothing"
-    ]
 
 
 @pytest.mark.exhaustive

@@ -34,6 +34,7 @@ def test_tokens_are_counted_by_pass(planted_folder):
     assert found.twin == read_header(planted_folder).weight_bytes()
 
 
+@pytest.mark.exhaustive
 def test_the_estimate_of_a_quick_trace_is_within_a_quarter_of_the_tensors_that_it_holds(
     planted_folder, tmp_path
 ):

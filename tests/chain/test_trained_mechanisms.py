@@ -133,6 +133,7 @@ def test_what_feeds_the_writer_is_told_from_it(traced):
     }
 
 
+@pytest.mark.exhaustive
 def test_larger_sets_hold_the_smaller_ones_and_are_beyond_chance(traced):
     _, _, run = traced("bimodal", "llama")
     sets = run.tables["maker_sets"].query("control_of == ''").set_index("set")
@@ -144,6 +145,7 @@ def test_larger_sets_hold_the_smaller_ones_and_are_beyond_chance(traced):
         assert findings.is_beyond_chance(row)
 
 
+@pytest.mark.exhaustive
 def test_all_steps_are_frozen_together(traced):
     _, _, run = traced("either_layer", "llama")
     natural = (

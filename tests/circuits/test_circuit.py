@@ -256,6 +256,7 @@ def test_positions_in_no_span_have_edges_of_their_own():
         circuit(spans=("rest=0",))
 
 
+@pytest.mark.exhaustive
 def test_shards_score_their_pairs_and_the_last_one_makes_the_run_of_one_process(
     tmp_path, monkeypatch
 ):

@@ -159,6 +159,7 @@ def test_a_shard_that_is_not_the_last_ends_well_and_its_tables_say_that_they_wai
     assert last.frame.equals(patch(lens, CLEAN, CORRUPTED, **how).frame)
 
 
+@pytest.mark.exhaustive
 def test_a_command_that_computes_a_shard_ends_with_code_0(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lens = speaking()

@@ -41,6 +41,7 @@ def test_every_change_is_made_once_and_texts_of_errors_are_left_alone():
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_seed_draws_the_same_faults_in_every_room():
     faults = draw(3, 20)
     assert faults == draw(3, 20)

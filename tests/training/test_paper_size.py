@@ -5,6 +5,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -26,6 +27,7 @@ def run(command):
     )
 
 
+@pytest.mark.exhaustive
 def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))

@@ -57,6 +57,7 @@ def output_of(script, *arguments):
     return run.stdout.splitlines()
 
 
+@pytest.mark.exhaustive
 def test_transformer_lens_finds_the_adapter_without_us_and_every_variant_compiles_without_a_break():
     """By the entry point of the installed package: the process imports the class and no adapter.
 
