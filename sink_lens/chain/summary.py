@@ -37,12 +37,14 @@ class Located:
     there: Occurrences | None
     aligned: bool
     """Each sequence was cut so that its sink stands at the same position."""
+    uncut: int
+    """Number of sequences that were left out since they could not be cut so."""
     elsewhere: tuple[int, ...]
     """Positions of the sink in the sequences that were left out."""
     lacking: int
     """Number of sequences that were left out since they have no sink."""
     n_asked: int
-    """Sequences before some were left out."""
+    """Sequences before some of them, besides ``uncut``, were left out."""
 
     @property
     def too_few_sequences(self) -> bool:
@@ -78,6 +80,10 @@ def summary_table(
     if located.aligned:
         note = "each sequence has its sink at another position; each was cut so that its sink stands here"
         add("aligned_position", location.sink_position, "position", note)
+    if located.uncut:
+        note = f"of {located.n_asked + located.uncut} sequences; no sink of theirs has enough tokens around it, "
+        note += "and they are left out of everything else"
+        add("sequences_uncut", located.uncut, "sequences", note)
     if there is not None:
         note = f"each row is one occurrence of the token; it stands {there.found} times in the sequences"
         add("at_token", there.text, "token", note)

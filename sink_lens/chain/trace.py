@@ -436,6 +436,7 @@ def _locate_and_measure(asked: _Inputs) -> summary.Located:
         batch=batch,
         panel=panel,
         aligned=moved is not None,
+        uncut=asked.batch.n_sequences - n_asked,
         there=there,
         elsewhere=tuple(others.values()),
         lacking=n_with_other - batch.n_sequences,

@@ -231,6 +231,8 @@ def test_sequences_that_have_a_sink_each_of_its_own_have_no_other_positions():
     found = said({"summary": summary(**aligned, sink_bound_to="own token")}, is_sink=True)
     assert [*found] == ["sink", "bound: own token"]
     assert "8" not in found["sink"]
+    found = said({"summary": summary(**aligned, sequences_uncut=5)}, is_sink=True)
+    assert "5 left out" in found["sink"]
 
 
 def by(size, direction):

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
+from sink_lens.chain.page.story import ablation_sample_text, headline_numbers
 from sink_lens.chain.terminal import answer_of_trace, brief_answer
 from sink_lens.chain.trace import FILES, trace
 from sink_lens.errors import InputError, KernelError, ModelError
@@ -26,6 +28,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import default_run_folder, read_run
 from tests.tiny_families import TINY_FAMILIES, tiny
+from tests.zoo import build
 
 KEYS = {
     "tokens": ["sequence", "position"],
@@ -424,6 +427,33 @@ def test_what_cannot_be_traced_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(ModelError, match="no-such-model"):
         trace(tmp_path / "no-such-model", config=asked(), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "studied", "left_out"),
+    [("elsewhere", 16, 14, "sequences_elsewhere"), ("delimiter", 14, 10, "sequences_uncut")],
+)
+def test_sequences_that_are_left_out_are_counted_and_no_number_is_said_to_be_of_them(
+    name, given, studied, left_out
+):
+    zoo = build(name, seed=0, family="llama")
+    tokens = zoo.draw(given, length=40, generator=torch.Generator().manual_seed(0))
+    found = trace(
+        wrap(zoo.model),
+        tokens,
+        interventions=False,
+        intervention_sequences=studied,
+        random_init=False,
+        progress=False,
+        report=False,
+    )
+    assert found.links["n"].max() == studied
+    assert f"in {studied} sequences" in headline_numbers(found.run)[0][1]
+    row = found.tables["summary"].set_index("quantity").loc[left_out]
+    assert int(row["value"]) == given - studied
+    assert f"of {given} sequences" in row["note"]
+    assert re.search(rf"\b{given - studied}\b", found.headline.partition("\n")[0])
+    assert "that were used" in ablation_sample_text(found.run)  # all that are left are tested
 
 
 def test_patterns_are_those_of_the_first_sequence(tmp_path):

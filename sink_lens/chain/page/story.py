@@ -155,18 +155,19 @@ def headline(story: Story) -> list[str]:
 
 def ablation_sample_text(run: Run) -> str:
     """Say if the makers were ablated on the sequences on which they were selected, or on other sequences."""
-    summary = run.optional("summary", columns=["quantity", "value"])
-    values = (
-        {} if summary is None else dict(zip(summary["quantity"], summary["value"], strict=True))
-    )
-    n = int(run.provenance.get("sequences") or 0) - int(float(values.get("sequences_elsewhere", 0)))
-    n = int(float(values.get("sequences_with_sink", n)))
-    apart = n > int(run.config.get("intervention_sequences") or 0)
+    tested = int(run.config.get("intervention_sequences") or 0)
+    apart = (_sequences_studied(run) or 0) > tested
     return (
         "sequences that were not used to choose them"
         if apart
         else "the sequences that were used to choose them"
     )
+
+
+def _sequences_studied(run: Run) -> int | None:
+    """Count the sequences of a run without those that it left out."""
+    tokens = run.optional("tokens", columns=["sequence"])
+    return None if tokens is None else len(set(tokens["sequence"]))
 
 
 _TARGETS = {
@@ -185,7 +186,7 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
             if story.threshold is None
             else f"threshold {story.threshold:g}"
         )
-        n = run.provenance.get("sequences")
+        n = _sequences_studied(run)
         where = "" if n is None else f", in {plural(n, 'sequence')}"
         where = where if story.having is None else ", in {} of {} sequences".format(*story.having)
         has = f"have the sink at position {story.position}, at {over}"

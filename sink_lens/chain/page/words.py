@@ -118,8 +118,10 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
     values, text = _summary_values(tables), f"Position {position} is the attention sink"
     rows = ("heads: sink_rate at the position",)
     if "aligned_position" in values:
-        text = "Each sequence has its own attention sink"
-        rows = ("summary: aligned_position",)
+        left = values.get("sequences_uncut")
+        but = "" if left is None else f" but the {_int_from_text(left)} left out"
+        text = f"Each sequence{but} has its own attention sink"
+        rows = ("summary: aligned_position, sequences_uncut",)
     some = "sequences_with_sink" in values
     share = "" if some else f" ({percent(rate)} of heads)"
     found = [Phrase("sink", f"{text}{share}", rows)]
