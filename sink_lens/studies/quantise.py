@@ -89,13 +89,16 @@ def quantise(
             f"the weights of {lens.name} come from a quantised file; need weights in 16 or 32 bit to round them. "
             "Leave weights out, or use a checkpoint that is not quantised"
         )
-    if batch.n_sequences < FEWEST:
+    counted = batch.predicted.any(1).nonzero().flatten()
+    if len(counted) < FEWEST:
         raise InputError(
-            f"{batch.n_sequences} sequences were given; need at least {FEWEST}, half to choose on and half to judge on"
+            f"{len(counted)} of {plural(batch.n_sequences, 'sequence')} have a token whose loss counts; need at least "
+            f"{FEWEST}, half to choose on and half to judge on"
         )
-    half_size = batch.n_sequences // 2
-    halves = {"choose": batch[:half_size], "judge": batch[half_size:]}
+    half_size = len(counted) // 2
+    halves = {"choose": batch[counted[:half_size]], "judge": batch[counted[half_size:]]}
     sinks = {name: mark_sinks(lens, part, by="norm")[0].cpu() for name, part in halves.items()}
+    has_sinks = all(bool(one.any()) for one in sinks.values())
     largest = _largest_magnitudes(
         lens, halves["choose"], sinks=sinks["choose"], sites=list(targets)
     )
@@ -139,7 +142,7 @@ def quantise(
             costly = costly and half.is_costly
             if not costly:
                 continue
-            sizes, has_sinks = (0, *sorted(set(config.channels))), bool(sinks[name].any())
+            sizes = (0, *sorted(set(config.channels)))
             for size, tokens in product(sizes, (False, True)):  # the smallest set first
                 if not (tokens or size) or (tokens and not has_sinks):
                     continue
@@ -173,10 +176,9 @@ def quantise(
         same = ("kept", "sink_tokens", "channels")
         for row in rows:
             row["chosen"] = all(row[name] == chosen[name] for name in same)
-    marked = torch.cat([sinks["choose"], sinks["judge"]])
-    decision = _make_json_answer(
-        lens, config, rows, chosen if costly else None, largest=largest, sinks=marked
-    )
+    decision = _make_json_answer(lens, config, rows, chosen, largest=largest, sinks=sinks)
+    marked = torch.zeros(batch.tokens.shape, dtype=torch.bool)
+    marked[counted.cpu()] = torch.cat([*sinks.values()])
     sequence, position = np.nonzero(marked.numpy())
     ids = batch.tokens.cpu().numpy()[sequence, position]
     frames = {
@@ -434,16 +436,18 @@ def _make_json_answer(
     chosen: Mapping[str, Any] | None,
     *,
     largest: Mapping[bool, Sizes],
-    sinks: Bool[Tensor, "batch position"],
+    sinks: Mapping[str, Bool[Tensor, "batch position"]],
 ) -> dict[str, Any]:
+    is_costly = not any(math.isnan(row["closed_share"]) for row in rows if row["kept"] == "all")
     judged = [row for row in rows if row["part"] == "judge"]
     by_set = {(row["kept"], row["channels"]): row for row in judged if row["kept"] != "random"}
     random = [row["closed_share"] for row in judged if row["kept"] == "random"]
     clean, worst = by_set["clean", 0], by_set["all", 0]
-    kept = {} if chosen is None else by_set[chosen["kept"], chosen["channels"]]
+    kept = by_set[chosen["kept"], chosen["channels"]] if chosen and is_costly else {}
+    marked = torch.cat([*sinks.values()])
     found = {
         "model": lens.name,
-        "verdict": "nothing to keep",
+        "verdict": "no small set" if is_costly else "nothing to keep",
         "goal": config.goal,
         "format": config.format,
         "cache": config.cache,
@@ -453,6 +457,9 @@ def _make_json_answer(
         **{f"cost_{end}": worst[f"change_{end}"] for end in ("nats", "low", "high")},
         "sink_tokens": 0.0,
         "sink_positions": [],
+        "halves_with_sinks": [
+            half for half, own in zip(("first", "second"), sinks.values(), strict=True) if own.any()
+        ],
         "channels": 0,
         "kept_channels": {},
         "kept_modules": {},
@@ -472,9 +479,9 @@ def _make_json_answer(
         found["verdict"] = "no small set"
     elif kept:
         found["verdict"] = "keep" if kept["closed_share"] >= config.goal else "goal missed"
-        found["sink_tokens"] = float(sinks.sum(1).double().mean()) if kept["sink_tokens"] else 0.0
+        found["sink_tokens"] = float(marked.sum(1).double().mean()) if kept["sink_tokens"] else 0.0
         if kept["sink_tokens"]:
-            found["sink_positions"] = sinks.sum(0).nonzero().flatten().tolist()
+            found["sink_positions"] = marked.sum(0).nonzero().flatten().tolist()
         if kept["kept"] == "both":
             alone = by_set["channels", kept["channels"]]
             found["channels_alone"] = [alone[f"closed_{end}"] for end in ("share", "low", "high")]
@@ -506,10 +513,21 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
         "on held-out text "
         f"({as_text(found['clean_loss_nats'])} → {as_text(found['quantised_loss_nats'])})"
     )
+    halves, apart = found["halves_with_sinks"], ""
+    if len(halves) == 1:
+        apart = (
+            f" Only the {halves[0]} half of the text has sink tokens, so no set with them was tried: "
+            "mix the sequences, or give more."
+        )
     if found["verdict"] == "nothing to keep":
         return (
             f"Nothing to keep: {cost}. A cost counts if it is at least {WORTH_KEEPING_NATS} nats, its interval "
-            "excludes 0, and the other half of the text shows it too."
+            f"excludes 0, and the other half of the text shows it too.{apart}"
+        )
+    if math.isnan(found["closed_share"]):
+        return (
+            f"No set was tried: {cost}, but no number of channels was given, and not both halves of the text have "
+            f"sink tokens.{apart}"
         )
     random = "no random sets were drawn"
     if found["controls"]:
@@ -532,7 +550,7 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
     if found["verdict"] == "no small set":
         return (
             f"The set chosen on the first half of the text helps no more than random sets on the second: {cost}, and "
-            f"the set closes {closed}.{others}"
+            f"the set closes {closed}.{others}{apart}"
         )
     places = found["sink_positions"]
     at = (
@@ -559,6 +577,6 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
     if found["verdict"] == "goal missed":
         return (
             f"The set chosen on the first half of the text misses {percent(found['goal'])} of the gap on the second: "
-            f"{cost}; with {kept} kept in 16 bit, {told}{others}"
+            f"{cost}; with {kept} kept in 16 bit, {told}{others}{apart}"
         )
-    return f"Keep {kept} in 16 bit: {cost}; with them kept, {told}"
+    return f"Keep {kept} in 16 bit: {cost}; with them kept, {told}{apart}"

@@ -151,12 +151,13 @@ def quantised(**change):
         "clean_loss_nats": 3.0, "quantised_loss_nats": 3.5, "random_most": 0.1, "closed_share": 0.8, "closed_low": 0.7,
         "closed_high": 0.9, "sink_tokens": 1.0, "channels": 4, "left_nats": 0.1, "left_low": 0.05, "left_high": 0.2,
         "goal": 0.9, "sink_positions": [0], "channels_alone": (0.6, 0.5, 0.65),
-        "not_chosen": [],
+        "not_chosen": [], "halves_with_sinks": ["first", "second"],
     } | change  # fmt: skip
     return quantise._advice_sentence(found)
 
 
 MISSED = {"verdict": "goal missed"}
+NO_SET = {"verdict": "no small set", "closed_share": NAN}
 REACHED = {"not_chosen": [{"sink_tokens": True, "channels": 2, "closed_share": 0.91}]}
 
 
@@ -414,6 +415,8 @@ CASES = {
         (quantised, {}, {"controls": 0}, ["random"], ["no random"]),
         (quantised, {}, {"verdict": "goal missed"}, [], ["missed"]),
         (quantised, MISSED | REACHED, MISSED, ["not chosen"], []),
+        (quantised, NO_SET, NO_SET | {"closed_share": 0.8}, ["no set"], []),
+        (quantised, {"halves_with_sinks": ["first"]}, {}, ["one half"], []),
     ],
     "patch": [
         (patch, {}, {"effects": ()}, ["title"], []),

@@ -117,6 +117,36 @@ def test_the_run_holds_every_condition_and_the_decision_names_the_channels(tmp_p
     assert read_run(tmp_path / "run").missing == []
 
 
+@pytest.mark.parametrize("half", ["first", "second"])
+def test_where_one_half_has_no_sink_token_sets_with_sink_tokens_are_not_tried(half):
+    lens, tokens, _ = speaking(sequences=16, length=16, sharp=8.0)
+    ids = tokens.tokens.clone()
+    ids[8:, 0] = ids[8:, 5]
+    ids = ids if half == "first" else ids.roll(8, 0)
+    fields = STREAM | {"format": "int4_tensor", "controls": 1}
+    study = quantise(lens, tokens=from_tensor(ids), **fields)
+    assert f"Only the {half} half of the text has sink tokens" in study.headline
+    assert set(study.tables["conditions"]["kept"]) == {"clean", "all", "channels", "random"}
+    without = quantise(lens, tokens=from_tensor(ids), **(fields | {"channels": ()}))
+    assert set(without.tables["conditions"]["kept"]) == {"clean", "all"}
+    assert without.decision["verdict"] == "no small set"
+    assert without.headline.startswith("No set was tried: int4_tensor costs")
+
+
+def test_a_sequence_whose_loss_counts_nowhere_is_in_neither_half():
+    lens, tokens, _ = speaking()
+    ids = tokens.tokens
+    labels = ids.clone()
+    labels[4:6] = -100
+    study = quantise(lens, tokens={"input_ids": ids, "labels": labels}, **STREAM)
+    kept = quantise(lens, tokens=from_tensor(ids[[0, 1, 2, 3, 6, 7]]), **STREAM)
+    pd.testing.assert_frame_equal(study.tables["conditions"], kept.tables["conditions"])
+    assert study.tables["sinks"]["sequence"].tolist() == [0, 1, 2, 3, 6, 7]
+    labels[2:] = -100
+    with pytest.raises(InputError, match="2 of 8 sequences"):
+        quantise(lens, tokens={"input_ids": ids, "labels": labels}, **STREAM)
+
+
 def test_sets_are_judged_on_sequences_that_they_were_not_chosen_on(tmp_path, monkeypatch):
     lens, tokens, _ = speaking()
     parts = []
@@ -169,8 +199,9 @@ def test_sets_that_reach_the_goal_but_were_not_chosen_are_named(verdict):
     if verdict == "no small set":
         rows.append(rows[-1] | {"kept": "random", "closed_share": 0.8})
     lens, tokens, _ = speaking()
+    sinks = {"choose": tokens.valid[:4], "judge": tokens.valid[4:]}
     found = module._make_json_answer(
-        lens, QuantiseConfig(), rows, rows[5], largest={True: {}, False: {}}, sinks=tokens.valid
+        lens, QuantiseConfig(), rows, rows[5], largest={True: {}, False: {}}, sinks=sinks
     )
     assert found["verdict"] == verdict
     reached = [(one["sink_tokens"], one["channels"]) for one in found["not_chosen"]]
