@@ -11,7 +11,7 @@ three inputs, the embeddings times 1 and 1 +- 1e-6, and the spread of the three 
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -37,7 +37,7 @@ from ..models.sites import sites_of
 from ..progress import tqdm
 from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS, QuantisedFormat, column_names
 from ..stats import Interval, interval, paired_difference
-from ..text import as_text, join_and, loss_change_text, percent, plural
+from ..text import as_text, join_and, loss_change_text, percent, plural, site_label
 from ..text import interval_text as bounds
 from .config import QuantiseConfig
 from .study import Measured, command_of, study
@@ -503,14 +503,26 @@ def _make_json_answer(
     return found | {"sentence": _advice_sentence(found)}
 
 
+def _sites_text(sites: Iterable[str]) -> str:
+    sites = list(sites)
+    inputs = LINEAR_INPUTS if set(LINEAR_INPUTS) <= set(sites) else ()
+    names = (site_label(one).removesuffix(" after the layer") for one in sites if one not in inputs)
+    others = join_and(dict.fromkeys(names))
+    return " and ".join(
+        ["each linear layer's input"] * bool(inputs) + [f"each layer's {others}"] * bool(others)
+    )
+
+
 _FEW_PLACES = 4
 """Most positions of sink tokens that a sentence names."""
 
 
 def _advice_sentence(found: Mapping[str, Any]) -> str:
+    more = {"the KV cache": found["cache"], "the weights": found["weights"]}
+    too = join_and(f"{what} in {form}" for what, form in more.items() if form)
     cost = (
-        f"{found['format']} {loss_change_text(found['cost_nats'], found['cost_low'], found['cost_high'])} "
-        "on held-out text "
+        f"{found['format']}{f', with {too},' * bool(too)} "
+        f"{loss_change_text(found['cost_nats'], found['cost_low'], found['cost_high'])} on held-out text "
         f"({as_text(found['clean_loss_nats'])} → {as_text(found['quantised_loss_nats'])})"
     )
     halves, apart = found["halves_with_sinks"], ""
@@ -564,7 +576,7 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
         else []
     )
     many = "largest channel" if found["channels"] == 1 else f"{found['channels']} largest channels"
-    channels = [f"the {many} of each linear layer's input"] if found["channels"] else []
+    channels = [f"the {many} of {_sites_text(found['kept_channels'])}"] if found["channels"] else []
     left = f"{as_text(found['left_nats'])} nats {bounds(found['left_low'], found['left_high'])}"
     kept = join_and([*sinks, *channels])
     told = f"{left} are left, which closes {closed}; chosen on one half of the text, judged on the other."

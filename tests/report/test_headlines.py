@@ -17,6 +17,7 @@ from sink_lens.identity.pages.fingerprint import NO_ANSWER, NOT_SHOWN, SAME
 from sink_lens.kinds import all_kinds
 from sink_lens.lazy import import_object
 from sink_lens.records import Run
+from sink_lens.schema import LINEAR_INPUTS
 from sink_lens.studies import card_pair
 from sink_lens.training.sink_birth import Birth
 
@@ -152,6 +153,7 @@ def quantised(**change):
         "closed_high": 0.9, "sink_tokens": 1.0, "channels": 4, "left_nats": 0.1, "left_low": 0.05, "left_high": 0.2,
         "goal": 0.9, "sink_positions": [0], "channels_alone": (0.6, 0.5, 0.65),
         "not_chosen": [], "halves_with_sinks": ["first", "second"],
+        "kept_channels": dict.fromkeys(LINEAR_INPUTS), "cache": None, "weights": None,
     } | change  # fmt: skip
     return quantise._advice_sentence(found)
 
@@ -415,6 +417,8 @@ CASES = {
         (quantised, {}, {"controls": 0}, ["random"], ["no random"]),
         (quantised, {}, {"verdict": "goal missed"}, [], ["missed"]),
         (quantised, MISSED | REACHED, MISSED, ["not chosen"], []),
+        (quantised, {}, {"kept_channels": {"resid_post": {}}}, ["inputs"], ["other sites"]),
+        (quantised, {"cache": "mxfp4"}, {}, ["rounded too"], []),
         (quantised, NO_SET, NO_SET | {"closed_share": 0.8}, ["no set"], []),
         (quantised, {"halves_with_sinks": ["first"]}, {}, ["one half"], []),
     ],

@@ -210,6 +210,32 @@ def test_sets_that_reach_the_goal_but_were_not_chosen_are_named(verdict):
     assert "sink tokens and 2 channels (91%)" in found["sentence"]
 
 
+def test_the_sentence_names_what_was_rounded_and_the_sites_whose_channels_are_kept(
+    tmp_path, monkeypatch
+):
+    lens, tokens, _ = speaking()
+    monkeypatch.setattr(  # the two largest channels
+        module, "_smallest_good_set", lambda rows, goal: next(r for r in rows if r["channels"] == 2)
+    )
+    study = quantise(lens, tokens=tokens, out=tmp_path / "run", **(STREAM | {"controls": 0}))
+    assert "the 2 largest channels of each layer's residual stream" in study.headline
+    assert not any("linear layer" in str(shown) for shown in show_quantise(study))
+    (channels,) = (one for one in page_content(study.run).tables if one.title == "Channels to keep")
+    assert "linear layer" not in str(channels)
+    for sites, kept in (
+        (("z",), "each layer's head output (z)"),
+        (("v", "k"), "each layer's values and keys"),
+        (LINEAR_INPUTS, "each linear layer's input"),
+        ((*LINEAR_INPUTS, "k", "v"), "each linear layer's input and each layer's keys and values"),
+        (LINEAR_INPUTS[:2], "each layer's attention input and head output (z)"),
+    ):
+        found = study.decision | {"kept_channels": dict.fromkeys(sites)}
+        assert f"channels of {kept} " in module._advice_sentence(found)
+    found = study.decision | {"cache": "int4_token", "weights": "mxfp4"}
+    rounded = "int8_tensor, with the KV cache in int4_token and the weights in mxfp4, costs"
+    assert rounded in module._advice_sentence(found)
+
+
 def test_the_spread_over_inputs_is_in_the_interval():
     clean = torch.full((1, 8), 2.0)
     worst, near = torch.full((3, 8), 3.0), torch.tensor([2.0, 2.1, 2.2])[:, None].expand(3, 8)

@@ -98,10 +98,16 @@ def _channel_table(run: Run) -> tuple[str, PageTable]:
     shown = _kept_channel_rows(run)
     see = (
         "The channels that stay in 16 bit: each site's largest, by layer. "
-        "channels.csv in the run folder has a row for each layer, with the names of the linear layers that read it."
+        f"channels.csv in the run folder has a row for each layer{_names_text(run)}."
     )
     heads = {"site": "site", "channel": "channel", "layers": "in layers"}
     return see + rest_note(len(shown), "channels", most=40), page_table(shown, heads, most=40)
+
+
+def _names_text(run: Run) -> str:
+    names = run.need("channels", columns=["modules"])["modules"]
+    named = (names.notna() & (names != "")).any()  # the stream and the cache have no names
+    return ", with the names of the linear layers that read it" * bool(named)
 
 
 def _keeps_channels(run: Run) -> bool:
@@ -151,6 +157,6 @@ def show_quantise(found: Result) -> Iterator[str | pd.DataFrame]:
         yield shown.head(_SHOWN)
         n = len(found.tables["channels"])
         yield (
-            f"{plural(n, 'channel')} to keep in all, each counted in its layer, with the names of the linear layers: "
+            f"{plural(n, 'channel')} to keep in all, each counted in its layer{_names_text(found.run)}: "
             f"{found.run.folder / 'channels.csv'}"
         )
