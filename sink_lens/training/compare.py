@@ -255,12 +255,15 @@ def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
         f"At the end {rate:.1%} of heads have a sink score above {born[0].threshold:g}; in the layer with the most, "
         f"position 0 gets {as_text(mass)} of the attention (uniform attention: {as_text(born[0].uniform)})."
     )
-    whens = [one.tokens for one in born if one.tokens is not None]
+    there = [(one.tokens, one.before) for one in born if one.tokens is not None]
     seeds = plural(len(born), "seed")
-    if not whens:
+    if not there:
         return f"{_quote(variant)} has no sink in any of {seeds} (fewer than {MIN_SINK_RATE:.0%} of heads). {now}"
-    when = join_and((f"{short_count(one)}" for one in whens), most=8)
-    return f"{_quote(variant)} has a sink in {len(whens)} of {seeds}, born by {when} tokens. {now}"
+    whens = [short_count(tokens) for tokens, before in there if before is not None]
+    first = len(there) - len(whens)
+    told = [f"born by {join_and(whens, most=8)} {born[0].unit}"] * bool(whens)
+    told += [f"there at the first checkpoint already in {first}"] * bool(first)
+    return f"{_quote(variant)} has a sink in {len(there)} of {seeds}, {', and '.join(told)}. {now}"
 
 
 def _dominance_and_rank_sentences(variants: Variants, measures: pd.DataFrame) -> list[str]:

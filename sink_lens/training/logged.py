@@ -136,7 +136,10 @@ def _sentence(quantity: str, values: dict[str, dict[int, float]]) -> str:
         if is_rate:
             low = [step for step in own if own[step] < MIN_SINK_RATE]
             later = [step for step in own if step > max(low, default=-1)]
-            births += f" “{name}” has {f'a sink from step {min(later):,} on' if later else 'no sink at the end'}."
+            start = f"step {min(later):,}" if low and later else "the first reading"
+            births += (
+                f" “{name}” has {f'a sink from {start} on' if later else 'no sink at the end'}."
+            )
     when = f"at step {max(shared):,}, the last that all logged" if shared else "at the end"
     what = "share of heads with a sink at position 0" if is_rate else f"{quantity} in nats"
     rule = f" (A sink: {MIN_SINK_RATE:.0%} of heads at least.)" if is_rate else ""

@@ -278,9 +278,9 @@ def opening(*, group_by=("lr",)):
     )
 
 
-def sinks(*, tokens=64):
+def sinks(*, tokens=64, before=0):
     born = Birth(
-        threshold=0.3, step=1, tokens=tokens, before=None, rate=0.5, mass=0.6, layer=2, uniform=0.1,
+        threshold=0.3, step=1, tokens=tokens, before=before, rate=0.5, mass=0.6, layer=2, uniform=0.1,
         last=640, others=(),
     )  # fmt: skip
     return compare._sink_sentences("OTHER", [born])
@@ -482,7 +482,8 @@ CASES = {
         (reaching, {}, {"ratio": 1.0}, [], ["same time"]),
         (reaching, {"decided": False}, {"decided": False, "reached": NEVER}, ["perhaps"], []),
         (reaching, {"decided": False, "reached": NEVER}, {"decided": False}, ["none reaches"], []),
-        (sinks, {}, {"tokens": None}, ["sink"], ["no sink"]),
+        (sinks, {}, {"tokens": None, "before": None}, ["sink"], ["no sink"]),
+        (sinks, {"before": None}, {}, ["sink: from the first"], []),
         (disparity, {}, {"measured": ()}, ["disparity"], []),
         (notes, {}, {"seeds": 2}, ["note: one seed"], ["note: two seeds"]),
         (notes, {}, {"watched": False}, [], ["note: not watched"]),

@@ -4,10 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sink_lens.records import read_run
 from sink_lens.report.style import ORANGE, figure_bytes
-from sink_lens.training.pages.training import draw_comparison, draw_training
+from sink_lens.training.pages.training import _course_figure, draw_comparison, draw_training
 
-from ..training.runs import log, watched
+from ..training.runs import log, watched, write_run
 from .circuits import grid
 
 
@@ -77,6 +78,14 @@ def test_the_birth_and_the_uniform_level_are_marked():
     assert [line.get_xdata()[0] for line in marks] == [640]
     without = panels(draw_training(watched([0.1, 0.2])))["attention to position 0"]
     assert not [line for line in without.get_lines() if line.get_color() == ORANGE]
+
+
+@pytest.mark.parametrize(("masses", "at"), [([0.0, 0.2, 0.6], [640]), ([0.4, 0.4], [])])
+def test_only_a_birth_between_two_checkpoints_is_marked(tmp_path, masses, at):
+    run = read_run(write_run(tmp_path / "run", [5.0, 4.0], masses=masses))
+    _, figure = _course_figure(run)
+    lines = panels(figure)["attention to position 0"].get_lines()
+    assert [line.get_xdata()[0] for line in lines if line.get_color() == ORANGE] == at
 
 
 @pytest.mark.parametrize("masses", [[0.1], [0.0], [0.1, np.nan], [np.nan, 0.1]])

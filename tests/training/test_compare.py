@@ -201,6 +201,23 @@ def test_sinks_are_set_beside_each_other(tmp_path):
     assert found.notes == ()
 
 
+def test_a_sink_of_the_first_checkpoint_is_not_called_born(tmp_path):
+    masses = {0: [0.4, 0.5, 0.6], 1: [0.0, 0.2, 0.6]}
+    runs = [
+        write_run(tmp_path / f"{name}-{seed}", BASE, seed=seed, masses=own, value_norm=name)
+        for seed, some in masses.items()
+        for name, own in (("none", some), ("per_head", masses[0]))
+    ]
+    found = compare(runs, generator=generator()).headline
+    assert (
+        "“none” has a sink in 2 of 2 seeds, born by 640 tokens, and there at the first checkpoint already in 1"
+        in found
+    )
+    assert (
+        "“per_head” has a sink in 2 of 2 seeds, there at the first checkpoint already in 2" in found
+    )
+
+
 def test_sinks_are_compared_at_a_step_that_all_runs_have(tmp_path):
     runs = variants(tmp_path, seeds=(0, 1), masses=[0.0, 0.2, 0.6], other=[0.0, 0.1])
     with pytest.warns(UserWarning, match="compared at step 10"):

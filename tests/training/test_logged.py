@@ -67,6 +67,15 @@ def test_the_logs_of_two_trainers_are_put_beside_each_other_without_a_verdict(tm
     assert [line.get_label() for line in rate.lines] == ["a", "b"]
 
 
+def test_a_sink_of_the_first_reading_is_not_dated(tmp_path):
+    a, b = (
+        monitor_run(tmp_path / name, rates) for name, rates in (("a", [0.3, 0.5]), ("b", [0.0]))
+    )
+    said = compare([a, b]).headline
+    assert "“a” has a sink from the first reading on" in said
+    assert "“b” has no sink" in said
+
+
 def test_the_sinks_of_a_monitors_run_in_the_folder_are_those_of_its_trainer(tmp_path):
     a = trainer_run(tmp_path / "a", [5.0, 4.0], checkpoint=False)
     monitor_run(a / "monitor", [0.0, 0.4])

@@ -427,9 +427,8 @@ def _course_figure(run: Run) -> tuple[str, Figure]:
         "scale says so. Check whether the sink comes with the norm and the outlier dimension, or before them."
     )
     born = _find_birth(watch)
-    return see, draw_training(
-        watch, log=run.optional("log", columns=_LOG), born=None if born is None else born.tokens
-    )
+    at = None if born is None or born.before is None else born.tokens
+    return see, draw_training(watch, log=run.optional("log", columns=_LOG), born=at)
 
 
 def _loss_figure(run: Run) -> tuple[str, Figure]:
