@@ -77,9 +77,9 @@ def mediation_table(
         # the natural sink is measured over an ordinary position: the target, before anything is done to it
         baseline = mean_mass(setting.baseline, setting.target_position, layers)
         whole, survived = (mean_mass(one, position, layers) for one in (run.outcome, frozen))
-        # of the controls' sequences and positions
+        # of the controls' sequences, from as many queries behind the target as the controls have behind theirs
         few_baseline = mean_mass(
-            setting.control_run(position).outcome, setting.target_position, layers
+            setting.control_run(setting.target_position).outcome, setting.target_position, layers
         )
         few_whole = mean_mass(few.outcome, position, layers)
         control = torch.tensor(

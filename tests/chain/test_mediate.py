@@ -1,11 +1,15 @@
 """What carries the sink: on the planted model each link from the neuron on, and z entirely."""
 
 import functools
+from dataclasses import replace
 
 import pytest
+from evidences import random_batch
 from rounding import close
 
+from sink_lens.chain.config import CONTROL_LENGTH
 from sink_lens.chain.mediate import mediation_table
+from sink_lens.chain.setting import make_setting
 from sink_lens.edits.constructors import freeze
 from sink_lens.engine.forward import run_with
 from sink_lens.schema import column_names
@@ -111,6 +115,27 @@ def test_the_natural_sink_is_measured_over_an_ordinary_position(planted_at, tabl
         natural["mass_without_freeze"]
         == float(setting.baseline.mass_at(0, layers=setting.layers_after_growth).mean())
     ).all()
+
+
+def test_the_ordinary_level_of_controls_is_read_from_as_many_queries_as_their_sink(tiny_at):
+    place = tiny_at("llama")
+    config = replace(place.setting.config, intervention_length=64)
+    setting = make_setting(
+        place.lens, random_batch(3, 64), config=config, location=place.location, super_neurons={}
+    )
+    of_key = row(mediation_table(setting, amplified=None), "natural", "key")
+    target = setting.target_position
+    assert target + 2 < CONTROL_LENGTH < 64 - target
+    level, sink = (
+        float(
+            run_with(place.lens, setting.tokens.cut(at + CONTROL_LENGTH), positions=(at,))
+            .mass_at(at, layers=setting.layers_after_growth)
+            .mean()
+        )
+        for at in (target, setting.sink_position)
+    )
+    moved = of_key["control_mean"] - of_key["mass_without_freeze"]
+    assert of_key["control_surviving_share"] == close(1 + moved / (sink - level))
 
 
 def test_without_a_growth_step_z_and_the_key_are_held(table_of):
