@@ -10,6 +10,7 @@ All come from one pass of the plain model without its unembedding: attention fro
 sequence, norms from the residual stream. Nothing is kept but one number per token.
 """
 
+import itertools
 import logging
 import math
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from torch import Tensor
 from ..data.given import as_given
 from ..data.tokens import Prompts, TokenBatch
 from ..errors import InputError
-from ..measures.attention import can_tell_sinks, fewest_queries, row_shares
+from ..measures.attention import fewest_queries, row_shares
 from ..measures.reductions import mean_where
 from ..measures.sink_tokens import (
     LEAST_NORM,
@@ -164,8 +165,9 @@ def sink_rate_reading(threshold: float, *, shares: bool = False) -> Reading:
     """Make a reading of each token's sink rate: the share of heads whose mean attention to it passes the threshold.
 
     The mean is over the sampled queries from the token on; in a layer with a sliding window, over those whose window
-    holds the token. The rate is nan where too few queries see the token (``attention.fewest_queries``), or a window is
-    too short (``attention.can_tell_sinks``). With ``shares`` each weight is divided by the sum of its row first.
+    holds the token. The rate is nan where too few queries see the token (``attention.fewest_queries``), and at all
+    tokens of a sequence, or a layer, whose sampled queries would give the first token a score above the threshold by
+    uniform attention. With ``shares`` each weight is divided by the sum of its row first.
     """
 
     def rate(view: LayerView) -> Tensor:
@@ -180,10 +182,21 @@ def sink_rate_reading(threshold: float, *, shares: bool = False) -> Reading:
             row_shares(view["rows"]) if shares else view["rows"], where=from_key, dim=2
         )
         enough = from_key.sum(2) >= fewest_queries(threshold=threshold, reach=view.reach)
-        enough = enough & can_tell_sinks(view.reach, threshold=threshold)
+        of_first = from_key[..., 0]
+        uniform = mean_where((1 / (rows + 1)).expand(of_first.shape), where=of_first, dim=-1)
+        enough = enough & (uniform < threshold)[..., None]
         return (score > threshold).float().masked_fill(~enough, math.nan).mean(1)
 
     return Reading(name="rate_by_key", sites=("rows",), function=rate)
+
+
+def fewest_tokens_for_rates(threshold: float) -> int:
+    """Return the length from which sequences have sink rates at a threshold of ``LEAST_SINK_THRESHOLD`` or more.
+
+    It is ``attention.fewest_tokens``, and more for thresholds below 0.074, since 64 queries are sampled: 117 at 0.05.
+    """
+    lengths = itertools.count(math.ceil(fewest_queries(threshold=threshold)))
+    return next(n for n in lengths if (1 / (sampled_queries(n) + 1)).mean() < threshold)
 
 
 def sink_rates(

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field, fields, replace
 from ..configuration import check_at_least, check_at_most, check_field_types
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_input_config
 from ..errors import InputError
-from ..schema import DEFAULT_MODEL, MIN_SINK_RATE, SINK_THRESHOLD, KernelChoice
+from ..schema import (
+    DEFAULT_MODEL,
+    LEAST_SINK_THRESHOLD,
+    MIN_SINK_RATE,
+    SINK_THRESHOLD,
+    KernelChoice,
+)
 
 __all__ = ["CONTROLS", "TraceConfig"]
 
@@ -39,6 +45,15 @@ THRESHOLDS = (
 )
 """Fields that say what counts as a sink, as growth, as an outlier dimension and as a super neuron; the verdicts' error
 rates were measured with their defaults, and with those of ``floors``."""
+
+
+def check_least_threshold(threshold: float) -> None:
+    """Refuse a threshold of the sink score below ``LEAST_SINK_THRESHOLD``, which no text is long enough for."""
+    if threshold < LEAST_SINK_THRESHOLD:
+        raise InputError(
+            f"threshold is {threshold}; need at least {LEAST_SINK_THRESHOLD}: below, the sampled queries of a sequence "
+            "are too few to tell a sink"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +162,7 @@ class TraceConfig(ReadConfig):
                 raise InputError(
                     f"{name} is {getattr(self, name)}; need a number between 0 and 1, both excluded"
                 )
+        check_least_threshold(self.threshold)
         for name in ("growth_factor", "dominance_threshold"):
             if not getattr(self, name) > 1:
                 raise InputError(f"{name} is {getattr(self, name)}; need a number above 1")

@@ -8,7 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..activations.record import Reading, Streamed, stream_batch
-from ..activations.sink_mask import sink_positions, sink_rate_reading, sink_rates
+from ..activations.sink_mask import (
+    fewest_tokens_for_rates,
+    sink_positions,
+    sink_rate_reading,
+    sink_rates,
+)
 from ..data.tokens import TokenBatch
 from ..measures.attention import passes
 from ..measures.sink_tokens import sampled_queries
@@ -190,11 +195,12 @@ def scout(
 ) -> Location:
     """Locate the sink from the first 64 positions of eight sequences: positions, growth steps, outlier dimensions.
 
-    The location only aims the measuring pass. If ``position`` is given, no sink rates are read; else ``tell`` is called
-    with them as soon as they are known. With growth steps that are given (``forced``), each layer's strongest dimension
-    is its outlier dimension.
+    At a low threshold it takes more positions (``fewest_tokens_for_rates``). The location only aims the measuring pass.
+    If ``position`` is given, no sink rates are read; else ``tell`` is called with them as soon as they are known. With
+    growth steps that are given (``forced``), each layer's strongest dimension is its outlier dimension.
     """
-    few = tokens[:_SCOUTS].cut(max(_SCOUT_LENGTH, (position or 0) + 1))
+    length = max(_SCOUT_LENGTH, fewest_tokens_for_rates(config.threshold), (position or 0) + 1)
+    few = tokens[:_SCOUTS].cut(length)
     shortest = min(few.n_positions, int(tokens.lengths.min()))
     found: tuple[int, ...] = () if position is None else (position,)
     if position is None:

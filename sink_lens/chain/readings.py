@@ -108,9 +108,11 @@ def attention_readings(
 ) -> list[Reading]:
     """Make the readings of attention: sink score and mass at ``sink_positions``, entropy and null mass.
 
-    The score is nan in layers whose window is too short to tell a sink at the threshold
-    (``attention.can_tell_sinks``); so is the null mass of ``sigmoid`` attention, whose rows need not sum to 1.
+    The score is nan in windows and sequences that are too short to tell a sink at the threshold
+    (``attention.fewest_tokens``, and the same for the sampled queries of ``sink_rate_reading``); so is the null mass of
+    ``sigmoid`` attention, whose rows need not sum to 1.
     """
+    fewest = math.ceil(attention.fewest_queries(threshold=threshold))
 
     def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
         def read(view: LayerView) -> Tensor:
@@ -126,12 +128,12 @@ def attention_readings(
         return read
 
     def score(view: LayerView) -> Tensor:
-        found = by_key(attention.sink_score)(view)
-        return (
-            found
-            if attention.can_tell_sinks(view.reach, threshold=threshold)
-            else torch.full_like(found, math.nan)
-        )
+        assert view.rows is not None
+        found = by_key(functools.partial(attention.sink_score, min_queries=fewest))(view)
+        n_seen = view.valid.sum(1).clamp(min=0, max=view.reach)
+        can_tell = n_seen >= attention.fewest_tokens(threshold=threshold)
+        can_tell = can_tell & bool((1 / (view.rows + 1)).mean() < threshold)
+        return found.masked_fill(~can_tell[:, None, None].to(found.device), math.nan)
 
     def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
         return lambda view: attention.mean_over_rows(

@@ -1,6 +1,5 @@
 """The headline numbers of a trace, as a table of the run."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.precision import Rounding
+from ..activations.sink_mask import fewest_tokens_for_rates
 from ..data.tokens import TokenBatch
-from ..measures.attention import fewest_queries
 from ..schema import column_names
 from ..stats import Interval, interval, studentised_interval
 from ..text import as_ranges, join_and
@@ -212,7 +211,7 @@ def sink_binding(placement: pd.DataFrame, *, some: bool = False) -> str:
 
 def too_short_sentence(threshold: float) -> str:
     """Write that texts or windows are too short: even attention that is spread evenly passes ``threshold`` there."""
-    needed = math.ceil(fewest_queries(threshold=threshold))
+    needed = fewest_tokens_for_rates(threshold)
     return f"the sequences, or the attention's windows, are too short to tell of a sink ({needed} tokens are needed)"
 
 

@@ -129,21 +129,24 @@ def uniform_mass(
     return mean_where(shared.expand(valid.shape), where=later, dim=-1)
 
 
-def can_tell_sinks(reach: int | None, *, threshold: float) -> bool:
-    """Check whether a score above ``threshold`` means a sink in a layer whose queries see ``reach`` positions.
+def fewest_tokens(*, threshold: float) -> int:
+    """Return how many tokens a sequence, and a window, must have before a score above ``threshold`` means a sink.
 
-    It always does if ``reach`` is None: no window. With a window the first key has, under uniform attention, the mean
-    of 1, 1/2, ..., 1/reach as its score, which passes 0.3 without a sink in windows shorter than 10.
+    In shorter ones uniform attention passes the threshold: the first of n keys has the mean of 1, 1/2, ..., 1/n as its
+    score. The number is 10 at 0.3, 18 at 0.2, 44 at 0.1 and 105 at 0.05.
     """
-    return reach is None or sum(1 / seen for seen in range(1, reach + 1)) / reach < threshold
+    n, total = 1, 1.0
+    while total / n >= threshold:
+        n += 1
+        total += 1 / n
+    return n
 
 
 def fewest_queries(*, threshold: float, reach: int | None = None) -> float:
     """Return how many queries must see a key before its sink score can be compared with the threshold.
 
-    The number is 10, or 2 / threshold if that is more. With 9 queries uniform attention to the first key has the score
-    .314, which passes the usual threshold of .3; at a late key with few queries a head that looks only at its own token
-    and the one before would pass. In a shorter window it is ``reach``.
+    The number is 10, or 2 / threshold if that is more: at a late key with fewer queries a head that looks only at its
+    own token and the one before would pass. In a shorter window it is ``reach``. The sequence needs ``fewest_tokens``.
 
     Args:
         threshold: sink score above which a key is called a sink.

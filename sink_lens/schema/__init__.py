@@ -41,6 +41,8 @@ FROZEN = ("z", "neurons", "dimensions", "key")
 
 SINK_THRESHOLD = 0.3
 """Default threshold: a head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
+LEAST_SINK_THRESHOLD = 2 / 64
+"""Lowest threshold at which a trace or a card can tell sinks: they sample 64 queries, and it takes 2 / threshold."""
 COUNTED_QUERIES = 16
 """Queries after a position from which on an attention to it can tell a late sink from looking back a little."""
 MIN_SINK_RATE = 0.05

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..chain.config import MOST_CONTROLS, ReadConfig
+from ..chain.config import MOST_CONTROLS, ReadConfig, check_least_threshold
 from ..configuration import check_at_least, check_at_most
 from ..errors import InputError
 from ..schema import SINK_THRESHOLD, QuantisedFormat
@@ -42,6 +42,7 @@ class CardConfig(ReadConfig):
             raise InputError(
                 f"threshold is {self.threshold}; need a number between 0 and 1, both excluded"
             )
+        check_least_threshold(self.threshold)
         if not self.most_loss > 0:
             raise InputError(f"most_loss is {self.most_loss}; need nats above 0")
         if self.trace is not None and self.others:

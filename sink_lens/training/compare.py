@@ -352,8 +352,12 @@ def _read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
 
 
 def _rows_to_compare(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table ``watch`` to compare: the whole model's, and at each step the top layer's mass."""
+    """Return the rows of a table ``watch`` to compare: the whole model's, and at each step the top layer's mass.
+
+    A threshold for which the sequences were too short, whose rates are nan, has no rows.
+    """
     rows = [whole_model_rows(frame, measure) for measure in SIDES if measure != "top_mass"]
+    rows = [one.loc[one["value"].notna() | one["threshold"].isna()] for one in rows]
     mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")
     every = pd.concat([*rows, top], ignore_index=True)

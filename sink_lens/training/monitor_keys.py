@@ -372,12 +372,8 @@ def _count_queries_by_key(
     queries = torch.where(keys == 0, valid.sum(1, keepdim=True), real.sum(1, keepdim=True))
     fewest = (queries / 4).clamp(min=COUNTED_QUERIES, max=None if reach is None else reach - 1)
     after = torch.where(keys == 0, valid.sum(1, keepdim=True) - 1.0, later)
-    return (
-        seen,
-        later,
-        uniform,
-        (after >= fewest) & attention.can_tell_sinks(reach, threshold=threshold),
-    )
+    can_tell = reach is None or reach >= attention.fewest_tokens(threshold=threshold)
+    return seen, later, uniform, (after >= fewest) & can_tell
 
 
 def _reduce_over_processes(

@@ -63,13 +63,14 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
     A rate that passes and falls back is no birth. Checkpoints that could not be measured are left out.
 
     Raises:
-        InputError: nothing was measured, or not at this threshold.
+        InputError: nothing was measured, or not at this threshold; a rate of nan is not measured.
     """
-    rates = whole_model_rows(frame, "sink_rate")
+    rates = whole_model_rows(frame, "sink_rate").dropna(subset="value")
     known = sorted(set(rates["threshold"].tolist()))
     if not known:
         raise InputError(
-            "no checkpoint was measured, so no birth can be told; need one at least. Run sink-lens watch."
+            "no checkpoint was measured, or its attention windows are too short to tell of a sink, so no birth can be "
+            "told. Run sink-lens watch."
         )
     if not any(np.isclose(one, threshold) for one in known):
         raise InputError(
@@ -91,7 +92,7 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
     layer = int(masses["layer"].iloc[mass.argmax()])
     uniform = last.loc[last["measure"] == "uniform_mass"]
     of_layer = uniform.loc[uniform["layer"] == layer]  # older tables have one number for all layers
-    at_last = whole_model_rows(last, "sink_rate")
+    at_last = whole_model_rows(last, "sink_rate").dropna(subset="value")
     pairs = zip(at_last["threshold"].tolist(), at_last["value"].tolist(), strict=True)
     return Birth(
         threshold=threshold,

@@ -217,6 +217,32 @@ def test_a_trace_a_card_and_the_finder_see_one_sink():
     )
 
 
+@pytest.mark.parametrize(
+    ("threshold", "lengths", "window", "told"),
+    [
+        (0.2, (17, 16), None, (False, False)),
+        (0.2, (18, 17), None, (True, False)),
+        (0.1, (44, 43), None, (True, False)),
+        (0.1, (100, 50, 44), None, (True, True, False)),  # 44 have 28 sampled queries: .105
+        (0.1, (60,), 43, (False,)),
+        (0.1, (64,), 44, (True,)),
+        (0.1, (120,), 44, (False,)),  # 23 sampled queries see key 0: .11
+        (0.05, (116, 64), None, (False, False)),
+        (0.05, (117, 110), None, (True, False)),
+        (0.05, (185, 118), None, (True, False)),  # 118 tokens have 41 sampled queries: .058
+    ],
+)
+def test_uniform_attention_has_no_sink_at_a_low_threshold(threshold, lengths, window, told):
+    family = "llama" if window is None else "mistral"
+    fields = {} if window is None else {"sliding_window": window}
+    lens = load(tiny(family, initializer_range=1e-4, **fields))
+    given = torch.tensor(lengths)
+    tokens = from_tensor(torch.randint(3, 300, (len(lengths), max(lengths))), lengths=given)
+    rates = sink_rates(lens, tokens, threshold=threshold)
+    assert not bool((rates > 0).any())
+    assert (~rates.isnan()).any(dim=(0, 2)).tolist() == [*told]
+
+
 @pytest.mark.parametrize("length", [8, 9, 10])
 def test_uniform_attention_to_a_short_text_has_no_sink_rate(length):
     lens = load(tiny("llama", initializer_range=0.001))

@@ -27,6 +27,7 @@ from sink_lens.errors import InputError
         ({"seed": -1}, "seed is -1; need a whole number from 0 on"),
         ({"threshold": 0.0}, "threshold is 0.0; need a number between 0 and 1"),
         ({"threshold": math.nan}, "threshold is nan"),
+        ({"threshold": 0.02}, "threshold is 0.02; need at least 0.03125"),
         ({"min_sink_rate": 2.0}, "min_sink_rate is 2.0"),
         ({"energy_frac": 0.0}, "energy_frac is 0.0"),
         ({"super_share": 1.0}, "super_share is 1.0"),

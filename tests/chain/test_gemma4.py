@@ -121,7 +121,7 @@ def test_a_tiny_model_is_traced(tmp_path):
         "interventions": False,
         "random_init": False,
     }
-    config = TraceConfig(model="tiny", threshold=0.01, **settings)
+    config = TraceConfig(model="tiny", threshold=0.2, **settings)
     found = trace(
         speaking("gemma4"), config=config, out=tmp_path / "run", progress=False, report=False
     )

@@ -82,7 +82,7 @@ def _reads_right(found, zoo):
 def test_an_untrained_hybrid_is_traced_to_its_end(family, tmp_path):
     """The position that is strongest by chance is taken for a sink, so that interventions are made."""
     lens = wrap(tiny(family), tokenizer=tiny_tokenizer())
-    fields = {"tokens": "random", "sequences": 6, "length": 40, "controls": 5, "quick": True}
+    fields = {"tokens": "random", "sequences": 6, "length": 64, "controls": 5, "quick": True}
     config = TraceConfig(model=family, min_sink_rate=1e-3, threshold=0.08, **fields)
     found = trace(lens, config=config, out=tmp_path / "run", progress=False)
     assert {*found.tables["heads"]["layer"]} == {*lens.attention_layers}

@@ -3,6 +3,7 @@
 import functools
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.page.story import ablation_sample_text, headline_numbers
+from sink_lens.chain.summary import too_short_sentence
 from sink_lens.chain.terminal import answer_of_trace, brief_answer
 from sink_lens.chain.trace import FILES, trace
 from sink_lens.errors import InputError, KernelError, ModelError
@@ -277,6 +279,19 @@ def test_short_sequences_are_undefined_not_wrong(length, tmp_path):
             result.links.loc[result.links["link"] == "variance_neurons", "verdict"]
         )
         assert result.tables["layers"]["norm_ratio"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("threshold", "length", "needed"), [(0.1, 40, "44 tokens"), (0.05, 80, "117 tokens")]
+)
+def test_uniform_attention_at_a_low_threshold_is_no_sink(threshold, length, needed, tmp_path):
+    lens = replace(wrap(tiny("llama", initializer_range=1e-4)), tokenizer=tiny_tokenizer())
+    given = {"threshold": threshold, "length": length, "sequences": 2}
+    result = run(lens, tmp_path / "run", **given, random_init=False, interventions=False)
+    assert not result.location.sink_found
+    assert pd.isna(result.tables["summary"].set_index("quantity").loc["sink_rate", "value"])
+    assert needed in too_short_sentence(threshold)
+    assert "too short to tell" in text_of(brief_answer(result))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])

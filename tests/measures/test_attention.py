@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
 from sink_lens.measures.attention import (
-    can_tell_sinks,
     entropy,
+    fewest_tokens,
     mean_over_rows,
     null_mass,
     row_shares,
@@ -183,8 +183,12 @@ def test_shares_of_equal_weights_are_uniform_attention_whatever_the_weights():
     assert (row_shares(torch.zeros(1, 1, 2, 3)) == 0).all()
 
 
-def test_a_window_in_which_uniform_attention_passes_the_threshold_tells_nothing():
-    assert can_tell_sinks(None, threshold=0.01)
-    assert [reach for reach in range(1, 30) if not can_tell_sinks(reach, threshold=0.3)] == list(
-        range(1, 10)
-    )
+@pytest.mark.parametrize(
+    ("threshold", "fewest"), [(0.5, 5), (0.3, 10), (0.2, 18), (0.1, 44), (0.05, 105)]
+)
+def test_uniform_attention_passes_a_threshold_in_shorter_texts_only(threshold, fewest):
+    assert fewest_tokens(threshold=threshold) == fewest
+    for n, passes in ((fewest - 1, True), (fewest, False)):
+        column = uniform_pattern(n)[None, None, :, 0]
+        score = sink_score(column, valid=all_valid(1, n), key=0, min_queries=1)
+        assert bool(score >= threshold) == passes

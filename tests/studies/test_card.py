@@ -201,5 +201,10 @@ def test_what_granite_multiplies_by_is_in_the_shares_of_neurons():
 
 def test_uniform_attention_to_a_short_text_is_not_told_as_a_sink():
     lens = wrap(tiny("llama", initializer_range=0.001))
-    found = card(lens, tokens=torch.randint(3, 300, (4, 9)), progress=False)
-    assert "too short" in found.headline
+    for threshold, length in ((0.3, 9), (0.2, 16), (0.05, 110)):
+        tokens = torch.randint(3, 300, (2, length))
+        found = card(lens, tokens=tokens, threshold=threshold, progress=False)
+        assert (found.decision["sink"]["found"], found.decision["cache"]["keep"]) == (False, None)
+        assert "too short" in found.headline
+    found = card(lens, tokens=torch.randint(3, 300, (2, 44)), threshold=0.1, progress=False)
+    assert found.decision["sink"]["rate"]["value"] == 0

@@ -1,6 +1,7 @@
 """Watching: planted sinks are found and measured by hand, and a run's checkpoints become one table."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -84,7 +85,9 @@ def test_mass_rate_and_loss_are_those_of_hugging_face(found):
         assert value(found, "sink_mass", layer=layer) == pytest.approx(
             float(column[..., 1:].mean()), abs=1e-6
         )
-        for level in (0.05, 0.1, 0.2, 0.3):
+        for level in (0.05, 0.1):  # in 24 tokens uniform attention gives position 0 .157
+            assert math.isnan(value(found, "sink_rate", layer=layer, threshold=level))
+        for level in (0.2, 0.3):
             rate = float((column.mean(-1) > level).float().mean())
             assert value(found, "sink_rate", layer=layer, threshold=level) == pytest.approx(
                 rate, abs=1e-6
@@ -95,6 +98,17 @@ def test_mass_rate_and_loss_are_those_of_hugging_face(found):
     assert value(found, "loss") == pytest.approx(
         float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5
     )
+
+
+def test_uniform_attention_has_no_sink_at_any_threshold():
+    lens = wrap(tiny("mistral", initializer_range=1e-4, sliding_window=50, num_hidden_layers=2))
+    for length, told in ((10, [0.3]), (18, [0.2, 0.3]), (64, [0.1, 0.2, 0.3])):
+        found = chain_measures(lens, batch(sequences=2, length=length))
+        rates = found.loc[(found["measure"] == "sink_rate") & found["layer"].isna()]
+        known = rates.dropna(subset="value")
+        assert known["threshold"].tolist() == told
+        assert (known["value"] == 0).all()
+    assert set(find_birth(found.assign(step=1, tokens=1)).others) == {(0.1, 0.0), (0.2, 0.0)}
 
 
 def test_dominance_norm_and_rank_are_those_of_the_stream(truth, found):
@@ -164,6 +178,8 @@ def test_what_cannot_be_measured_or_gone_on_with_is_refused():
         chain_measures(lens, batch(length=12), threshold=1.5)
     with pytest.raises(InputError, match="shortest sequence has 9 tokens; need 10"):
         chain_measures(lens, batch(length=9))
+    with pytest.raises(InputError, match="shortest sequence has 43 tokens; need 44"):
+        chain_measures(lens, batch(length=43), threshold=0.1)
     with pytest.raises(InputError, match=r"not measured at threshold 0\.2; need one of 0\.1, 0\.3"):
         find_birth(watched([0.1]), threshold=0.2)
     with pytest.raises(InputError, match="no checkpoint was measured"):

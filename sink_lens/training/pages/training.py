@@ -84,7 +84,7 @@ def draw_training(
     )
     legend(loss, columns=3)
     rate = add_panel("share of heads with a sink")
-    rows = whole_model_rows(watched, "sink_rate")
+    rows = whole_model_rows(watched, "sink_rate").dropna(subset="value")
     by_level: Any = rows.groupby("threshold")
     for (level, of_level), colour, mark in zip(by_level, cycle(COLOURS), cycle(MARKS)):
         style = {"color": colour, "marker": mark, "label": f"above {level:g}"}
