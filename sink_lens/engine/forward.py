@@ -104,7 +104,7 @@ def run_with(
     needs = Needs(
         keys=tuple(keys.tolist()),
         layers=read,
-        sites=tuple(sites),
+        sites=tuple(dict.fromkeys(sites)),
         state=True,
         positions=None,
         loss=loss,

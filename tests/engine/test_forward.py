@@ -166,6 +166,25 @@ def test_what_was_read_is_the_caller_s_own(lens_of):
     assert found.state.any()
 
 
+def test_what_is_named_twice_is_read_once(lens_of):
+    lens = lens_of("llama")
+    once = run_with(lens, tokens(), sites=("z", "resid_post"), layers=[1], batch_size=2)
+    twice = run_with(
+        lens,
+        tokens(),
+        sites=("z", "resid_post", "z"),
+        layers=[1, -2],
+        positions=(0, 0),
+        batch_size=2,
+    )
+    assert twice.tensors.keys() == once.tensors.keys()
+    for place, tensor in once.tensors.items():
+        assert_close(twice.tensors[place], tensor)
+    for position in range(2):
+        assert_close(twice.state[:, :, position], once.state[:, :, 0])
+        assert_close(twice.mass[..., position], once.mass[..., 0])
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
