@@ -267,8 +267,12 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
         without = seen.token_losses
     more, less = without.nanmean(1).numpy(), with_bos.nanmean(1).numpy()
     change = paired_difference(more, less, generator=np.random.default_rng(seen.seed))
+    needed = bool(change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0)
+    highest = change.estimate if math.isnan(change.high) else change.high
+    told = needed or highest < WORTH_KEEPING_NATS
+    why = f"leaving it out may cost less or more than {WORTH_KEEPING_NATS} nats"
     return in_front | {
-        "needed": bool(change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0),
+        **({"needed": needed} if told else {"needed": None, "why": why}),
         "token": {"id": token, "text": safe_line(str(tokenizer.decode([token])), limit=24)},
         "loss_with_nats": float(less.mean()),
         "loss_without_nats": float(more.mean()),
@@ -383,24 +387,38 @@ def card_sentence(found: Mapping[str, Any]) -> str:
     else:
         parts.append(f"There is no sink to keep: {rated} attend to the first token")
     if outliers:
-        zeroed = found["loss"]["zeroed"]["change"]
-        cost = loss_change_text(zeroed["value"], zeroed["low"], zeroed["high"])
+        zeroed, mean = (found["loss"][way]["change"] for way in ("zeroed", "mean_aligned"))
+        cost = _cost_text(zeroed)
         named = f"{'dimension' if len(outliers) == 1 else 'dimensions'} {join_and(outliers)}"
-        sure = zeroed["low"] is None or zeroed["low"] > 0  # one sequence has no interval
-        if zeroed["value"] is not None and zeroed["value"] >= WORTH_KEEPING_NATS and sure:
-            mean = found["loss"]["mean_aligned"]["change"]
-            mean = loss_change_text(mean["value"], mean["low"], mean["high"])
+        low, value, high = (zeroed[end] for end in ("low", "value", "high"))
+        if low is None or high is None:  # one sequence has no interval
+            low = high = value
+        if value is not None and abs(value) >= WORTH_KEEPING_NATS and (low > 0 or high < 0):
+            mean = _cost_text(mean)
             parts.append(f"zeroing its outlier {named} {cost}, putting their mean in place {mean}")
-        else:
+        elif value is not None and max(-low, high) < WORTH_KEEPING_NATS:
             parts.append(f"nothing hangs on its outlier {named}: zeroing {cost}")
+        else:
+            parts.append(
+                f"whether anything hangs on its outlier {named} is not shown: zeroing {cost}"
+            )
     bos = found["bos"]
-    if bos["needed"] is not None:
-        change = bos["cost_without_nats"]
-        cost = loss_change_text(change["value"], change["low"], change["high"])
+    if "cost_without_nats" in bos:
+        said = {
+            True: "begin with BOS",
+            False: "BOS is not needed",
+            None: "whether BOS is needed is not shown",
+        }
         parts.append(
-            f"{'begin with BOS' if bos['needed'] else 'BOS is not needed'}: leaving it out {cost}"
+            f"{said[bos['needed']]}: leaving it out {_cost_text(bos['cost_without_nats'])}"
         )
     return "; ".join(parts) + "."
+
+
+def _cost_text(change: Mapping[str, Any]) -> str:
+    if change["value"] is None:
+        return "gives no loss to compare"
+    return loss_change_text(change["value"], change["low"], change["high"])
 
 
 def card_text_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:

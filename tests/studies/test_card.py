@@ -8,7 +8,7 @@ import torch
 from lenses import speaking
 
 from sink_lens.data.corpora import bundled_text
-from sink_lens.data.tokens import from_text
+from sink_lens.data.tokens import from_tensor, from_text
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
@@ -208,3 +208,50 @@ def test_uniform_attention_to_a_short_text_is_not_told_as_a_sink():
         assert "too short" in found.headline
     found = card(lens, tokens=torch.randint(3, 300, (2, 44)), threshold=0.1, progress=False)
     assert found.decision["sink"]["rate"]["value"] == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "said"),
+    [
+        (2.7, 2.6, 2.8, "zeroing its outlier dimension 7 costs"),
+        (-2.7, -2.8, -2.6, "zeroing its outlier dimension 7 changes the loss by −2.7 nats"),
+        (0.001, -0.003, 0.005, "nothing hangs on its outlier dimension 7"),
+        (1.2, -0.2, 2.6, "whether anything hangs on its outlier dimension 7 is not shown"),
+        (0.001, -0.3, 0.3, "whether anything hangs on its outlier dimension 7 is not shown"),
+        (0.001, None, None, "nothing hangs on its outlier dimension 7"),
+        (None, None, None, "whether anything hangs on its outlier dimension 7 is not shown"),
+    ],
+)
+def test_nothing_hangs_on_a_dimension_only_where_the_whole_interval_says_so(
+    value, low, high, said, study
+):
+    change = {"value": value, "low": low, "high": high, "n": 4}
+    found = study.decision | {"outlier_dimensions": [{"dimension": 7}]}
+    found["loss"] = {way: {"change": change} for way in ("zeroed", "mean_aligned")}
+    assert f"; {said}" in model_card.card_sentence(found)
+
+
+def test_a_card_of_tokens_without_a_label_has_no_loss_and_says_so(lens):
+    ids = torch.randint(3, 300, (4, 24))
+    ids[:, 0] = BOS_ID
+    tokens = {"input_ids": ids, "labels": torch.full_like(ids, -100)}
+    found = card(lens, tokens=tokens, progress=False).decision
+    assert found["loss"]["clean"]["value"] is None
+    assert found["bos"]["needed"] is None
+    assert "is not shown: zeroing gives no loss" in found["sentence"]
+
+
+def test_bos_is_not_said_to_be_needless_where_its_cost_is_not_known(lens, monkeypatch):
+    ids = torch.randint(3, 300, (4, 24))
+    ids[:, 0] = BOS_ID
+    seen = ObservedModel(lens, from_tensor(ids, tokenizer=lens.tokenizer))
+    assert seen.tokens.bos
+    for changes, needed in (
+        ([0.5, 0.6, 0.5, 0.4], True),
+        ([-0.5, -0.6, -0.5, -0.4], False),
+        ([0.001, 0.002, -0.001, 0.0], False),
+        ([1.5, -1.4, 0.7, 0.1], None),
+    ):
+        without = seen.token_losses[:, 1:] + torch.tensor(changes)[:, None]
+        monkeypatch.setattr(model_card, "_measure_token_losses", lambda *_, x=without: x)
+        assert model_card._compare_bos_losses(seen)["needed"] is needed
