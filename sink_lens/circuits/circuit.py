@@ -136,9 +136,7 @@ class Circuit:
 
         ``runs.gap`` is another difference: there only the input is replaced, which may change little under means.
         """
-        if (
-            self.runs.ablation == "resample" and self.runs.masks is None
-        ):  # the corrupted prompts, whole
+        if self.runs.corrupts_all and self.runs.masks is None:
             return float(self.runs.gap.double().mean())
         nothing = compute_circuit_metrics(self.runs, np.zeros((1, self.graph.n_edges), dtype=bool))[
             0
@@ -277,11 +275,12 @@ class Circuit:
     ) -> Curve:
         """Compute the faithfulness of circuits of several ``sizes`` (shares of all edges).
 
-        They are chosen on half of the pairs and judged on the others. ``random`` random circuits stand beside each;
-        with ``nodes``, circuits of whole nodes are judged too.
+        They are chosen on half of the pairs and judged on the others, also for a given circuit. ``random`` random
+        circuits stand beside each; with ``nodes``, circuits of whole nodes are judged too.
         """
         asked = CircuitConfig(sizes=tuple(sizes), choice=self.choice, random=random, nodes=nodes)
-        judge, mean = self.faithfulness_judge, self.scores.values[self.halves[0]].mean(0)
+        found = replace(self, rule="asked") if self.given else self
+        judge, mean = found.faithfulness_judge, self.scores.values[self.halves[0]].mean(0)
         look: dict[str, Any] = {"unit": "circuit", "disable": not progress, "leave": False}
         with tqdm(total=asked.n_curve_circuits, desc="curve", **look) as bar:
             return compute_curve(judge, mean, asked=asked, advance=bar.update)

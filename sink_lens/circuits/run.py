@@ -232,7 +232,8 @@ class _Request:
         ``writer`` keeps the metric of the run's own ablation in its folder, or compares it with what is there.
 
         Raises:
-            InputError: the run's own ablation is "resample", and the interval of the metric's difference covers 0.
+            InputError: the run's own ablation is "resample", no change is frozen, and the interval of the metric's
+                difference covers 0.
         """
         task, config = self.task, replace(self.config, ablation=ablation)
         corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
@@ -243,7 +244,7 @@ class _Request:
             found.gap.double().numpy(), generator=np.random.default_rng([config.seed, 6])
         )
         own = ablation == self.config.used_ablation
-        if own and ablation == "resample" and not gap.excludes_zero:
+        if own and found.corrupts_all and not gap.excludes_zero:
             raise InputError(
                 f"{found.metric.name} differs by {gap.estimate:.3g} [{gap.low:.3g}, {gap.high:.3g}] between clean and "
                 "corrupted prompts, which covers 0: there is nothing that a circuit could explain. Need pairs whose "

@@ -140,6 +140,13 @@ class Runs:
         """Clean minus corrupted metric of each pair."""
         return self.clean_values - self.corrupted_values
 
+    @property
+    def corrupts_all(self) -> bool:
+        """True if the run without any edge is the corrupted prompts': under resample, and no change is frozen."""
+        return self.ablation == "resample" and (
+            self.frozen is None or self.frozen < self.first_difference(slice(None))
+        )
+
     def check_weights(self) -> None:
         self.values_then.check("runs and scores")
 

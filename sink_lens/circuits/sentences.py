@@ -66,7 +66,8 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
     if row["core_edges"] >= 0:
         sentences.append(_core_sentences(row))
     carried = _CARRIED.get(str(row["ablation"]), safe_line(row["ablation"]))
-    replaced = "every edge" if row["ablation"] == "resample" else "the input alone"
+    all_of_it = row["ablation"] == "resample" and row["frozen"] < 0
+    replaced = "every edge" if all_of_it else "the input alone"
     frozen = f", but at position {row['frozen']}, which keeps its clean values" * (
         row["frozen"] >= 0
     )

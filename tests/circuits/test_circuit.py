@@ -46,6 +46,18 @@ def test_the_difference_that_shares_are_of_is_that_of_every_edge(ablation):
     assert (abs(one.difference - alone) > 0.05 * abs(one.difference)) == (ablation != "resample")
 
 
+@pytest.mark.parametrize(
+    ("position", "metric"), [(3, tiny_runs.SIX), (3, metrics.loss()), (5, metrics.loss())]
+)
+def test_the_difference_of_every_edge_leaves_out_what_a_frozen_position_keeps(position, metric):
+    one = circuit(metric=metric, edges=1000, freeze="sink", sink_position=position)
+    edges = np.zeros((1, one.graph.n_edges), dtype=bool)
+    nothing = compute_circuit_metrics(one.runs, edges)[0].mean()
+    expected = float(one.runs.clean_values.double().mean() - nothing)
+    assert one.difference == pytest.approx(expected, rel=1e-5)
+    assert abs(one.difference - float(one.runs.gap.mean())) > 0.01
+
+
 def test_edges_are_counted_from_the_headers_of_the_files(tmp_path):
     for family in ("llama", "gpt2", "gptj", "gpt_neox"):
         lens = speaking(family)

@@ -32,6 +32,15 @@ def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
         assert small["faithfulness"].isna().all()
 
 
+def test_sizes_by_the_scores_of_a_given_circuit_are_judged_on_pairs_that_chose_none():
+    found = circuit(edges=40)
+    given = replace(found, rule="given")
+    assert given.evaluate([0.2, 0.5], random=1).frame.equals(
+        found.evaluate([0.2, 0.5], random=1).frame
+    )
+    assert given.faithfulness_judge.runs.n_pairs == 2 * found.faithfulness_judge.runs.n_pairs
+
+
 def test_the_area_of_a_straight_line():
     share = np.array([0.001, 0.01, 0.1, 1.0])
     assert trapezoid_area(share, share) == pytest.approx((1 - 0.001**2) / 2)
