@@ -17,10 +17,11 @@ from ..schema import (
 __all__ = ["CONTROLS", "TraceConfig"]
 
 CONTROLS = 19
-"""Draws of every random control, unless others are asked for: to beat the largest of 19 is a test at 5%."""
+"""Draws of random controls, unless others are asked for: to beat the largest of 19 is a test at 5%."""
 MOST_CONTROLS = 10_000
 FEW_CONTROLS = 5
-"""Most draws of controls of which only a mean or the loss is read, so that no answer depends on the largest."""
+"""Draws of controls whose mean or loss is read, of random sets of makers (beating all five is a test at 1 in 6), and
+first ones of an intervention that answers no question of its link."""
 CONTROL_SEQUENCES, QUICK_CONTROL_SEQUENCES = 8, 4
 """Maximum number of sequences for controls, out of those of the interventions: in a full and in a quick trace."""
 CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 12, 8
@@ -140,7 +141,8 @@ class TraceConfig(ReadConfig):
     target_position: int | None = None
     """Interior position at which interventions make a sink. Default: a third of the length."""
     controls: int = None  # type: ignore[assignment]
-    """Number of draws of every random control: neurons, dimensions, positions. Default: 19, and 5 in a quick trace."""
+    """Number of draws of random controls that an answer hangs on: neurons, dimensions, directions, positions. Others,
+    and random sets of makers, have at most 5. Default: 19, and 5 in a quick trace."""
     floors: tuple[str, ...] | None = field(
         default=None, metadata={"option": "floor", "metavar": "LINK=VALUE", "written": "pairs"}
     )

@@ -32,7 +32,7 @@ from ..schema import LEAST_SHARE, column_names
 from ..stats import Interval, studentised_interval
 from ..text import as_ranges
 from . import amplification, makers, mediate, paths, placement
-from .config import EVERY_INTERVENTION, FEW_CONTROLS, TraceConfig
+from .config import CONTROL_MARGIN, EVERY_INTERVENTION, FEW_CONTROLS, TraceConfig
 from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
@@ -63,15 +63,18 @@ def intervention_table(
     """Run every intervention of every link in ``links``: a table with one row per intervention.
 
     Amplification uses ``means`` and the factors that are best in ``curve``. Cost: one pass of the bridge with the loss
-    an intervention, and a shorter one for each control. All runs are one queue; where a verdict may hang on the largest
-    control (``hangs_on_controls``), the controls are run on all positions after it.
+    an intervention, and a shorter one for each control. All runs are one queue. An intervention that answers no
+    question of its link has ``FEW_CONTROLS`` in it, and the others after it where its interval may lie above them.
+    Where a verdict may hang on the largest control (``hangs_on_controls``), the controls are then run on all positions.
     """
     trial = Trial(setting=setting, generator=setting.make_generator(), means=means, curve=curve)
     links_and_own = [(link.name, one) for link in links for one in link.interventions(trial)]
     own = [one for _, one in links_and_own]
     few = [setting.control_run(one.position) for one in own]
     wanted = [_run_with_sink_masked(setting), *(Run(edits=one.edits, loss=True) for one in own)]
-    groups = [wanted, *(_control_runs(one, of=run) for one, run in zip(own, few, strict=True))]
+    first = [None if one.is_primary or one.carries else FEW_CONTROLS for one in own]
+    of_controls = [_control_runs(one, of=run) for one, run in zip(own, few, strict=True)]
+    groups = [wanted, *(runs[:n] for runs, n in zip(of_controls, first, strict=True))]
     (masked, *made), *controls = setting.run_groups(
         groups, label="testing the links" if progress else None
     )
@@ -84,6 +87,17 @@ def intervention_table(
         for (link, one), run, drawn, its in zip(links_and_own, made, controls, few, strict=True)
     ]
     least = min(LEAST_SHARE, setting.config.floors_by_link.get(EVERY_INTERVENTION, LEAST_SHARE))
+    above = [  # what is said of it could hang on a control that was not run
+        at
+        for at, row in enumerate(rows)
+        if row["n_controls"] < len(own[at].controls)
+        and row["ci_low"] > max(least, row["control_largest"] - CONTROL_MARGIN)
+    ]
+    others = setting.run_groups([of_controls[at][FEW_CONTROLS:] for at in above])
+    for at, rest in zip(above, others, strict=True):
+        rng = np.random.default_rng(setting.config.seed)
+        drawn = [*controls[at], *rest]
+        rows[at] |= _control_columns(setting, own[at], drawn, of=few[at], rng=rng)
     near = [
         (row, one, setting.control_run(one.position, whole=True))
         for row, one in zip(rows, own, strict=True)
@@ -91,7 +105,9 @@ def intervention_table(
             row["control_largest"], ends=(row["ci_low"], row["ci_high"]), least=least
         )
     ]
-    longer = setting.run_groups([_control_runs(one, of=run) for _, one, run in near])
+    longer = setting.run_groups(
+        [_control_runs(one, of=run)[: row["n_controls"]] for row, one, run in near]
+    )
     for (row, one, run), drawn in zip(near, longer, strict=True):
         row |= _control_columns(
             setting, one, drawn, of=run, rng=np.random.default_rng(setting.config.seed)
@@ -279,11 +295,9 @@ def _run_with_sink_masked(setting: Setting) -> Run:
 
 
 def _control_runs(one: Intervention, *, of: BaselineRun) -> list[Run]:
-    decides = one.is_primary or one.carries  # an answer hangs on the largest control
-    drawn = one.controls[: None if decides else FEW_CONTROLS]
     return [
         Run(edits=edits, of=of, layers=one.reads, loss=at < FEW_CONTROLS)
-        for at, edits in enumerate(drawn)
+        for at, edits in enumerate(one.controls)
     ]
 
 

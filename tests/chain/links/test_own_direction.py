@@ -12,9 +12,9 @@ from sink_lens.schema import NOT_IN_BASIS, OWN, OWN_IN_KEY, OWN_RATIO, WRITTEN
 from tests.zoo import build
 
 
-def traced(zoo, model=None):
+def traced(zoo, model=None, **asked):
     tokens = zoo.draw(16, length=32, generator=torch.Generator().manual_seed(zoo.seed))
-    options = {"random_init": False, "quick": True, "progress": False}
+    options = {"random_init": False, "quick": True, "progress": False} | asked
     return trace(wrap(zoo.model if model is None else model), from_tensor(tokens), **options)
 
 
@@ -24,13 +24,17 @@ def verdicts(found):
 
 def test_a_rotation_leaves_links_about_function_and_takes_dimensions_out_of_the_basis():
     zoo = build("bos_neuron", seed=5)
-    found = traced(zoo, rewritten(zoo, "rotation"))
+    found = traced(zoo, rewritten(zoo, "rotation"), controls=7)
     said, rows = verdicts(found), found.links.set_index("statistic")
     assert said.tolist() == ["fails", "fails", "holds", NOT_IN_BASIS, NOT_IN_BASIS, "holds"]
     assert (rows.loc[OWN_RATIO, "ci_low"] > 2).all()
     effects = found.tables["effects"].set_index("edit")
     assert (effects.loc[[WRITTEN, OWN, OWN_IN_KEY], "ci_low"] > 0.5).all()
     assert (effects.loc[[WRITTEN, OWN, OWN_IN_KEY], "control_largest"] < 0.25).all()
+    assert (effects.loc[[WRITTEN, OWN, OWN_IN_KEY], "n_controls"] == 7).all()
+    beaten = effects["ci_low"] > effects["control_largest"].clip(lower=0.05)
+    assert (effects.loc[beaten, "n_controls"] == 7).all()
+    assert (effects["n_controls"] == 5).any()  # where the first ones decide
     for link, edits in (("neurons_dimension", (WRITTEN, OWN)), ("dimension_key", (OWN_IN_KEY,))):
         (sentence,) = WORDS[link].remarks(found.tables, {})
         assert all(f"% ({edit})" in sentence for edit in edits)
