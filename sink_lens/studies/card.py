@@ -46,9 +46,9 @@ from .card_pair import compare_models
 from .config import CardConfig
 from .observed import SITES_READ, ObservedModel
 from .quantities import (
-    first_token_share,
     found_sink_positions,
     null_mass_by_sequence,
+    sink_mass,
     sink_onset_layer,
     sink_rate_by_sequence,
 )
@@ -137,7 +137,7 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = measure_rounding(lens, batch, position=seen.location.sink_position)
     rate = _mean_with_interval(sink_rate_by_sequence(seen), seen)
-    keep, marked = sorted(found_sink_positions(seen)), seen.marked_tokens("attention")
+    keep, marked = found_sink_positions(seen), seen.marked_tokens("attention")
     losses = {"clean": seen.losses}
     if seen.outlier_dimensions:
         ways = (("zeroed", False), ("mean_aligned", True))
@@ -169,14 +169,14 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
             "at_first_position": float(marked.nonzero()[:, 1].eq(0).double().mean()),
             "tokens": _sink_token_rows(seen),
             "rate": rate | {"threshold": threshold},
-            "attention": _mean_with_interval(first_token_share(seen), seen),
+            "attention": _mean_with_interval(sink_mass(seen).nanmean(dim=(0, 2)), seen),
             "to_no_key": _mean_with_interval(null_mass_by_sequence(seen), seen),
             "first_layer": sink_onset_layer(seen, threshold=threshold),
         },
         "cache": {"keep": None}
         if math.isnan(rate["value"])
         else {
-            "keep": keep,
+            "keep": sorted(keep),
             "sink_tokens": int(marked.sum()),
             "sink_tokens_kept": int(marked[:, keep].sum()),
         },
@@ -374,8 +374,10 @@ def card_sentence(found: Mapping[str, Any]) -> str:
         rated = f"{percent(rate['value'])} {ends} of heads".replace("  ", " ")
     parts = []
     if sink["found"] and rated:
-        where = join_and(f"position {place}" for place in sink["positions"][:3])
-        parts.append(f"Keep the token at {where}: it is the sink of {rated}")
+        place, *others = sink["positions"]
+        weaker = join_and(f"position {one}" for one in others)
+        also = f", and those at {weaker}, weaker sinks" if others else ""
+        parts.append(f"Keep the token at position {place}: it is the sink of {rated}{also}")
     elif (sink["to_no_key"]["value"] or 0) > 0.05:
         parts.append(
             f"Keep no token: the heads have learned sink logits, which take {percent(sink['to_no_key']['value'])}"
@@ -545,8 +547,8 @@ def _escape_for_markdown(text: Any) -> str:
 def _card_tables(seen: ObservedModel, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     layers = {
         "layer": range(seen.lens.n_layers),
-        "sink_attention": seen.sink_mass.nanmean(1).double().numpy(),
-        "norm_ratio": seen.panel.norm_ratio()[1:].nanmean(1).double().numpy(),
+        "sink_attention": sink_mass(seen).nanmean(1).nanmean(1).double().numpy(),
+        "norm_ratio": seen.sink_panel.norm_ratio()[1:].nanmean(1).double().numpy(),
     }
     dimensions = [{"kind": "outlier"} | row for row in made["outlier_dimensions"]]
     dimensions += [

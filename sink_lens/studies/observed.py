@@ -155,8 +155,17 @@ class ObservedModel:
         sinks = panel.find_sink_positions(min_rate=self.thresholds.min_sink_rate) or (0,)
         if sinks != panel.sink_positions:
             positions = r.sampled_positions(self.tokens.n_positions, sink_positions=sinks)
-            readings = r.location_readings(sinks, positions=positions)
-            again = stream_batch(self.lens, self.tokens, readings, batch_size=self.batch_size)
+            attended = r.attention_readings(
+                sinks, threshold=self.thresholds.threshold, sigmoid=self.lens.family.sigmoid
+            )
+            again = stream_batch(
+                self.lens,
+                self.tokens,
+                [*attended[:2], *r.location_readings(sinks, positions=positions)],
+                keys=sinks,
+                rows=sampled_queries(self.tokens.n_positions),
+                batch_size=self.batch_size,
+            )
             values = {**again.values, "rate_by_key": panel.streamed.values["rate_by_key"]}
             streamed = replace(panel.streamed, values=values)
             panel = replace(panel, streamed=streamed, sink_positions=sinks, positions=positions)
@@ -317,11 +326,6 @@ class ObservedModel:
                 "value": float(sizes[layers, dimension].max()),
             }
         return found
-
-    @property
-    def sink_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to the first token from the later queries that see it, averaged over sequences."""
-        return self.panel.at_sink("sink_mass", 0).nanmean(1)
 
 
 def _read_kurtosis(view: LayerView) -> Tensor:

@@ -4,16 +4,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..chain.locate import onset_layer
+from ..measures.attention import passes
 from ..schema import COUNTED_QUERIES
 from .observed import ObservedModel
 
 
 def sink_rate_by_sequence(seen: ObservedModel) -> Float[Tensor, " batch"]:
-    """Return for each sequence the share of all heads whose sink score at the first token is above the threshold.
+    """Return for each sequence the share of all heads whose sink score at the sink is above the threshold.
 
-    Reference: arXiv 2410.10781, Sink_1.
+    The sink is the first of ``found_sink_positions``; position 0 without one.
+
+    Reference: arXiv 2410.10781, Sink_k.
     """
-    return seen.panel.sink_rate(seen.thresholds.threshold)
+    score = _at_strongest(seen, "sink_score")
+    return passes(score, threshold=seen.thresholds.threshold).nanmean(dim=(0, 2))
+
+
+def sink_mass(seen: ObservedModel) -> Float[Tensor, "layer batch head"]:
+    """Return the mean attention to the sink (position 0 without one) from the later queries that can see it."""
+    return _at_strongest(seen, "sink_mass")
 
 
 def first_token_share(seen: ObservedModel) -> Float[Tensor, " batch"]:
@@ -57,8 +66,13 @@ COMPARED = {
 
 
 def sink_onset_layer(seen: ObservedModel, *, threshold: float) -> int | None:
-    """Return the first layer whose mean attention to the first token is above the threshold; None if there is none."""
-    return onset_layer(seen.sink_mass.nanmean(1), threshold=threshold)
+    """Return the first layer whose mean attention to the sink is above the threshold; None if there is none."""
+    return onset_layer(sink_mass(seen).nanmean(1).nanmean(1), threshold=threshold)
+
+
+def _at_strongest(seen: ObservedModel, name: str) -> Float[Tensor, "layer batch head"]:
+    position = next(iter(found_sink_positions(seen)), 0)
+    return (seen.sink_panel if position else seen.panel).at_sink(name, position)
 
 
 def found_sink_positions(seen: ObservedModel) -> list[int]:

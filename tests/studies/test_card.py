@@ -1,5 +1,6 @@
 """Cards: what they say of a planted model, the same bytes twice, their schema, and one for every family."""
 
+import copy
 import json
 from importlib import import_module
 
@@ -13,6 +14,7 @@ from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
+from sink_lens.report.html import page_title
 from sink_lens.studies import card
 from sink_lens.studies.card_table import read_table_row
 from sink_lens.studies.observed import ObservedModel
@@ -255,3 +257,42 @@ def test_bos_is_not_said_to_be_needless_where_its_cost_is_not_known(lens, monkey
         without = seen.token_losses[:, 1:] + torch.tensor(changes)[:, None]
         monkeypatch.setattr(model_card, "_measure_token_losses", lambda *_, x=without: x)
         assert model_card._compare_bos_losses(seen)["needed"] is needed
+
+
+def with_sink_behind(*, second=None):
+    """Tokens whose sink, BOS, is at position 5; some with another one later."""
+    ids = torch.randint(3, 300, (4, 48), generator=torch.Generator().manual_seed(2))
+    ids[:, 0], ids[:, 5] = 7, BOS_ID
+    if second is not None:
+        ids[:2, second] = BOS_ID
+    return from_tensor(ids)
+
+
+def test_the_rate_on_a_card_is_that_of_the_sink_wherever_it_is(lens, tmp_path):
+    behind = card(lens, tokens=with_sink_behind(), out=tmp_path / "run", progress=False)
+    sink = behind.decision["sink"]
+    assert (sink["positions"], sink["first_layer"]) == ([5], planted().layer + 1)
+    assert sink["rate"]["value"] == pytest.approx(0.4, abs=0.05)
+    assert sink["attention"]["value"] > 0.25
+    assert behind.headline.startswith("Keep the token at position 5: it is the sink of 40% ")
+    assert "position 5 in 40%" in page_title(behind.folder)
+    layers = behind.tables["layers"]
+    assert layers["sink_attention"].iloc[-1] > 0.5
+    assert layers["norm_ratio"].iloc[-1] > 5
+    row = read_table_row(behind.run)
+    assert (row["sink_rate"], row["sink_mass"]) == (
+        sink["rate"]["value"],
+        sink["attention"]["value"],
+    )
+    other = wrap(copy.deepcopy(lens.plain), name="other")
+    compared = card(lens, other, tokens=with_sink_behind(), progress=False)
+    (changes,) = compared.tables["changes"].query("quantity == 'sink_rate'").to_dict("records")
+    assert changes["first"] == changes["second"] == pytest.approx(sink["rate"]["value"], rel=1e-3)
+
+
+def test_the_strongest_sink_has_the_rate_and_weaker_ones_are_named_behind_it(lens):
+    found = card(lens, tokens=with_sink_behind(second=3), progress=False).decision
+    assert found["sink"]["positions"] == [5, 3]
+    assert found["cache"]["keep"] == [3, 5]
+    assert "position 5: it is the sink of" in found["sentence"]
+    assert "those at position 3" in found["sentence"]

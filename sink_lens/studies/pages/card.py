@@ -37,13 +37,13 @@ _LOSSES = {
 def _sink_figure(run: Run) -> tuple[str, Figure]:
     layers = run.need("layers", columns=["layer", "sink_attention", "norm_ratio"])
     see = (
-        "Layer by layer: when heads begin to attend to the first token, and when its norm grows. The layer where "
-        "the norm jumps writes the outlier dimension."
+        "Layer by layer: when heads begin to attend to the studied token (the sink, or the first token without one), "
+        "and when its norm grows. The layer where the norm jumps writes the outlier dimension."
     )
     figure = new_figure(width=7.4, height=2.8)
     for place, (column, label, colour) in enumerate(
         (
-            ("sink_attention", "attention to the first token", BLUE),
+            ("sink_attention", "attention to the studied token", BLUE),
             ("norm_ratio", "its norm ÷ that of the others", ORANGE),
         ),
         start=1,
@@ -79,7 +79,8 @@ def _title(run: Run) -> str:
     )
     rate = f"{percent(float(numbers.get('sink_rate', float('nan'))))} {bounds}".strip()
     sink = (
-        f"a sink at position {join_and(sinks)} in {rate} of heads"
+        f"a sink at position {sinks[0]} in {rate} of heads"
+        + f" (weaker ones at {join_and(sinks[1:])})" * (len(sinks) > 1)
         if sinks
         else f"no sink ({rate} of heads)"
     )
@@ -163,7 +164,7 @@ CARD = Page(
     figures=(
         Drawn(
             key="sink",
-            title="The first token by layer",
+            title="The studied token by layer",
             make=_sink_figure,
             data=table_reader("layers"),
         ),
