@@ -141,13 +141,12 @@ def amplify(
         raise InputError(
             f"the centre {centre!r} needs means; compute them once with centring_means(lens)"
         )
-    chosen = None if heads is None else list(heads)
 
     def change(z: Tensor, at: At) -> Tensor:
         if means is None or centre == "none":
             return z * factor
         mu = means.of_centre(centre)[at.layer].to(z.device, z.dtype)
-        mu = mu if chosen is None else mu[chosen]
+        mu = mu if at.part.heads is None else mu[list(at.part.heads)]
         return z if factor == 1 else mu + factor * (z - mu)
 
     label = label or (

@@ -37,6 +37,8 @@ class At:
     """Facts that an edit's function gets beside the values: the layer, the sequences, the positions, another site."""
 
     layer: int
+    part: Part
+    """The part whose values are changed."""
     sequences: slice
     """The sequences of the whole batch that this pass runs."""
     n_sequences: int
@@ -73,6 +75,8 @@ class Edit:
     hides: bool = False
     """True if it is of the scores, and only hides keys from queries: an attention function of the user's own has no
     scores, and is given a mask that hides them."""
+    holds_values: bool = False
+    """True if its new values are those of the chosen part alone: the edit of other indices would need other values."""
     kind: str = ""
     """The name by which a grid has this edit, a key of ``named_edits.KINDS``; empty if it has none."""
     factor: float | None = None
@@ -112,7 +116,8 @@ def edit(
     """Make an edit from your own function: ``change(values, at)`` returns new values of the same shape.
 
     ``values`` is the part that ``where`` chooses (layers, positions, heads, units, keys), with the axes of the site; do
-    not change it in place. ``at`` tells the layer and the positions, and has the values of the site ``reads``.
+    not change it in place. ``at`` tells the layer, the positions and the part (a random control's has other indices),
+    and has the values of the site ``reads``.
 
     A pass has some of the sequences. An edit whose new values of a sequence hang on other sequences, such as a mean
     over them or a permutation, is refused when it is made, unless ``whole_batch`` says so: then each pass has all.
@@ -286,7 +291,7 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
         padding = copy_to_device(_padding_of(site, at, keys=where.get("keys")), x.device)
         return torch.where(new.isnan() & padding, x, new)
 
-    return edit(site, change, **where)
+    return replace(edit(site, change, **where), holds_values=True)
 
 
 def _padding_of(site: str, at: At, *, keys: Sequence[int] | None) -> Bool[Tensor, "..."]:
@@ -357,12 +362,12 @@ def scalar(
             )
         for index in indices:
             check_index(name, index, size)
-    block = weights.w_down[list(dimensions)][:, list(neurons)] * (1 - factor)
+    columns = weights.w_down[:, list(neurons)] * (1 - factor)
 
     def change(x: Tensor, at: At) -> Tensor:
         assert at.read is not None
         active = at.read[:, at.positions.to(at.read.device)][..., list(neurons)]
-        return x - active @ block.T.to(x.dtype)
+        return x - active @ columns[list(at.part.units or ())].T.to(x.dtype)
 
     return edit(
         "down_out",

@@ -231,6 +231,7 @@ class Applied:
             )
         places = {
             "layer": layer,
+            "part": one.part,
             "sequences": sequences,
             "n_sequences": n_sequences,
             "positions": positions,

@@ -4,7 +4,7 @@ With a sink whose norm is a hundred times the others', they differ grossly on th
 every output names its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Unpack
 
 from jaxtyping import Bool
@@ -19,7 +19,7 @@ from ..models.lens import LensModel, layers_from_zero
 from ..models.load import ModelLike
 from ..models.sites import SITES
 from ..schema import Mean
-from .constructors import Edit, freeze
+from .constructors import At, Edit, freeze
 from .part import Part, Where, indices_of_argument
 
 
@@ -136,7 +136,11 @@ def _mean_ablation(
     where["layers"] = layers
     found = capture_batch(lens, batch, sites=[site], layers=layers, path="bridge")
     where.setdefault("label", f"{site}, {over.words}")
+    means = {layer: over.mean_of(found[site, layer]) for layer in layers}
     part = Part.of_site(site, where)
-    return freeze(
-        site, {layer: part.select(over.mean_of(found[site, layer])) for layer in layers}, **where
-    )
+    made = freeze(site, {layer: part.select(mean) for layer, mean in means.items()}, **where)
+
+    def change(x: Tensor, at: At) -> Tensor:  # of a random control, at.part is not ``part``
+        return freeze(site, {at.layer: at.part.select(means[at.layer])}).change(x, at)
+
+    return replace(made, change=change, holds_values=False)

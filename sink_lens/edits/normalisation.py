@@ -60,16 +60,8 @@ def variance_calibration(
         layers = _layers_to_edit(centre, layers, what="centre")
 
     def change(z: Tensor, at: At) -> Tensor:
-        by_head = (
-            given
-            if given.dim() == 0
-            else _select_heads(given[:, None], at=at, heads=heads, what="factor")
-        )
-        mu = (
-            0.0
-            if centre is None
-            else _select_heads(centre[at.layer], at=at, heads=heads, what="centre")
-        )
+        by_head = given if given.dim() == 0 else _select_heads(given[:, None], at=at, what="factor")
+        mu = 0.0 if centre is None else _select_heads(centre[at.layer], at=at, what="centre")
         return torch.where(by_head == 1, z, (mu + by_head * (widen(z) - mu)).to(z.dtype))
 
     spoken = f"{given.item():g}" if given.dim() == 0 else "a factor by head"
@@ -117,7 +109,7 @@ def head_rms_norm(
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         if not isinstance(target, Mapping):
             return normed * target
-        return normed * _select_heads(target[at.layer], at=at, heads=heads, what="target")
+        return normed * _select_heads(target[at.layer], at=at, what="target")
 
     spoken = "target by layer" if isinstance(target, Mapping) else f"target {target:g}"
     where: Any = {"layers": layers, "positions": positions, "heads": heads}
@@ -188,7 +180,7 @@ def _layers_to_edit(
     return layers
 
 
-def _select_heads(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
+def _select_heads(given: Tensor, *, at: At, what: str) -> Tensor:
     assert at.read is not None  # reads="q"
     n_heads, d_head = at.read.shape[2:]
     shape = tuple(given.shape)
@@ -204,6 +196,7 @@ def _select_heads(given: Tensor, *, at: At, heads: Sequence[int] | None, what: s
             f"the {what} of layer {at.layer} has the shape {shape}; need the model's {n_heads} heads, its {d_head} "
             "dimensions of a head, or both, heads first"
         )
+    heads = at.part.heads
     return widen(given if heads is None or given.shape[0] == 1 else given[list(heads)]).to(
         at.read.device
     )

@@ -34,7 +34,7 @@ class OwnCell:
     """The name, columns and places as text, for ``run.json``."""
 
 
-_UNNAMED = ("change", "kind", "factor", "each")
+_UNNAMED = ("change", "holds_values", "kind", "factor", "each")
 """Fields of an edit that do not name a cell."""
 
 
@@ -42,7 +42,7 @@ def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> OwnCe
     """Make one cell from your own edits, for ``sweep(lens, [cell, ...])``.
 
     Its random controls are the same edits of as many other units, heads or positions, the first of these that an edit
-    names; a cell whose edits name none has no controls.
+    names; a cell whose edits name none has no controls, nor has one that gives values to what it names (``freeze``).
 
     Args:
         edits: the edits, all made in the same forward pass.
@@ -231,10 +231,18 @@ def _random_edits(
             shortest = int(tokens.lengths.min())
             places[number] = (axis, min(*sizes, shortest) if axis == "position" else min(sizes))
             own.setdefault(places[number], set()).update(one.part.indices_on(axis) or ())
+    if any(edits[number].holds_values for number in places):
+        return []
     moves: list[list[dict[int, int]]] = []
     for (axis, size), indices in own.items():
+        hides = any(edits[number].hides for number, at in places.items() if at == (axis, size))
         drawn = draw_index_sets(
-            f"{axis} {size}", n=len(indices), size=size, most=most + SPARE_DRAWS, seed=seed
+            f"{axis} {size}",
+            n=len(indices),
+            size=size,
+            most=most + SPARE_DRAWS,
+            seed=seed,
+            lowest=int(hides and axis == "position"),  # the first token sees only itself
         )
         kept = [some for some in drawn if not indices & set(some)][:most]
         moves.append([dict(zip(sorted(indices), some, strict=True)) for some in kept])

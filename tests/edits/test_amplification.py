@@ -39,7 +39,7 @@ def by_number(value):
 def changed(one, z, *, layer=0):
     at = At(
         layer=layer, sequences=slice(0, len(z)), n_sequences=len(z), positions=torch.tensor([0]),
-        valid=torch.ones(len(z), 1).bool(), read=None,
+        valid=torch.ones(len(z), 1).bool(), read=None, part=one.part,
     )  # fmt: skip
     return one.change(z, at)
 

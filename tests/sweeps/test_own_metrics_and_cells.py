@@ -1,5 +1,6 @@
 """Metrics, prompts and cells of one's own in a sweep: from a file, in any unit, and with controls."""
 
+import functools
 import json
 import sys
 
@@ -11,9 +12,25 @@ from lenses import speaking, tokens
 
 from sink_lens import run_with, sweep
 from sink_lens.data.tokens import TokenBatch, from_tensor
-from sink_lens.edits import clamp, metrics, scale, set_to, zero
+from sink_lens.edits import (
+    amplify,
+    centring_means,
+    clamp,
+    freeze,
+    isolate,
+    mean_aligned,
+    mean_all,
+    metrics,
+    resample,
+    scalar,
+    scale,
+    set_to,
+    zero,
+)
+from sink_lens.edits.normalisation import head_rms_norm, variance_calibration
 from sink_lens.errors import InputError
 from sink_lens.sweeps import EditGrid, Grid, cell_of, read_sweep
+from sink_lens.sweeps.grid import control_axis
 from sink_lens.sweeps.words import changed_rows
 
 BATCH = from_tensor(tokens(6, 12))
@@ -102,6 +119,57 @@ def test_a_cell_of_ones_own_is_compared_with_the_same_edits_elsewhere(tmp_path):
         progress=False,
     )
     assert len(none.controls) == 0
+
+
+def effects_of_controls(made):
+    """Return index -> effect of the random controls of a cell."""
+    cells, how = [cell_of(made, name="mine")], {"metrics": metrics.loss(), "progress": False}
+    found = sweep(speaking(), cells, tokens=BATCH, controls=11, **how)
+    rows, axis = found.controls, control_axis(made.part)
+    assert len(rows) == found.frame["n_controls"].item()
+    return dict(zip(rows[axis].tolist(), rows["effect"], strict=True)) if len(rows) else {}
+
+
+@functools.cache
+def centres():
+    return centring_means(speaking(), seed=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda at: mean_all(speaking(), BATCH, "z", layers=[1], heads=[at]),
+        lambda at: mean_aligned(speaking(), BATCH, "resid_post", layers=[1], positions=[at]),
+        lambda at: amplify(3.0, positions=[2], layers=[1], heads=[at], means=centres()),
+        lambda at: variance_calibration(torch.arange(2.0, 6.0), layers=[1], heads=[at]),
+        lambda at: head_rms_norm({1: torch.arange(1.0, 5.0)[:, None]}, heads=[at]),
+        lambda at: scalar(speaking(), layer=1, neurons=[3, 5], dimensions=[at]),
+    ],
+)
+def test_a_random_control_has_the_values_of_its_own_part(make):
+    found = effects_of_controls(make(0))
+    assert found
+    before = run_with(speaking(), BATCH).loss.double()
+    for index, effect in found.items():
+        after = run_with(speaking(), BATCH, make(index)).loss.double()
+        assert effect == pytest.approx(float((after - before).mean()), abs=1e-6), index
+
+
+def test_values_of_one_part_are_given_to_no_other():
+    values = {1: torch.ones(1, 1, 1, speaking().d_head)}
+    assert not effects_of_controls(freeze("z", values, heads=[0]))
+    assert not effects_of_controls(
+        resample(
+            "z",
+            {1: torch.rand(6, 12, 1, speaking().d_head)},
+            heads=[0],
+            generator=torch.Generator(),
+        )
+    )
+
+
+def test_no_random_control_isolates_the_first_token():
+    assert 0 not in effects_of_controls(isolate([5], layers=[0]))
 
 
 def test_an_edit_with_each_is_the_grid_of_it_and_texts_are_tokens(tmp_path):
