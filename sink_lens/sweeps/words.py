@@ -71,6 +71,8 @@ def _changes_text(frame: pd.DataFrame, metric: str, *, least: float) -> str:
 def _doubt(rows: pd.DataFrame, *, least: float) -> str:
     """Say why the first of a metric's rows is not shown."""
     best = rows.iloc[0]
+    if not np.isfinite(best["ci_low"]):
+        return "one sequence has no interval"
     if not (best["ci_low"] > 0 or best["ci_high"] < 0):
         return "its interval includes 0"
     if not rows_beyond_chance(rows)[0] or abs(best.get("over_control", np.nan)) < best.get(

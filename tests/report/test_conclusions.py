@@ -239,6 +239,14 @@ def test_a_title_names_the_largest_change_and_says_if_it_is_not_shown(tmp_path):
     )
 
 
+def test_a_largest_change_of_one_sequence_has_no_interval(tmp_path):
+    ends = {"effect": [-0.02, 1.3, 0.1], "ci_low": [-0.03, math.nan, -0.1]}
+    cells = swept(**ends, ci_high=[-0.01, math.nan, 0.3], corrected_p=[0.005, math.nan, 1.0])
+    title = page_content(a_run(tmp_path / "run", "sweep", cells=cells)).title
+    assert "by zero head output (z), layer 2, is not shown: one sequence" in title
+    assert "includes 0" not in title
+
+
 def test_a_title_says_that_the_largest_change_has_no_random_edits(tmp_path):
     ends = {
         "effect": [-0.02, 1.3, 0.1],
