@@ -65,7 +65,7 @@ class Circuit:
     """The edges of the circuit: chosen, and on a path from the input to the metric."""
     choice: Choice
     size: int
-    """Edges that were asked for, or taken by the rule; those that lead nowhere were dropped."""
+    """Edges that were taken, as many as were asked for if there are so many; those that lead nowhere were dropped."""
     rule: Rule = "asked"
     """How the size was chosen: ``asked`` or by a ``threshold``; ``smallest`` (that carries the metric) or ``none``
     (no size does); ``unjudged`` (one pair, which leaves none to judge sizes on); ``given`` (the circuit was)."""
@@ -251,10 +251,13 @@ class Circuit:
         return node_table(self.scores, self.chosen)
 
     def with_size(self, n: int) -> "Circuit":
-        """Choose ``n`` edges by the same scores and rule, and return the circuit of those on a path to an output."""
+        """Choose ``n`` edges by the same scores and rule, and return the circuit of those on a path to an output.
+
+        ``size`` is less than ``n`` where the model has fewer edges, or ``greedy`` reaches fewer.
+        """
         mask = choose_edges(self.graph, self.mean_scores, n, how=self.choice, outputs=self.outputs)
         chosen = connected_edges(self.graph, mask, outputs=self.outputs)
-        return replace(self, chosen=chosen, size=n, rule="asked")
+        return replace(self, chosen=chosen, size=int(mask.sum()), rule="asked")
 
     def strongest_edges(self, most: int = MOST_DRAWN) -> Bool[np.ndarray, " edge"]:
         """Return a mask of the edges that a picture shows: the circuit's largest that lie on paths, at most ``most``.

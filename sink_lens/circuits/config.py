@@ -165,10 +165,6 @@ class CircuitConfig:
             raise InputError("the task file and a pairs_file belong together; give both or neither")
         if self.task != "file":
             refuse_unread_fields(self, "answers_as", reader="task file")
-        if self.choice == "threshold" and not self.threshold:
-            raise InputError(
-                "choice threshold takes every edge whose score is at least 0; need a threshold above 0"
-            )
         if self.circuit is not None and (self.edges is not None or self.choice != "top"):
             raise InputError(
                 "a circuit was given, and edges or choice would choose another; need one of them"
@@ -215,11 +211,17 @@ class CircuitConfig:
     def _check_choice(self) -> None:
         if self.choice != "threshold":
             refuse_unread_fields(self, "threshold", reader="choice threshold")
+        else:
+            refuse_unread_fields(self, "edges", reader="the choices top and greedy")
+            if not self.threshold:
+                raise InputError(
+                    "choice threshold takes every edge whose score is at least 0; need a threshold above 0"
+                )
         check_method(self.method, self.used_ablation)
         if not METHODS[self.method].integrates:
-            refuse_unread_fields(
-                self, "steps", "most_steps", "tolerance", reader="the methods eap-ig"
-            )
+            refuse_unread_fields(self, "steps", reader="the methods eap-ig and eap-ig-left")
+        if not METHODS[self.method].doubles:
+            refuse_unread_fields(self, "most_steps", "tolerance", reader="the method eap-ig")
 
     @property
     def n_curve_circuits(self) -> int:

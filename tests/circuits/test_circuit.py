@@ -121,11 +121,15 @@ def test_the_loss_is_that_of_the_clean_tokens_in_both_runs():
 
 
 def test_a_circuit_above_a_threshold_has_smaller_ones_of_as_many_edges_as_asked():
-    found = circuit(choice="threshold", threshold=1e-9)
+    found = circuit(choice="threshold", threshold=1e-9, edges=None)
     assert len(found.frame) >= found.n_edges > 150
     assert found.with_size(20).n_edges == circuit().n_edges
     with pytest.raises(InputError, match="need a threshold above 0"):
         CircuitConfig(choice="threshold").check_together()
+    with pytest.raises(InputError, match="need a threshold above 0"):
+        circuit(choice="threshold", edges=None)
+    with pytest.raises(InputError, match="edges is 10"):
+        circuit(choice="threshold", threshold=0.05, edges=10)
 
 
 def test_edges_that_make_no_path_are_an_empty_circuit_and_it_says_so():

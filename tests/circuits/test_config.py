@@ -24,6 +24,11 @@ from .tiny_runs import runs_of
         ({"length": 32}, "it is for task text"),
         ({"metric": "loss", "task": "text", "metric_layers": (1,)}, "it is for metric sink_mass"),
         ({"method": "gim", "steps": 7}, "it is for the methods eap-ig"),
+        ({"method": "eap-ig-left", "most_steps": 20}, "most_steps is 20, which nothing reads"),
+        (
+            {"choice": "threshold", "threshold": 0.1, "edges": 10},
+            "edges is 10, which nothing reads",
+        ),
     ],
 )
 def test_a_field_that_nothing_reads_is_refused(fields, text):

@@ -41,7 +41,7 @@ def runs_of(lens, *, neurons=None, metric=METRIC, **more):
 
 def circuit(family="llama", **more):
     given = {"metric": SIX, "edges": 20, "templates": ["a", "b"] * 3}
-    given |= {"most_steps": 5} if METHODS[more.get("method", "eap-ig")].integrates else {}
+    given |= {"most_steps": 5} if METHODS[more.get("method", "eap-ig")].doubles else {}
     return circuits.find(
         more.pop("lens", None) or lens_of(family), *pair(n=6, length=9), **(given | more)
     )
