@@ -174,10 +174,8 @@ def _title(run: Run) -> str:
         return f"The circuit of {what}: what it carries is undefined"
     kept = f"keep {faithfulness_text(row)} of what all edges add to the {name_in_words(str(row['metric']))}"
     if row["rule"] == "none":
-        largest = f"; the largest {edge_count_text(row)} {kept}" * (
-            row["asked_edges"] < row["all_edges"]
-        )
-        return f"{capitalise(what)}: no circuit below all edges keeps 80%{largest}"
+        some = f"; {edge_count_text(row)} {kept}" * (row["asked_edges"] < row["all_edges"])
+        return f"{capitalise(what)}: no size below all edges is enough{some}"
     return f"The circuit of {what}: {edge_count_text(row)} {kept}"
 
 

@@ -291,6 +291,8 @@ def _make_request(
         None if asked.circuit is None else read(asked.circuit, model=lens),
         make_task(lens, asked),
     )
+    if task.clean.n_sequences < 2:
+        raise InputError("a single pair cannot both choose and judge edges; need at least 2 pairs")
     return _Request(
         lens=lens, task=task, config=asked, metric=make_metric(lens, task, asked), given=given
     )

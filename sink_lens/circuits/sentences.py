@@ -29,6 +29,8 @@ _CARRIED = {
 """Ablation -> what an edge outside of the circuit carries."""
 _OFF = 0.1
 """Error of the scores' sum, and median error of a pair's, above which edges are not to be ranked."""
+_CARRY = "at least 80%, by the lower end of the interval, and at most 120%"
+_NO_SIZE = f"No size below all edges is enough: it and all larger ones must keep {_CARRY}."
 BOUNDS_SOMETHING = 0.5
 """An upper bound is said if it is at most this share of all."""
 
@@ -204,6 +206,9 @@ def edge_count_text(row: Mapping[str, Any]) -> str:
 
 
 def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
+    if row["judged_on"] < 2:
+        pairs = 2 if row["rule"] == "given" else 4
+        return f"Faithfulness is undefined: one pair alone has no interval. Give {pairs} pairs or more."
     gap = f"{as_text(row['gap'])} [{as_text(row['gap_low'])}, {as_text(row['gap_high'])}]"
     if not is_gap_clear(row):
         return (
@@ -216,17 +221,9 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
         if given
         else f"on {row['judged_on']} pairs that were not used to choose it"
     )
-    has, none = (
-        f"The circuit has {edge_count_text(row)} and keeps",
-        "No circuit below all edges keeps 80%",
-    )
-    of = f"of what all edges add to the {name_in_words(str(row['metric']))}, {gap}, {judges}."
-    if row["rule"] == "none":
-        if row["asked_edges"] >= row["all_edges"]:
-            return f"{none} {of}"
-        has = f"{none}. The largest {edge_count_text(row)} keep"
     return (
-        f"{has} {faithfulness_text(row)} {of} "
+        f"The circuit has {edge_count_text(row)} and keeps {faithfulness_text(row)} of what all edges add to the "
+        f"{name_in_words(str(row['metric']))}, {gap}, {judges}. "
         f"All other edges, without it, keep {faithfulness_text(row, 'without_')}."
     )
 
@@ -256,20 +253,19 @@ def _share_text(share: float) -> str:
 def _rule_sentences(row: Mapping[str, Any]) -> list[str]:
     if not is_gap_clear(row):
         return _left_out_sentences(row)
-    carry = "at least 80%, by the lower end of the interval, and at most 120%"
     said = ""
     if "share_at_80" in row:
-        said = f" No size keeps {carry}."
+        said = f" {_NO_SIZE}"
         if np.isfinite(share := row["share_at_80"]):
-            said = f" From {_share_text(share)} of the edges on, circuits keep {carry}."
+            said = f" From {_share_text(share)} of the edges on, circuits keep {_CARRY}."
     told = {
-        "smallest": f"All circuits of this size or larger that were run keep {carry}; it is the smallest such size.",
-        "none": f"At no size below all edges do this and all larger circuits keep {carry}.",
+        "smallest": f"All circuits of this size or larger that were run keep {_CARRY}; it is the smallest such size.",
+        "none": f"{_NO_SIZE} So its size is the default one.",
         "asked": f"Its size was asked for.{said}",
         "given": "It was given; as many of the largest scores, judged on the half of the pairs that did not choose "
         f"them, keep {faithfulness_text(row, 'as_many_')}.{said}"
-        if row["rule"] == "given"
-        else "",
+        if np.isfinite(row.get("as_many_faithfulness", np.nan))
+        else "It was given.",
         "threshold": f"It has all scores above the threshold.{said}",
     }[row["rule"]]
     if row["seen"]:

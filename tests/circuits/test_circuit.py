@@ -163,19 +163,43 @@ def test_python_and_the_command_choose_the_same_edges_and_say_the_same(
 
 
 def test_a_size_that_no_pair_can_judge_or_that_keeps_too_little_is_said():
-    with pytest.warns(UserWarning, match="No circuit below all edges") as told:
+    with pytest.warns(UserWarning, match="No size below all edges") as told:
         found = circuit(edges=None)
-    assert (told[0].filename, found.rule, found.size) == (tiny_runs.__file__, "none", 200)
+    assert (told[0].filename, found.rule, found.size) == (tiny_runs.__file__, "none", 190)
     prompts = prompt_pairs.pair(n=1, length=9, at=3)
     with pytest.warns(UserWarning, match="none is left to judge"):
         alone = circuits.find(found.runs.lens, *prompts, metric=metrics.logit_difference(5, 7))
     assert (alone.rule, alone.faithfulness.n) == ("unjudged", 0)
 
 
+@pytest.mark.parametrize("given", [None, "c.json"])
+def test_a_run_of_one_pair_is_not_said_to_have_nothing_to_explain(given, tmp_path):
+    file = reference_pairs(tmp_path / "pairs.jsonl", n=1)
+    circuit(edges=60).save(tmp_path / "c.json")
+    held = None if given is None else str(tmp_path / given)
+    with pytest.raises(InputError, match="need at least 2 pairs"):
+        circuits.run(speaking("llama"), task="file", pairs_file=str(file), circuit=held)
+
+
 def test_edges_on_no_path_are_counted():
     found = circuit(edges=20)
     assert 0 < found.n_edges < 20
     assert f"{20 - found.n_edges} of the 20 edges that were chosen lie" in str(found)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"choice": "top"},
+        {"choice": "greedy"},
+        {"choice": "greedy", "metric": metrics.sink_mass(0, layers=(0,)), "ablation": "mean_all"},
+    ],
+)
+def test_edges_that_the_model_lacks_are_not_said_to_lie_on_no_path(fields):
+    found = circuit(edges=1000, **fields)
+    assert found.size == found.n_edges <= found.graph.n_edges
+    assert (found.n_edges == found.graph.n_edges) == ("metric" not in fields)
+    assert "no path" not in str(found)
 
 
 def test_exact_scores_are_a_method_and_their_check_is_without_error():

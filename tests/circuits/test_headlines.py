@@ -1,5 +1,6 @@
 """What a circuit can say is in tests/headlines.md, is said if what it stands on holds, and else not."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from headlines import keys, without_numbers
 
 from sink_lens.circuits.given import CircuitComparison
 from sink_lens.circuits.page import CIRCUIT
-from sink_lens.circuits.sentences import circuit_sentences
+from sink_lens.circuits.sentences import brief_sentences, circuit_sentences
 from sink_lens.circuits.tasks import Task
 from sink_lens.data.tokens import from_tensor
 from sink_lens.records import create_run, read_run
@@ -112,6 +113,29 @@ def test_what_is_said_if_it_holds_is_not_said_else(key):
     assert true != false
 
 
+@pytest.mark.parametrize("change", [{"rule": "none"}, ASKED, {"rule": "threshold"}, GIVEN])
+def test_no_size_is_said_to_keep_too_little_that_keeps_too_much_or_fails_at_a_larger_one(change):
+    said = sentences_after({"faithfulness": 0.88, "asked_edges": 200} | NO_SIZE | change)
+    assert "keeps 88%" in said
+    assert not re.search("[Nn]o (circuit|size)[^:.]* keeps? ", said)
+
+
+def test_one_pair_that_judges_has_no_interval_and_says_nothing_of_0():
+    change = {"gap_low": np.nan, "gap_high": np.nan, "judged_on": 1}
+    said = sentences_after(change | {"chosen_on": 2, "pairs": 3})
+    assert "4 pairs" in said
+    assert "2 pairs" in brief_sentences(ROW | GIVEN | change)[0]
+    assert "from 0" not in said
+
+
+def test_a_given_circuit_says_nothing_of_sizes_that_one_pair_judged_or_none():
+    unjudged = {key: np.nan for key in ROW if key.startswith("as_many_")} | NO_SIZE
+    brief = {key: value for key, value in ROW.items() if key not in unjudged}
+    for said in (sentences_after(GIVEN | unjudged), " ".join(brief_sentences(brief | GIVEN))):
+        assert "It was given." in said
+        assert "No size" not in said
+
+
 @pytest.mark.parametrize("sizes", [(0.01, 0.1), (0.5, 1.0)])
 def test_areas_of_a_curve_that_ends_early_or_begins_late_are_not_cpr(sizes):
     assert "CPR" in sentences_after({})
@@ -138,11 +162,11 @@ def test_the_title_says_of_what_it_is_and_the_page_which_heads_score_most(tmp_pa
     assert "90%" in title
     assert "L0.H1" in said
     title, said = page_of(tmp_path / "none", config=task, change=NO_SIZE | {"rule": "none"})
-    assert title.startswith("Ioi: no circuit below all edges")
-    assert "the largest 152" in title
+    assert title.startswith("Ioi: no size below all edges")
+    assert "152 of 70,512" in title
     whole = NO_SIZE | {"rule": "none", "asked_edges": ROW["all_edges"]}
     assert all(
-        "largest 152" not in one for one in page_of(tmp_path / "whole", config=task, change=whole)
+        "enough; 152" not in one for one in page_of(tmp_path / "whole", config=task, change=whole)
     )
     title, said = page_of(tmp_path / "two", config=task, change=UNDEFINED, heads=False)
     assert "undefined" in title
