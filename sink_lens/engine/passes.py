@@ -39,6 +39,8 @@ class BaselineBatch:
     early: Early
     keys: Kept
     """Layer -> its keys and values; and the inputs of mixers."""
+    edits: Sequence[Edit] = ()
+    """The edits of the run."""
     streams: Mapping[int, Tensor] = field(default_factory=dict)
     """Layer -> the stream before it on the CPU, of the layers whose stream was kept."""
     known: Known | None = None
@@ -107,9 +109,10 @@ class Passes:
         def keep_stream(x: Tensor, *, layer: int) -> None:
             before[layer] = pack.layout.view_cell(x.detach().cpu(), 0)
 
-        taps = [
-            (pack.hook_name("resid_pre", layer), partial(keep_stream, layer=layer))
+        taps = [  # before any edit of resid_pre, which cells make again
+            (pack.hook_name("resid_post", layer - 1), partial(keep_stream, layer=layer))
             for layer in streams
+            if layer
         ]
         (outcome,) = pack.run(keep=keys, taps=taps)
         before |= {
@@ -117,7 +120,9 @@ class Passes:
         }
         (made,) = pack.collectors
         early = Early(outcome=outcome, columns=made.columns, losses=made.token_losses)
-        return BaselineBatch(part=part, prompts=prompts, early=early, keys=keys, streams=before)
+        return BaselineBatch(
+            part=part, prompts=prompts, early=early, keys=keys, edits=edits, streams=before
+        )
 
     def run_on_bridge(
         self, part: TokenBatch, edits: Sequence[Sequence[Edit]], *, prompts: slice
@@ -160,14 +165,18 @@ class Passes:
         ]
 
     def compute_known_layer(self, baseline: BaselineBatch, layer: int) -> Known:
-        """Compute a layer's unedited activations on the prompts of ``baseline``, or return those that it keeps."""
+        """Compute the activations of ``baseline`` in a layer without the edits there, or return those that it keeps."""
         known = baseline.known
         if known is None or known.layer != layer:
             begin = (
                 (known.layer, known.stream) if known is not None and known.layer < layer else None
             )
-            if layer in baseline.streams:
-                begin = layer, baseline.streams[layer].to(self.lens.device)
+            streams = baseline.streams
+            if baseline.edits and layer and layer not in streams:
+                at = {"prompts": baseline.prompts, "edits": baseline.edits}
+                streams = self.run_baseline(baseline.part, streams=[layer], **at).streams
+            if layer in streams:
+                begin = layer, streams[layer].to(self.lens.device)
             known = run_unedited_layer(
                 self.lens, baseline.part.tokens, layer=layer, begin=begin, held=baseline.keys
             )
@@ -262,7 +271,8 @@ class _Pack:
         if self.baseline is None:
             return None, frozenset()
         first, n, skip = self.firsts[0], bisect_right(self.firsts, self.firsts[0]), frozenset[str]()
-        inner = [one for some in self.edits[:n] for one in some if SITES[one.site].per_layer]
+        every = [*self.edits[:n], self.baseline.edits]  # the run's, also those before these cells
+        inner = [one for some in every for one in some if SITES[one.site].per_layer]
         here = [one for one in inner if first in one.edited_layers(self.lens.n_layers)]
         if first not in self.lens.mixer_layers:
             sites = frozenset(

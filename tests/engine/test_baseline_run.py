@@ -63,6 +63,37 @@ def test_what_goes_on_from_a_run_is_one_run_under_both(family, path):
         assert changed == set(range(len(edits)))
 
 
+@pytest.mark.parametrize("kept", [{}, {"sites": ("resid_post",)}, {"streams": (1, 2)}])
+@pytest.mark.parametrize(
+    "early",
+    [
+        zero("v", layers=[1], positions=[0]),
+        scale("resid_pre", 3.0, layers=[1]),
+        scale("resid_post", 3.0, layers=[0]),
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_layer_where_cells_begin_is_that_of_the_edited_run(family, early, kept):
+    needs = replace(NEEDS, sites=kept.get("sites", ()))
+    run = BaselineRun(
+        lens_of(family),
+        TOKENS,
+        plan=Plan(path="blocks", prompts=5, pack=4),
+        needs=needs,
+        edits=[early],
+        streams=kept.get("streams", ()),
+    )
+    cells = [
+        [zero("neurons", layers=[1], positions=[5])],
+        [zero("z", layers=[1], positions=[5])],
+        [scale("mlp_out", 2.0, layers=[2])],
+    ]
+    for late, (outcome, _) in zip(
+        cells, outcomes_under_edits(run, cells, needs=needs), strict=True
+    ):
+        assert_alike(outcome, run_with(run.lens, TOKENS, [early, *late], positions=KEYS))
+
+
 def test_of_fewer_sequences_each_has_its_own_values():
     lens = lens_of("llama")
     given = torch.randn(5, 1, 48, generator=torch.Generator().manual_seed(1))
