@@ -455,6 +455,9 @@ def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
         [rows[key] for some in keys for key in some], kind="stable"
     )  # the sites vary fastest
     frames = [one.frame.assign(site=name) for name, one in results.items()]
+    tested = [int(np.isfinite(one["corrected_p"].to_numpy(float)).sum()) for one in frames]
+    for one, n in zip(frames, tested, strict=True):  # a site's are corrected for its own patches
+        one["corrected_p"] = (one["corrected_p"] * sum(tested) / max(n, 1)).clip(upper=1.0)
     frame = pd.concat(frames, ignore_index=True).iloc[order].reset_index(drop=True)
     frame = frame[[*by, *(name for name in frame if name not in by)]]
     values = torch.cat([one.values for one in results.values()])[torch.from_numpy(order)]

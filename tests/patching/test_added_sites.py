@@ -8,6 +8,7 @@ from sink_lens import TokenBatch, direct_logit_attribution, run_with, wrap
 from sink_lens.edits import freeze, metrics
 from sink_lens.errors import InputError
 from sink_lens.patching import patch, path_patch
+from sink_lens.stats import corrected_p
 from tests.tiny_families import tiny
 
 CLEAN, CORRUPTED = (
@@ -73,6 +74,9 @@ def test_a_patch_of_every_site_has_a_row_where_a_layer_has_the_site(family):
     rows = found.frame.query("site == 'mlp_out'")
     assert rows["effect"].to_numpy() == pytest.approx(alone.frame["effect"].to_numpy(), abs=1e-6)
     assert found.values[rows.index].mean(1).numpy() == pytest.approx(rows["value"].to_numpy())
+    assert found.frame["corrected_p"].to_numpy() == pytest.approx(  # among the patches of all sites
+        corrected_p((found.values - found.baselines[0]).numpy()), nan_ok=True
+    )
 
 
 def test_layers_that_do_not_exist_are_refused_before_a_patch():
