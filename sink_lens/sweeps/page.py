@@ -84,7 +84,8 @@ def effect_figure(
     Raises:
         RunError: nothing was swept over numbers, or the frame has no such column.
     """
-    drawn = swept_panels(frame, value=value)
+    every = swept_panels(frame, value=value)
+    drawn, n_left = every[:_MOST_PANELS], len(every[_MOST_PANELS:])
     maps = [np.abs(rows[value].to_numpy(float)) for _, rows, axes in drawn if len(axes) > 1]
     sizes = np.concatenate([one[np.isfinite(one)] for one in (*maps, np.zeros(0))])
     largest = limit = float(sizes.max(initial=0.0)) or 1.0  # one scale for all maps
@@ -118,6 +119,12 @@ def effect_figure(
     if images:
         clipped = f"\n×: beyond ±{as_text(limit)}, at most {as_text(largest)}" * (limit < largest)
         add_colour_scale(figure, images[0][1], [on for on, _ in images], label=label + clipped)
+    if n_left:
+        figure.supxlabel(
+            f"{n_left} of {len(every)} panels are left out; the table of cells has all",
+            fontsize=FONT,
+            color=INK,
+        )
     return without_formulas(figure if style == "page" else with_serifs(figure))
 
 
@@ -145,7 +152,7 @@ def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataF
             f"there is no column {value!r}; need one of {', '.join(map(str, frame.columns))}"
         )
     parts = [(name, rows, swept_columns(rows)) for name, rows in _rows_by_edit(frame)]
-    drawn = [part for part in parts if part[2]][:_MOST_PANELS]
+    drawn = [part for part in parts if part[2]]
     if not drawn:
         raise RunError(
             "a figure needs an axis of numbers with two values or more; nothing of the kind was swept"
@@ -359,16 +366,18 @@ def _masses(run: Run) -> list[str]:
 
 def _mass_figure(run: Run) -> tuple[str, Figure]:
     table = _cell_rows(run)
-    masses = _masses(run)[:_MOST_PANELS]
+    every = _masses(run)
+    masses = every[:_MOST_PANELS]
     shown = [
         sort_by_magnitude(table.loc[table["metric"] == metric], "effect").head(_MOST_NAMED)
         for metric in masses
     ]
     figure = new_figure(width=8.0, height=sum(1.1 + 0.19 * len(rows) for rows in shown))
-    every = [cell_name(row) for rows in shown for row in rows.to_dict("records")]
-    common, every = _split_names(every)
+    common, cells = _split_names(
+        [cell_name(row) for rows in shown for row in rows.to_dict("records")]
+    )
     figure.suptitle(common, fontsize=FONT, color=INK, x=0.01, ha="left")
-    names = iter(every)
+    names = iter(cells)
     grid = figure.add_gridspec(
         len(shown), 1, height_ratios=[1.1 + 0.19 * len(rows) for rows in shown]
     )
@@ -385,7 +394,8 @@ def _mass_figure(run: Run) -> tuple[str, Figure]:
         axes.set_ylim(len(rows) - 0.5, -0.5)
         legend(axes, columns=2)
     see = f"Attention before and after each edit, mean over sequences; the {_MOST_NAMED} strongest cells at most."
-    return see, without_formulas(figure)
+    left = f" The first {len(masses)} of {len(every)} metrics are drawn." * (every != masses)
+    return see + left, without_formulas(figure)
 
 
 def _strongest_cells_table(run: Run) -> tuple[str, PageTable]:

@@ -234,6 +234,15 @@ def test_each_kind_of_edit_has_its_own_panel():
     assert titles == ["loss: zero neurons", "mean neurons"]
 
 
+@pytest.mark.parametrize(("n_kinds", "n_drawn", "left_out"), [(8, 8, ""), (10, 8, "2 of 10")])
+def test_a_figure_says_how_many_kinds_of_edit_it_leaves_out(n_kinds, n_drawn, left_out):
+    kinds = [swept_frame({"layer": [0, 1]}, kind=f"kind {at}") for at in range(n_kinds)]
+    figure = effect_figure(pd.concat(kinds, ignore_index=True))
+    assert len(figure.axes) == n_drawn
+    assert left_out in figure.get_supxlabel()
+    assert bool(left_out) == bool(figure.get_supxlabel())
+
+
 def test_axes_name_metric_and_unit_and_a_paper_s_figure_has_its_width():
     line = swept_frame({"unit": [0, 1]}, metric_unit="nats")
     assert effect_figure(line).axes[0].get_ylabel() == "effect on loss (nats)"
