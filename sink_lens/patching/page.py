@@ -192,9 +192,10 @@ def _metric_text(run: Run) -> str:
     name = safe_line(
         run.config.get("metric_name") or name_in_words(str(run.config.get("metric", "the metric")))
     )
-    correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
-    named = name == "logit difference" and correct
-    return f"{name} ({token_text(correct)} − {token_text(incorrect)})" if named else name
+    both = run.config.get("correct"), run.config.get("incorrect")
+    if name != "logit difference" or not all(isinstance(one, str | int) for one in both):
+        return name  # answers by pair are in the run's configuration
+    return f"{name} ({token_text(both[0])} − {token_text(both[1])})"
 
 
 def _strongest_text(table: pd.DataFrame) -> str:

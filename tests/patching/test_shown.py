@@ -11,6 +11,7 @@ from sink_lens.edits import metrics
 from sink_lens.errors import InputError
 from sink_lens.patching import attribution_patch, patch, path_patch
 from sink_lens.records import read_run
+from sink_lens.report.html import page_content
 from tests.tiny_families import tiny
 
 PAIR = ([[5, 6, 7, 8]], [[5, 9, 7, 8]])
@@ -52,6 +53,21 @@ def test_a_headline_names_the_largest_effect_that_is_shown():
         assert f"largest effect is {first:.4g}" in of(ends, p)
     assert "No patch is shown" in of(1.0, 1.0)
     assert "No patch is shown" in of(0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "named"), [((5, 6), "(5 − 6)"), (([5, 7, 9], [6, 8, 10]), ""), (([5], 6), "")]
+)
+def test_a_title_names_answers_that_are_the_same_for_all_pairs(tmp_path, answers, named):
+    pairs = [torch.tensor(one * 3) for one in PAIR]
+    correct, incorrect = answers
+    run = patch(
+        tiny("llama"), *pairs, correct=correct, incorrect=incorrect, controls=0, progress=False
+    ).save(tmp_path / "run")
+    title = page_content(read_run(run)).title
+    assert "logit difference" in title
+    assert named in title
+    assert "[5" not in title
 
 
 def test_a_result_without_a_folder_has_no_report():
