@@ -38,10 +38,9 @@ def append(rows: pd.DataFrame, path: Path, *, by: Sequence[str], locks: Path) ->
         if path.exists():
             before = pd.read_csv(path)
             known = pd.MultiIndex.from_frame(before[[*by]])
-            text = pd.concat(
-                [before, rows[~pd.MultiIndex.from_frame(rows[[*by]]).isin(known)]],
-                ignore_index=True,
-            )
+            new = rows[~pd.MultiIndex.from_frame(rows[[*by]]).isin(known)]
+            # Not concat: pandas 2 and 3 differ in the type of a column that one of them has empty.
+            text = pd.DataFrame([*before.to_dict("records"), *new.to_dict("records")])
         part = path.with_suffix(".part")
         text[[*by, *(name for name in text if name not in by)]].to_csv(
             part, index=False, float_format="%.6g", lineterminator="\n"

@@ -179,9 +179,8 @@ def _read_logged(path: Path) -> tuple[pd.DataFrame, str]:
             rate = table.loc[
                 (table["key"] == "rate_first") & table["layer"].isna(), ["step", "value"]
             ]
-            frame = pd.concat(
-                [frame, rate.assign(quantity="sink rate", unit="1")], ignore_index=True
-            )
+            rate = rate.assign(quantity="sink rate", unit="1")
+            frame = rate if frame.empty else pd.concat([frame, rate], ignore_index=True)
         elif monitors:
             note = (
                 f"{path} has several runs of the monitor: its sinks are left out. Give one of them"
