@@ -319,8 +319,8 @@ def test_a_trace_measures_and_intervenes_under_the_users_own_function(
         )
         position, target = result.location.sink_positions[0], n // 3
         heads = result.tables["heads"].query("layer == 1").sort_values("head")
-        effects = result.tables["effects"].set_index(["link", "edit"]).sort_index()
-        isolated = effects.loc["aggregation_variance", "isolation"]
+        effects = result.tables["effects"].query("link == 'aggregation_variance'")
+        isolated = effects.set_index("edit").loc["isolation"]
         query, key = torch.arange(n)[:, None], torch.arange(n)
         _, patterns = Hidden(name, torch.zeros(n, n, dtype=torch.bool)).run(model, tokens.tokens)
         loss, of_isolated = Hidden(name, (query == target) & (key < target)).run(
