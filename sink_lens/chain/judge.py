@@ -20,9 +20,9 @@
    function. If it fails or has no source, ask the same of the directions that the token has (``Link.own_direction``).
    If they hold, or hold in part, the link is *not in this basis*.
 
-Every other answer of yes, no or in part (where steps 3 and 4 share an ablation, the verdict) is of an interval wholly
-on one side of its bars, so that more sequences decide, and do not turn it over. The links are those of arXiv
-2605.06611; the rules are ours, and their error rates are in ``docs/zoo.md``.
+Every other answer of yes, no or in part (where steps 3 and 4 share an ablation, the verdict) is given only if its
+interval lies wholly on one side of its bars: more sequences can settle an open answer, and do not turn over a settled
+one. The links are those of arXiv 2605.06611; the rules are ours, and their error rates are in ``docs/zoo.md``.
 """
 
 import math

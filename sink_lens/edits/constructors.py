@@ -76,7 +76,7 @@ class Edit:
     """True if it is of the scores, and only hides keys from queries: an attention function of the user's own has no
     scores, and is given a mask that hides them."""
     holds_values: bool = False
-    """True if its new values are those of the chosen part alone: the edit of other indices would need other values."""
+    """True if its new values belong to the chosen indices alone: a random control of other indices has none."""
     kind: str = ""
     """The name by which a grid has this edit, a key of ``named_edits.KINDS``; empty if it has none."""
     factor: float | None = None
