@@ -32,6 +32,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, sites_of
 from ..models.weights import mlp_weights
+from ..schema import COUNTED_QUERIES
 
 SITES_READ = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "down_out", "mlp_out", "resid_post")
 """Sites whose largest activation is read."""
@@ -150,9 +151,14 @@ class ObservedModel:
 
     @cached_property
     def sink_panel(self) -> Panel:
-        """The panel with the sink as studied position (0 without a sink); it is read again if the sink is elsewhere."""
+        """The panel with the sink as studied position (0 without a sink); it is read again if the sink is elsewhere.
+
+        Late positions, with fewer than 16 queries after them in the shortest sequence, are left out.
+        """
         panel = self.panel
-        sinks = panel.find_sink_positions(min_rate=self.thresholds.min_sink_rate) or (0,)
+        last = max(int(self.tokens.lengths.min()) - 1 - COUNTED_QUERIES, 0)
+        sinks = panel.find_sink_positions(min_rate=self.thresholds.min_sink_rate)
+        sinks = tuple(one for one in sinks if one <= last) or (0,)
         if sinks != panel.sink_positions:
             positions = r.sampled_positions(self.tokens.n_positions, sink_positions=sinks)
             attended = r.attention_readings(

@@ -4,25 +4,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..chain.locate import onset_layer
-from ..measures.attention import passes
-from ..schema import COUNTED_QUERIES
 from .observed import ObservedModel
 
 
 def sink_rate_by_sequence(seen: ObservedModel) -> Float[Tensor, " batch"]:
     """Return for each sequence the share of all heads whose sink score at the sink is above the threshold.
 
-    The sink is the first of ``found_sink_positions``; position 0 without one.
+    The sink is the strongest; position 0 without one.
 
     Reference: arXiv 2410.10781, Sink_k.
     """
-    score = _at_strongest(seen, "sink_score")
-    return passes(score, threshold=seen.thresholds.threshold).nanmean(dim=(0, 2))
+    return seen.sink_panel.sink_rate(seen.thresholds.threshold)
 
 
 def sink_mass(seen: ObservedModel) -> Float[Tensor, "layer batch head"]:
     """Return the mean attention to the sink (position 0 without one) from the later queries that can see it."""
-    return _at_strongest(seen, "sink_mass")
+    return seen.sink_panel.at_sink("sink_mass", seen.location.sink_position)
 
 
 def first_token_share(seen: ObservedModel) -> Float[Tensor, " batch"]:
@@ -70,22 +67,9 @@ def sink_onset_layer(seen: ObservedModel, *, threshold: float) -> int | None:
     return onset_layer(sink_mass(seen).nanmean(1).nanmean(1), threshold=threshold)
 
 
-def _at_strongest(seen: ObservedModel, name: str) -> Float[Tensor, "layer batch head"]:
-    position = next(iter(found_sink_positions(seen)), 0)
-    return (seen.sink_panel if position else seen.panel).at_sink(name, position)
-
-
 def found_sink_positions(seen: ObservedModel) -> list[int]:
-    """Return up to four positions, the strongest first, that are a sink in 5% or more of all heads and sequences.
-
-    Late positions, with fewer than 16 queries after them in the shortest sequence, are left out.
-    """
-    last = int(seen.tokens.lengths.min()) - 1 - COUNTED_QUERIES
-    return (
-        [one for one in seen.location.sink_positions if one <= max(last, 0)]
-        if seen.location.sink_found
-        else []
-    )
+    """Return up to four positions, the strongest first, that are a sink in 5% or more of all heads and sequences."""
+    return list(seen.location.sink_positions) if seen.location.sink_found else []
 
 
 def writing_neurons(seen: ObservedModel) -> list[tuple[int, int]]:

@@ -296,3 +296,11 @@ def test_the_strongest_sink_has_the_rate_and_weaker_ones_are_named_behind_it(len
     assert found["cache"]["keep"] == [3, 5]
     assert "position 5: it is the sink of" in found["sentence"]
     assert "those at position 3" in found["sentence"]
+
+
+def test_a_late_sink_is_not_studied(lens):
+    ids = with_sink_behind().tokens.clone()
+    ids[:, 5], ids[:, 35] = 9, BOS_ID  # 12 queries follow, and it takes 16
+    found = card(lens, tokens=from_tensor(ids), progress=False)
+    assert (found.decision["sink"]["positions"], found.decision["outlier_dimensions"]) == ([], [])
+    assert found.tables["layers"]["norm_ratio"].max() < 3
