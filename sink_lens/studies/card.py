@@ -387,7 +387,9 @@ def card_sentence(found: Mapping[str, Any]) -> str:
             "Whether the first token is a sink cannot be told: the attention windows or the sequences are too short"
         )
     else:
-        parts.append(f"There is no sink to keep: {rated} attend to the first token")
+        parts.append(f"No position is a sink to keep: {rated} attend to the first token")
+    if sink["tokens"] and not sink["found"]:
+        parts.append(f"the sink tokens are {_sink_tokens_text(sink)}")
     if outliers:
         zeroed, mean = (found["loss"][way]["change"] for way in ("zeroed", "mean_aligned"))
         cost = _cost_text(zeroed)

@@ -80,6 +80,9 @@ def tokens(
     return page("tokens", thresholds=thresholds, agreement=agreement, dimensions=rows)
 
 
+STOP = {"id": 13, "text": ".", "sinks": 31, "occurs": 40}
+
+
 def card_of(
     *,
     found=True,
@@ -90,6 +93,7 @@ def card_of(
     bos=0.3,
     needed=True,
     written=False,
+    tokens=(),
 ):
     change = {"value": zeroed, "low": zeroed - 0.005, "high": zeroed + 0.005}
     made = {
@@ -98,7 +102,7 @@ def card_of(
         "loss": {name: {"change": change} for name in ("zeroed", "mean_aligned")},
         "bos": {"needed": needed, "cost_without_nats": {"value": bos, "low": bos - 0.1, "high": bos + 0.1}},
     }  # fmt: skip
-    made["sink"]["to_no_key"] = {"value": to_no_key}
+    made["sink"] |= {"to_no_key": {"value": to_no_key}, "tokens": tokens, "at_first_position": 0.0}
     row = {
         "sentence": card.card_sentence(made),
         "sink_positions": "0" if found else "",
@@ -396,6 +400,7 @@ CASES = {
         (card_of, {}, {"found": False, "dimensions": ()}, [], ["title: none"]),
         (card_of, {"found": False, "to_no_key": 0.3}, {"found": False}, ["logits"], []),
         (card_of, {"found": False, "rate": None}, {"found": False}, ["unknown"], []),
+        (card_of, {"found": False, "tokens": [STOP]}, {"found": False}, ["sink tokens"], []),
         (card_of, {}, {"zeroed": 0.006}, ["dimension"], ["idle dimension"]),
         (card_of, {}, {"needed": False}, ["BOS"], ["no BOS"]),
         (card_of, {}, {"written": True}, [], ["files"]),

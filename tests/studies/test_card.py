@@ -304,3 +304,4 @@ def test_a_late_sink_is_not_studied(lens):
     found = card(lens, tokens=from_tensor(ids), progress=False)
     assert (found.decision["sink"]["positions"], found.decision["outlier_dimensions"]) == ([], [])
     assert found.tables["layers"]["norm_ratio"].max() < 3
+    assert "; the sink tokens are <s> (1, 4 of 4)" in found.headline

@@ -82,7 +82,7 @@ def _title(run: Run) -> str:
         f"a sink at position {sinks[0]} in {rate} of heads"
         + f" (weaker ones at {join_and(sinks[1:])})" * (len(sinks) > 1)
         if sinks
-        else f"no sink ({rate} of heads)"
+        else f"no position is a sink ({rate} of heads)"
     )
     dimension = (
         f"outlier dimension{'s' * (len(dims) > 1)} {join_and(dims)}"
