@@ -344,8 +344,8 @@ def _intervention_row(
         "baseline_sink_mass": mean_mass(baseline, sink, reads),
         "sink_mass": mean_mass(run, sink, reads),
         "uniform_sink_mass": float(uniform[reads].mean()),
-        "baseline_loss_nats": float(baseline.loss.mean()),
-        "loss_nats": float(run.loss.mean()),
+        "baseline_loss_nats": float(baseline.loss.nanmean()),
+        "loss_nats": float(run.loss.nanmean()),
         "control_of": one.control_of,
         "share": found.estimate,
         "ci_low": found.low,
@@ -355,7 +355,7 @@ def _intervention_row(
         ),
         "is_primary": one.is_primary,
         "carries": one.carries,
-        "masked_loss_nats": float(masked.mean()),
+        "masked_loss_nats": float(masked.nanmean()),
         "beyond_masking_nats": beyond.low,
         "uniform_loss_nats": math.log(setting.lens.d_vocab),
         "n": setting.tokens.n_sequences,
@@ -380,8 +380,10 @@ def _control_columns(
     shares = [_moved_share(setting, one, run, before=few, rng=rng).estimate for run in runs]
     assert few.loss is not None  # the baseline run has it
     assert baseline.loss is not None
-    more = float(baseline.loss.mean()) - float(few.loss.mean())
-    losses = [float(run.loss.mean()) + more for run in runs[:FEW_CONTROLS] if run.loss is not None]
+    more = float(baseline.loss.nanmean()) - float(few.loss.nanmean())
+    losses = [
+        float(run.loss.nanmean()) + more for run in runs[:FEW_CONTROLS] if run.loss is not None
+    ]
     return {
         "control_mean": float(masses.mean()),  # nan without controls
         "control_sd": float(masses.std()) if len(masses) > 1 else math.nan,

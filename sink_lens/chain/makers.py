@@ -614,8 +614,8 @@ def _maker_set_table(
             "value": float(after.mean()),
             "baseline_loss_nats": math.nan
             if compared.loss is None
-            else float(compared.loss.mean()),
-            "loss_nats": math.nan if run.loss is None else float(run.loss.mean()),
+            else float(compared.loss.nanmean()),
+            "loss_nats": math.nan if run.loss is None else float(run.loss.nanmean()),
             "n": len(before),
         }
 

@@ -265,8 +265,10 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
             }
         with_bos = _measure_token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:]
         without = seen.token_losses
-    more, less = without.nanmean(1).numpy(), with_bos.nanmean(1).numpy()
-    change = paired_difference(more, less, generator=np.random.default_rng(seen.seed))
+    more, less = without.nanmean(1), with_bos.nanmean(1)
+    change = paired_difference(
+        more.numpy(), less.numpy(), generator=np.random.default_rng(seen.seed)
+    )
     needed = bool(change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0)
     highest = change.estimate if math.isnan(change.high) else change.high
     told = needed or highest < WORTH_KEEPING_NATS
@@ -274,8 +276,8 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
     return in_front | {
         **({"needed": needed} if told else {"needed": None, "why": why}),
         "token": {"id": token, "text": safe_line(str(tokenizer.decode([token])), limit=24)},
-        "loss_with_nats": float(less.mean()),
-        "loss_without_nats": float(more.mean()),
+        "loss_with_nats": float(less.nanmean()),
+        "loss_without_nats": float(more.nanmean()),
         "cost_without_nats": _interval_fields(change),
     }
 

@@ -14,6 +14,7 @@ from sink_lens.chain import interventions
 from sink_lens.chain.amplification import amplification_curve, best_factor
 from sink_lens.chain.interventions import TABLES, Studied, intervention_table, write_causal_tables
 from sink_lens.chain.judge import intervention_verdict
+from sink_lens.chain.links import LINKS
 from sink_lens.chain.page.words import binding_sentence
 from sink_lens.chain.placement import binding_kind
 from sink_lens.chain.setting import make_setting
@@ -185,6 +186,21 @@ def test_one_sequence_has_shares_without_intervals(planted_at, config):
     assert effects["ci_low"].isna().all()
     assert {intervention_verdict(row) for row in effects.to_dict("records")} == {"undecided"}
     assert math.isclose(effects.set_index("link").loc["key_sink", "share"], 0.88, abs_tol=0.1)
+
+
+def test_a_sequence_without_a_counted_loss_leaves_the_others_theirs(planted_at, config):
+    place = planted_at()
+    labelled = torch.ones_like(place.tokens.tokens, dtype=torch.bool)
+    labelled[0] = False
+    tokens = dataclasses.replace(place.tokens, labelled=labelled)
+    setting = make_setting(place.lens, tokens, location=place.location, config=config)
+    assert setting.baseline.loss.isnan().tolist() == [True, False, False]
+    (row,) = intervention_table(
+        setting, means=None, curve=pd.DataFrame(), links=LINKS[-1:]
+    ).to_dict("records")
+    assert row["baseline_loss_nats"] == pytest.approx(float(setting.baseline.loss[1:].mean()))
+    assert math.isfinite(row["loss_nats"] + row["masked_loss_nats"])
+    assert row["control_loss_nats"] == pytest.approx(row["baseline_loss_nats"], abs=0.5)
 
 
 class Keeper:

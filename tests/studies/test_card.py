@@ -241,6 +241,10 @@ def test_a_card_of_tokens_without_a_label_has_no_loss_and_says_so(lens):
     assert found["loss"]["clean"]["value"] is None
     assert found["bos"]["needed"] is None
     assert "is not shown: zeroing gives no loss" in found["sentence"]
+    tokens["labels"] = ids.clone()
+    tokens["labels"][0] = -100
+    losses = card(lens, tokens=tokens, progress=False).decision["bos"]
+    assert None not in (losses["loss_with_nats"], losses["loss_without_nats"])
 
 
 def test_bos_is_not_said_to_be_needless_where_its_cost_is_not_known(lens, monkeypatch):
