@@ -160,20 +160,20 @@ def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceCo
     Raises:
         InputError: no token is a sink in at least ``min_sink_rate`` of (layer, head).
     """
-    rate = (
-        sink_rates(lens, batch, threshold=config.threshold).nanmean(0).nan_to_num(0.0)
-    )  # sequence, key
+    rate = sink_rates(lens, batch, threshold=config.threshold).nanmean(0)  # sequence, key
     of_token: dict[int, list[float]] = {}
     for number, row in enumerate(batch.tokens.tolist()):
         for position in range(_BEFORE, int(batch.lengths[number])):
-            of_token.setdefault(row[position], []).append(float(rate[number, position]))
+            if not rate[number, position].isnan():  # else too few queries follow to tell
+                of_token.setdefault(row[position], []).append(float(rate[number, position]))
     often = {token: sum(own) / len(own) for token, own in of_token.items() if len(own) >= _FEWEST}
     best = max(often, key=lambda token: often[token], default=None)
     if best is None or often[best] < config.min_sink_rate:
         text = "" if best is None else token_label((best,), lens.tokenizer)
         strongest = "" if best is None else f"; the strongest is {text} with {often[best]:.3f}"
         raise InputError(
-            f"none of the tokens that stand at least {_FEWEST} times at position {_BEFORE} or later is a sink "
-            f"there in {config.min_sink_rate:g} of layers and heads{strongest}. Name a token, or trace without at"
+            f"none of the tokens that stand at least {_FEWEST} times at position {_BEFORE} or later, with "
+            f"enough queries behind them, is a sink there in {config.min_sink_rate:g} of layers and heads{strongest}. "
+            "Name a token, or trace without at"
         )
     return best

@@ -84,10 +84,10 @@ def find_sinks_elsewhere(
     In such a sequence the sink ``rate`` at ``position`` is under half of its mean over sequences, and another position
     reaches that half. If half of the sequences or more are like that, the result is empty.
     """
-    of_sequence = rate.nanmean(0).nan_to_num(0.0)
-    least = float(of_sequence[:, position].mean()) / 2
+    of_sequence = rate.nanmean(0)
+    least = float(of_sequence[:, position].nanmean()) / 2
     found: dict[int, int] = {}
-    for number, row in enumerate(of_sequence):
+    for number, row in enumerate(of_sequence.nan_to_num(0.0)):
         others = row.clone()
         others[position] = 0.0
         if row[position] < least <= others.max() and least > 0:

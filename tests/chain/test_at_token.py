@@ -7,6 +7,7 @@ import pytest
 import torch
 from lenses import lens_of, speaking
 
+from sink_lens.chain import at_token
 from sink_lens.chain.at_token import cut_at_token, token_ids
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
@@ -139,6 +140,14 @@ def test_what_cannot_be_traced_is_refused(at, text):
     ids = torch.randint(3, 290, (48, 40), generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match=text):
         cut_at_token(lens, from_tensor(ids), config=asked(at=at, min_sink_rate=0.9))
+
+
+def test_occurrences_that_too_few_queries_follow_do_not_count_as_no_sinks(monkeypatch):
+    ids, rates = torch.arange(100, 180).view(4, 20), torch.zeros(1, 4, 20)
+    ids[:, [9, 15]], rates[..., 9], rates[..., 11:] = 7, 0.06, torch.nan
+    monkeypatch.setattr(at_token, "sink_rates", lambda *_, **__: rates)
+    found = at_token._strongest_sink_token(delimited()[1], from_tensor(ids), config=asked(at="auto"))
+    assert found == 7
 
 
 def test_a_token_is_a_text():

@@ -12,6 +12,7 @@ from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.activations.sink_mask import sink_rates
 from sink_lens.chain import measure, tables
 from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.inputs import find_sinks_elsewhere
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.measure import CONDITION_READINGS, scout_and_measure
 from sink_lens.chain.page.story import title
@@ -273,3 +274,9 @@ def test_a_sink_of_three_sequences_is_too_few_to_test(tmp_path):
     shown = result.report().read_text("utf-8")
     assert "of heads have the sink at position 0, at threshold 0.3, in 3 of 18 sequences" in shown
     assert said.endswith("too few to test. What makes it was not tested")
+
+
+def test_a_sink_elsewhere_is_compared_with_the_sequences_that_can_tell():
+    rate = torch.full((1, 8, 2), torch.nan)
+    rate[0, :4] = torch.tensor([[0.6, 0.0], [0.6, 0.0], [0.6, 0.0], [0.2, 0.5]])
+    assert find_sinks_elsewhere(rate, position=0) == {3: 1}
