@@ -113,7 +113,8 @@ def attention_heads(
         attention: a model, with a text second; an array of (head, query, key) or (query, key); a ``capture`` of
             ``pattern``; or a traced run.
         tokens: of a model, a text or what ``capture`` takes, which the model is run on. Else the texts at the
-            positions, or a token batch (then give ``tokenizer`` too); by default the tokens of a run, or the positions.
+            positions, or a token batch, whose padding is left out (then give ``tokenizer`` too); by default the tokens
+            of a run, or the positions.
         sequence: the index of the sequence in a capture and a token batch.
         layers: layers of a capture or model; None is all.
         heads: for a capture, heads of each layer, None is all; for a run or a model, pairs (layer, head), by default
@@ -132,6 +133,7 @@ def attention_heads(
         patterns, names = _heads_of_model(captured, heads=heads, every=layers is not None)
     else:
         patterns, names = _patterns_of(attention, sequence=sequence, layers=layers, heads=heads)
+        patterns = _without_padding(patterns, tokens, sequence=sequence)
     props = {
         "attention": patterns,
         "tokens": _position_texts(
@@ -205,11 +207,11 @@ def colored_tokens(
         sequence = 0
     if isinstance(source, Run) or hasattr(source, "tensors"):
         patterns, _ = _patterns_of(source, sequence=sequence, layers=layers, heads=heads)
-        later = np.tril(np.ones(patterns.shape[1:]), -1)
+        mean = _without_padding(patterns, tokens, sequence=sequence).mean(0)
+        later = np.tril(np.isfinite(mean), -1)  # a capture is nan where a row of tokens has none
         queries = later.sum(0)
-        values = np.where(
-            queries >= _FEWEST, (patterns.mean(0) * later).sum(0) / np.maximum(queries, 1), np.nan
-        )
+        received = np.where(later, mean, 0.0).sum(0) / np.maximum(queries, 1)
+        values = np.where(queries >= _FEWEST, received, np.nan)
         few = int((queries < _FEWEST).sum())
         title = f"Attention that each token receives from later ones, mean over {plural(len(patterns), 'head')}"
         title += f"; the last {few} are not coloured: fewer than {_FEWEST} come after them"
@@ -372,7 +374,8 @@ def _position_texts(
             raise InputError(
                 "a token batch holds numbers; need a tokenizer to read them. Pass tokenizer=lens.tokenizer"
             )
-        tokens = [tokenizer.decode([one]) for one in tokens.tokens[sequence].tolist()]
+        own = tokens.tokens[sequence][: _token_count(tokens, sequence)]
+        tokens = [tokenizer.decode([one]) for one in own.tolist()]
     if not hasattr(tokens, "__len__"):
         raise InputError(
             f"tokens is a {type(tokens).__name__}; need texts, one for each position, or a token batch"
@@ -380,6 +383,18 @@ def _position_texts(
     if len(tokens) != length:
         raise InputError(f"there are {len(tokens)} tokens for {length} positions; need one each")
     return [_harmless_text(text) for text in tokens]
+
+
+def _token_count(tokens: Any, sequence: int) -> int | None:
+    """Return the number of tokens of a sequence of a token batch; None if all its positions are tokens."""
+    lengths = getattr(tokens, "lengths", None)
+    return None if lengths is None else int(lengths[sequence])
+
+
+def _without_padding(patterns: np.ndarray, tokens: Any, *, sequence: int) -> np.ndarray:
+    n = _token_count(tokens, sequence)
+    padded = n is not None and tokens.tokens.shape[1] == patterns.shape[-1]
+    return patterns[:, :n, :n] if padded else patterns
 
 
 def _patterns_of(

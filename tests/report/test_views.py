@@ -11,6 +11,7 @@ import torch
 from lenses import speaking
 
 from sink_lens.activations.record import capture
+from sink_lens.data.tokens import from_prompts
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
 from sink_lens.report import views
@@ -87,6 +88,25 @@ def test_tokens_are_coloured_by_the_attention_they_get_from_those_after_them(run
     assert f"<h1>{view.title}</h1>" in view.html
     shown = views.colored_tokens([0.5, -2.0], ["x", "y"]).props
     assert (shown["minValue"], shown["maxValue"]) == (-2.0, 2.0)
+
+
+def test_padding_is_no_later_token_and_is_not_shown():
+    lens = speaking()
+    short, long = TEXT, f"{TEXT} {TEXT}"
+    batch = from_prompts([short, long], lens.tokenizer)
+    n, alone = int(batch.lengths[0]), capture(lens, [short], sites=["pattern"])
+    assert n < batch.n_positions
+    given = {"tokenizer": lens.tokenizer}
+    wanted = views.colored_tokens(alone, batch[:1].cut(n), **given).props
+    for tokens in (batch, batch[:1]):
+        found = capture(lens, tokens, sites=["pattern"])
+        shown = views.colored_tokens(found, tokens, **given).props
+        assert shown["values"] == pytest.approx(wanted["values"], nan_ok=True, abs=1e-6)
+        assert shown["tokens"] == wanted["tokens"]
+        assert views.attention_heads(found, tokens, **given).props["attention"].shape[1:] == (n, n)
+    left = {"input_ids": batch.tokens[:1].roll(1, 1), "attention_mask": batch.valid[:1].long().roll(1, 1)}
+    shifted = views.colored_tokens(capture(lens, left, sites=["pattern"])).props["values"]
+    assert shifted[1 : n + 1] == pytest.approx(wanted["values"], nan_ok=True, abs=1e-6)
 
 
 def test_hostile_tokens_cannot_leave_their_place():
