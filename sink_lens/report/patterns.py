@@ -16,12 +16,15 @@ MOST_BYTES = 2_000_000
 
 
 def sink_rate_by_position(run: Run) -> dict[int, float]:
-    """Return sink position -> sink rate, the mean over layers and heads; empty without the table ``heads``."""
+    """Return sink position -> sink rate, the mean over layers and heads, the studied position first.
+
+    Empty without the table ``heads``.
+    """
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_rate"])
     if heads is None:
         return {}
     numbers = heads[["sink_position", "sink_rate"]].astype(float)
-    rates = pd.Series(numbers.groupby("sink_position")["sink_rate"].mean()).dropna()
+    rates = pd.Series(numbers.groupby("sink_position", sort=False)["sink_rate"].mean()).dropna()
     return {
         int(place): float(rate)
         for place, rate in zip(rates.index, rates.to_numpy(float), strict=True)
@@ -29,7 +32,7 @@ def sink_rate_by_position(run: Run) -> dict[int, float]:
 
 
 def studied_position(run: Run) -> int:
-    """Return the position with the highest sink rate, which a trace studies.
+    """Return the position that a trace studies, which is in the first rows of its table ``heads``.
 
     Raises:
         RunError: The run has no sink rates.
@@ -39,7 +42,7 @@ def studied_position(run: Run) -> int:
         raise RunError(
             "the sink position is not known without the table 'heads'. Run again to see it."
         )
-    return max(rates, key=lambda place: rates[place])
+    return next(iter(rates))
 
 
 def read_patterns(run: Run) -> np.ndarray:

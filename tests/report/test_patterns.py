@@ -3,11 +3,13 @@
 import base64
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from sink_lens.chain.page.story import find_story
 from sink_lens.errors import RunError
 from sink_lens.records import read_run
-from sink_lens.report.patterns import embed_patterns
+from sink_lens.report.patterns import embed_patterns, studied_position
 
 from .circuits import grid, write_run
 
@@ -61,3 +63,14 @@ def test_what_does_not_fit_is_left_out_and_said(tmp_path):
 def test_a_run_without_patterns_says_so(tmp_path):
     with pytest.raises(RunError, match=r"patterns\.safetensors"):
         embed_patterns(a_run(tmp_path / "run", kept=False))
+
+
+def test_the_studied_position_is_that_of_the_trace_and_not_the_highest_in_the_table(tmp_path):
+    """A trace of a long text samples the queries that choose it; the table has them all."""
+    heads = pd.concat(
+        grid(layer=range(2), head=range(2)).assign(sink_position=at, sink_rate=rate, sink_score=0.5)
+        for at, rate in ((3, 0.40), (0, 0.41))
+    )
+    run = read_run(write_run(tmp_path / "run", "trace", heads=heads))
+    story = find_story(run)
+    assert (studied_position(run), story.position, story.others) == (3, 3, (0,))

@@ -337,7 +337,7 @@ def find_story(run: Run) -> Story:
     model = run.provenance.get("model") or run.config.get("model") or "a model without a name"
     minimum = recorded_number(run, "min_sink_rate") or 0.05
     rates = sink_rate_by_position(run)
-    position = max(rates, key=lambda place: rates[place]) if rates else None
+    position = next(iter(rates), None)
     rate = None if position is None else rates[position]
     others = tuple(place for place in rates if place != position and rates[place] >= minimum)
     summary = run.optional("summary", columns=["quantity", "value", "ci_low", "ci_high"])
