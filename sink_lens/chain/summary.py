@@ -91,7 +91,7 @@ def summary_table(
         note = f"of {located.n_asked} sequences; their sink is at {at}, and they are left out of everything else"
         add("sequences_elsewhere", len(elsewhere), "sequences", note)
     rates = panel["rate_by_key"].nanmean(dim=(0, 1))[: panel.shortest].nan_to_num(0.0)
-    if not location.sink_found and float(rates.max()) > 0:
+    if there is None and not location.sink_found and float(rates.max()) > 0:
         note = f"the position with the highest sink rate, in {float(rates.max()):.1%} of layers and heads"
         add("strongest_position", int(rates.argmax()), "position", note)
         add("strongest_rate", float(rates.max()), "share of layers and heads")

@@ -92,6 +92,7 @@ def test_the_delimiter_of_the_zoo_is_traced(name, tmp_path):
     assert run.provenance["at"]["ids"][0] in zoo.delimiters
     summary = run.tables.cached_copy()["summary"].set_index("quantity")
     assert summary.loc["at_token", "value"] == f"id {run.provenance['at']['ids'][0]}"
+    assert f"{summary.loc['at_token', 'value']} is an attention sink" in found.headline
     (maker,) = zoo.truth.makers
     supers = found.tables["neurons"].query("is_super")
     assert supers[["layer", "neuron"]].to_numpy().tolist() == [[maker.layer, maker.index]]
@@ -112,6 +113,9 @@ def test_an_ordinary_token_has_no_sink_to_trace(tmp_path):
     )
     assert not found.location.sink_found
     assert found.location.sink_position == 8
+    assert "is no attention sink" in found.headline
+    assert "osition" not in found.headline.split(". ")[0]
+    assert "comes nearest" not in found.headline
 
 
 def test_a_text_is_every_token_that_reads_so_and_needs_a_tokenizer():

@@ -199,8 +199,8 @@ def test_without_interventions_nothing_holds_and_no_arrow_is_a_cause(tmp_path):
 def test_without_a_sink_nothing_is_said_to_make_one(tmp_path):
     folder = traced(tmp_path / "run", frames=measured_alone(rate=0.0))
     said = " ".join(texts(circuit_of(folder).draw()))
-    assert "What was measured at position 0 of toy, which has no attention sink" in said
-    assert "No position is an attention sink, so no link was intervened on." in said
+    assert "What was measured at position 0 of toy, which is no attention sink" in said
+    assert "It is no attention sink, so no link was intervened on." in said
     text = page_html(folder)
     assert "It is no attention sink, so no link was intervened on" in text
     assert "of heads have a sink score above 0.3 at position 0" in text

@@ -126,8 +126,8 @@ def draw_chain(circuit: Any, *, style: Style, width: float | None) -> Figure:
 def _words_around(circuit: Any) -> tuple[str, str]:
     position, model = circuit.about["sink_position"], safe_line(circuit.about["model"], limit=40)
     if not circuit.about["is_sink"]:
-        title = f"What was measured at position {position} of {model}, which has no attention sink"
-        return title, "No position is an attention sink, so no link was intervened on."
+        title = f"What was measured at position {position} of {model}, which is no attention sink"
+        return title, "It is no attention sink, so no link was intervened on."
     if not circuit.is_causal:
         title = f"What was measured at position {position}, the attention sink of {model}"
         says = "No link of this run was intervened on. To test the links, trace again and leave interventions on."

@@ -92,8 +92,10 @@ def join_phrases(phrases: list[Phrase]) -> str:
 
 
 def _phrases_without_sink(tables: Tables) -> list[Phrase]:
-    found = [Phrase("no sink", "No position is an attention sink", ("heads: sink_rate",))]
-    values = _summary_values(tables)
+    values, text = _summary_values(tables), "No position is an attention sink"
+    if "at_token" in values:  # no other was asked about
+        text = f"The token {values['at_token']} is no attention sink"
+    found = [Phrase("no sink", text, ("heads: sink_rate",))]
     if "strongest_position" in values:
         share = percent(float(values["strongest_rate"]))
         text = f"Position {_int_from_text(values['strongest_position'])} comes nearest, with one in {share} of heads"
@@ -117,6 +119,8 @@ def _phrases_without_sink(tables: Tables) -> list[Phrase]:
 def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
     values, text = _summary_values(tables), f"Position {position} is the attention sink"
     rows = ("heads: sink_rate at the position",)
+    if "at_token" in values:
+        text = f"The token {values['at_token']} is an attention sink"
     if "aligned_position" in values:
         left = values.get("sequences_uncut")
         but = "" if left is None else f" but the {_int_from_text(left)} left out"
