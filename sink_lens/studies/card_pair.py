@@ -311,16 +311,15 @@ def _change_sentences(
             3,
             f"most of all weights {top['tensor']} (by {as_text(float(top['change']))} of its norm)",
         )
+    nothing = "Nothing else changed beyond its interval."
+    if found["n"] == 1:
+        nothing = "One sequence has no interval, so no other change of a number is told."
     within = "within" if found["within_bound"] else "not within"
     return (
         f"From {found['first']} to {found['second']}: {_change_text(changes[0])}, {within} the bound of "
         f"{as_text(found['most_loss'])} nats. "
         + ("Both have the same weights. " if found["same_weights"] else "")
-        + (
-            f"What else changed: {join_and(others, most=4)}."
-            if others
-            else "Nothing else changed beyond its interval."
-        )
+        + (f"What else changed: {join_and(others, most=4)}." if others else nothing)
         + _unchanged_sink_text(changes)
     )
 
@@ -332,6 +331,8 @@ def _unchanged_sink_text(changes: Sequence[Mapping[str, Any]]) -> str:
         if row["quantity"] in ("sink_rate", "first_token_attention", "sink_positions")
     ]
     if not sink or any(row["changed"] for row in sink) or not sink[-1]["first_indices"]:
+        return ""
+    if any(math.isnan(row["change_low"]) for row in sink[:2]):  # of one sequence, or too short ones
         return ""
     return f" The sink did not change beyond its interval: {join_and([_change_text(row) for row in sink[:2]])}."
 

@@ -119,7 +119,7 @@ def card_of(
         return page("card", folder=folder, summary=[row])
 
 
-def diff(*, within=True, changed=True, loss=True, tensors=(), low=0.4, same=False):
+def diff(*, within=True, changed=True, loss=True, tensors=(), low=0.4, same=False, n=8):
     change = {
         "change": 0.5,
         "change_low": 0.4,
@@ -136,6 +136,7 @@ def diff(*, within=True, changed=True, loss=True, tensors=(), low=0.4, same=Fals
         "within_bound": within,
         "most_loss": 0.01,
         "same_weights": same,
+        "n": n,
     }
     row = {
         "sentence": card_pair._change_sentences(found, changes, pd.DataFrame(tensors)),
@@ -410,6 +411,7 @@ CASES = {
         (diff, {}, {"loss": False}, [], ["title: same"]),
         (diff, {}, {"within": False}, ["within"], ["not within"]),
         (diff, {}, {"changed": False}, ["others"], ["nothing else", "same sink"]),
+        (diff, {"changed": False, "n": 1}, {"changed": False}, ["one sequence"], []),
         (diff, {}, {"same": True}, [], ["same weights"]),
         (diff, {}, {"tensors": pd.DataFrame({"tensor": ["TENSOR"], "change": 0.3})}, [], ["weights"]),
     ],

@@ -133,6 +133,13 @@ def test_a_breakage_of_the_weights_is_found_by_what_it_breaks(base, name, tmp_pa
         assert ", not within the bound of 0.25 nats. " in study.headline
 
 
+def test_one_sequence_has_no_interval_and_shows_no_unchanged_sink(base):
+    said = card(base, copy.deepcopy(base), tokens=sequences()[:1], progress=False).headline
+    assert "did not change" not in said
+    assert "changed beyond" not in said
+    assert "One sequence has no interval" in said
+
+
 def test_another_field_of_the_configuration_stands_beside_the_first(base, tmp_path):
     config = copy.deepcopy(base.config)
     config.rms_norm_eps = 1e-1
