@@ -235,6 +235,11 @@ def undecided_link(
     }
 
 
+def measured(**columns):
+    tables = undecided_link({}, present="undecided")
+    return tables | {"links": tables["links"].assign(is_primary=True, **columns)}
+
+
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
@@ -260,6 +265,8 @@ def undecided_link(
             f"{NEAR}, and this edit damages the model itself (loss +5.5 nats)",
         ),
         (undecided_link({}, present="undecided"), NEAR),
+        (measured(measured="present"), "the sequences are too short to tell of a sink"),
+        (measured(measured="undecided", ci_low=NAN), "what was measured has no interval"),
         (
             undecided_link({"low": 0.4}, necessary="yes"),
             "ablating what it leads to may remove more or less than 50% of the sink",

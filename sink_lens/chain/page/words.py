@@ -323,7 +323,12 @@ def why_undecided(tables: Tables, link: str) -> str:
         (said for row in rows.values() if (said := _damage_sentence(tables, link, row))), ""
     )
     if answers["present"] == "undecided":
-        close = "what was measured is too close to its floor to tell"
+        own = of.loc[of["is_primary"].eq(True)] if "is_primary" in of else of
+        close, first = "what was measured is too close to its floor to tell", own.iloc[0]
+        if first.get("measured", "undecided") != "undecided":  # of a sink it says nothing
+            close = "the sequences are too short to tell of a sink"
+        elif math.isnan(first.get("ci_low", 0.0)):
+            close = "what was measured has no interval"
         return f"{close}, and {damages}" if damages else close
     if "undecided" not in (necessary, carries):
         return "breaking it removes the sink, yet ablating what it leads to does not, so there is another path"
