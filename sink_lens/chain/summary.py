@@ -44,6 +44,8 @@ class Located:
     """Number of sequences that were left out since they have no sink."""
     n_asked: int
     """Sequences before some of them, besides ``uncut``, were left out."""
+    kept: Tensor
+    """Indices of the studied sequences among those."""
 
     @property
     def too_few_sequences(self) -> bool:

@@ -426,29 +426,31 @@ def _locate_and_measure(asked: _Inputs) -> summary.Located:
         else {}
     )
     n_asked = batch.n_sequences
+    kept = torch.tensor([number for number in range(n_asked) if number not in others])
     if others:  # what makes a sink at the studied position is asked where it is one
-        batch = batch[[number for number in range(n_asked) if number not in others]]
+        batch = batch[kept]
         reason = f"{plural(len(others), 'sequence')} left out: their sink is at another position"
         panel = asked.measure(batch, label="measuring where the sink is", reason=reason)
-    n_with_other = batch.n_sequences
-    batch, panel = _keep_sequences_with_sink(asked, batch, panel)
+    having, panel = _keep_sequences_with_sink(asked, batch, panel)
     return summary.Located(
-        batch=batch,
+        batch=batch[having],
         panel=panel,
         aligned=moved is not None,
         uncut=asked.batch.n_sequences - n_asked,
         there=there,
         elsewhere=tuple(others.values()),
-        lacking=n_with_other - batch.n_sequences,
+        lacking=int((~having).sum()),
         n_asked=n_asked,
+        kept=kept[having],
     )
 
 
 def _keep_sequences_with_sink(
     asked: _Inputs, batch: TokenBatch, panel: Panel
-) -> tuple[TokenBatch, Panel]:
-    """Drop the sequences that lack the sink and measure the rest; unchanged if all sequences have the sink, or none."""
+) -> tuple[Tensor, Panel]:
+    """Mark the sequences that have the sink, and measure them; all if all sequences have the sink, or none."""
     config, position = asked.config, panel.location.sink_position
+    every = torch.ones(batch.n_sequences, dtype=torch.bool)
     given = None if asked.there is None else asked.there.position
     if panel.location.sink_found:
         n_heads = int((~panel.at_sink("sink_score", position).isnan()).any(1).sum())
@@ -458,9 +460,9 @@ def _keep_sequences_with_sink(
     elif panel.lacks_sink and given is None:  # it may be in so few that their mean does not show it
         position, having = find_marked_sink(asked.lens, batch)
     else:
-        return batch, panel
+        return every, panel
     if bool(having.all()) or not bool(having.any()):
-        return batch, panel
+        return every, panel
     some = batch[having]
     label = "measuring where there is a sink"
     reason = f"{plural(batch.n_sequences - some.n_sequences, 'sequence')} left out: no sink"
@@ -468,7 +470,7 @@ def _keep_sequences_with_sink(
     if (place := found.location.sink_position) != position:
         reason = f"the rest has its sink at {place}: position {position}, which they were chosen by"
         found = asked.measure(some, label=label, reason=reason, position=position)
-    return (some, found) if found.location.sink_found else (batch, panel)
+    return (having, found) if found.location.sink_found else (every, panel)
 
 
 def _measured_tables(
@@ -552,7 +554,7 @@ class _StageBar:
 
 def _condition_table(asked: _Inputs, located: summary.Located) -> pd.DataFrame:
     config, names = asked.config, {True: "with", False: "without"}
-    other = None if located.aligned else asked.other
+    other = None if located.aligned or asked.other is None else asked.other[located.kept]
     name = names[located.batch.bos]
     rows = [tables.condition_row(located.panel, condition=name, chosen=True, config=config)]
     if other is not None:

@@ -18,7 +18,7 @@ from sink_lens.chain.measure import CONDITION_READINGS, scout_and_measure
 from sink_lens.chain.page.story import title
 from sink_lens.chain.readings import attention_readings
 from sink_lens.chain.terminal import brief_answer
-from sink_lens.chain.trace import trace
+from sink_lens.chain.trace import _condition_table, _locate_and_measure, _make_inputs, trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
 from sink_lens.measures.rank import effective_rank
@@ -280,3 +280,18 @@ def test_a_sink_elsewhere_is_compared_with_the_sequences_that_can_tell():
     rate = torch.full((1, 8, 2), torch.nan)
     rate[0, :4] = torch.tensor([[0.6, 0.0], [0.6, 0.0], [0.6, 0.0], [0.2, 0.5]])
     assert find_sinks_elsewhere(rate, position=0) == {3: 1}
+
+
+def test_both_bos_conditions_are_of_the_studied_sequences(monkeypatch):
+    """BOS is the sink; without it in two sequences, they are left out of both rows."""
+    _, lens, _ = lens_and_tokens("bos_neuron")
+    config = replace(CONFIG, tokens="random", sequences=8, length=24, bos="with")
+    asked = _make_inputs(lens, None, config=config, links=LINKS, progress=False, fields={})
+    asked.batch.tokens[:2, 0] = 7
+    located, seen = _locate_and_measure(asked), []
+    assert located.kept.tolist() == list(range(2, 8))
+    measured = lambda _, batch, **how: seen.append(batch) or located.panel  # noqa: E731
+    monkeypatch.setattr(type(asked), "measure", measured)
+    table = _condition_table(asked, located)
+    assert table["condition"].tolist() == ["with", "without"]
+    assert torch.equal(seen[0].tokens, asked.other.tokens[2:])
