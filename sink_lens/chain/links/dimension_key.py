@@ -47,13 +47,13 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
     or in models without rotary embeddings.
     """
     lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
+
+    def draw_others(dims: tuple[int, ...]) -> Tensor:
+        order = torch.randperm(lens.d_model, generator=one.generator)
+        return order[~torch.isin(order, torch.tensor(dims))][: len(dims)]
+
     random_sets = {
-        layer: torch.stack(
-            [
-                torch.randperm(lens.d_model, generator=one.generator)[: len(dims)]
-                for _ in range(one.controls)
-            ]
-        )
+        layer: torch.stack([draw_others(dims) for _ in range(one.controls)])
         for layer, dims in sorted(dimensions.items())
     }
 

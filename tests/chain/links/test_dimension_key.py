@@ -12,7 +12,7 @@ from sink_lens.activations.record import stream
 from sink_lens.chain.links.dimension_key import DIMENSION_KEY
 from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.models.load import wrap
-from sink_lens.models.weights import attention_weights
+from sink_lens.models.weights import AttentionWeights, attention_weights
 from tests.tiny_families import TINY_FAMILIES, tiny
 
 LINK = DIMENSION_KEY
@@ -136,3 +136,18 @@ def test_random_dimensions_are_as_many_and_drawn_by_the_generator():
     assert torch.equal(a["key_cosine", 1], b["key_cosine", 1])
     assert not torch.equal(a["key_cosine", 1][..., 1], c["key_cosine", 1][..., 1])
     assert torch.equal(a["key_cosine", 1][..., 0], c["key_cosine", 1][..., 0])
+
+
+def test_random_dimensions_are_none_of_the_outlier_ones(monkeypatch):
+    seen, keys = [], AttentionWeights.keys
+
+    def spy(self, x, *, dimensions=None):
+        seen.append(dimensions)
+        return keys(self, x, dimensions=dimensions)
+
+    monkeypatch.setattr(AttentionWeights, "keys", spy)
+    wide = MeasuringPlan(sink_positions=(0,), dimensions={1: tuple(range(20))})
+    read(lens_of("llama"), batch(length=12), of=wide)
+    drawn = [one for one in seen if isinstance(one, torch.Tensor)]
+    assert {one.shape for one in drawn} == {(5, 20)}
+    assert min(int(one.min()) for one in drawn) >= 20
