@@ -4,7 +4,7 @@ An interval is the percentile bootstrap (Efron and Tibshirani 1993, chapter 13):
 the statistic is computed on each draw, and the 95% interval runs from the 2.5% quantile to the 97.5% quantile of these
 values. The method assumes independent units. With fewer than about 20 units the interval is somewhat too narrow. With
 fewer than two units it is undefined. With fewer than 8 units draws say little (those of two units are these two
-values), and a paired difference has Student's t interval.
+values), and a mean or a paired difference has Student's t interval.
 """
 
 import math
@@ -201,15 +201,35 @@ def paired_difference(a: Any, b: Any, *, generator: np.random.Generator) -> Inte
         )
     with np.errstate(invalid="ignore"):  # inf - inf is undefined, and such a unit is dropped
         difference = first - second
-    return _mean_interval(difference, generator=generator)
+    return mean_interval(difference, generator=generator)
 
 
-def _mean_interval(
-    difference: np.ndarray, *, generator: np.random.Generator, n_resamples: int = 2000
+def mean_interval(
+    values: ArrayLike,
+    *,
+    over: ArrayLike | None = None,
+    generator: np.random.Generator,
+    n_resamples: int = 2000,
 ) -> Interval:
-    if np.isfinite(difference).sum() < _FEWEST_DRAWN:
-        return t_intervals(difference[None])[0]
-    return interval(difference, generator=generator, n_resamples=n_resamples)
+    """Compute a mean, or a ratio of two means, with its percentile bootstrap interval; with Student's below 8 units.
+
+    Arguments are those of ``studentised_interval``.
+    """
+    units = np.asarray(values, dtype=np.float64)
+    draws: dict[str, Any] = {"generator": generator, "n_resamples": n_resamples}
+    if over is None:
+        few = np.isfinite(units).sum() < _FEWEST_DRAWN
+        return t_intervals(units[None])[0] if few else interval(units, **draws)
+    pairs = np.stack([units, np.asarray(over, dtype=np.float64)], axis=1)
+    if np.isfinite(pairs).all(axis=1).sum() < _FEWEST_DRAWN:
+        return studentised_interval(values, over=over, **draws)
+    return interval(pairs, statistic=ratio_of_means, **draws)
+
+
+def ratio_of_means(rows: np.ndarray) -> float:
+    """Divide the mean of the first column of ``rows`` by the mean of the second column; nan if that mean is 0."""
+    below = rows[:, 1].mean()
+    return float(rows[:, 0].mean() / below) if below else math.nan
 
 
 def paired_differences(
@@ -242,7 +262,7 @@ def paired_differences(
     found: list[Interval] = []
     for row in difference:
         if n < _FEWEST_DRAWN or not np.isfinite(row).all() or np.all(row == row[0]):
-            found.append(_mean_interval(row, generator=generator, n_resamples=n_resamples))
+            found.append(mean_interval(row, generator=generator, n_resamples=n_resamples))
             continue
         low, high = np.quantile(weights @ row, _TAILS)
         found.append(Interval(estimate=float(row.mean()), low=float(low), high=float(high), n=n))

@@ -10,6 +10,7 @@ from sink_lens.stats import (
     Interval,
     corrected_p,
     interval,
+    mean_interval,
     paired_difference,
     paired_differences,
     studentised_interval,
@@ -35,6 +36,18 @@ def test_a_difference_of_few_units_has_the_interval_of_students_t():
     few = paired_differences(rows[:, :7], nothing[:, :7], generator=generator())
     assert few == t_intervals(rows[:, :7])
     assert paired_differences(rows, nothing, generator=generator()) != t_intervals(rows)
+
+
+def test_a_mean_or_a_ratio_of_few_units_has_students_interval_and_of_more_a_drawn_one():
+    found = mean_interval([0.0, 1.0], generator=generator())
+    assert [found.low, found.high] == pytest.approx([0.5 - 6.353, 0.5 + 6.353], abs=1e-3)
+    ratio = mean_interval([0.0, 2.0], over=[2.0, 2.0], generator=generator())
+    assert [ratio.low, ratio.high] == pytest.approx([0.5 - 6.353, 0.5 + 6.353], abs=1e-3)
+    values = generator(3).normal(size=8)
+    drawn = interval(values, generator=generator())
+    assert mean_interval(values, generator=generator()) == drawn
+    halved = mean_interval(values, over=np.full(8, 2.0), generator=generator())
+    assert (halved.low, halved.high) == pytest.approx((drawn.low / 2, drawn.high / 2))
 
 
 def test_the_interval_of_a_mean_is_about_two_standard_errors_wide():

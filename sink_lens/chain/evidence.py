@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..models.lens import LensModel
 from ..schema import OWN_RATIO
-from ..stats import Interval, interval, studentised_interval
+from ..stats import Interval, interval, ratio_of_means, studentised_interval
 from .config import TraceConfig
 from .locate import GrowthStep, own_directions
 from .measure import Panel
@@ -200,12 +200,6 @@ def weakest_statistic(name: str, by_step: list[Statistic]) -> Statistic:
         int(np.argmin([-math.inf if math.isnan(value) else value for value in estimates]))
     ]
     return Statistic(name=name, interval=least.interval, nulls=least.nulls, layers=least.layers)
-
-
-def ratio_of_means(rows: np.ndarray) -> float:
-    """Divide the mean of the first column of ``rows`` by the mean of the second column; nan if that mean is 0."""
-    below = rows[:, 1].mean()
-    return float(rows[:, 0].mean() / below) if below else math.nan
 
 
 def largest_control(controls: Iterable[float]) -> float:

@@ -13,7 +13,7 @@ from ..activations.precision import Rounding
 from ..activations.sink_mask import fewest_tokens_for_rates
 from ..data.tokens import TokenBatch
 from ..schema import column_names
-from ..stats import Interval, interval, studentised_interval
+from ..stats import Interval, mean_interval, studentised_interval
 from ..text import as_ranges, join_and
 from .at_token import Occurrences
 from .config import TraceConfig
@@ -136,7 +136,7 @@ def summary_table(
         note = "the others have less than a quarter of their sink rate at this position, and are left out of all else"
         add("sequences_with_sink", panel.n_sequences, "sequences", note)
         add("sequences_asked", located.n_asked, "sequences")
-    rate = interval(rates.numpy(), generator=rng)
+    rate = mean_interval(rates.numpy(), generator=rng)
     add(
         "sink_rate",
         rate,
@@ -144,13 +144,13 @@ def summary_table(
         f"sink score above {config.threshold:g}, mean over sequences",
     )
     masses = panel.at_sink("sink_mass", location.sink_position).nanmean(dim=(0, 2))
-    add("sink_mass", interval(masses.numpy(), generator=rng), "mass")
+    add("sink_mass", mean_interval(masses.numpy(), generator=rng), "mass")
     missing = panel["null_mass"]
     if own_attention and not bool(missing.isnan().any()) and float(missing.mean()) > _LEAST_MISSING:
         note = "rows of the pattern sum to less than 1: a head can attend to nothing without a sink"
         add(
             "attention_to_no_key",
-            interval(missing.mean(dim=(0, 2)).numpy(), generator=rng),
+            mean_interval(missing.mean(dim=(0, 2)).numpy(), generator=rng),
             "mass",
             note,
         )
@@ -189,7 +189,7 @@ def summary_table(
             "directions",
             note.format(said),
         )
-    add("loss", interval(panel["loss"][0].numpy(), generator=rng), "nats")
+    add("loss", mean_interval(panel["loss"][0].numpy(), generator=rng), "nats")
     if rounded is not None:
         add("rounding", rounded.at_position, "share of the logits' spread", rounded.sentence())
     if len(frames.get("maker_sets", ())):

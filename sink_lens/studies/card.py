@@ -29,7 +29,7 @@ from ..models.load import ModelLike, as_lens, config_hash, weights_hash
 from ..records import check_folder_free, read_run, utc_now_text
 from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS, column_names
 from ..signatures import takes
-from ..stats import Interval, interval, paired_difference
+from ..stats import Interval, mean_interval, paired_difference
 from ..text import (
     as_ranges,
     as_text,
@@ -218,7 +218,7 @@ def _mean_with_interval(samples: Tensor, seen: ObservedModel) -> dict[str, Any]:
     if not len(rows):
         return dict.fromkeys(("value", "low", "high"), math.nan) | {"n": 0}
     return _interval_fields(
-        interval(rows, generator=np.random.default_rng(seen.seed), n_resamples=1000)
+        mean_interval(rows, generator=np.random.default_rng(seen.seed), n_resamples=1000)
     )
 
 

@@ -26,7 +26,6 @@ from torch import Tensor
 from ..activations.record import Reading, stream_batch
 from ..activations.sink_mask import mark_sinks
 from ..activations.views import LayerView
-from ..chain.evidence import ratio_of_means
 from ..data.tokens import TokenBatch
 from ..edits.constructors import scale
 from ..edits.quantisation import linear_layer_paths, quantisation, quantised_weights
@@ -36,7 +35,7 @@ from ..models.lens import LensModel
 from ..models.sites import sites_of
 from ..progress import tqdm
 from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS, QuantisedFormat, column_names
-from ..stats import Interval, interval, paired_difference
+from ..stats import Interval, mean_interval, paired_difference
 from ..text import as_text, join_and, loss_change_text, percent, plural, site_label
 from ..text import interval_text as bounds
 from .config import QuantiseConfig
@@ -351,11 +350,10 @@ class _TextHalf:
         closed = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
         if self.is_costly:
             here, full, low = (one.double().numpy() for one in (losses, self.worst, self.best))
-            pairs = np.stack([full.mean(0) - here.mean(0), full.mean(0) - low.mean(0)], axis=1)
-            closed = interval(
-                pairs,
+            closed = mean_interval(
+                full.mean(0) - here.mean(0),
+                over=full.mean(0) - low.mean(0),
                 generator=np.random.default_rng(self.seed),
-                statistic=ratio_of_means,
                 n_resamples=1000,
             )
             gaps = full.mean(1)[: len(here)]

@@ -249,6 +249,15 @@ def test_the_spread_over_inputs_is_in_the_interval():
     )
 
 
+def test_the_share_of_few_sequences_has_students_interval():
+    clean, worst = torch.full((1, 4), 2.0), torch.full((3, 4), 3.0)
+    half = module._TextHalf(part="judge", clean=clean, worst=worst, best=clean, seed=0)
+    row = half.condition_row("tokens", torch.tensor([[2.0, 2.2, 2.1, 2.3]]).expand(3, 4))
+    # Shares 1, 0.8, 0.9, 0.7: standard error 0.0645, times 3.182, the quantile at 3 degrees of freedom.
+    assert row["closed_share"] == pytest.approx(0.85)
+    assert row["closed_low"] == pytest.approx(0.85 - 0.2054, abs=1e-3)
+
+
 def test_the_title_is_what_held_on_the_other_half_and_the_row_is_marked(tmp_path, monkeypatch):
     lens, tokens, _ = speaking()
     study = quantise(lens, tokens=tokens, out=tmp_path / "run", **STREAM)

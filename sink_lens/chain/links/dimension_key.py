@@ -16,11 +16,11 @@ from ...measures.reductions import mean_where
 from ...models.lens import LensModel
 from ...models.weights import attention_weights, keys_at_position, norm_weights
 from ...schema import ALL_BUT, OWN_IN_KEY
+from ...stats import ratio_of_means
 from ..evidence import (
     Evidence,
     Statistic,
     own_direction_statistics,
-    ratio_of_means,
     undefined_statistic,
 )
 from ..locate import own_directions

@@ -12,12 +12,12 @@ from ...edits.constructors import At, Edit, edit, scalar
 from ...measures.dimensions import dominance_ratio
 from ...models.weights import mlp_weights, norm_weights
 from ...schema import OWN, PATH, RESCALED, SPAN, WRITTEN
+from ...stats import ratio_of_means
 from ..evidence import (
     Evidence,
     Statistic,
     largest_control,
     own_direction_statistics,
-    ratio_of_means,
     steps_of_neurons,
     undefined_statistic,
     undefined_without_growth_step,
