@@ -370,7 +370,7 @@ def _measure_and_judge(
         "links",
         link_table(
             evidence,
-            length=batch.n_positions,
+            length=round(float(batch.lengths.double().mean())),
             links=links,
             random_init=kept.frames.get("random_init_links"),
             effects=kept.frames.get("effects"),

@@ -27,7 +27,7 @@ from sink_lens.chain.terminal import answer_of_trace, brief_answer
 from sink_lens.chain.trace import FILES, trace
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import default_run_folder, read_run
 from tests.tiny_families import TINY_FAMILIES, tiny
 from tests.zoo import build
@@ -123,6 +123,13 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
     assert (pattern.shape, pattern.dtype) == ((3, 4, 20, 20), np.uint8)
     assert np.array_equal(np.triu(pattern, 1), np.zeros_like(pattern))
     assert text_of(brief_answer(result))
+
+
+def test_the_floor_of_the_advantage_is_that_of_the_mean_length(tmp_path):
+    batch = random_batch(4, 40, first=BOS_ID, lengths=[40, 12, 12, 12])
+    links = run(wrap(planted().model), tmp_path / "run", batch=batch, random_init=False).links
+    (said,) = links.loc[links["link"].eq("key_sink"), "criterion"].unique()
+    assert f"is above {LINKS[-1].floor(asked(), 19):.3g}" in said
 
 
 def test_without_growth_and_without_neurons_the_report_is_drawn_and_their_table_is_typed(tmp_path):
