@@ -156,7 +156,8 @@ def _read_trace_row(run: Run) -> Row:
             value = f"{value:.0f}"
         row |= _interval_columns(name, {"value": value, "low": one["low"], "high": one["high"]})
     noted = table.loc[table["quantity"] == "sink_position", "note"].fillna("")
-    if (noted == "").any():  # without a sink the note says so of the position that was studied
+    cut = {"at_token", "aligned_position"} & row.keys()  # then it is a position in cut sequences
+    if (noted == "").any() and not cut:  # without a sink the note says that this one is studied
         positions = [as_text(row["sink_position"]), row.get("other_sink_positions")]
         row["sink_positions"] = ", ".join(filter(None, positions))
     links = run.optional("links", columns=["link", "verdict"])

@@ -88,11 +88,15 @@ def test_one_outlier_dimension_is_no_number(tmp_path):
     assert [found[name] for name, _ in rows] == ["2533", "2", 0.5]
 
 
-def test_the_position_that_a_trace_studied_without_a_sink_is_no_sink(tmp_path):
+@pytest.mark.parametrize("cut", ["", "at_token", "aligned_position"])
+def test_a_position_without_a_sink_or_in_cut_sequences_is_no_sink_position(cut, tmp_path):
     summary = read_run(TRACE).tables["summary"]
-    summary.loc[summary["quantity"] == "sink_position", "note"] = (
-        "no position has a sink rate; this one is studied"
-    )
+    if cut:
+        summary.loc[len(summary)] = {"quantity": cut, "value": "8"}
+    else:
+        summary.loc[summary["quantity"] == "sink_position", "note"] = (
+            "no position has a sink rate; this one is studied"
+        )
     with create_run(tmp_path / "run", kind="trace", config={}, provenance={"model": "m"}) as writer:
         writer.write_csv("summary", summary)
     assert "sink_positions" not in make_table_rows([str(tmp_path / "run")], CardConfig())[0]
