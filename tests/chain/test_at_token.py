@@ -150,8 +150,8 @@ def test_occurrences_that_too_few_queries_follow_do_not_count_as_no_sinks(monkey
     ids, rates = torch.arange(100, 180).view(4, 20), torch.zeros(1, 4, 20)
     ids[:, [9, 15]], rates[..., 9], rates[..., 11:] = 7, 0.06, torch.nan
     monkeypatch.setattr(at_token, "sink_rates", lambda *_, **__: rates)
-    found = at_token._strongest_sink_token(delimited()[1], from_tensor(ids), config=asked(at="auto"))
-    assert found == 7
+    config = asked(at="auto")
+    assert at_token._strongest_sink_token(delimited()[1], from_tensor(ids), config=config) == 7
 
 
 def test_a_token_is_a_text():

@@ -104,7 +104,8 @@ def test_padding_is_no_later_token_and_is_not_shown():
         assert shown["values"] == pytest.approx(wanted["values"], nan_ok=True, abs=1e-6)
         assert shown["tokens"] == wanted["tokens"]
         assert views.attention_heads(found, tokens, **given).props["attention"].shape[1:] == (n, n)
-    left = {"input_ids": batch.tokens[:1].roll(1, 1), "attention_mask": batch.valid[:1].long().roll(1, 1)}
+    ids, mask = (one[:1].long().roll(1, 1) for one in (batch.tokens, batch.valid))
+    left = {"input_ids": ids, "attention_mask": mask}
     shifted = views.colored_tokens(capture(lens, left, sites=["pattern"])).props["values"]
     assert shifted[1 : n + 1] == pytest.approx(wanted["values"], nan_ok=True, abs=1e-6)
 

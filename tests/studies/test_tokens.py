@@ -7,7 +7,7 @@ import torch
 from sink_lens import read_run, wrap
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
-from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.report.html import page_content
 from sink_lens.schema import tables_of
 from sink_lens.studies.tokens.config import TokensConfig
@@ -54,12 +54,20 @@ def test_rates_by_token_and_by_position(delimiters):
     for token in model.delimiters:
         assert ids.loc[token, "massive_rate"] == 1
         assert ids.loc[token, "tokens"] == int((tokens[:, 1:] == token).sum())
-    assert (ids.drop(index=list(model.delimiters))[["sink_rate", "massive_rate"]] == 0).all(
-        axis=None
-    )
+    others = ids.drop(index=list(model.delimiters))[["sink_rate", "massive_rate"]]
+    assert (others.fillna(0.0) == 0).all(axis=None)
     positions = found.tables["positions"].set_index("position")["massive_rate"]
     for position, rate in positions.items():
         assert rate == pytest.approx(float(model.sinks(tokens)[:, position].float().mean()))
+
+
+def test_the_last_token_of_a_text_is_told_neither_to_be_a_sink_nor_to_be_none():
+    tokens = torch.randint(3, 300, (4, 48), generator=torch.Generator().manual_seed(2))
+    tokens[:, 0], tokens[:, 12], tokens[:, -1] = 7, BOS_ID, BOS_ID
+    found = sink_tokens(wrap(planted().model), tokens=from_tensor(tokens), progress=False)
+    row = found.tables["token_ids"].set_index("token_id").loc[BOS_ID]
+    assert (row["tokens"], row["sink_rate"]) == (8, 1.0)
+    assert pd.isna(found.tables["positions"]["sink_rate"].iloc[-1])
 
 
 def test_every_table_is_there_and_the_page_shows_it(delimiters):

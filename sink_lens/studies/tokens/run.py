@@ -78,10 +78,12 @@ def sink_tokens(
         received=found.received.nanmean(0).numpy()[at].astype(float),
         share_score=found.scores["attention"].numpy()[at].astype(float),
     )
+    # the last token of a text is followed by no query that could tell
+    told = every.assign(sink=every["sink"].astype(float).where(every["received"].notna()))
     frames = {
         "sink_tokens": _marked_token_rows(every, found),
-        "token_ids": _token_id_rows(every),
-        "positions": every.groupby("position").agg(**_RATES).reset_index(),
+        "token_ids": _token_id_rows(told),
+        "positions": told.groupby("position").agg(**_RATES).reset_index(),
         "dimensions": outlier_dimension_table(found.outliers, every, coverage=config.coverage),
         "histogram": _score_histogram(found),
         "thresholds": _threshold_rows(found, config),
