@@ -57,7 +57,7 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
         if row[position] in ids
     ]
     text = token_label(ids, lens.tokenizer)
-    marked, _ = mark_sinks(lens, batch)
+    marked, _ = mark_sinks(lens, batch, batch_size=config.batch_size)
     sinks = [position for number, position in places if marked[number, position]]
     early = [
         one
@@ -160,7 +160,13 @@ def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceCo
     Raises:
         InputError: no token is a sink in at least ``min_sink_rate`` of (layer, head).
     """
-    rate = sink_rates(lens, batch, threshold=config.threshold).nanmean(0)  # sequence, key
+    rate = sink_rates(
+        lens,
+        batch,
+        threshold=config.threshold,
+        kernel=config.kernel,
+        batch_size=config.batch_size,
+    ).nanmean(0)  # sequence, key
     of_token: dict[int, list[float]] = {}
     for number, row in enumerate(batch.tokens.tolist()):
         for position in range(_BEFORE, int(batch.lengths[number])):

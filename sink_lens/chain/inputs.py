@@ -108,12 +108,14 @@ def mask_sequences_with_sink(
     return (rates >= typical / 4) | rates.isnan() | (typical * n_heads < _FEWEST_HEADS)
 
 
-def find_marked_sink(lens: LensModel, batch: TokenBatch) -> tuple[int, Bool[Tensor, " batch"]]:
+def find_marked_sink(
+    lens: LensModel, batch: TokenBatch, *, batch_size: int | None = None
+) -> tuple[int, Bool[Tensor, " batch"]]:
     """Return the position that ``sink_mask`` marks most often, and a mask of ``batch``'s sequences with a sink there.
 
     No sequence is in the mask if less than half of all marked tokens stand at that position.
     """
-    marked, _ = mark_sinks(lens, batch)
+    marked, _ = mark_sinks(lens, batch, batch_size=batch_size)
     counts = marked.sum(0)
     position = int(counts.argmax())
     return position, marked[:, position] & bool(2 * counts[position] >= counts.sum())
@@ -148,13 +150,13 @@ class MarkedTokens:
 
 
 def find_marked_tokens(
-    lens: LensModel, batch: TokenBatch, *, studied: Sequence[int]
+    lens: LensModel, batch: TokenBatch, *, studied: Sequence[int], batch_size: int | None = None
 ) -> MarkedTokens | None:
     """Find the tokens of ``batch`` that are sinks beside the ``studied`` positions; None if there are none.
 
     Cost: a pass without the unembedding, and one more if there are some.
     """
-    marked, _ = mark_sinks(lens, batch)
+    marked, _ = mark_sinks(lens, batch, batch_size=batch_size)
     marked[:, list(studied)] = False
     having = marked.any(1)
     if not bool(having.any()):
@@ -182,7 +184,8 @@ def find_marked_tokens(
         return mean_where(both, where=later[..., None], dim=1)
 
     reading = Reading(name="behind", sites=("rows",), function=behind)
-    streamed = stream_batch(lens, batch, [reading], rows=sampled_queries(batch.n_positions))
+    rows = sampled_queries(batch.n_positions)
+    streamed = stream_batch(lens, batch, [reading], rows=rows, batch_size=batch_size)
     found = streamed.stacked("behind").nanmean((0, 1))
     ids, counts = batch.tokens[marked].unique(return_counts=True)
     names = tuple(

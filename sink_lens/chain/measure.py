@@ -204,13 +204,20 @@ def scout(
     shortest = min(few.n_positions, int(tokens.lengths.min()))
     found: tuple[int, ...] = () if position is None else (position,)
     if position is None:
-        rates = sink_rates(lens, few, threshold=config.threshold, kernel=config.kernel)
+        rates = sink_rates(
+            lens,
+            few,
+            threshold=config.threshold,
+            kernel=config.kernel,
+            batch_size=config.batch_size,
+        )
         if tell is not None:
             tell(rates[:, :, :shortest])
         found = sink_positions(rates, shortest=shortest, min_rate=config.min_sink_rate)
     sinks = found or (0,)
     sites = r.sampled_positions(few.n_positions, sink_positions=sinks)
-    streamed = stream_batch(lens, few, r.location_readings(sinks, positions=sites))
+    readings = r.location_readings(sinks, positions=sites)
+    streamed = stream_batch(lens, few, readings, batch_size=config.batch_size)
     panel = Panel.unlocated(
         streamed,
         lens=lens,

@@ -494,7 +494,7 @@ def make_setting(
         whole=True,
     )
     metrics, cells = [*map(sink_mass, keys), loss_of()], [cell_of_edits(isolate([target]))]
-    sinks, _ = mark_sinks(lens, few, by="either")
+    sinks, _ = mark_sinks(lens, few, by="either", batch_size=config.batch_size)
     sinks[:, location.sink_position] |= location.sink_found
     return Setting(
         lens=lens,

@@ -376,7 +376,9 @@ def _measure_and_judge(
             effects=kept.frames.get("effects"),
         ),
     )
-    marked = find_marked_tokens(lens, batch, studied=panel.location.sink_positions)
+    marked = find_marked_tokens(
+        lens, batch, studied=panel.location.sink_positions, batch_size=config.batch_size
+    )
     kept.frames["summary"] = summary.summary_table(
         located,
         kept.frames,
@@ -458,7 +460,7 @@ def _keep_sequences_with_sink(
             panel.sink_rate(config.threshold), n_heads=n_heads, min_sink_rate=config.min_sink_rate
         )
     elif panel.lacks_sink and given is None:  # it may be in so few that their mean does not show it
-        position, having = find_marked_sink(asked.lens, batch)
+        position, having = find_marked_sink(asked.lens, batch, batch_size=config.batch_size)
     else:
         return every, panel
     if bool(having.all()) or not bool(having.any()):

@@ -256,14 +256,14 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
     in_front = {"in_front": count_bos_in_front(tokenizer)}
     if seen.tokens.bos:
         with_bos = seen.token_losses[:, 1:]
-        without = _measure_token_losses(seen.lens, seen.tokens.without_bos())
+        without = _measure_token_losses(seen, seen.tokens.without_bos())
     else:
         if seen.lens.n_context is not None and seen.tokens.n_positions >= seen.lens.n_context:
             return in_front | {
                 "needed": None,
                 "why": "the sequences fill the model's context; BOS does not fit in front",
             }
-        with_bos = _measure_token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:]
+        with_bos = _measure_token_losses(seen, seen.tokens.with_bos(token))[:, 1:]
         without = seen.token_losses
     more, less = without.nanmean(1), with_bos.nanmean(1)
     change = paired_difference(
@@ -282,8 +282,10 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
     }
 
 
-def _measure_token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
-    return stream_batch(lens, batch, [r.token_loss_reading(lens)]).stacked("token_loss")[0]
+def _measure_token_losses(seen: ObservedModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
+    reading = r.token_loss_reading(seen.lens)
+    found = stream_batch(seen.lens, batch, [reading], batch_size=seen.batch_size)
+    return found.stacked("token_loss")[0]
 
 
 def _outlier_rows(seen: ObservedModel) -> list[dict[str, Any]]:

@@ -251,7 +251,12 @@ class ObservedModel:
                 ).mlp_post_norm is None and "neurons" in sites_of(lens.family)
                 read = [*sites, *(["neurons"] if neurons else [])]
                 kept = capture_batch(
-                    lens, self.tokens, sites=read, layers=[layer], positions=[position]
+                    lens,
+                    self.tokens,
+                    sites=read,
+                    layers=[layer],
+                    positions=[position],
+                    batch_size=self.batch_size,
                 )
                 for site in sites:
                     value = float(kept[site, layer][:, 0, step.dimension].float().mean())

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..activations.forward import sequences_per_forward
 from ..activations.record import Reading, stream_batch
 from ..activations.sink_mask import mark_sinks
 from ..activations.views import LayerView
@@ -43,7 +44,6 @@ from .study import Measured, command_of, study
 
 FEWEST = 4
 """Minimum number of sequences, two to choose on and two to judge on."""
-_PART_TOKENS = 2048
 _INPUTS = (1.0, 1 - 1e-6, 1 + 1e-6)
 """Factors of the stream before layer 0 in the runs whose mean a loss is."""
 
@@ -96,10 +96,17 @@ def quantise(
         )
     half_size = len(counted) // 2
     halves = {"choose": batch[counted[:half_size]], "judge": batch[counted[half_size:]]}
-    sinks = {name: mark_sinks(lens, part, by="norm")[0].cpu() for name, part in halves.items()}
+    sinks = {
+        name: mark_sinks(lens, part, by="norm", batch_size=config.batch_size)[0].cpu()
+        for name, part in halves.items()
+    }
     has_sinks = all(bool(one.any()) for one in sinks.values())
     largest = _largest_magnitudes(
-        lens, halves["choose"], sinks=sinks["choose"], sites=list(targets)
+        lens,
+        halves["choose"],
+        sinks=sinks["choose"],
+        sites=list(targets),
+        batch_size=config.batch_size,
     )
     rows: list[dict[str, Any]] = []
     chosen, costly = None, True
@@ -278,12 +285,13 @@ def _largest_magnitudes(
     *,
     sinks: Bool[Tensor, "batch position"],
     sites: Sequence[str],
+    batch_size: int | None = None,
 ) -> dict[bool, Sizes]:
     """Return each channel's largest magnitude in ``part``, by (site, layer).
 
     The key False has those over all tokens, True those over all tokens but the ``sinks``.
     """
-    size = max(1, _PART_TOKENS // part.n_positions)
+    size = sequences_per_forward(batch_size, part.n_positions)
     found: dict[tuple[str, int], list[Tensor]] = {}
     for start in range(0, part.n_sequences, size):
         chosen = slice(start, start + size)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from lenses import speaking
 
+from sink_lens.activations import forward, record
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_tensor, from_text
 from sink_lens.errors import InputError
@@ -309,3 +310,11 @@ def test_a_late_sink_is_not_studied(lens):
     assert (found.decision["sink"]["positions"], found.decision["outlier_dimensions"]) == ([], [])
     assert found.tables["layers"]["norm_ratio"].max() < 3
     assert "; the sink tokens are <s> (1, 4 of 4)" in found.headline
+
+
+def test_every_pass_has_the_sequences_that_were_asked_for(lens, monkeypatch):
+    asked = []
+    for one in (record, forward):
+        monkeypatch.setattr(one, "sequences_per_forward", lambda n, _: asked.append(n) or n or 4)
+    card(lens, batch_size=2, **SIZE)
+    assert set(asked) == {2}
