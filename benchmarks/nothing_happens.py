@@ -110,7 +110,7 @@ def alarms(seed: int) -> Iterator[Row]:
     name = LENGTHS[seed % len(LENGTHS)]
     draw = torch.Generator().manual_seed(seed)
     model = model_of(seed, layers=2, sharp=(1.0, 4.0, 16.0)[seed // len(LENGTHS) % 3])
-    with SinkMonitor(model, every=1) as monitor, torch.no_grad():
+    with SinkMonitor(model, every=1) as monitor:
         for step in range(24):
             lengths = torch.tensor(lengths_of(name, step, draw))
             tokens = torch.randint(3, VOCAB, (8, int(lengths.max())), generator=draw)

@@ -89,10 +89,11 @@ class SinkMonitor:
     The keys are ``sink_lens.training.monitor_keys.KEYS`` under ``sinks/``. Where documents are packed into rows
     (``position_ids`` that begin again, ``cu_seq_lens_q``, or a block mask), each is read as a sequence of its own;
     if attention crosses them, the keys of first tokens are left out, with a warning. A row that begins with padding is
-    read from its first real token. A reading is of the weights before the step. If the last step was not read, the end
-    of the ``with`` block reads the last weights on the sequences read before, in one process. With several processes,
-    each reads its own share and all must call ``step()``; they get the same numbers. From its first hook on the monitor
-    raises nothing: an error of its own is one warning, and the training goes on.
+    read from its first real token. A forward without gradients, such as that of an evaluation, is passed over. A
+    reading is of the weights before the step. If the last step was not read, the end of the ``with`` block reads the
+    last weights on the sequences read before, in one process. With several processes, each reads its own share and all
+    must call ``step()``; they get the same numbers. From its first hook on the monitor raises nothing: an error of its
+    own is one warning, and the training goes on.
     """
 
     @check_calls
@@ -326,7 +327,7 @@ class SinkMonitor:
                     self._warn(
                         "a reading is left out",
                         f"step {self._step} should have been read, but {found}; need a forward of the given model "
-                        "between two calls of step(), within `with SinkMonitor(model) as monitor:`",
+                        "with gradients between two calls of step(), within `with SinkMonitor(model) as monitor:`",
                     )
                     state = _NOTHING
         device = torch.device("cpu")
@@ -442,7 +443,9 @@ class SinkMonitor:
         def add_first_stream(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> None:
-            if not torch.compiler.is_compiling() and (layer := next(once, None)) is not None:
+            if torch.compiler.is_compiling() or self._valid is None:
+                return
+            if (layer := next(once, None)) is not None:
                 self._add_stream(args[0] if args else kwargs["hidden_states"], layer=layer)
 
         first_hook = self._guard_hook(add_first_stream)
@@ -471,6 +474,8 @@ class SinkMonitor:
     def _keep_inputs(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if not torch.is_grad_enabled():  # an evaluation or a generation
+            return
         named = (
             dict(zip(inspect.signature(self._model.forward).parameters, args, strict=False))
             | kwargs
@@ -510,6 +515,8 @@ class SinkMonitor:
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """Take the hooks off after a forward pass; if some layer was not read, run the model once more."""
         inputs, kept = self._inputs, None
+        if inputs is None and not self.stopped:  # no forward of the training
+            return
         if self._sums is not None and isinstance(loss := getattr(output, "loss", None), Tensor):
             self._sums.add_loss(loss, *self._labels)
         if (

@@ -480,7 +480,7 @@ def check_monitor(family: str, form: Form, other: Form) -> None:
             name: one[None] if name in rows and one.dim() == 1 else one
             for name, one in given.items()
         }
-        with SinkMonitor(model, every=1, sequences=9) as monitor, torch.no_grad():
+        with SinkMonitor(model, every=1, sequences=9) as monitor:
             model(**given, use_cache=False)
             reading = monitor.step()
     except (TypeError, ValueError) as error:

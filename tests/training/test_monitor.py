@@ -356,7 +356,7 @@ def test_rows_that_begin_with_padding_are_read_from_their_own_first_token(family
         given = {"input_ids": tokens, "attention_mask": mask}
         if family not in ("bloom", "opt"):  # these number real tokens themselves
             given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-        with SinkMonitor(model, every=1, threshold=0.1) as monitor, torch.no_grad():
+        with SinkMonitor(model, every=1, threshold=0.1) as monitor:
             model(**given)
             readings.append(monitor.step())
     assert "sinks/rate_first" in readings[0] or family in ("mistral", "phi3")
@@ -399,6 +399,16 @@ def test_fixed_tokens_are_read_in_place_of_the_batch(compiled):
     expected = one_reading(tiny("gpt2", resid_pdrop=0.5).eval(), fixed)
     del expected["sinks/loss"]
     assert reading == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_an_evaluation_and_a_generation_between_two_steps_are_not_read():
+    model, tokens, other = tiny("llama"), *batches(2)
+    with SinkMonitor(model, every=1) as monitor:
+        with torch.no_grad():
+            model(input_ids=other, labels=other)
+            model.generate(other[:, :5], max_new_tokens=3, pad_token_id=0)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        assert monitor.step() == one_reading(tiny("llama"), tokens)
 
 
 def test_every_key_is_documented_and_under_one_prefix():

@@ -59,10 +59,7 @@ def blocks(found):
 
 
 def reading(model, inputs, *, sequences=4):
-    with (
-        SinkMonitor(model, every=1, sequences=sequences, threshold=0.1) as monitor,
-        torch.no_grad(),
-    ):
+    with SinkMonitor(model, every=1, sequences=sequences, threshold=0.1) as monitor:
         logits = model(**inputs).logits
         return monitor.step(), logits
 
