@@ -227,6 +227,15 @@ def _measure_missing_checkpoints(
         frame = _reusable_rows(tables["watch"], writer.folder, tokens, threshold=config.threshold)
         frame, identities = _rows_of_same_checkpoints(frame, writer.folder, checkpoints)
     have = set(frame["step"].tolist())
+    counted = {step: seen(step) for step in have & set(checkpoints)}
+    told = [
+        old if (new := counted.get(step)) is None else new
+        for step, old in zip(frame["step"], frame["tokens"], strict=True)
+    ]
+    recounted = _with_column_types(frame.assign(tokens=told))
+    if not recounted.equals(frame):
+        frame = recounted
+        writer.write_table("watch", frame)
     missing = {step: path for step, path in checkpoints.items() if step not in have}
     for step, path in tqdm(
         missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False

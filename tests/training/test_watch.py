@@ -380,6 +380,15 @@ def test_tokens_of_others_are_counted_by_the_trainer_or_by_the_user(options, tok
     assert frame["tokens"].drop_duplicates().tolist() == tokens
 
 
+def test_tokens_that_are_counted_later_are_those_of_the_checkpoints_measured_before(tmp_path):
+    folder, out = saved(tmp_path / "trainer"), tmp_path / "out"
+    assert watch(folder, out=out, tokens=batch(), progress=False)["tokens"].isna().all()
+    for options in ({"step_tokens": 64}, {}):
+        frame = watch(folder, out=out, tokens=batch(), progress=False, **options)
+        assert frame["tokens"].drop_duplicates().tolist() == [6400, 12800]
+        pd.testing.assert_frame_equal(read_run(out).tables["watch"], frame)
+
+
 def test_models_are_watched_in_the_order_of_the_steps_that_are_given(tmp_path):
     models = {20: planted(sink=True).model, 3: planted(sink=False).model}
     frame = watch(models, out=tmp_path / "a", tokens=batch(), progress=False)
