@@ -38,7 +38,7 @@ class TrainingRows:
     tokenizer: PreTrainedTokenizerBase | None
     source: str
     sha256: str
-    """Hash of the training tokens."""
+    """Hash of the training tokens; of given rows, that of all their tokens and labels."""
 
 
 def load_training_rows(config: TrainConfig, *, progress: bool) -> TrainingRows:
@@ -74,7 +74,7 @@ def load_training_rows(config: TrainConfig, *, progress: bool) -> TrainingRows:
 def check_given_rows(
     config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: PreTrainedTokenizerBase | None
 ) -> TrainingRows:
-    """Check the rows that were given to ``train``, and return them with a hash of the training rows.
+    """Check the rows that were given to ``train``, and return them with their hash.
 
     ``data`` is (rows to train on, rows held out); ``tokenizer`` is the one that made them, if it was given.
 
@@ -86,8 +86,10 @@ def check_given_rows(
     for name, rows in (("train", train), ("evaluation", evaluation)):
         if not len(rows):
             raise InputError(f"the {name} data has no sequence; need at least one")
+        digest.update(f"{name} {len(rows)}".encode())
         for number in range(len(rows)):
-            ids = rows[number]["input_ids"]
+            row = rows[number]
+            ids = row["input_ids"]
             if len(ids) != config.length:
                 raise InputError(
                     f"a sequence of the {name} data has {len(ids)} tokens; need length = {config.length}"
@@ -97,8 +99,8 @@ def check_given_rows(
                     f"the {name} data has the id {int(ids.max())} and the model {config.vocab_size:,} ids; need "
                     "a larger vocab_size, or other data"
                 )
-            if name == "train":
-                digest.update(ids.numpy().tobytes())
+            for values in (ids, row["labels"]):
+                digest.update(values.numpy().tobytes())
     return TrainingRows(
         train=train,
         evaluation=_first_rows(evaluation, config.eval_sequences),

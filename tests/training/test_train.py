@@ -25,7 +25,12 @@ from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.training import checkpoint_files
 from sink_lens.training.arguments import choose_device, trainer_arguments
-from sink_lens.training.batches import load_training_rows, tokenizer_hash, training_order
+from sink_lens.training.batches import (
+    check_given_rows,
+    load_training_rows,
+    tokenizer_hash,
+    training_order,
+)
 from sink_lens.training.loop import Loop, Steps
 from sink_lens.training.model import model_of
 from sink_lens.training.train import train
@@ -438,6 +443,14 @@ def test_a_finished_run_is_read_and_another_configuration_or_other_data_is_refus
     same_run(whole.folder, out)
     fresh = trained(out, config=config_of(steps=2, warmup=0), overwrite=True)
     assert list(fresh.checkpoints) == [0, 1, 2]
+
+
+def test_given_rows_are_told_apart_by_what_is_held_out_and_by_their_labels():
+    own, held_out = data()
+    masked = [row | {"labels": torch.full_like(row["labels"], -100)} for row in own]
+    given = ((own, held_out), (own, own[:6]), (masked, held_out), (own, masked[:6]))
+    found = {check_given_rows(config_of(), one, tokenizer=None).sha256 for one in given}
+    assert len(found) == len(given)
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(whole, stopped, tmp_path):
