@@ -76,12 +76,16 @@ def check_given_rows(
 ) -> TrainingRows:
     """Check the rows that were given to ``train``, and return them with their hash.
 
-    ``data`` is (rows to train on, rows held out); ``tokenizer`` is the one that made them, if it was given.
+    ``data`` is (rows to train on, rows held out); ``tokenizer`` is the one that made them, if it was given; None takes
+    the one that the configuration names, if it names one.
 
     Raises:
-        InputError: there are no rows, a row has not the configuration's length, or an id is too large for the model.
+        InputError: there are no rows, a row has not the configuration's length, an id is too large for the model, or
+            the tokenizer cannot be read.
     """
     train, evaluation = data
+    if tokenizer is None and config.tokenizer != "bpe":
+        tokenizer = _load_tokenizer(config, source="")
     digest = hashlib.sha256()
     for name, rows in (("train", train), ("evaluation", evaluation)):
         if not len(rows):

@@ -453,6 +453,13 @@ def test_given_rows_are_told_apart_by_what_is_held_out_and_by_their_labels():
     assert len(found) == len(given)
 
 
+def test_given_rows_have_the_tokenizer_that_is_named(tmp_path):
+    tiny_tokenizer().save_pretrained(tmp_path)
+    config = config_of(tokenizer=str(tmp_path), vocab_size=300)
+    found = check_given_rows(config, data(), tokenizer=None).tokenizer
+    assert found.get_vocab() == tiny_tokenizer().get_vocab()
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(whole, stopped, tmp_path):
     out = shutil.copytree(stopped, tmp_path / "run")
     os.truncate(out / "checkpoints/latest-10/model.safetensors", 300)
