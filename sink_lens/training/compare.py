@@ -169,7 +169,8 @@ def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFra
 
 
 def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
-    tokens = finals["tokens"].to_numpy(dtype=float).max()
+    tokens = finals.groupby(["variant", "seed"])["tokens"].max()
+    amount = " to ".join(dict.fromkeys(map(short_count, (tokens.min(), tokens.max()))))
     others = join_and(map(_quote, variants.others))
     differing = [
         "learning rate" if name == "lr" else name_in_words(name) for name in variants.group_by
@@ -178,7 +179,7 @@ def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
     return (
         f"The runs differ in {join_and(differing)}: {others} against "
         f"{_quote(variants.baseline)}, {plural(len(variants.seeds), 'seed')} each "
-        f"({', '.join(map(str, variants.seeds))}), {short_count(tokens)} tokens per run{same}."
+        f"({', '.join(map(str, variants.seeds))}), {amount} tokens per run{same}."
     )
 
 
@@ -367,24 +368,25 @@ def _rows_to_compare(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the variants' measures at the last checkpoint that every run has, one row per variant and measure.
+    """Return the variants' measures at the last number of tokens with a checkpoint of every run, a row for each.
 
     ``table`` has the rows to compare of all runs' ``watch``. Differences are to the baseline, paired by seed.
     """
     shared = set.intersection(
-        *(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"]))
+        *(set(rows["tokens"].tolist()) for _, rows in table.groupby(["variant", "seed"]))
     )
     if not shared:
         raise RunError(
             "no checkpoint was measured in every run; need one at least. Run sink-lens watch on each again."
         )
-    step = max(shared)
-    if step != table["step"].max():
+    tokens = max(shared)
+    if tokens != table["tokens"].max():
         warnings.warn(
-            f"sinks are compared at step {step}: not every run was measured at a later one",
+            f"sinks are compared after {short_count(tokens)} tokens: not every run was measured after more",
             stacklevel=2,
         )
-    final = table.loc[table["step"] == step]
+    final = table.loc[table["tokens"] == tokens]
+    steps = dict(zip(final["variant"].tolist(), final["step"].tolist(), strict=True))
     units = dict(zip(final["measure"].tolist(), final["unit"].tolist(), strict=True))
     by_variant = {
         variant: rows.pivot(index=KEYS, columns="seed", values="value")
@@ -397,7 +399,7 @@ def _final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFram
             pivot.to_numpy(dtype=float),
             by_variant[variants.baseline].reindex(pivot.index),
         )
-        one = pivot.index.to_frame(index=False).assign(variant=variant, step=step)
+        one = pivot.index.to_frame(index=False).assign(variant=variant, step=steps[variant])
         intervals = {
             "": t_intervals(values),
             "difference": t_intervals(values - base.to_numpy(dtype=float)),
@@ -455,7 +457,8 @@ def show_comparison(found: Comparison | LogComparison) -> "Iterator[RenderableTy
     yield final_loss_table(finals.assign(loss=finals["loss"].map("{:.4f}".format)))
     if "measures" in found.tables:
         measures = found.tables["measures"]
-        yield f"\nstep {measures['step'].iloc[0]}, mean over seeds [95%]"
+        steps = " or ".join(dict.fromkeys(map(str, measures["step"])))
+        yield f"\nstep {steps}, mean over seeds [95%]"
         yield variant_measure_table(measures)
 
 

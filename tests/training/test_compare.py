@@ -15,7 +15,7 @@ from sink_lens.training.loss_curves import running_mean, tokens_to_reach
 from sink_lens.training.pages.training import COMPARE
 from sink_lens.training.variants import group_runs
 
-from .runs import EACH, watched, write_run
+from .runs import EACH, log, watched, write_run
 
 BASE = [6.0, 5.0, 4.0, 3.0]
 """At 640, 1280, 1920 and 2560 tokens."""
@@ -218,9 +218,26 @@ def test_a_sink_of_the_first_checkpoint_is_not_called_born(tmp_path):
     )
 
 
-def test_sinks_are_compared_at_a_step_that_all_runs_have(tmp_path):
+def test_runs_of_other_batches_are_compared_after_as_many_tokens(tmp_path):
+    runs = []
+    for batch, masses in ((4, [0.0, 0.2, 0.6]), (8, [0.0, 0.6])):
+        for seed in (0, 1):
+            given = {"seed": seed, "batch": batch, "masses": masses}
+            runs.append(write_run(tmp_path / f"{batch}-{seed}", BASE, **given))
+            with add_to_run(runs[-1]) as writer:
+                for name, table in (("watch", watched(masses)), ("log", log(BASE))):
+                    tokens = table["tokens"] * batch // 4
+                    writer.write_table(name, table.assign(tokens=tokens))
+    found = compare(runs, generator=generator())
+    rows = found.tables["measures"].query("measure == 'top_mass'").set_index("variant")
+    assert rows["step"].to_dict() == {"4": 20, "8": 10}
+    assert rows["mean"].to_dict() == pytest.approx({"4": 0.6, "8": 0.6})
+    assert "2.56k to 5.12k tokens per run" in found.headline
+
+
+def test_sinks_are_compared_after_tokens_that_all_runs_have(tmp_path):
     runs = variants(tmp_path, seeds=(0, 1), masses=[0.0, 0.2, 0.6], other=[0.0, 0.1])
-    with pytest.warns(UserWarning, match="compared at step 10"):
+    with pytest.warns(UserWarning, match="compared after 640 tokens"):
         found = compare(runs, generator=generator())
     assert set(found.tables["measures"]["step"]) == {10}
 
