@@ -124,8 +124,7 @@ def compare(
         said.append(
             _final_loss_sentences(variant, curve, one, finals=finals, baseline=variants.baseline)
         )
-        speed_up = _speed_up_sentence if told else _undecided_speed_up_sentence
-        said.append(speed_up(variant, curve, finals))
+        said.append(_speed_up_sentence(variant, curve, finals, decided=told))
     tables = {"curves": curves, "bands": mean_curve_table(curves), "finals": finals}
     tables["differences"] = pd.DataFrame(differences)
     watched, why_not = _read_watch_tables(variants)
@@ -212,10 +211,15 @@ def _final_loss_sentences(
     return f"{ends}. {told}: {change} {bounds} ({sure})."
 
 
-def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
+def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame, *, decided: bool) -> str:
     rows = _rows_of_curve(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"{_quote(variant)} {{}} the baseline's final {curve} loss"
+    if untrained := int((at == 0).sum()):
+        begins = target.format("begins at or under")
+        return f"{begins} in {untrained} of {plural(len(at), 'seed')}, so no speed is compared."
+    if not decided:
+        return _undecided_speed_up_sentence(variant, curve, ratio)
     there = ~np.isnan(at)
     n = len(at)
     if not there.any():
@@ -236,8 +240,7 @@ def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
     return f"{target.format('reaches')} {word}: {when}, {told} times as fast (by seed {each})."
 
 
-def _undecided_speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    ratio = _rows_of_curve(finals, variant, curve)["acceleration"].to_numpy()
+def _undecided_speed_up_sentence(variant: str, curve: str, ratio: np.ndarray) -> str:
     target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
         none = (

@@ -272,8 +272,7 @@ def ahead(*, mean=-0.2, low=-0.3, high=-0.1, n=5, excludes_zero=True):
 def reaching(*, reached=(320.0, 320.0, 320.0), ratio=2.0, decided=True):
     ratios = [ratio if one == one else NAN for one in reached]
     finals = FINALS.assign(reached=[*reached, *reached], acceleration=[*ratios, *ratios])
-    say = compare._speed_up_sentence if decided else compare._undecided_speed_up_sentence
-    return say("OTHER", "evaluation", finals)
+    return compare._speed_up_sentence("OTHER", "evaluation", finals, decided=decided)
 
 
 def opening(*, group_by=("lr",)):
@@ -485,6 +484,7 @@ CASES = {
         (ahead, {}, {"mean": 0.2}, [], ["behind"]),
         (reaching, {}, {"reached": NEVER}, [], ["never"]),
         (reaching, {}, {"reached": (320.0, NAN, NAN)}, [], ["in some"]),
+        (reaching, {}, {"reached": (0.0, 320.0, 320.0)}, [], ["begins there"]),
         (reaching, {}, {"ratio": 0.5}, ["sooner"], ["later"]),
         (reaching, {}, {"ratio": 1.0}, [], ["same time"]),
         (reaching, {"decided": False}, {"decided": False, "reached": NEVER}, ["perhaps"], []),

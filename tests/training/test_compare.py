@@ -136,6 +136,19 @@ def test_where_no_difference_can_be_told_nobody_is_called_faster(tmp_path):
         assert word not in found.headline
 
 
+def test_of_a_baseline_that_ends_above_its_start_no_speed_is_told(tmp_path):
+    runs = []
+    for lr, losses in ((0.1, [6.0, 9.0, 7.0]), (0.001, [6.0, 5.0, 4.0])):
+        for seed in (0, 1, 2):
+            runs.append(write_run(tmp_path / f"{lr}-{seed}", losses, lr=lr, seed=seed))
+            with add_to_run(runs[-1]) as writer:  # the first row is of the initial weights
+                table = log(losses)
+                writer.write_table("log", table.assign(tokens=table["tokens"] - 10 * EACH))
+    said = compare(runs, generator=generator()).headline
+    assert "begins at or under the baseline's final evaluation loss in 3 of 3 seeds" in said
+    assert "nan" not in said
+
+
 def test_without_an_evaluation_the_training_loss_is_compared(tmp_path):
     found = compare(variants(tmp_path, evaluation=False), generator=generator())
     assert set(found.tables["finals"]["curve"]) == {"training"}

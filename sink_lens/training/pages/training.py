@@ -602,7 +602,7 @@ def _logged_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
-    see = "The final loss of every run. Undefined: it did not reach the baseline's final loss."
+    see = "The final loss of every run. Undefined: it did not reach the baseline's final loss, or began there."
     return see, final_loss_table(run.need("finals", columns=_DRAWN["finals"]))
 
 
