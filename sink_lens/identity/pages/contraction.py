@@ -242,15 +242,17 @@ def _headline(run: Run) -> list[str]:
         for row in run.need("models", columns=["model", "variant", "seed"]).to_dict("records")
     }
     apart = [
-        abs(row["cosine"])
+        (abs(row["cosine"]), 2 * row["chance"])
         for row in pairs.loc[pairs["stage"] == "last"].to_dict("records")
         if seeds_differ(models[row["a"]], models[row["b"]])
     ]
     if apart:
+        most, chance = max(apart)
+        over = sum(cosine > own for cosine, own in apart)
         sentences.append(
             f"In {plural(len(apart), 'pair')} of models with different seeds, the contraction directions have a "
-            f"cosine of at most {as_text(max(apart))} (two random directions: "
-            f"{as_text(2 * pairs['chance'].to_numpy(float).max())} in 95%)."
+            f"cosine of at most {as_text(most)} (two random directions: {as_text(chance)} in 95%, which "
+            f"{over or 'none'} of these exceed)."
         )
     return sentences
 
