@@ -7,7 +7,9 @@ from sink_lens import read_run
 from sink_lens.errors import RunError
 from sink_lens.identity import surveys
 from sink_lens.identity.models_to_measure import ModelToMeasure
+from sink_lens.identity.pages.contraction import CONTRACTION
 from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.text import as_text
 
 SMALL = "n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
 
@@ -76,3 +78,14 @@ def test_a_model_that_was_replaced_meanwhile_is_measured_again_and_a_finished_su
     save_model("b", seed=3)
     with pytest.raises(RunError, match="b is another model"):
         surveys.survey("contraction", out="run", **asked)
+
+
+def test_the_page_of_one_model_has_its_interval_over_sequences(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_model("a", seed=0)
+    asked = {"models": ("a",), "sinks": False, "sequences": 64, "length": 16, "progress": False}
+    run = read_run(surveys.survey("contraction", out="run", **asked).folder)
+    row = run.tables["summary"].set_index("measure").loc["inter_excess"]
+    said = f"{as_text(row['value'])} ({as_text(row['low'])} to {as_text(row['high'])})"
+    assert said in CONTRACTION.title(run)
+    assert said in CONTRACTION.headline(run)[0]

@@ -343,7 +343,8 @@ def surveyed(models, *, step=NAN, value=5.0):
     rows = rows.assign(
         model=[f"{name} seed {seed}" for name, seed in zip(names, rows["seed"], strict=True)]
     )
-    return rows.assign(variant=names, step=step, value=value, null=1.0, null_high=2.0, unit="")
+    rows = rows.assign(variant=names, step=step, value=value, low=value, high=value)
+    return rows.assign(null=1.0, null_high=2.0, unit="")
 
 
 def preference(models=("MODEL",), *, value=5.0):

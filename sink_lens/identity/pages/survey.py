@@ -143,7 +143,7 @@ def _step_figure(run: Run, measures: Measures) -> Figure:
     return without_formulas(figure)
 
 
-SUMMARY = ("model", "variant", "seed", "step", "measure", "value")
+SUMMARY = ("model", "variant", "seed", "step", "measure", "value", "low", "high")
 VARIANTS = ("measure", "variant", "n", "mean", "low", "high")
 MOST_SAID = 8
 MOST_NAMED = 4
@@ -166,7 +166,14 @@ def unnamed_variants_sentence(variants: Sequence[str]) -> list[str]:
 
 
 def read_variants_and_models(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    return run.need("variants", columns=VARIANTS), run.need("summary", columns=SUMMARY)
+    """Read both tables; a model without a seed, alone in its variant, has its interval over sequences."""
+    variants, summary = (
+        run.need("variants", columns=VARIANTS),
+        run.need("summary", columns=SUMMARY),
+    )
+    alone = summary.loc[summary["seed"].isna(), ["variant", "measure", "low", "high"]]
+    own = variants[["variant", "measure"]].merge(alone, how="left", on=["variant", "measure"])
+    return variants.fillna(own[["low", "high"]]), summary
 
 
 def _variant_table(run: Run) -> tuple[str, PageTable]:
