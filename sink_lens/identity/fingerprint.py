@@ -135,7 +135,8 @@ def fingerprint(
     from .pages.fingerprint import pair_sentences
 
     tables = {"models": models_table, "pairs": pairs, "nulls": nulls}
-    sentences = pair_sentences(pairs, inputs=config.inputs, decides=config.decides)
+    how = {name: getattr(config, name) for name in ("inputs", "decides", "alpha")}
+    sentences = pair_sentences(pairs, **how)
     notes = tuple(_make_notes(pairs, known=known, config=config))
     with (
         place_of_run(out, name="fingerprint") as place,

@@ -533,6 +533,7 @@ CASES = {
         (fingerprint, {"verdicts": (NO_ANSWER,) * 30}, {"verdicts": (SAME,) * 30}, ["many: no answer"], []),
         (fingerprint, {}, {"shared": "MODEL, "}, [], ["all"]),
         (fingerprint, {}, {"decides": "analytical"}, ["errors"], []),
+        (fingerprint, {}, {"alpha": 0.05}, [], []),
     ],
 }  # fmt: skip
 """Kind -> rows: a page, two sets of its arguments, keys of what only the first makes it say, the second's."""

@@ -31,10 +31,12 @@ _FEW, _MOST_SHORT = 4, 34
 """Pairs up to which each is drawn against its nulls, and characters of a name beside an axis."""
 
 
-def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[str, ...]:
+def pair_sentences(
+    pairs: pd.DataFrame, *, inputs: str, decides: str, alpha: float
+) -> tuple[str, ...]:
     """Return sentences: which pairs of models share an initialisation, and how often such an answer is wrong.
 
-    The models read ``inputs``, such as tokens; the p value of the null ``decides`` decides.
+    The models read ``inputs``, such as tokens; a p value under the null ``decides`` of less than ``alpha`` decides.
     """
     names, shared = short_names(list(dict.fromkeys([*pairs["a"].tolist(), *pairs["b"].tolist()])))
     pairs = _rename_models(pairs, names)
@@ -60,7 +62,7 @@ def pair_sentences(pairs: pd.DataFrame, *, inputs: str, decides: str) -> tuple[s
         )
     return (
         (*said, FINGERPRINT_ERRORS)
-        if (inputs, decides) == ("tokens", "relabelled")
+        if (inputs, decides, alpha) == ("tokens", "relabelled", 0.01)
         else tuple(said)
     )
 
@@ -177,8 +179,8 @@ def _title(run: Run) -> str:
 
 def _headline(run: Run) -> list[str]:
     asked = {
-        name: str(run.config.get(name, own))
-        for name, own in (("inputs", "tokens"), ("decides", "relabelled"))
+        name: run.config.get(name, own)
+        for name, own in (("inputs", "tokens"), ("decides", "relabelled"), ("alpha", 0.01))
     }
     return list(pair_sentences(run.tables["pairs"], **asked)) if "pairs" in run.tables else []
 
