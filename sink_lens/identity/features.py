@@ -7,8 +7,8 @@ the weights, the configuration and the inputs, so that no model reads the same i
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import torch
@@ -46,8 +46,8 @@ class ModelFacts:
     """Hash of its parameters."""
     config: str
     """Hash of its configuration and buffers: the same weights under another activation are another model."""
-    tokenizer: str | None
-    """Hash of its tokenizer's vocabulary; None if the model has no tokenizer."""
+    texts: Mapping[int, str] | None = field(repr=False)
+    """Id -> text of each token of its tokenizer; None if the model has no tokenizer."""
     ids: tuple[int, ...]
     """The ordinary token ids that it knows, ascending."""
     width: int
@@ -69,9 +69,9 @@ def read_facts(lens: LensModel) -> ModelFacts:
     return ModelFacts(
         weights=weights_hash(lens),
         config=_hash_of_json([config_hash(lens), buffers.hexdigest()]),
-        tokenizer=None
+        texts=None
         if lens.tokenizer is None
-        else _hash_of_json(sorted(lens.tokenizer.get_vocab().items())),
+        else {number: text for text, number in lens.tokenizer.get_vocab().items()},
         ids=tuple(ordinary_ids(lens.tokenizer, size)),
         width=lens.d_model,
         context=lens.n_context,
@@ -141,8 +141,8 @@ def shared_inputs(
         seed: of the draw.
 
     Raises:
-        InputError: too few sequences, a length over a model's context, models with different tokenizers, without a
-            common token id or (for embeddings) with different widths.
+        InputError: too few sequences, a length over a model's context, models whose tokenizers give an id
+            different texts, without a common token id or (for embeddings) with different widths.
     """
     check_number_and_length(sequences=sequences, length=length)
     for name, one in known.items():
@@ -160,13 +160,13 @@ def shared_inputs(
         made = Inputs(kind=kind, sequences=sequences, length=length, seed=seed, width=widths.pop())
         first = next(iter(known.values()))
         return replace(made, embedding=first.embedding) if kind == "released_embeddings" else made
-    vocabularies = {one.tokenizer for one in known.values()} - {None}
-    if len(vocabularies) > 1:
-        raise InputError(
-            f"{', '.join(known)} have {len(vocabularies)} different tokenizers, so that a token id is another text in "
-            "each; need one tokenizer for inputs that are shared. Compare models of one tokenizer"
-        )
     ids = sorted(set.intersection(*(set(one.ids) for one in known.values())))
+    first, *others = [one.texts for one in known.values() if one.texts is not None] or [{}]
+    if unlike := [number for number in ids if any(one[number] != first[number] for one in others)]:
+        raise InputError(
+            f"{', '.join(known)} have different tokenizers: {len(unlike):,} of their {len(ids):,} common token ids are "
+            "another text in each; need one text for each, since inputs are shared. Compare models of one tokenizer"
+        )
     if not ids:
         raise InputError(
             f"{', '.join(known)} have no token id in common; need some. Compare others"

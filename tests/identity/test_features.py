@@ -1,5 +1,7 @@
 """Identity features: what is read, on what inputs, and that nothing is read twice."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -100,14 +102,20 @@ def test_tokens_are_those_that_every_model_has():
     )  # 0 to 2 are the special tokens of the one that has a tokenizer
 
 
-def test_different_tokenizers_are_refused():
-    other = tiny_tokenizer()
-    other.add_tokens(["zzz"])
-    models = {"a": lens(tokenizer=tiny_tokenizer()), "b": lens(tokenizer=other, vocab_size=310)}
+def test_tokens_that_a_fine_tuning_added_are_not_drawn():
+    more = tiny_tokenizer()
+    more.add_tokens(["zzz"])
+    models = {"base": lens(tokenizer=tiny_tokenizer()), "tuned": lens(tokenizer=more, vocab_size=310)}
     known = {name: read_facts(model) for name, model in models.items()}
-    with pytest.raises(
-        InputError, match=r"a, b have 2 different tokenizers.*Compare models of one tokenizer"
-    ):
+    assert known["tuned"].ids == (*known["base"].ids, 300)
+    inputs = shared_inputs(known, sequences=50, length=4, seed=0)
+    assert inputs == shared_inputs({"base": known["base"]}, sequences=50, length=4, seed=0)
+
+
+def test_different_tokenizers_are_refused():
+    one = read_facts(lens(tokenizer=tiny_tokenizer()))
+    known = {"a": one, "b": replace(one, texts={**one.texts, 7: "x", 9: "y"})}
+    with pytest.raises(InputError, match=r"a, b have different tokenizers: 2 of their 297"):
         shared_inputs(known, sequences=50, length=4, seed=0)
 
 
