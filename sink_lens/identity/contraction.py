@@ -24,6 +24,7 @@ from ..chain.chain_measures import chain_measures
 from ..data.described import BosCondition
 from ..data.tokens import from_tensor
 from ..measures.dimensions import outlier_dimensions
+from ..measures.reductions import widen
 from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
 from ..models.packed import unpacked_weight
@@ -237,7 +238,8 @@ def _alignment_rows(sums: CosineSums, *, ends: PredictionCounts, lens: LensModel
     """
     n = sums.sequences
     final = torch.from_numpy(sums.direction(sums.places[-1]))
-    weight = unpacked_weight(lens.plain.get_output_embeddings(), dtype=lens.dtype).cpu()
+    unembedding = lens.plain.get_output_embeddings()
+    weight = widen(unpacked_weight(unembedding, dtype=lens.dtype).cpu())
     norm = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float64)
     cosine = (weight @ final.to(weight.dtype)).double() / norm.clamp(min=1e-30)
     rows: list[tuple[object, ...]] = []

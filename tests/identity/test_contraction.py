@@ -13,6 +13,8 @@ from sink_lens.identity.contraction import contraction, direction_cosines
 from sink_lens.identity.cosine_sums import BLOCKS, CosineSums, jackknife_interval
 from sink_lens.identity.models_to_measure import RandomSequences
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
+from sink_lens.models.load import load
+from tests.tiny_families import tiny
 
 SMALL = {
     "n_layers": 2,
@@ -147,6 +149,16 @@ def test_directions_and_alignment():
     assert rows.loc[rows.index[-1], "of"] == 32
     wide = contraction(small(d_model=40), sequences=64, length=16)
     assert direction_cosines({"a": one.directions, "b": wide.directions}).empty
+
+
+def test_tokens_of_a_half_precision_model_are_ranked_without_ties():
+    lens = load(tiny("llama").to(torch.bfloat16))
+    found = contraction(lens, sequences=64, length=16, sinks=False)
+    weight = lens.plain.lm_head.weight.detach().double().numpy()
+    cosine = weight @ found.directions["3.final"] / np.linalg.norm(weight, axis=1)
+    for row, order in zip(found.tables["alignment"].to_dict("records")[:2], (cosine, -cosine)):
+        assert row["rank"] == 1 + (order > order[row["which"]]).sum()
+        assert row["cosine"] == pytest.approx(cosine[row["which"]], abs=1e-6)
 
 
 def test_bad_input_is_refused():
