@@ -40,6 +40,13 @@ class ModelsConfig:
     """Type of the weights of models that are loaded. Default: float32."""
 
 
+def _refuse_idle_seeds(config: ModelsConfig, *, own: tuple[int, ...]) -> None:
+    if config.seeds != own and not config.untrained:
+        raise InputError(
+            "seeds=... was given and no untrained model; need one that they draw: untrained='gpt2'"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurveyConfig(ModelsConfig):
     """Fields that ``PreferenceConfig`` and ``ContractionConfig`` share: models, and the random sequences they read."""
@@ -62,10 +69,7 @@ class SurveyConfig(ModelsConfig):
             raise InputError(
                 "switches=... was given and no untrained model; need one to switch: untrained='gpt2'"
             )
-        if self.seeds != (0,) and not self.untrained:
-            raise InputError(
-                "seeds=... was given and no untrained model; need one that they draw: untrained='gpt2'"
-            )
+        _refuse_idle_seeds(self, own=(0,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +142,7 @@ class FingerprintConfig(ModelsConfig):
 
     def __post_init__(self) -> None:
         check_field_types(self)
+        _refuse_idle_seeds(self, own=(0, 1))
         for name, low, high in (("alpha", 0, 1), ("temperature", 0, math.inf)):
             if not low < getattr(self, name) < high:
                 raise InputError(

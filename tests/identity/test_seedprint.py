@@ -134,6 +134,7 @@ def test_constant_states_are_no_answer_and_states_that_do_not_belong_together_ar
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"coordinates": 3}, "3 coordinates per model; need at least 8"),
         ({"draws": 50}, "draws is 50; need 100 for a p under 0.01"),
+        ({"seeds": (3, 4)}, "no untrained model"),
         ({"seed": -1}, "seed is -1"),
     ],
 )
