@@ -28,6 +28,8 @@ _NOTHING = 1e-12
 ROUNDING = 1e-5
 """A difference of at most this part of the larger value, or of 1, is the rounding of float32 and no finding."""
 _LEVEL = 0.95
+_FLIPS = 4096
+"""Sign flips that are drawn; where there are no more, all are taken."""
 SURE = 0.01
 """A headline names what has a ``corrected_p`` of at most this."""
 _TAILS = ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2)
@@ -324,7 +326,7 @@ class Difference:
     flip_p: float
     """Two-sided p-value of the sign-flip permutation test, exact up to 12 seeds."""
     flip_smallest: float
-    """The smallest p-value that the sign-flip test can give with n seeds: 2 / 2^n."""
+    """The smallest p-value that the sign-flip test can give with n seeds: 2 / 2^n up to 12 seeds, else 2 / 4097."""
     n: int
 
     @property
@@ -378,7 +380,7 @@ def summarise_differences(values: ArrayLike, *, generator: np.random.Generator) 
     boot = interval(found, generator=generator)
     low = high = t_p = flip_p = smallest = math.nan
     if n >= 2:
-        smallest = 2 / 2**n
+        smallest = 2 / min(2**n, _FLIPS + 1)
         if np.ptp(found) == 0:
             low = high = float(found[0])
         else:
@@ -389,7 +391,7 @@ def summarise_differences(values: ArrayLike, *, generator: np.random.Generator) 
             (found,),
             np.mean,
             permutation_type="samples",
-            n_resamples=4096,
+            n_resamples=_FLIPS,
             rng=generator,
             vectorized=True,
         )

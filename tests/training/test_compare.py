@@ -90,6 +90,8 @@ def test_few_seeds_tell_little():
     alike = summarise_differences([-1.0, -1.0, -1.0], generator=generator())
     assert (alike.low, alike.high) == (-1, -1)
     assert math.isnan(alike.t_p)
+    many = summarise_differences(np.arange(1.0, 21.0), generator=generator())
+    assert many.flip_p == many.flip_smallest == pytest.approx(2 / 4097)  # of 4096 that are drawn
 
 
 # --- a comparison
