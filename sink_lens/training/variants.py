@@ -98,6 +98,12 @@ def group_runs(
     if n < FEWEST_SEEDS:
         few = "one seed has no interval: no difference can be told from chance"
         notes += (few if n == 1 else f"an interval of {('no', 'one', 'two')[n]} seeds says little",)
+    if (others := len(variants) - 1) > 1 and n >= FEWEST_SEEDS:
+        chance = 1 - 0.95**others
+        notes += (
+            f"each of {others} variants is compared with the baseline at 95%: where nothing differs, one is called "
+            f"ahead or behind in up to {chance:.0%} of comparisons",
+        )
     ordered = [first, *(variant for variant in variants if variant != first)]
     return Variants(
         group_by=names,

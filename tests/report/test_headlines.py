@@ -302,7 +302,7 @@ def disparity(*, measured=("dominance_ratio", "effective_rank")):
 
 def notes(*, seeds=1, watched=True, texts="aa", attention="gate_headwise"):
     with tempfile.TemporaryDirectory() as folder:
-        for variant, text in zip(("softmax", attention), texts, strict=True):
+        for variant, text in zip(("softmax", *attention.split()), texts, strict=True):
             masses = {"masses": [0.0, 0.2], "text": text} if watched else {}
             for seed in range(seeds):
                 write_run(
@@ -497,6 +497,7 @@ CASES = {
         (notes, {}, {"watched": False}, [], ["note: not watched"]),
         (notes, {}, {"texts": "ab"}, [], ["note: other text"]),
         (notes, {}, {"attention": "sigmoid"}, [], ["note: sigmoid"]),
+        (notes, {"seeds": 3}, {"seeds": 3, "attention": "key_bias off_by_one", "texts": "aaa"}, [], ["note: several"]),
     ],
     "monitor": [
         (monitor, {}, {"rule": "outlier_grows"}, ["title"], []),

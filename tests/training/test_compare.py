@@ -297,6 +297,7 @@ def test_three_architectures_are_compared_with_the_one_that_changes_nothing(tmp_
     ]
     found = group_runs(runs)
     assert found.group_by == ("attention", "value_norm")
+    assert "up to 10%" in found.notes[0]  # 1 - .95^2 = .0975
     assert list(found.runs) == ["softmax/none", "sigmoid/none", "softmax/per_head"]
 
 
