@@ -15,7 +15,7 @@ import pandas as pd
 from ..errors import InputError, RunError
 from ..files import parse_json
 from ..records import RUN_FILE, Result, create_run, package_versions, read_run
-from ..schema import MIN_SINK_RATE
+from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
 from ..text import join_and, percent
 from .config import CompareConfig
 
@@ -92,18 +92,23 @@ def compare_logged(config: CompareConfig) -> LogComparison:
     """
     if len(config.runs) < 2:
         raise InputError(f"{len(config.runs)} runs were given; need two at least.")
-    if config.group_by is not None or config.baseline is not None:
+    if (config.group_by, config.baseline, config.threshold) != (None, None, SINK_THRESHOLD):
         raise InputError(
-            "group_by and baseline are of runs of sink-lens train; these are of your own Trainer. Leave them out"
+            "group_by, baseline and threshold are of runs of sink-lens train; these are of your own Trainer. Leave them "
+            "out"
         )
     paths = [Path(one) for one in config.runs]
     names = [(path.parent if path.name == STATE else path).resolve().name for path in paths]
     names = names if len(set(names)) == len(names) else [str(path) for path in paths]
-    frames, notes = [], []
+    frames, notes, thresholds = [], [], dict[str, float]()
     for name, path in zip(names, paths, strict=True):
-        frame, note = _read_logged(path)
+        frame, note, threshold = _read_logged(path)
         frames.append(frame.assign(run=name))
         notes += [note] if note else []
+        thresholds |= {} if threshold is None else {name: threshold}
+    if len(set(thresholds.values())) > 1:
+        told = join_and(f"{threshold:g} for “{name}”" for name, threshold in thresholds.items())
+        notes.append(f"the sink rates are not alike: their thresholds of the sink score are {told}")
     table = pd.concat(frames, ignore_index=True).reindex(
         columns=["run", "step", "quantity", "value", "unit"]
     )
@@ -146,8 +151,10 @@ def _sentence(quantity: str, values: dict[str, dict[int, float]]) -> str:
     return f"The {what}, {when}: {join_and(each)}.{births}{rule}"
 
 
-def _read_logged(path: Path) -> tuple[pd.DataFrame, str]:
-    """Read a run: (step, quantity, value and unit of all that was logged, a note if sinks are left out).
+def _read_logged(path: Path) -> tuple[pd.DataFrame, str, float | None]:
+    """Read a run: (step, quantity, value and unit of all that was logged, a note if sinks are left out, the threshold).
+
+    The threshold of the sink score is None where the sinks are not those of a monitor's run.
 
     Raises:
         RunError: the newest ``trainer_state.json`` is damaged, or there are neither losses nor sinks.
@@ -170,12 +177,14 @@ def _read_logged(path: Path) -> tuple[pd.DataFrame, str]:
             ) from error
     else:
         rows = []
-    frame, note = pd.DataFrame(rows, columns=["step", "quantity", "value", "unit"]), ""
+    frame, note, threshold = pd.DataFrame(rows, columns=["step", "quantity", "value", "unit"]), "", None
     if "sink rate" not in set(frame["quantity"].tolist()):
         inside = [path, *(path.iterdir() if path.is_dir() else ())]
         monitors = [one for one in inside if _kind_of(one) == "monitor"]
         if len(monitors) == 1:
-            table = read_run(monitors[0]).need("monitor", columns=["step", "key", "layer", "value"])
+            run = read_run(monitors[0])
+            threshold = run.config.get("threshold")
+            table = run.need("monitor", columns=["step", "key", "layer", "value"])
             rate = table.loc[
                 (table["key"] == "rate_first") & table["layer"].isna(), ["step", "value"]
             ]
@@ -189,7 +198,7 @@ def _read_logged(path: Path) -> tuple[pd.DataFrame, str]:
         raise RunError(
             f"{path} has no loss and no reading of a monitor; need a log. Train with logging_steps."
         )
-    return frame.astype({"step": "int64", "value": "float64"}), note
+    return frame.astype({"step": "int64", "value": "float64"}), note, threshold
 
 
 def _states(path: Path) -> list[Path]:

@@ -31,7 +31,7 @@ def trainer_run(folder, losses, *, rates=(), evaluation=(), checkpoint=True):
     return folder
 
 
-def monitor_run(folder, rates):
+def monitor_run(folder, rates, *, threshold=0.3):
     """A monitor's run with readings every 10 steps."""
     rows = [
         {"step": 10 * n, "key": "rate_first", "layer": pd.NA, "value": rate}
@@ -39,7 +39,7 @@ def monitor_run(folder, rates):
     ]
     rows += [{"step": 0, "key": "mass_first", "layer": 1, "value": 0.5}]
     table = pd.DataFrame(rows).assign(unit="1").astype({"layer": "Int64"})
-    with create_run(folder, kind="monitor", config={"threshold": 0.3}, provenance={}) as writer:
+    with create_run(folder, kind="monitor", config={"threshold": threshold}, provenance={}) as writer:
         writer.write_table("monitor", table)
     return folder
 
@@ -76,6 +76,14 @@ def test_a_sink_of_the_first_reading_is_not_dated(tmp_path):
     assert "“b” has no sink" in said
 
 
+def test_sink_rates_of_unlike_thresholds_are_said_to_be(tmp_path):
+    a, b = (monitor_run(tmp_path / f"{level}", [0.0, 0.4], threshold=level) for level in (0.3, 0.1))
+    assert compare([a, b]).notes == (
+        "the sink rates are not alike: their thresholds of the sink score are 0.3 for “0.3” and 0.1 for “0.1”",
+    )
+    assert compare([a, monitor_run(tmp_path / "c", [0.0])]).notes == ()
+
+
 def test_the_sinks_of_a_monitors_run_in_the_folder_are_those_of_its_trainer(tmp_path):
     a = trainer_run(tmp_path / "a", [5.0, 4.0], checkpoint=False)
     monitor_run(a / "monitor", [0.0, 0.4])
@@ -99,8 +107,9 @@ def test_runs_of_two_kinds_options_of_the_other_kind_and_damaged_logs_are_refuse
     a, b = (trainer_run(tmp_path / name, [5.0, 4.0]) for name in "ab")
     with pytest.raises(InputError, match="train-0"):
         compare([a, write_run(tmp_path / "train-0", [5.0, 4.0])])
-    with pytest.raises(InputError, match="group_by"):
-        compare([a, b], group_by="lr")
+    for option in ({"group_by": "lr"}, {"baseline": "a"}, {"threshold": 0.1}):
+        with pytest.raises(InputError, match="baseline"):
+            compare([a, b], **option)
     with pytest.raises(InputError, match="1 runs"):
         compare([a])
     (b / "checkpoint-20/trainer_state.json").write_text('{"global_step": 20}')
