@@ -386,6 +386,8 @@ def read_train_config(config: TrainConfig | str | Path | None, **changes: Any) -
             raise InputError(
                 "a configuration and a size were given; the configuration has its own: leave one out"
             )
+        if "n_heads" in changes and config.n_kv_heads == config.n_heads:
+            changes.setdefault("n_kv_heads", 0)  # as many as query heads, as before
         return make_config(TrainConfig, config, changes, where="train")
     if config is None:
         return build_train_config({}, **changes)

@@ -53,6 +53,12 @@ def test_every_size_sets_the_same_fields_and_each_can_be_replaced():
     assert (config.n_layers, config.lr, config.dtype, config.d_model) == (3, 5e-4, "float32", 768)
 
 
+def test_other_heads_of_a_configuration_have_as_many_keys_unless_it_shares_them():
+    assert read_train_config(TrainConfig(), n_heads=12).n_kv_heads == 12
+    assert read_train_config(TrainConfig(n_kv_heads=2), n_heads=12).n_kv_heads == 2
+    assert read_train_config(TrainConfig(), n_heads=12, n_kv_heads=3).n_kv_heads == 3
+
+
 def test_a_configuration_is_whole_frozen_and_can_be_written_and_read_back():
     config = TrainConfig(checkpoints=(3, 5), n_kv_heads=2)
     assert (
