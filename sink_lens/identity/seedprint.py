@@ -178,7 +178,7 @@ def compare_states(
     if math.isnan(p):
         verdict, why = NO_ANSWER, f"the {config.decides} null has no draws"
     if verdict == SAME and config.inputs != "tokens":
-        why += ", which does not hold on embedding inputs unless both models are trained"
+        why += ", which does not hold on embedding inputs of narrow or untrained models"
     sizes = [np.linalg.norm(one - one.mean(1, keepdims=True), axis=1)[:, None] for one in soft]
     scale = float(tau_by_column(*sizes)[0])
     return ModelPair(
