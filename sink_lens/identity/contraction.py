@@ -253,8 +253,8 @@ def _alignment_rows(sums: CosineSums, *, ends: PredictionCounts, lens: LensModel
     layers = {place: sums.energy[place] for place in sums.places if place[1] == "mlp"}
     place = max(layers, key=lambda one: float(layers[one].max() / layers[one].mean()))
     dimension = int(outlier_dimensions(layers[place])[0])
-    direction = np.abs(sums.direction(place))
-    rank = 1 + int((direction > direction[dimension]).sum())
+    direction = sums.direction(place)
+    rank = 1 + int((np.abs(direction) > abs(direction[dimension])).sum())
     name = f"largest dimension of position 0, after layer {place[0]}"
     rows.append((name, dimension, float(direction[dimension]), rank, len(direction), np.nan))
     return pd.DataFrame(rows, columns=["what", "which", "cosine", "rank", "of", "event_frac"])

@@ -76,8 +76,8 @@ class ModelPair:
         """Return the pair's rows of the table ``nulls``: each null's mean, deviation, and p of ``tau_bar``.
 
         ``z`` is the distance from the mean in standard deviations. ``log10_p_paper`` and ``log10_p_code`` are log10 of
-        p by the convention of the paper (one-sided) and of its code (twice as large). ``p_draws`` is the share of
-        simulated draws that are at least as large as ``tau_bar``; nan for a null that is a formula.
+        p by the convention of the paper (one-sided) and of its code (twice as large). ``p_draws`` is
+        (1 + draws at least as large as ``tau_bar``) / (1 + all draws); nan for a null that is a formula.
         """
         return [
             {
