@@ -548,11 +548,11 @@ def _compare_title(run: Run) -> str:
     )
     change = signed_change(last["mean"], 3)
     told = f"{safe_line(last['variant'])} is {'behind' if last['mean'] > 0 else 'ahead'}"
-    if last["low"] <= 0 <= last["high"] or not bounds:
-        told = "no difference can be told" if bounds else ""
+    if last["low"] <= 0 <= last["high"]:
+        told = "no difference can be told"
     elif last.get("n", FEWEST_SEEDS) < FEWEST_SEEDS:
         told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
-    return f"{title}: {safe_line(last['curve'])} loss {change} nats {bounds}{'; ' if told else ''}{told}"
+    return f"{title}: {safe_line(last['curve'])} loss {change} nats {bounds}; {told}"
 
 
 def _read_findings(run: Run) -> list[str]:
