@@ -1,9 +1,9 @@
 """Untrained models on demand: any configuration and seed to a ``LensModel``.
 
 A model is a Hugging Face class of its style (Llama, Qwen3 or GPT-2) whose parts may be switched one by one. Variants
-that differ in one switch and share a seed draw the same weights, so that they are compared in pairs: an attention or
-MLP that is off has an output projection of zeros; an MLP without its gate reads a gate of ones; the norm and the
-positions are replaced where the class has others.
+that differ in one switch and share a seed draw the same weights, so that they are compared in pairs, but for the gate,
+which changes the width of the MLP. An attention or MLP that is off has an output projection of zeros; an MLP without
+its gate reads a gate of ones; the norm and the positions are replaced where the class has others.
 
 Untrained transformers are the subject of arXiv 2602.05927. Which configurations that paper used is not public: the
 defaults here are the sizes of GPT-2 small for every style, and ours.
