@@ -13,13 +13,16 @@ import pytest
 import torch
 
 from sink_lens.chain.chain_measures import chain_measures
+from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import load, wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.records.checkpoints import checkpoint_folders
+from sink_lens.training.batches import load_training_rows
 from sink_lens.training.checkpoint_folders import find_checkpoints
+from sink_lens.training.config import build_train_config
 from sink_lens.training.sink_birth import find_birth
 from sink_lens.training.watch import (
     load_evaluation_tokens,
@@ -333,6 +336,16 @@ def test_rows_that_cannot_be_had_again_are_replaced_by_the_prose_and_that_is_sai
     assert tokens.source == "text:moby_dick"
     with pytest.raises(RunError, match="has no tokenizer for other text"):
         load_evaluation_tokens(run, None, sequences=4, length=64)
+
+
+def test_as_many_held_out_sequences_are_measured_as_are_asked_for(tmp_path):
+    (tmp_path / "text.txt").write_text(bundled_text()[:4000])
+    fields = {"data": str(tmp_path / "text.txt"), "vocab_size": 300, "eval_frac": 0.5}
+    fields |= {"eval_sequences": 2}
+    found = load_training_rows(build_train_config(CONFIG | fields), progress=False)
+    known = {"data_source": fields["data"], "data_sha256": found.sha256}
+    run = read_run(write_run(tmp_path / "run", [5.0], provenance=known, **fields))
+    assert load_evaluation_tokens(run, None, sequences=6, length=64).n_sequences == 6
 
 
 # --- checkpoints of others
