@@ -159,7 +159,8 @@ def test_tokens_of_a_half_precision_model_are_ranked_without_ties():
     found = contraction(lens, sequences=64, length=16, sinks=False)
     weight = lens.plain.lm_head.weight.detach().double().numpy()
     cosine = weight @ found.directions["3.final"] / np.linalg.norm(weight, axis=1)
-    for row, order in zip(found.tables["alignment"].to_dict("records")[:2], (cosine, -cosine)):
+    rows = found.tables["alignment"].to_dict("records")[:2]
+    for row, order in zip(rows, (cosine, -cosine), strict=True):
         assert row["rank"] == 1 + (order > order[row["which"]]).sum()
         assert row["cosine"] == pytest.approx(cosine[row["which"]], abs=1e-6)
 
