@@ -13,6 +13,7 @@ import pandas as pd
 
 from ..configuration import make_config
 from ..errors import InputError
+from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..progress import tqdm
 from ..records import (
@@ -185,7 +186,11 @@ def models_to_compare(
         if one.step is None or one.step in (min(steps), max(steps)):
             found.append(one)
     lenses = [as_lens(one) for one in models if not isinstance(one, (str, os.PathLike))]
-    found += [ModelToMeasure(name=lens.name, variant=lens.name, source=lens) for lens in lenses]
+    for lens in lenses:
+        alike = [other.source for other in found if other.variant == lens.name]
+        again = any(isinstance(other, LensModel) and other.plain is lens.plain for other in alike)
+        name = f"{lens.name} ({len(alike) + 1})" if alike and not again else lens.name
+        found.append(ModelToMeasure(name=name, variant=lens.name, source=lens))
     if config.untrained:
         found += models_to_measure(
             configs=[read_untrained(text) for text in config.untrained], seeds=config.seeds

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from sink_lens import cli, load, read_run
 from sink_lens.cli.console import terminal_table
+from sink_lens.errors import InputError
 from sink_lens.identity import fingerprint
 from sink_lens.identity.fingerprint import FingerprintConfig
 from sink_lens.identity.pages import fingerprint as page
@@ -63,6 +64,15 @@ def test_pairs_of_one_initialisation_are_found_among_others(tmp_path):
     assert found.frame["tau_bar"][0] == 1.0
     assert any("the very same weights" in note for note in found.notes)
     assert set(read_run(tmp_path / "out").tables) >= {"models", "pairs", "nulls"}
+
+
+def test_open_models_of_one_name_are_numbered_and_one_model_is_refused_twice():
+    model = tiny("llama")
+    found = fingerprint([model, tiny("llama", seed=1)], config=FEW, progress=False)
+    name = found.frame["a"][0]
+    assert found.frame["b"][0] == f"{name} (2)"
+    with pytest.raises(InputError, match="twice"):
+        fingerprint([model, model], config=FEW, progress=False)
 
 
 def test_states_are_cached_by_weights_and_inputs(tmp_path, monkeypatch):
