@@ -43,6 +43,11 @@ class ModelToMeasure:
 
     def open(self, *, device: str | None = None, dtype: str | None = None) -> LensModel:
         if isinstance(self.source, LensModel):
+            if device is not None or dtype is not None:
+                raise InputError(
+                    f"device or dtype was given, and {self.name} is an open model; they go with names. Move or cast the "
+                    "model before"
+                )
             return self.source
         if isinstance(self.source, str):
             return load(self.source, device=device, dtype=dtype)

@@ -73,6 +73,9 @@ def test_open_models_of_one_name_are_numbered_and_one_model_is_refused_twice():
     assert found.frame["b"][0] == f"{name} (2)"
     with pytest.raises(InputError, match="twice"):
         fingerprint([model, model], config=FEW, progress=False)
+    for option in ({"dtype": "bfloat16"}, {"device": "cpu"}):
+        with pytest.raises(InputError, match="open model"):
+            fingerprint([model, tiny("llama", seed=1)], config=FEW, progress=False, **option)
 
 
 def test_states_are_cached_by_weights_and_inputs(tmp_path, monkeypatch):
