@@ -45,8 +45,8 @@ class ModelToMeasure:
         if isinstance(self.source, LensModel):
             if device is not None or dtype is not None:
                 raise InputError(
-                    f"device or dtype was given, and {self.name} is an open model; they go with names. Move or cast the "
-                    "model before"
+                    f"device or dtype was given, and {self.name} is an open model; they go with names. Move or cast "
+                    "the model before"
                 )
             return self.source
         if isinstance(self.source, str):

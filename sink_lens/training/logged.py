@@ -94,8 +94,8 @@ def compare_logged(config: CompareConfig) -> LogComparison:
         raise InputError(f"{len(config.runs)} runs were given; need two at least.")
     if (config.group_by, config.baseline, config.threshold) != (None, None, SINK_THRESHOLD):
         raise InputError(
-            "group_by, baseline and threshold are of runs of sink-lens train; these are of your own Trainer. Leave them "
-            "out"
+            "group_by, baseline and threshold are of runs of sink-lens train; these are of your own Trainer. Leave "
+            "them out"
         )
     paths = [Path(one) for one in config.runs]
     names = [(path.parent if path.name == STATE else path).resolve().name for path in paths]
@@ -177,7 +177,11 @@ def _read_logged(path: Path) -> tuple[pd.DataFrame, str, float | None]:
             ) from error
     else:
         rows = []
-    frame, note, threshold = pd.DataFrame(rows, columns=["step", "quantity", "value", "unit"]), "", None
+    frame, note, threshold = (
+        pd.DataFrame(rows, columns=["step", "quantity", "value", "unit"]),
+        "",
+        None,
+    )
     if "sink rate" not in set(frame["quantity"].tolist()):
         inside = [path, *(path.iterdir() if path.is_dir() else ())]
         monitors = [one for one in inside if _kind_of(one) == "monitor"]

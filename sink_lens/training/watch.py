@@ -375,18 +375,14 @@ def load_evaluation_tokens(
     why = "it was given as rows" if run.provenance.get("data_source") == "given" else ""
     if not why:
         try:
-            config = build_train_config(
-                run.config, where=str(run.folder), eval_sequences=sequences
-            )
+            config = build_train_config(run.config, where=str(run.folder), eval_sequences=sequences)
             corpus = load_training_rows(config, progress=False)
         except SinkLensError as error:
             why = str(error)
         else:
             if corpus.sha256 == run.provenance.get("data_sha256"):
                 rows: Any = corpus.evaluation
-                ids = torch.stack(
-                    [rows[index]["input_ids"][:length] for index in range(len(rows))]
-                )
+                ids = torch.stack([rows[index]["input_ids"][:length] for index in range(len(rows))])
                 return replace(
                     from_tensor(ids, tokenizer=tokenizer), source=f"evaluation:{corpus.source}"
                 )

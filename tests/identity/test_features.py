@@ -105,7 +105,10 @@ def test_tokens_are_those_that_every_model_has():
 def test_tokens_that_a_fine_tuning_added_are_not_drawn():
     more = tiny_tokenizer()
     more.add_tokens(["zzz"])
-    models = {"base": lens(tokenizer=tiny_tokenizer()), "tuned": lens(tokenizer=more, vocab_size=310)}
+    models = {
+        "base": lens(tokenizer=tiny_tokenizer()),
+        "tuned": lens(tokenizer=more, vocab_size=310),
+    }
     known = {name: read_facts(model) for name, model in models.items()}
     assert known["tuned"].ids == (*known["base"].ids, 300)
     inputs = shared_inputs(known, sequences=50, length=4, seed=0)

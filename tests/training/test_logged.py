@@ -39,7 +39,9 @@ def monitor_run(folder, rates, *, threshold=0.3):
     ]
     rows += [{"step": 0, "key": "mass_first", "layer": 1, "value": 0.5}]
     table = pd.DataFrame(rows).assign(unit="1").astype({"layer": "Int64"})
-    with create_run(folder, kind="monitor", config={"threshold": threshold}, provenance={}) as writer:
+    with create_run(
+        folder, kind="monitor", config={"threshold": threshold}, provenance={}
+    ) as writer:
         writer.write_table("monitor", table)
     return folder
 

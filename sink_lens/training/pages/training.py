@@ -579,8 +579,8 @@ def _comparison_figure(run: Run) -> tuple[str, Figure]:
     course = run.optional("course", columns=["variant", "measure", "tokens", "mean", "low", "high"])
     see = (
         "Means over seeds with 95% intervals. Top right: each variant minus the baseline of the same seed; where the "
-        f"interval of {FEWEST_SEEDS} seeds or more leaves out zero, the difference can be told from chance. Bottom right: "
-        "attention to position 0."
+        f"interval of {FEWEST_SEEDS} seeds or more leaves out zero, the difference can be told from chance. Bottom "
+        "right: attention to position 0."
     )
     variants = _variant_names(run) or list(dict.fromkeys(tables["bands"]["variant"].tolist()))
     group_by = "/".join(name_in_words(str(name)) for name in run.config.get("group_by") or [])
