@@ -422,8 +422,8 @@ def as_batch(
 ) -> TokenBatch:
     """Return ``given`` as a token batch; a token batch is one of its own, whose tokens lie as they were given.
 
-    Texts are tokenised by ``tokenizer``, and get BOS in front as the condition ``bos`` says. A mapping, as tokenizers
-    and collators return, becomes a text a row (``data.collated``).
+    Texts are tokenised by ``tokenizer``, and get BOS in front as the condition ``bos`` says; nothing was given behind
+    the end of a shorter one. A mapping, as tokenizers and collators return, becomes a text a row (``data.collated``).
 
     Raises:
         InputError: there are texts and no tokenizer, or a mapping without ids in rows of one length, or with a key that
@@ -443,7 +443,8 @@ def as_batch(
         if labelled is not None and bool((labelled | ~batch.valid)[:, 1:].all()):
             labelled = None
         return replace(batch, given=places, labelled=labelled)
-    return from_prompts([given] if isinstance(given, str) else given, tokenizer, bos=bos)
+    batch = from_prompts([given] if isinstance(given, str) else given, tokenizer, bos=bos)
+    return replace(batch, given=texts_of_rows(batch.tokens, mask=batch.valid, places={})[2])
 
 
 def unmasked_padding_text(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase) -> str:
