@@ -25,6 +25,7 @@ from sink_lens import (
 )
 from sink_lens.activations.record import Reading
 from sink_lens.edits import metrics
+from sink_lens.engine.gradients import run_with_hooks
 from sink_lens.errors import InputError, SinkLensError
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, cell_of
@@ -170,6 +171,23 @@ def test_what_reads_a_run_takes_minus_one_for_the_end_of_each_text(lens, padded)
         for metric in (norm, difference):
             found, wanted = metrics.evaluate(metric, run)[row], metrics.evaluate(metric, alone)[0]
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_read_at_a_position_that_a_text_does_not_have_is_nan(lens, padded):
+    late = int(padded.lengths.min())
+    kept = capture(
+        lens, padded, sites=["resid_post", "pattern"], layers=[1], positions=[0, late]
+    )
+    metric = metrics.on_outcome(lambda run: run.loss, positions=(late,), layers=(1,))
+    ways = {
+        "captured": kept["resid_post", 1][:, 1],
+        "captured rows": kept["pattern", 1][:, :, 1].flatten(1),
+        "state": run_with(lens, padded, positions=(late,), layers=[1]).state[0, :, 0],
+        "state with gradients": run_with_hooks(lens, padded, metric=metric, hooks=[]).state[0, :, 0],
+    }
+    for found in ways.values():
+        assert torch.equal(found.isnan().all(1), padded.lengths <= late)
+        assert torch.equal(found.isnan().any(1), padded.lengths <= late)
 
 
 NAMED = {

@@ -185,7 +185,7 @@ def capture(
         sites: names from ``sink_lens.models.sites``.
         layers: layers to capture, -1 the last; None means all (in a hybrid, those that have the sites).
         positions: positions in each text to capture (query positions for scores and pattern), 0 its first token and -1
-            its last; the first axis is then the texts. None means all.
+            its last; the first axis is then the texts, nan where a text has ended. None means all.
         path: ``bridge`` runs the bridge with its own attention, ``plain`` the plain module. ``auto`` runs the bridge's
             blocks with a fused kernel, or with the bridge's own attention if scores or pattern are read. It runs the
             plain module if there is no bridge, or if the bridge does not show a site as the model uses it.
@@ -269,7 +269,9 @@ def capture_batch(
                 len(own),
                 *(own.shape[1] if one == axis else 1 for one in range(1, tensor.dim())),
             ]
+            ended = own >= batch.lengths[n_done : n_done + len(own), None].to(own.device)
             tensor = tensor.take_along_dim(own.view(shape), dim=axis)
+            tensor = tensor.masked_fill(ended.view(shape), torch.nan)
         own = tensor.detach().to("cpu", lens.dtype, copy=places is None)
         kept.setdefault((name, layer if SITES[name].per_layer else 0), []).append(own)
 

@@ -112,7 +112,9 @@ def run_with_hooks(
         mass[layer] = torch.stack(found, dim=-1).cpu()
 
     def read_state(x: Tensor, hook: object, *, layer: int) -> None:
-        state[layer] = x[:, list(metric.positions)].float().cpu()
+        at = list(metric.positions)
+        ended = ~valid[:, at, None].to(x.device)
+        state[layer] = x[:, at].float().masked_fill(ended, math.nan).cpu()
 
     def keep(x: Tensor, hook: object, *, key: tuple[str, int]) -> None:
         tensors[key] = x.cpu()
