@@ -11,7 +11,6 @@ from sink_lens.activations.record import Reading, bytes_to_capture
 from sink_lens.activations.sink_mask import sink_scores
 from sink_lens.data.tokens import as_batch
 from sink_lens.edits import metrics
-from sink_lens.edits.constructors import EditError
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import tiny_tokenizer
 from tests.tiny_families import tiny
@@ -153,23 +152,51 @@ def test_logits_that_lie_elsewhere_are_compared_text_by_text_or_refused():
     lens = lens_of("llama")
     run = run_with(lens, LEFT, logits=True)
     batch = metrics.TokenBatch.from_tensor(LEFT["input_ids"], attention_mask=LEFT["attention_mask"])
-    own = run_with(lens, batch, logits=True)
-    assert float(metrics.evaluate(metrics.kl_to(own.logits), own).abs().max()) < 1e-6
+    own, wide = (run_with(lens, one, logits=True) for one in (batch, padded(ROWS, width=20)))
+    for one in (own, wide):
+        assert float(metrics.evaluate(metrics.kl_to(one.logits), one).abs().max()) < 1e-6
     with pytest.raises(InputError, match="token 0 of sequence 0"):
         metrics.evaluate(metrics.kl_to(run.logits), own)
 
 
-def test_values_captured_with_padding_can_be_put_back():
-    lens, right = lens_of("llama"), padded(ROWS)
-    kept = capture(lens, right, sites=["z"], layers=[1])
-    frozen = edits.freeze("z", {1: kept["z", 1]})
-    before, after = (
-        run_with(lens, right, some, quiet=True, logits=True).logits for some in ((), frozen)
+@pytest.mark.parametrize("site", ["z", "pattern"])
+def test_values_captured_with_padding_can_be_put_back(site):
+    lens, flat = (
+        lens_of("llama"),
+        DataCollatorWithFlattening()([{"input_ids": row} for row in ROWS]),
     )
-    torch.testing.assert_close(after, before, equal_nan=True)
-    left = capture(lens, LEFT, sites=["z"], layers=[1])
-    with pytest.raises(EditError, match="finite"):
-        run_with(lens, LEFT, edits.freeze("z", {1: left["z", 1]}))
+    for given in (padded(ROWS), padded(ROWS, width=20), LEFT, flat):
+        kept = capture(lens, given, sites=[site], layers=[1])
+        frozen = edits.freeze(site, {1: kept[site, 1]})
+        change = edits.zero(site, layers=[1])
+        before, after = (
+            run_with(lens, given, some, quiet=True, logits=True).logits
+            for some in ((), [change, frozen])
+        )
+        torch.testing.assert_close(after, before, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda marks: edits.window(4, keep=marks),
+        lambda marks: edits.quantise("resid_post", "int4_tensor", tokens=marks),
+    ],
+)
+def test_marks_that_an_edit_is_given_lie_as_the_tokens_do(make):
+    lens = lens_of("llama")
+    marks = [torch.arange(len(row)) == 1 for row in ROWS]
+    alone = [
+        run_with(lens, torch.tensor([row]), make(one[None]), logits=True).logits[0]
+        for row, one in zip(ROWS, marks, strict=True)
+    ]
+    left = torch.stack([torch.nn.functional.pad(one, (12 - len(one), 0)) for one in marks])
+    flat = DataCollatorWithFlattening()([{"input_ids": row} for row in ROWS])
+    for given, laid in ((LEFT, left), (flat, torch.cat(marks)[None])):
+        logits = run_with(lens, given, make(laid), logits=True).logits
+        torch.testing.assert_close(
+            logits[~logits.isnan().all(-1)], torch.cat(alone), rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("positions", [None, [-1, -2]])

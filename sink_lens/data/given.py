@@ -96,3 +96,23 @@ def by_text(
         at = 1 + axes.index("key")
         values = values.movedim(at, 1)[torch.arange(len(column))[:, None], column].movedim(1, at)
     return values
+
+
+def laid_by_text(
+    values: Shaped[Tensor, "row ..."], given: Given, *, axes: Sequence[str] = ("position",)
+) -> Shaped[Tensor, "batch ..."]:
+    """Return values, or marks, that lie where their tokens were given with a row per text; others as they are.
+
+    Values lie so if they have that shape, and nan where no token was given.
+    """
+    marks, at = values.dtype == torch.bool, 1 + axes.index("position")
+    real = (given.index >= 0).to(values.device)
+    if (len(values), values.shape[at]) != given.shape or not (
+        marks or bool(values.movedim(at, 1)[~as_given(real, given)].isnan().all())
+    ):
+        return values
+    found = by_text(values, given, axes=axes)
+    for name in {"position", "key"} & {*axes}:
+        shape = [len(real), *(real.shape[1] if one == name else 1 for one in axes)]
+        found = found.masked_fill(~real.view(shape), False if marks else math.nan)
+    return found

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from ..data.given import Given, laid_by_text
 from ..errors import InputError, SiteError
 from ..models.lens import layers_from_zero
 from ..models.load import ModelLike, as_lens
@@ -83,6 +84,8 @@ class Edit:
     """The factor, or the number, that a grid gives such an edit."""
     each: tuple[str, ...] = ()
     """The axes, such as ``heads``, of which ``sweep`` edits one index after another; no other call takes the edit."""
+    laid: Callable[[Given], Change] | None = None
+    """Makes the change for texts that were given elsewhere, of an edit that has values or marks of their tokens."""
 
     @property
     def part(self) -> Part:
@@ -259,8 +262,8 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
     Args:
         site: the site to edit.
         values: layer -> the new values of the chosen part, with the site's axes. An axis of size 1 is repeated. If
-            the first axis has the size of the whole batch, each sequence gets its own values. Where they are nan at
-            padding, as ``capture`` of what a tokenizer returns gives them, nothing is replaced.
+            the first axis has the size of the whole batch, each sequence gets its own values. Those that ``capture``
+            gives of what a tokenizer returns lie as its tokens do; where they are nan at padding, nothing is replaced.
         **where: the chosen part; ``layers`` defaults to the layers of ``values``.
     """
     if any(layer < 0 for layer in values):
@@ -291,7 +294,13 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
         padding = copy_to_device(_padding_of(site, at, keys=where.get("keys")), x.device)
         return torch.where(new.isnan() & padding, x, new)
 
-    return replace(edit(site, change, **where), holds_values=True)
+    def laid(given: Given) -> Change:
+        axes = SITES[site].axis_names
+        own = {layer: laid_by_text(one, given, axes=axes) for layer, one in values.items()}
+        return freeze(site, own, **where).change
+
+    whole = where.get("positions") is None and where.get("keys") is None
+    return replace(edit(site, change, **where), holds_values=True, laid=laid if whole else None)
 
 
 def _padding_of(site: str, at: At, *, keys: Sequence[int] | None) -> Bool[Tensor, "..."]:
@@ -326,9 +335,8 @@ def resample(
     source = torch.empty_like(order)
     source[order] = order.roll(shift)  # no sequence keeps its own values
     where.setdefault("label", f"resample {site}")
-    return freeze(
-        site, {layer: tensor[source.to(tensor.device)] for layer, tensor in values.items()}, **where
-    )
+    drawn = {layer: tensor[source.to(tensor.device)] for layer, tensor in values.items()}
+    return replace(freeze(site, drawn, **where), laid=None)  # they lie as those of other texts
 
 
 def scalar(

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from ..data.given import laid_by_text
 from ..errors import InputError
 from .constructors import At, Edit, EditError, edit
 
@@ -39,7 +40,8 @@ def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: 
 
     Args:
         size: tokens in the cache, the query's own included.
-        keep: tokens that are never evicted: a number of first tokens, or a mask that is True at each of them.
+        keep: tokens that are never evicted: a number of first tokens, or a mask that is True at each of them and lies
+            as the run's tokens do, such as that of ``sink_mask``.
         label: name of the edit.
 
     Raises:
@@ -65,4 +67,7 @@ def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: 
         hidden = ~visible_keys(kept, size=size)[:, at.positions].to(scores.device)
         return scores.masked_fill(hidden[:, None], torch.finfo(scores.dtype).min)
 
-    return replace(edit("scores", change, label=label or f"window of {size}"), hides=True)
+    made = replace(edit("scores", change, label=label or f"window of {size}"), hides=True)
+    if isinstance(keep, int):
+        return made
+    return replace(made, laid=lambda given: window(size, keep=laid_by_text(keep, given)).change)

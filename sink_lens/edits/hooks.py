@@ -293,9 +293,11 @@ def warn_of_edits_without_effect(
 
 
 def edits_in_texts(edits: Sequence[Edit] | Edit, tokens: TokenBatch) -> tuple[Edit, ...]:
-    """Return edits whose positions and keys are those of every text; see ``positions_in_all`` for what is refused."""
+    """Return edits whose positions, keys and values of tokens are those of every text; ``positions_in_all`` may refuse."""
     found = []
     for one in (edits,) if isinstance(edits, Edit) else edits:
+        if one.laid is not None and tokens.given is not None:
+            one = replace(one, change=one.laid(tokens.given), laid=None)
         chosen = {
             name: given
             for name in ("positions", "keys")

@@ -143,4 +143,4 @@ def _mean_ablation(
     def change(x: Tensor, at: At) -> Tensor:  # of a random control, at.part is not ``part``
         return freeze(site, {at.layer: at.part.select(means[at.layer])}).change(x, at)
 
-    return replace(made, change=change, holds_values=False)
+    return replace(made, change=change, holds_values=False, laid=None)

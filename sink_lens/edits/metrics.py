@@ -240,7 +240,9 @@ def kl_to(logits: Float[Tensor, "batch position vocab"]) -> Metric:
     def function(run: Outcome) -> Tensor:
         assert run.logits is not None
         found = _log_probabilities(run.logits.float())
-        wanted = own[run.indices]
+        wanted, width = own[run.indices], found.shape[1]
+        if bool(wanted[:, width:].isnan().all()):  # columns that no row has a token in
+            wanted = wanted[:, :width]
         if found.shape != wanted.shape:
             raise InputError(
                 f"the logits to compare with have the shape {tuple(wanted.shape)}, those of the run "

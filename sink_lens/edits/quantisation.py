@@ -13,13 +13,14 @@ max|x| / 57344 (e5m2). mxfp4 has blocks of 32 with a power of two as scale (OCP 
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ..data.given import laid_by_text
 from ..errors import InputError, SiteError
 from ..models.families import FROM_LATENT
 from ..models.lens import LensModel
@@ -152,7 +153,7 @@ def quantisation(
             ``neurons``), the cache (``k``, before its rotation, and ``v``), or the stream.
         form: name of the format, one of ``sink_lens.schema.QUANTISED_FORMATS``.
         layers: layers to round; None means all.
-        tokens: True at tokens that are kept, one row for each sequence of the run.
+        tokens: True at tokens that are kept; it lies as the run's tokens do, such as that of ``sink_mask``.
         channels: layer -> channels that are kept, the heads of a site joined into one axis; a layer that is missing
             keeps none. A layer may be a text, as in the ``kept_channels`` of a JSON file.
         label: name of the edit.
@@ -183,7 +184,12 @@ def quantisation(
         keep = _unrounded_mask(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
         return round_to_format(flat, chosen, keep=keep).view(x.shape)
 
-    return edit(site, change, layers=layers, label=label or f"{site} in {form}")
+    made = edit(site, change, layers=layers, label=label or f"{site} in {form}")
+    if tokens is None:
+        return made
+    at: Any = {"site": site, "form": form, "channels": channels}
+    laid = lambda given: quantisation(**at, tokens=laid_by_text(tokens, given)).change  # noqa: E731
+    return replace(made, laid=laid)
 
 
 def _unrounded_mask(

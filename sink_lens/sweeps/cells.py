@@ -34,7 +34,7 @@ class OwnCell:
     """The name, columns and places as text, for ``run.json``."""
 
 
-_UNNAMED = ("change", "holds_values", "kind", "factor", "each")
+_UNNAMED = ("change", "holds_values", "kind", "factor", "each", "laid")
 """Fields of an edit that do not name a cell."""
 
 
