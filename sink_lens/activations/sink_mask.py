@@ -212,9 +212,22 @@ def sink_rates(
     It is nan at tokens that too few queries see. For ``kernel`` and ``batch_size`` see ``stream``.
     """
     reading = sink_rate_reading(threshold, shares=lens.family.sigmoid)
-    rows = sampled_queries(tokens.n_positions)
-    found = stream_batch(lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size)
-    return found.stacked("rate_by_key")
+    found: Tensor | None = None
+    for where, part in pieces_by_length(tokens, batch_size=batch_size):
+        rates = stream_batch(
+            lens,
+            part,
+            [reading],
+            rows=sampled_queries(part.n_positions),
+            kernel=kernel,
+            batch_size=part.n_sequences,
+            sequences=where.tolist(),
+        ).stacked("rate_by_key")
+        if found is None:
+            found = rates.new_full((len(rates), *tokens.tokens.shape), math.nan)
+        found[:, where, : part.n_positions] = rates
+    assert found is not None  # a batch has a sequence
+    return found
 
 
 def sink_positions(
@@ -335,7 +348,8 @@ def gap_answer(
         )
     most = float(known.max()) if len(known) else math.nan
     largest = f"so no token is marked; the largest of {len(known):,} is {most:.3g} {what}"
-    is_short = by == "attention" and scores.shape[1] < _FEWEST_TOKENS
+    longest = int((~scores.isnan()).sum(-1).max())
+    is_short = by == "attention" and longest < _FEWEST_TOKENS
     if most < least and not is_short:
         return "none", f"by {by}: no {sink}, {largest}, and a {sink} has at least {least:g}"
     why = (

@@ -75,7 +75,9 @@ def collated_texts(
     if not places and "attention_mask" not in found:
         return tokens, None, None, _read_labels(found, None)
     tokens, lengths, index = texts_of_rows(tokens, mask=found.get("attention_mask"), places=places)
-    return tokens, lengths, index, _read_labels(found, index)
+    longest = slice(max(1, int(lengths.max())))  # columns that are padding in all rows are not run
+    index = None if index is None else index[:, longest]
+    return tokens[:, longest], lengths, index, _read_labels(found, index)
 
 
 def texts_of_rows(

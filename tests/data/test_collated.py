@@ -172,3 +172,11 @@ def test_a_batch_of_ones_own_and_rows_without_padding_lie_as_they_are():
     )
     assert batch[1:].given.late is None
     assert batch.cut(1).given.index.tolist() == [[2], [4]]
+
+
+def test_columns_that_are_padding_in_every_row_are_not_run():
+    wide = {name: torch.nn.functional.pad(one, (2, 3)) for name, one in LEFT.items()}
+    batch = as_batch(wide)
+    assert batch.hash == as_batch(LEFT).hash
+    laid = as_given(batch.tokens.double(), batch.given).nan_to_num(0.0).long()
+    assert torch.equal(laid, wide["input_ids"] * wide["attention_mask"])
