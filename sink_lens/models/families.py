@@ -9,7 +9,7 @@ states: ``engine.trust`` finds it out where the numbers are computed.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from ..errors import ModelError
@@ -498,12 +498,17 @@ def _changed_fields(architecture: str, config: Any, row: Family) -> dict[str, An
         return _BY_CONFIG[architecture](config)
     if row.kv_latent is not None and config.q_lora_rank is None:  # V2-Lite
         return {"q": "q_proj", "q_latent": None}
-    if hasattr(config, "residual_multiplier"):
-        return dict.fromkeys(
-            ("attn_multiplier", "mixer_multiplier", "mlp_multiplier"),
-            float(config.residual_multiplier),
-        )
+    if (by := setting_of(config, "residual_multiplier")) is not None:
+        return dict.fromkeys(("attn_multiplier", "mixer_multiplier", "mlp_multiplier"), float(by))
     return {}
+
+
+def setting_of(config: Any, name: str) -> Any:
+    """Return a setting that the configuration's class has; None for one that a config.json has besides.
+
+    transformers keeps those too, and no model of the class reads them.
+    """
+    return getattr(config, name, None) if name in {one.name for one in fields(config)} else None
 
 
 def head_sizes(config: Any, *, family: Family, layer: int) -> dict[str, int]:
@@ -541,8 +546,8 @@ def sliding_window_of(config: Any, *, layer: int) -> int | None:
     """
     if getattr(config, "attention_layers", None) is not None:  # GPT-Neo
         return int(config.window_size) if config.attention_layers[layer] == "local" else None
-    window = getattr(config, "sliding_window", None)
-    if window is None or getattr(config, "use_sliding_window", True) is False:
+    window = setting_of(config, "sliding_window")
+    if window is None or setting_of(config, "use_sliding_window") is False:
         return None
-    types = getattr(config, "layer_types", None)
+    types = setting_of(config, "layer_types")
     return int(window) if types is None or types[layer] == "sliding_attention" else None

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import InputError, ModelError, SiteError
 from ..text import as_ranges
 from .experts import expert_width
-from .families import head_sizes, layer_of_keys, sliding_window_of
+from .families import head_sizes, layer_of_keys, setting_of, sliding_window_of
 from .family import ADDED, OF_ATTENTION, Family
 from .header import axis_sizes
 from .offload import NoBridge, bytes_on_disk, compute_device
@@ -316,7 +316,7 @@ def is_parallel(lens: LensModel) -> bool:
     """Check whether attention and MLP of a layer read the same stream (parallel blocks)."""
     family = lens.family
     shared = family.attn_norm is not None and family.attn_norm == family.mlp_norm
-    return shared or bool(getattr(lens.config, "use_parallel_residual", False))
+    return shared or bool(setting_of(lens.config, "use_parallel_residual"))
 
 
 def check_plain_layers(lens: LensModel) -> None:

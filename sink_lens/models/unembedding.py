@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .families import setting_of
 from .lens import LensModel
 from .memory import LOSS_CHUNK, copy_to_device
 from .packed import weight_and_bias
@@ -14,10 +15,8 @@ def logits_from_states(lens: LensModel, states: Tensor) -> Tensor:
 
     The logits are capped if the model caps them.
     """
-    logits, cap = (
-        uncapped_logits(lens, states),
-        getattr(lens.config, "final_logit_softcapping", None),
-    )
+    logits = uncapped_logits(lens, states)
+    cap = setting_of(lens.config, "final_logit_softcapping")
     return logits if cap is None else (logits / cap).tanh() * cap
 
 

@@ -8,6 +8,7 @@ from lenses import ALL_FAMILIES, speaking, tokens
 from rounding import assert_rows_close
 from tiers import REPRESENTATIVES
 
+from sink_lens import answers, capture, run_with
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.errors import ModelError
@@ -96,6 +97,31 @@ def test_granites_multiplier_is_read_from_the_configuration():
         "GraniteForCausalLM", config=config_of("granite", residual_multiplier=0.22)
     )
     assert row.attn_multiplier == row.mlp_multiplier == 0.22
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        ("llama", {"sliding_window": 4}),
+        ("mistral", {"layer_types": ["full_attention"] * 3}),
+        ("llama", {"final_logit_softcapping": 1.0}),
+        ("llama", {"residual_multiplier": 0.5}),
+    ],
+)
+def test_a_field_of_the_configuration_that_no_model_of_its_class_reads_changes_no_number(
+    family, field
+):
+    ids, found = tokens(1), []
+    for more in ({}, field):
+        model = tiny(family)
+        vars(model.config).update(more)
+        lens = wrap(model)
+        mass = run_with(lens, ids, loss=False).mass
+        table = answers(lens, ids, top=3)
+        plain = capture(lens, ids, sites=["attn_out"], layers=[1], path="plain")
+        found.append((mass, torch.tensor(table["logit"].tolist()), plain["attn_out", 1]))
+    for before, after in zip(*found, strict=True):
+        torch.testing.assert_close(after, before)
 
 
 @pytest.mark.parametrize("family", [*MORE_FAMILIES, *LATENT_FAMILIES])
