@@ -16,6 +16,7 @@ from sink_lens import (
     capture,
     direct_logit_attribution,
     edits,
+    generate,
     patching,
     run_with,
     stream,
@@ -83,6 +84,9 @@ AT_THE_END = {
     "an edit": lambda lens, tokens, at, out: (
         run_with(lens, tokens, [edits.zero("z", positions=[at])]).loss
     ),
+    "a generated text": lambda lens, tokens, at, out: (
+        generate(lens, tokens[:1], [edits.set_to("z", 3.0, positions=[at])], max_new_tokens=4).ids
+    ),
     "an edit's key": lambda lens, tokens, at, out: (
         run_with(
             lens,
@@ -116,7 +120,8 @@ def test_minus_one_is_the_end_of_sequences_of_one_length(name, lens, batch, tmp_
 
 
 @pytest.mark.parametrize(
-    "name", [one for one in AT_THE_END if one not in ("an edit's key", "a patch")]
+    "name",
+    [one for one in AT_THE_END if one not in ("an edit's key", "a patch", "a generated text")],
 )
 def test_minus_one_in_a_cell_is_refused_where_lengths_differ(name, lens, padded, tmp_path):
     with pytest.raises(InputError, match="-1"):
@@ -175,15 +180,15 @@ def test_what_reads_a_run_takes_minus_one_for_the_end_of_each_text(lens, padded)
 
 def test_what_is_read_at_a_position_that_a_text_does_not_have_is_nan(lens, padded):
     late = int(padded.lengths.min())
-    kept = capture(
-        lens, padded, sites=["resid_post", "pattern"], layers=[1], positions=[0, late]
-    )
+    kept = capture(lens, padded, sites=["resid_post", "pattern"], layers=[1], positions=[0, late])
     metric = metrics.on_outcome(lambda run: run.loss, positions=(late,), layers=(1,))
     ways = {
         "captured": kept["resid_post", 1][:, 1],
         "captured rows": kept["pattern", 1][:, :, 1].flatten(1),
         "state": run_with(lens, padded, positions=(late,), layers=[1]).state[0, :, 0],
-        "state with gradients": run_with_hooks(lens, padded, metric=metric, hooks=[]).state[0, :, 0],
+        "state with gradients": run_with_hooks(lens, padded, metric=metric, hooks=[]).state[
+            0, :, 0
+        ],
     }
     for found in ways.values():
         assert torch.equal(found.isnan().all(1), padded.lengths <= late)
@@ -226,6 +231,9 @@ NAMED = {
     "an attribution": lambda lens, given, out: direct_logit_attribution(lens, given, 5, position=2),
     "an answer": lambda lens, given, out: answers(
         lens, given, edits=[edits.zero("z", positions=[2])]
+    ),
+    "a generated text": lambda lens, given, out: generate(
+        lens, {name: one[1:] for name, one in given.items()}, edits.zero("z", positions=[2])
     ),
     "the target of a trace": lambda lens, given, out: trace(
         lens, tokens=given, target_position=2, out=out

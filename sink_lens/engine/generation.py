@@ -25,7 +25,7 @@ from ..activations.forward import check_tokens
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..edits.constructors import Edit, EditError
-from ..edits.hooks import Applied, Step, edits_for_model
+from ..edits.hooks import Applied, Step, edits_for_model, edits_in_texts
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -121,14 +121,16 @@ def generate(
     Args:
         model: what ``load`` takes, or a ``LensModel``.
         prompt: text, or its token ids as a list, a tensor or what a tokenizer returns.
-        edits: the edits, applied in every pass; their positions are absolute.
+        edits: the edits, applied in every pass; their positions count from the prompt's first token, below 0 from its
+            last.
         max_new_tokens: largest number of new tokens; generation stops earlier if the model ends the text.
         temperature: 0 takes the likeliest token; above 0, tokens are drawn from softmax(logits / temperature).
         generator: a CPU generator, required if the temperature is above 0.
         bos: BOS condition of a prompt given as text.
 
     Raises:
-        InputError: prompt and new tokens exceed the context; a generator is missing; or an edit does not fit.
+        InputError: prompt and new tokens exceed the context; a generator is missing; or an edit does not fit, or names
+            a position of a prompt with padding on the left.
         SiteError: the family lacks the site of an edit, or the edit has no effect on this bridge.
     """
     lens = as_lens(model)
@@ -150,7 +152,7 @@ def generate(
             "a temperature above 0 draws tokens; pass generator=torch.Generator().manual_seed(...)"
         )
     check_tokens(lens, start)
-    given = edits_for_model(lens, edits, n_positions=total)
+    given = edits_for_model(lens, edits_in_texts(edits, start), n_positions=total)
     state = None if generator is None else generator.get_state()
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     found = _continuation_ids(lens, start.tokens, given, generator=generator, **options)
