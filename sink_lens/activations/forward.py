@@ -59,13 +59,20 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
 
     Raises:
         ModelError: the model was changed since it was wrapped.
-        InputError: the sequences are longer than the model's context, or have ids outside its vocabulary.
+        InputError: the sequences are longer than the model's context, or have ids outside its vocabulary; or texts
+            that are rotated otherwise alone stand in one batch.
     """
     check_unchanged(lens)
     limit = lens.n_context
     if limit is not None and batch.n_positions > limit:
         raise InputError(
             f"the sequences have {batch.n_positions} tokens; {lens.name} takes at most {limit}: use a shorter length"
+        )
+    switch, shortest = lens.rotation_switch, int(batch.lengths.min())
+    if switch is not None and shortest <= switch < batch.n_positions:
+        raise InputError(
+            f"rows of {batch.n_positions} positions hold a text of {shortest} tokens, and {lens.name} rotates texts of "
+            f"up to {switch} otherwise than longer rows (longrope); need texts of one kind in a call, and rows no wider"
         )
     if int(batch.tokens.max()) >= lens.d_vocab:
         raise InputError(

@@ -225,7 +225,9 @@ def _continuation_ids(
 
 
 def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: int) -> bool:
-    numbers = 0
+    numbers, switch = 0, lens.rotation_switch
+    if switch is not None and n_prompt <= switch < n_prompt + n_new:  # keys are rotated anew
+        return False
     for one in edits:
         if one.reads is not None or one.keys is not None or max(one.positions or (0,)) >= n_prompt:
             return False

@@ -153,6 +153,13 @@ class LensModel:
         """Longest input in tokens; None if the configuration does not state it."""
         return getattr(self.config, "max_position_embeddings", None)
 
+    @property
+    def rotation_switch(self) -> int | None:
+        """Tokens up to which a text is rotated otherwise than a longer one (longrope); None where all are alike."""
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        longer = rope.get("rope_type") == "longrope"
+        return rope["original_max_position_embeddings"] if longer else None
+
     def reach(self, layer: int) -> int | None:
         """Return how many positions a layer's sliding window has, the query's own included; None without a window."""
         return sliding_window_of(self.config, layer=layer)

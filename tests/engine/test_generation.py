@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 import torch
-from lenses import lens_of, speaking
+from lenses import lens_of, speaking, tokens
 
+from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import EditError, edit, scale, zero
 from sink_lens.edits.eviction import window
 from sink_lens.engine import generation
@@ -157,6 +158,27 @@ def test_a_position_that_is_not_there_yet_is_edited_when_it_is():
     assert found.same >= 3
     ids = found.prompt_ids + found.ids
     assert ids == loop(lens, ids[: n + 3], edit, len(found.ids) - 3)
+
+
+def test_texts_on_both_sides_of_a_change_of_the_rotation_are_whole_passes_or_refused():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16}
+    rope |= {"short_factor": [1.0] * 6, "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0]}
+    lens = wrap(
+        tiny(
+            "phi3",
+            sliding_window=None,
+            original_max_position_embeddings=16,
+            rope_parameters=rope,
+        )
+    )
+    ids = tokens(1, 10)
+    found = generate(lens, ids, max_new_tokens=20).plain_ids
+    for n in range(len(found)):
+        with torch.no_grad():
+            logits = lens.plain(torch.cat([ids, torch.tensor([found[:n]]).long()], 1)).logits
+        assert int(logits[0, -1].argmax()) == found[n]
+    with pytest.raises(InputError, match="longrope"):
+        run_with(lens, from_tensor(tokens(2, 20), lengths=torch.tensor([20, 10])))
 
 
 def test_drawing_is_repeatable_and_paired():
