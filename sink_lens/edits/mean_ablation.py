@@ -119,7 +119,11 @@ def mean_aligned(model: ModelLike, tokens: Prompts, site: str, **where: Unpack[W
 def _mean_ablation(
     model: ModelLike, tokens: Prompts, site: str, *, mean: Mean, where: Where
 ) -> Edit:
-    if swept := [name for name, given in where.items() if name != "label" and given == "each"]:
+    if swept := [
+        name
+        for name, given in where.items()
+        if name != "label" and isinstance(given, str) and given == "each"
+    ]:
         raise InputError(
             f"{mean} has {swept[0]}='each'; need a list of numbers, or a sweep, whose mean is over its own tokens: "
             f"sweep(model, Grid.of(EditGrid(kind={mean!r}, site={site!r}, {swept[0]}='each')), tokens=...)"

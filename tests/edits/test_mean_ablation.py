@@ -1,5 +1,6 @@
 """Three means, by hand, and one meaning in every command that takes one."""
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -151,6 +152,11 @@ def test_refusals(lens, batch):
             InputError, match=rf"EditGrid\(kind='{make.__name__}', site='z', heads="
         ):
             make(lens, batch, "z", heads="each")
+
+
+def test_indices_may_be_an_array(lens, batch):
+    made = edits.mean_all(lens, batch, "z", layers=[1], heads=np.arange(2))
+    assert made.heads == (0, 1)
 
 
 def test_a_mean_is_0_where_no_sequence_has_a_token():
