@@ -63,6 +63,17 @@ def test_a_text_is_taken_where_tokens_are():
         run_with(wrap(tiny("llama")), said)
 
 
+def test_a_pad_token_behind_the_vocabulary_is_no_token_of_a_text():
+    tokenizer = tiny_tokenizer(adds_bos=True)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    lens = wrap(tiny("llama"), tokenizer=tokenizer)
+    assert tokenizer.pad_token_id == lens.d_vocab
+    said = ["the cat and", "the bat and the hog"]
+    alone = [float(run_with(lens, one).loss) for one in said]
+    for given in (said, tokenizer(said, return_tensors="pt", padding=True)):
+        assert run_with(lens, given).loss.tolist() == pytest.approx(alone, abs=1e-5)
+
+
 def hugging_face(family="llama"):
     positions = (LEFT["attention_mask"].cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():

@@ -9,6 +9,7 @@ model that can only be measured has no bridge: module hooks read its plain modul
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ def resolve(
         batch = make_tokens(lens, config=config, bos=config.bos)
     else:
         batch = as_batch(tokens, lens.tokenizer, bos=bos)
+    unknown = ~batch.valid & (batch.tokens >= lens.d_vocab)  # a pad token of the tokenizer's alone
+    if bool(unknown.any()):
+        batch = replace(batch, tokens=batch.tokens.masked_fill(unknown, 0))
     check_tokens(lens, batch)
     return lens, batch
 
