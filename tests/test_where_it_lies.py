@@ -124,6 +124,19 @@ def test_the_loss_of_a_flattened_batch_is_that_of_its_texts():
     assert run.mass.shape[1] == 3  # by text
 
 
+def test_a_row_without_a_token_has_no_loss_though_there_are_as_many_texts_as_rows():
+    lens, rows = lens_of("llama"), ROWS[:2]
+    n = sum(map(len, rows))
+    given = {
+        "input_ids": torch.tensor([rows[0] + rows[1], [0] * n]),
+        "attention_mask": torch.tensor([[1] * n, [0] * n]),
+        "position_ids": torch.tensor([[*range(len(rows[0])), *range(len(rows[1]))], [0] * n]),
+    }
+    run = run_with(lens, given)
+    torch.testing.assert_close(run.loss, run.token_loss.nanmean(1), equal_nan=True)
+    assert run.loss.isnan().tolist() == [False, True]
+
+
 def test_labels_of_minus_100_leave_their_tokens_out_of_the_loss():
     labels = torch.where(LEFT["attention_mask"] == 1, LEFT["input_ids"], -100)
     labels[:, :9] = -100

@@ -225,7 +225,8 @@ class Outcome:
         """Return the outcome with what is of each token laid by ``lay``, which is ``as_given`` or ``by_text``."""
         losses = None if self.token_loss is None else lay(self.token_loss, given, first=1)
         losses = None if losses is None else losses.masked_fill(~valid[:, 1:], nan)
-        packed = len(given.index) != given.shape[0]  # a loss of each text, or of each row
+        rows = given.index[:, 0] // given.shape[1]
+        packed = rows.tolist() != [*range(given.shape[0])]  # a loss of each text, or of each row
         return replace(
             self,
             valid=valid,
