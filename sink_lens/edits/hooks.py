@@ -256,7 +256,13 @@ class Applied:
             if one.whole_batch or not first or n_sequences < 2
             else _values_beside_others(one, old, at)
         )
-        new, differs = _check_new_values(new, old=old, one=one, layer=layer, alone=alone)
+        hidden = None
+        if one.site == "pattern":
+            hidden = _hidden_keys(tensor, reach=self.lens.reach(layer)).expand(tensor.shape)
+            hidden = hidden if index is None else hidden[index]
+        new, differs = _check_new_values(
+            new, old=old, one=one, layer=layer, alone=alone, hidden=hidden
+        )
         if not differs:
             return None
         self.changed.add(number)
@@ -293,7 +299,7 @@ def warn_of_edits_without_effect(
 
 
 def edits_in_texts(edits: Sequence[Edit] | Edit, tokens: TokenBatch) -> tuple[Edit, ...]:
-    """Return edits whose positions, keys and values of tokens are those of every text; ``positions_in_all`` may refuse."""
+    """Return edits whose positions, keys and values are those of every text; for refusals see ``positions_in_all``."""
     found = []
     for one in (edits,) if isinstance(edits, Edit) else edits:
         if one.laid is not None and tokens.given is not None:
@@ -396,6 +402,14 @@ def _values_beside_others(one: Edit, old: Tensor, at: At) -> Tensor:
     )
 
 
+def _hidden_keys(pattern: Tensor, *, reach: int | None) -> Bool[Tensor, "query key"]:
+    """Return True at the keys that are behind each query of a pattern, or beyond its window."""
+    n_queries, n_keys = pattern.shape[-2:]
+    keys = torch.arange(n_keys, device=pattern.device)
+    back = keys[n_keys - n_queries :, None] - keys
+    return (back < 0) | (back >= (n_keys if reach is None else reach))
+
+
 def _mixing_error(one: Edit, why: str) -> EditError:
     return EditError(
         f"the edit {one.label!r} of {one.site!r} mixes sequences, or is random: {why}; need new values of each "
@@ -404,11 +418,18 @@ def _mixing_error(one: Edit, why: str) -> EditError:
 
 
 def _check_new_values(
-    new: Any, *, old: Tensor, one: Edit, layer: int, alone: Tensor | None
+    new: Any,
+    *,
+    old: Tensor,
+    one: Edit,
+    layer: int,
+    alone: Tensor | None,
+    hidden: Bool[Tensor, "..."] | None,
 ) -> tuple[Tensor, bool]:
     """Check the ``new`` values that edit ``one`` gave; return them in the type of ``old``, and True if they differ.
 
-    ``alone`` are those of the first sequence beside others (None: not compared).
+    ``alone`` are those of the first sequence beside others (None: not compared); ``hidden`` is True at the weights of a
+    pattern that its mask makes 0.
     """
     if not isinstance(new, Tensor) or new.shape != old.shape:
         found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
@@ -422,9 +443,9 @@ def _check_new_values(
         )
     new = new.to(old.device, old.dtype)
     bad = new.isnan() if one.site == "scores" else ~new.isfinite()
-    masked = (
-        old <= torch.finfo(old.dtype).min / 2 if one.site == "scores" else torch.zeros_like(bad)
-    )
+    opened = torch.zeros_like(bad) if hidden is None else hidden & (new != old)
+    if one.site == "scores":
+        opened = (old <= torch.finfo(old.dtype).min / 2) & (new > _OPEN)
     mixed = torch.zeros_like(bad.any())
     if alone is not None:
         own, alone = new[0].float(), alone.to(old.device, old.dtype).float()
@@ -435,7 +456,7 @@ def _check_new_values(
             else own.abs()
         )
         mixed = ((own - alone).abs() > 32 * torch.finfo(old.dtype).eps * (own.abs() + size)).any()
-    found = [bad.any(), (new != old).any(), (masked & (new > _OPEN)).any(), mixed]
+    found = [bad.any(), (new != old).any(), opened.any(), mixed]
     is_bad, differs, is_opened, is_mixed = torch.stack(
         found
     ).tolist()  # together, since each would wait for the GPU
@@ -447,9 +468,10 @@ def _check_new_values(
     if is_mixed:
         raise _mixing_error(one, "the first sequence has other new values beside other sequences")
     if is_opened:
+        what = "scores" if hidden is None else "weights"
         raise EditError(
-            f"the edit {one.label!r} changes masked scores at layer {layer}, so that tokens would see later tokens, or "
-            "tokens beyond their window; need positions and keys whose scores are not masked, or a function that "
-            "leaves masked scores unchanged"
+            f"the edit {one.label!r} changes masked {what} at layer {layer}, so that tokens would see later tokens, or "
+            f"tokens beyond their window; need positions and keys whose {what} are not masked, or a function that "
+            f"leaves masked {what} unchanged"
         )
     return new, differs

@@ -159,17 +159,23 @@ def test_a_change_in_place_is_refused(lens_of, where):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "gpt2"])
-@pytest.mark.parametrize("one", [zero("scores"), set_value("scores", 1.0, positions=[4], keys=[9])])
+@pytest.mark.parametrize(
+    "one",
+    [
+        zero("scores"),
+        set_value("pattern", 0.1),
+        *(set_value(site, 1.0, positions=[4], keys=[9]) for site in ("scores", "pattern")),
+    ],
+)
 def test_opening_what_the_mask_blocks_is_refused(lens_of, family, one):
-    with pytest.raises(
-        EditError, match=r"changes masked scores at layer 0, so that tokens would see later"
-    ):
+    with pytest.raises(EditError, match=r"layer 0, so that tokens would see later"):
         run_with(lens_of(family), TOKENS, one)
 
 
-def test_opening_what_is_beyond_the_window_is_refused(lens_of):
-    reach = set_value("scores", 1.0, positions=[11], keys=[2])
-    with pytest.raises(EditError, match=r"changes masked scores .* or tokens beyond their window"):
+@pytest.mark.parametrize("site", ["scores", "pattern"])
+def test_opening_what_is_beyond_the_window_is_refused(lens_of, site):
+    reach = set_value(site, 1.0, positions=[11], keys=[2])
+    with pytest.raises(EditError, match=r"masked .* or tokens beyond their window"):
         run_with(lens_of("mistral"), TOKENS, reach)
     run_with(lens_of("llama"), TOKENS, reach)  # no window: the key is open
 

@@ -10,7 +10,7 @@ from spying import spied
 
 from sink_lens.activations.record import capture
 from sink_lens.data.tokens import from_tensor
-from sink_lens.edits.constructors import freeze, scale, set_value, zero
+from sink_lens.edits.constructors import edit, freeze, scale, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.delegation import start_passes_at
@@ -75,10 +75,10 @@ def test_mass_and_state_are_those_of_the_captured_pattern_and_stream(lens_of, fa
 
 
 def test_mass_and_sites_are_read_after_the_edits(lens_of):
-    equal = set_value("pattern", 0.25, layers=[1])
+    equal = edit("pattern", lambda x, at: torch.full_like(x, 0.25).tril(), layers=[1])
     found = run_with(lens_of("llama"), tokens(), equal, positions=(3,), sites=("pattern",))
     assert torch.equal(found.mass[1], torch.full((BATCH, 4, 1), 0.25))
-    assert (found.tensors["pattern", 1] == 0.25).all()
+    assert (found.tensors["pattern", 1] == torch.full((LENGTH, LENGTH), 0.25).tril()).all()
     assert_close(found.mass[0], run_with(lens_of("llama"), tokens(), positions=(3,)).mass[0])
 
 
