@@ -146,9 +146,6 @@ def column_kurtosis(
     """
     if chunk < 1:
         raise InputError(f"chunk is {chunk}; need at least one column at once")
-    parts = []
-    for columns in w_down.split(chunk, dim=1):
-        wide = widen(columns)
-        constant = wide.amax(0) == wide.amin(0)
-        parts.append(excess_kurtosis(wide, dim=0).masked_fill(constant, math.nan))
-    return torch.cat(parts)
+    return torch.cat(
+        [excess_kurtosis(widen(columns), dim=0) for columns in w_down.split(chunk, dim=1)]
+    )

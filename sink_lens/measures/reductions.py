@@ -56,10 +56,13 @@ def sort_last_axis(x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch va
 
 def excess_kurtosis(x: Float[Tensor, "..."], *, dim: int) -> Float[Tensor, "..."]:
     """Fourth central moment over the squared variance, minus 3, without bias correction; nan for constant values."""
-    centred = x - x.mean(dim, keepdim=True)
+    centred = x - x.mean(
+        dim, keepdim=True
+    )  # of constant values not always 0, which rounding decides
     # Divide by the largest first: the fourth power of a massive activation would overflow, of small weights vanish.
     squares = (centred / centred.abs().amax(dim, keepdim=True)).square()
-    return squares.square().mean(dim) / squares.mean(dim).square() - 3
+    found = squares.square().mean(dim) / squares.mean(dim).square() - 3
+    return found.masked_fill(x.amax(dim) == x.amin(dim), math.nan)
 
 
 def check_position(key: int, *, n_positions: int) -> None:
