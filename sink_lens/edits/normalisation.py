@@ -9,6 +9,7 @@ this size, so that the norm removes the differences between tokens but keeps the
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,15 +61,16 @@ def variance_calibration(
         layers = _layers_to_edit(centre, layers, what="centre")
 
     def change(z: Tensor, at: At) -> Tensor:
-        by_head = given if given.dim() == 0 else _select_heads(given[:, None], at=at, what="factor")
-        mu = 0.0 if centre is None else _select_heads(centre[at.layer], at=at, what="centre")
+        pick = partial(_select_heads, d_value=z.shape[-1], at=at)
+        by_head = given if given.dim() == 0 else pick(given[:, None], what="factor")
+        mu = 0.0 if centre is None else pick(centre[at.layer], what="centre")
         return torch.where(by_head == 1, z, (mu + by_head * (widen(z) - mu)).to(z.dtype))
 
     spoken = f"{given.item():g}" if given.dim() == 0 else "a factor by head"
     where: Any = {"layers": layers, "positions": positions, "heads": heads}
     return edit(
         "z_raw", change, reads="q", label=label or f"calibration x {spoken}", **where
-    )  # q has the axes of z
+    )  # q has the heads of z
 
 
 def head_rms_norm(
@@ -109,13 +111,13 @@ def head_rms_norm(
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         if not isinstance(target, Mapping):
             return normed * target
-        return normed * _select_heads(target[at.layer], at=at, what="target")
+        return normed * _select_heads(target[at.layer], d_value=z.shape[-1], at=at, what="target")
 
     spoken = "target by layer" if isinstance(target, Mapping) else f"target {target:g}"
     where: Any = {"layers": layers, "positions": positions, "heads": heads}
     return edit(
         "z_raw", change, reads="q", label=label or f"head RMSNorm, {spoken}", **where
-    )  # q has the axes of z
+    )  # q has the heads of z
 
 
 def natural_rms(
@@ -180,10 +182,9 @@ def _layers_to_edit(
     return layers
 
 
-def _select_heads(given: Tensor, *, at: At, what: str) -> Tensor:
+def _select_heads(given: Tensor, *, d_value: int, at: At, what: str) -> Tensor:
     assert at.read is not None  # reads="q"
-    n_heads, d_head = at.read.shape[2:]
-    shape = tuple(given.shape)
+    n_heads, d_head, shape = at.read.shape[2], d_value, tuple(given.shape)
     if shape == (n_heads,) and n_heads == d_head:
         raise EditError(
             f"the {what} of layer {at.layer} has {n_heads} numbers, and there are as many heads as dimensions of a "

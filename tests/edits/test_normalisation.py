@@ -47,6 +47,18 @@ def test_calibration_by_hand(lens_of):
     torch.testing.assert_close(scaled, torch.full((BATCH, LENGTH, 4, 12), 6.0))
 
 
+def test_by_dimension_means_those_of_the_values_where_queries_are_wider(lens_of):
+    lens, clean = lens_of("deepseek_v3"), z_after(lens_of("deepseek_v3"), ())
+    own = draw(4, lens.d_value)
+    assert lens.d_value != lens.d_head
+    calibrated, normed = (
+        z_after(lens, one)
+        for one in (variance_calibration(2.0, centre={LAYER: own}), head_rms_norm({LAYER: own}))
+    )
+    assert_rows_close(calibrated, own + 2 * (clean - own))
+    assert_rows_close(normed, own * torch.nn.functional.rms_norm(clean, clean.shape[-1:], eps=1e-6))
+
+
 def test_the_norm_by_hand(lens_of):
     # Every z is 3 or -3 in a head: RMS 3, so that z / RMS is the sign, and the target is what remains.
     lens = lens_of("llama")
