@@ -32,7 +32,7 @@ class CentringMeans:
     """The mean value and the mean aggregated value of each head over random tokens, for each layer with attention."""
 
     values: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
-    """Mean value vectors; each key-value head is repeated for the query heads that share it."""
+    """Mean value vectors that a layer attends to; each key-value head is repeated for the query heads that share it."""
     aggregated: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
     """Mean aggregated values z, at the family's site of them (``Family.aggregated_site``)."""
     n_tokens: int
@@ -92,8 +92,9 @@ def centring_means(
         return expand_kv(view["v"].float().mean(1), n_heads=lens.n_heads)
 
     read = None if layers is None else frozenset(layers)
+    having = None if layers is None else frozenset(lens.key_layers(layers))
     readings = [
-        Reading(name="values", sites=("v",), function=values, layers=read),
+        Reading(name="values", sites=("v",), function=values, layers=having),
         Reading(
             name="aggregated",
             sites=(site,),
@@ -105,6 +106,9 @@ def centring_means(
     means = {
         name: {layer: one.mean(0) for layer, one in by_layer.items()}
         for name, by_layer in streamed.items()
+    }
+    means["values"] = {
+        layer: means["values"][lens.key_layers([layer])[0]] for layer in means["aggregated"]
     }
     return CentringMeans(**means, n_tokens=tokens.n_sequences * tokens.n_positions, seed=seed)
 

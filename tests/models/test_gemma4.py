@@ -16,6 +16,7 @@ from sink_lens.chain.locate import GrowthStep
 from sink_lens.circuits.graph import Graph
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
+from sink_lens.edits.amplification import amplify, centring_means
 from sink_lens.edits.constructors import edit, freeze, scale
 from sink_lens.engine import partial_pass
 from sink_lens.engine.cells import cell_of_edits
@@ -36,6 +37,20 @@ from sink_lens.training.prefix import get_prefix_model
 from tests.tiny_families import tiny
 
 STORED = partial_pass._baseline_keys_and_values
+
+
+def test_a_layer_is_amplified_around_the_values_of_the_layer_that_it_attends_to():
+    lens = lens_of("gemma4")
+    every, some = (centring_means(lens, n_tokens=64, layers=layers) for layers in (None, [2]))
+    assert every.values.keys() == every.aggregated.keys() == {0, 1, 2, 3}
+    for layer, source in ((2, 0), (3, 1)):
+        assert torch.equal(every.values[layer], every.values[source])
+    torch.testing.assert_close(some.values[2], every.values[2])
+    z, edited = (
+        run_with(lens, tokens(), edits, sites=("z_raw",), layers=[2]).tensors["z_raw", 2][:, 5]
+        for edits in ((), amplify(2.0, positions=[5], layers=[2], means=some))
+    )
+    assert_rows_close(edited, 2 * z - some.values[2])
 
 
 def furthest(lens, sites, *, layers=(1, 2, 3), positions=(0, 7, 8, 15)):
