@@ -226,7 +226,8 @@ def _continuation_ids(
 
 def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: int) -> bool:
     numbers, switch = 0, lens.rotation_switch
-    if switch is not None and n_prompt <= switch < n_prompt + n_new:  # keys are rotated anew
+    turned = switch is not None and n_prompt <= switch < n_prompt + n_new  # keys are rotated anew
+    if turned or lens.own_attention is not None:  # which may read whole sequences
         return False
     for one in edits:
         if one.reads is not None or one.keys is not None or max(one.positions or (0,)) >= n_prompt:

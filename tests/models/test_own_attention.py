@@ -13,7 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from sink_lens import Reading, capture, run_with, stream, sweep, trace, wrap
+from sink_lens import Reading, capture, generate, run_with, stream, sweep, trace, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import Location
 from sink_lens.chain.screen import screen_parts
@@ -454,6 +454,16 @@ def test_a_function_that_is_not_linear_in_the_values_has_no_pattern(change):
         ):
             with pytest.raises(SiteError, match=r"'own' .* has no 'pattern'"):
                 door()
+
+
+def test_a_text_is_generated_as_hugging_face_does():
+    model, ids = tiny("llama"), batch().tokens[:1, :6]
+    with use(model, "softmax1"), torch.no_grad():
+        found = generate(wrap(model), ids, zero("z", layers=[1]), max_new_tokens=6)
+        options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+        wanted = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    assert found.plain_ids == tuple(wanted[0, 6:].tolist())
+    assert found.ids != found.plain_ids
 
 
 def test_the_code_of_the_page_on_families_runs():
