@@ -129,7 +129,7 @@ def mask_short_sequences(
 
     A metric with one number for all sequences is nan if one of them is too short.
     """
-    lengths = tokens.lengths.numpy()
+    lengths = tokens.lengths.cpu().numpy()
     needed = np.array([cell.tokens for cell in cells.every])
     if needed.max(initial=0) <= lengths.min():
         return numbers
