@@ -123,6 +123,7 @@ class Reading:
                 layer for layer in lens.layers_with(*sites.values()) if self.reads_layer(layer)
             ]
         seen: dict[str, Tensor] = {}
+        labelled = None if tokens is None else tokens.labelled
         hooks: list[tuple[str, Callable[..., None]]] = []
         if tokens is None:
 
@@ -146,6 +147,7 @@ class Reading:
                 tokens=seen["tokens"].to(tensor.device),
                 rows=None if rows is None else rows.to(tensor.device),
                 reach=lens.reach(layer) if layer < lens.n_layers else None,
+                labelled=None if labelled is None else labelled.to(tensor.device),
             )
             held.clear()
             result = self.read(view)

@@ -243,7 +243,8 @@ def test_a_patch_beside_a_hook_function_is_that_of_the_edited_bridge():
 
 
 def test_readings_as_hooks_give_what_stream_gives():
-    batch = replace(batch_of(), lengths=torch.tensor([12, 9, 5]))
+    labelled = torch.arange(12).expand(3, 12) > 1
+    batch = replace(batch_of(), lengths=torch.tensor([12, 9, 5]), labelled=labelled)
     rows = torch.tensor([4, 8])
 
     def squares(v):  # which do not cancel
@@ -253,7 +254,7 @@ def test_readings_as_hooks_give_what_stream_gives():
         Reading(
             name="norm",
             sites=("resid_post",),
-            function=lambda v: v["resid_post"].norm(dim=-1) * v.valid,
+            function=lambda v: v["resid_post"].norm(dim=-1) * (v.valid & v.labelled),
         ),
         Reading(name="mass", sites=("mass",), function=lambda v: v["mass"].mean(1)),
         Reading(name="rows", sites=("rows",), function=lambda v: v["rows"].flatten(1)),
