@@ -35,7 +35,7 @@ _SPOKEN = {
     "d_mlp": "neuron",
     "query": "position",
 }
-_OPEN = -1e4
+OPEN = -1e4
 """A score above this is no longer masked; the mask adds the lowest number of the type."""
 
 
@@ -445,7 +445,7 @@ def _check_new_values(
     bad = new.isnan() if one.site == "scores" else ~new.isfinite()
     opened = torch.zeros_like(bad) if hidden is None else hidden & (new != old)
     if one.site == "scores":
-        opened = (old <= torch.finfo(old.dtype).min / 2) & (new > _OPEN)
+        opened = (old <= torch.finfo(old.dtype).min / 2) & (new > OPEN)
     mixed = torch.zeros_like(bad.any())
     if alone is not None:
         own, alone = new[0].float(), alone.to(old.device, old.dtype).float()

@@ -25,7 +25,7 @@ from ..activations.forward import check_tokens
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, Tokens, as_batch
 from ..edits.constructors import Edit, EditError
-from ..edits.hooks import Applied, Step, edits_for_model, edits_in_texts
+from ..edits.hooks import OPEN, Applied, Step, edits_for_model, edits_in_texts
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -41,8 +41,6 @@ _AGREE = 1e-4
 """Logits of a pass with a cache agree with a whole pass within this share of the largest."""
 _SAME = 1e-5
 """An edit does the same to a position within this share of its largest value, or within two steps of the type."""
-_OPEN = -1e4
-"""Scores below this are masked."""
 _CHANGES_TEXT = (
     "do_sample",
     "num_beams",
@@ -327,7 +325,7 @@ class _Cache:
         found = whole if new is None else new
         share = max(_SAME, 2 * torch.finfo(after.dtype).eps)
         scale = (
-            after.where(after > _OPEN, 0.0).abs().amax(dim=-1, keepdim=True)
+            after.where(after > OPEN, 0.0).abs().amax(dim=-1, keepdim=True)
         )  # a position's own: sinks are larger
         earlier = found.narrow(axis, 0, begin)
         if not bool((((earlier - after).abs() <= share * scale) | (earlier == after)).all()):
