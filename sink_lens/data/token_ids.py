@@ -49,7 +49,7 @@ def bos_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition) 
     if prefix not in ([], [bos]):
         raise InputError(
             f"this tokenizer puts ids {prefix} in front of a text, and its BOS token is {bos}; need nothing "
-            f"or exactly BOS. Choose bos 'with' or 'without'."
+            f"or exactly BOS. Choose bos 'with' or 'without', or give the ids that the tokenizer returns."
         )
     return prefix
 
