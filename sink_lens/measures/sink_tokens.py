@@ -116,7 +116,7 @@ def share_score(
     seen, row_positions = seen.to(shares.device), row_positions.to(shares.device)
     distance = row_positions[:, None] - torch.arange(shares.shape[2], device=shares.device)
     bins = distance.clamp(min=1).double().log2().ceil().long().masked_fill(~seen, -1)
-    counted = torch.where(seen, shares, 0.0) * row_valid[:, :, None]
+    counted = torch.where(seen & row_valid[:, :, None], shares, 0.0)
     for one in range(int(bins.max()) + 1):
         at_row, at_key = (bins == one).nonzero(as_tuple=True)
         if len(at_row):
