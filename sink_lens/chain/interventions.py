@@ -25,7 +25,7 @@ from ..edits.hooks import layers_of_edit
 from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..models.lens import LensModel
-from ..models.memory import collect_garbage
+from ..models.memory import collect_garbage, return_freed_memory
 from ..records import RunWriter
 from ..records.recomputed import refuse_other_numbers
 from ..schema import LEAST_SHARE, column_names
@@ -162,7 +162,7 @@ class RunTables:
         """Return the table ``name``: read it if an earlier start has written it, else call ``make`` and write it."""
         self._begin(name)
         self.frames[name] = self.writer.read_or_make(name, make)
-        collect_garbage()
+        return_freed_memory()
         return self.frames[name]
 
 

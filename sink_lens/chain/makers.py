@@ -209,13 +209,17 @@ class _RemovedShares:
     fixed: tuple[Maker, ...] = ()
     """Parts that belong to every set."""
     _known: dict[frozenset[Maker], float] = field(default_factory=lambda: {frozenset(): 0.0})
+    _place: dict[Maker, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._place = {part: place for place, part in enumerate(self.order)}
 
     def measure(self, several: Sequence[Sequence[Maker]]) -> None:
         """Ablate several sets of parts in one call; a set that was ablated before is not run again."""
         new = [
             chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in self._known
         ]
-        ordered = [[part for part in self.order if part in chosen] for chosen in new]
+        ordered = [sorted(chosen, key=self._place.__getitem__) for chosen in new]
         ablations = [
             _ablation_run(self.setting, parts, target=self.target) for parts in ([], *ordered)
         ]

@@ -5,7 +5,7 @@ It is the baseline run, or a run under edits of its own, which all its cells the
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
@@ -33,21 +33,21 @@ class BaselineRun:
         needs: Needs,
         edits: Sequence[Edit] = (),
         every: int = 1,
-        most: int | None = None,
+        keeps_all: bool = True,
         lanes: Lanes | None = None,
         streams: Iterable[int] = (),
     ) -> None:
         """Prepare the run; nothing is computed before it is read. Refuses a bridge on which somebody's hook stands.
 
         The cells that continue the run share its ``edits`` and read no more than its ``needs``. With ``every`` = 3,
-        each third sequence is run. At most ``most`` batches of prompts are kept. The stream is kept before the layers
-        ``streams``, so that cells that begin there share a forward with others.
+        each third sequence is run. Unless the run ``keeps_all`` batches of prompts, it keeps the last. The stream is
+        kept before the layers ``streams``, so that cells that begin there share a forward with others.
         """
         check_no_user_hooks(lens)
         self.lens, self.tokens, self.plan, self.needs = lens, tokens, plan, needs
         self.edits, self.every, self.streams = tuple(edits), every, frozenset(streams)
         self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)
-        self.batch = lru_cache(maxsize=most)(self._run_batch)
+        self._keeps_all, self._batches = keeps_all, dict[int, BaselineBatch]()
         self._lanes, self._versions = lanes, lens.state.unchanged.versions()
         self._keeping: dict[tuple[str, ...], BaselineRun] = {}
         self._fewer: dict[tuple[int, int | None], BaselineRun] = {}
@@ -79,6 +79,7 @@ class BaselineRun:
 
     def read_outcome(self, needs: Needs) -> Outcome:
         """Return the run's outcome over all its sequences, with the layers, sites and loss that ``needs`` lists."""
+        self.run_side_by_side([self])
         return join_outcomes(
             [self.batch(prompts.start).narrow_to(needs).outcome for prompts in self.prompt_batches]
         )
@@ -139,14 +140,39 @@ class BaselineRun:
             self._fewer[every, length] = self.with_edits(self.edits, every=every, length=length)
         return self._fewer[every, length]
 
-    def _run_batch(self, start: int) -> BaselineBatch:
+    def batch(self, start: int) -> BaselineBatch:
+        """Return the run on the batch of prompts that begins at ``start``: the one that is kept, or a new one."""
+        if start not in self._batches:
+            with prepare_passes(self.lens):
+                self._run_batch(start, self.lens)
+        return self._batches[start]
+
+    def _run_batch(self, start: int, lens: LensModel) -> None:
         prompts = next(prompts for prompts in self.prompt_batches if prompts.start == start)
-        part = self.tokens[prompts]
+        part, passes = self.tokens[prompts], replace(self.passes, lens=lens)
         if self.plan.path == "bridge":
-            ((outcome,), _) = self.passes.run_on_bridge(part, [self.edits], prompts=prompts)
+            ((outcome,), _) = passes.run_on_bridge(part, [self.edits], prompts=prompts)
             early = Early(outcome=outcome, columns={}, losses=None)
-            return BaselineBatch(part=part, prompts=prompts, early=early, keys={})
-        with prepare_passes(self.lens):
-            return self.passes.run_baseline(
+            found = BaselineBatch(part=part, prompts=prompts, early=early, keys={})
+        else:
+            found = passes.run_baseline(
                 part, prompts=prompts, edits=self.edits, streams=self.streams
             )
+        if not self._keeps_all:
+            self._batches.clear()
+        self._batches[start] = found
+
+    @staticmethod
+    def run_side_by_side(runs: Iterable["BaselineRun"]) -> None:
+        """Run the batches that ``runs`` of one model keep and do not have yet, on the lanes of the first."""
+        missing = [
+            (run, prompts.start)
+            for run in dict.fromkeys(runs)
+            if run._keeps_all and run.plan.path == "blocks" and run.plan.lanes > 1
+            for prompts in run.prompt_batches
+            if prompts.start not in run._batches
+        ]
+        if len(missing) > 1:  # one alone has all cores
+            lens, lanes = missing[0][0].lens, missing[0][0].lanes
+            with prepare_passes(lens):
+                lanes.map(lambda copy, one, stop: one[0]._run_batch(one[1], copy), missing)

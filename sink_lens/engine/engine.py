@@ -102,7 +102,13 @@ class Engine:
                 if 0 < one < lens.n_layers and not lens.family.shared_keys
             }
             own = BaselineRun(
-                lens, tokens, plan=plan, needs=self.needs, most=1, lanes=lanes, streams=at
+                lens,
+                tokens,
+                plan=plan,
+                needs=self.needs,
+                keeps_all=False,
+                lanes=lanes,
+                streams=at,
             )
         self._baseline_run = own
         self._references = References(lens, tokens)
@@ -420,6 +426,7 @@ def outcomes_in_one_queue(
     The forwards of all of them run side by side. Without edits, a run itself is the result. Each ``Needs`` lists what
     the outcome holds, no more than its run holds. What an edit raises is raised.
     """
+    BaselineRun.run_side_by_side(run for run, _, _ in asked)
     cells: dict[tuple[BaselineRun, Needs], list[Cell]] = {}
     for run, edits, needs in asked:
         cells.setdefault((run, needs), []).extend([cell_of_edits(edits)] if edits else [])

@@ -71,23 +71,17 @@ def run_packs(
             for one in several
         ]
         return list(chain.from_iterable(every))
-    work, lock = iter([(one, pack) for one in several for pack in one.packs]), Lock()
+    lock = Lock()
 
     def finished(done: int) -> None:
         with lock:
             advance(done)
 
-    def in_lane(lens: LensModel, number: int, stop: Event) -> list[_Found]:
-        found: list[_Found] = []
-        while not stop.is_set():
-            with lock:
-                one, pack = next(work, (None, ()))
-            if one is None:
-                break
-            found += _run_in_turn(one, [pack], lens, stop, failed=failed, advance=finished)
-        return found
+    def in_lane(lens: LensModel, given: tuple[Packs[_Found], Pack], stop: Event) -> list[_Found]:
+        return _run_in_turn(given[0], [given[1]], lens, stop, failed=failed, advance=finished)
 
-    return list(chain.from_iterable(lanes.map(in_lane, range(lanes.count))))
+    found = lanes.map(in_lane, [(one, pack) for one in several for pack in one.packs])
+    return list(chain.from_iterable(found))
 
 
 def _run_in_turn(

@@ -6,12 +6,12 @@ the same numbers (``trust`` compares them). The modules are copied because the e
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
-from itertools import chain
-from threading import Event
+from itertools import chain, islice
+from threading import Event, Lock
 from typing import TypeVar
 
 import torch
@@ -37,19 +37,31 @@ class Lanes:
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
 
     def map(
-        self, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]
+        self, run: Callable[[LensModel, _Given, Event], _Found], given: Iterable[_Given]
     ) -> list[_Found]:
-        """Call ``run`` in a thread for each item of ``given``, one for each lane; return the results.
+        """Call ``run`` for each item of ``given``, in the lane that is free next; return results in no order.
 
         ``run`` gets a lane's copy of the model, the item, and an event, which is set once a call has failed.
         """
-        stop = Event()
-        futures = [
-            self._pool.submit(copy_context().run, run, *each, stop)
-            for each in zip(self._lenses, given, strict=False)
-        ]
+        work, lock, stop = iter(given), Lock(), Event()
+
+        def in_lane(lens: LensModel) -> list[_Found]:
+            found: list[_Found] = []
+            try:
+                while not stop.is_set():
+                    with lock:
+                        some = list(islice(work, 1))
+                    if not some:
+                        break
+                    found.append(run(lens, *some, stop))
+            except BaseException:
+                stop.set()
+                raise
+            return found
+
+        futures = [self._pool.submit(copy_context().run, in_lane, lens) for lens in self._lenses]
         try:
-            return [future.result() for future in futures]
+            return list(chain.from_iterable(future.result() for future in futures))
         finally:
             stop.set()
 
