@@ -270,8 +270,7 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
         more.numpy(), less.numpy(), generator=np.random.default_rng(seen.seed)
     )
     needed = bool(change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0)
-    highest = change.estimate if math.isnan(change.high) else change.high
-    told = needed or highest < WORTH_KEEPING_NATS
+    told = needed or change.high < WORTH_KEEPING_NATS
     why = f"leaving it out may cost less or more than {WORTH_KEEPING_NATS} nats"
     return in_front | {
         **({"needed": needed} if told else {"needed": None, "why": why}),
@@ -400,11 +399,13 @@ def card_sentence(found: Mapping[str, Any]) -> str:
         named = f"{'dimension' if len(outliers) == 1 else 'dimensions'} {join_and(outliers)}"
         low, value, high = (zeroed[end] for end in ("low", "value", "high"))
         if low is None or high is None:  # one sequence has no interval
-            low = high = value
-        if value is not None and abs(value) >= WORTH_KEEPING_NATS and (low > 0 or high < 0):
+            shown, nothing = True, False
+        else:
+            shown, nothing = low > 0 or high < 0, max(-low, high) < WORTH_KEEPING_NATS
+        if value is not None and abs(value) >= WORTH_KEEPING_NATS and shown:
             mean = _cost_text(mean)
             parts.append(f"zeroing its outlier {named} {cost}, putting their mean in place {mean}")
-        elif value is not None and max(-low, high) < WORTH_KEEPING_NATS:
+        elif nothing:
             parts.append(f"nothing hangs on its outlier {named}: zeroing {cost}")
         else:
             parts.append(

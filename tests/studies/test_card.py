@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from importlib import import_module
 
 import pytest
@@ -221,7 +222,8 @@ def test_uniform_attention_to_a_short_text_is_not_told_as_a_sink():
         (0.001, -0.003, 0.005, "nothing hangs on its outlier dimension 7"),
         (1.2, -0.2, 2.6, "whether anything hangs on its outlier dimension 7 is not shown"),
         (0.001, -0.3, 0.3, "whether anything hangs on its outlier dimension 7 is not shown"),
-        (0.001, None, None, "nothing hangs on its outlier dimension 7"),
+        (0.001, None, None, "whether anything hangs on its outlier dimension 7 is not shown"),
+        (0.5, None, None, "zeroing its outlier dimension 7 costs"),
         (None, None, None, "whether anything hangs on its outlier dimension 7 is not shown"),
     ],
 )
@@ -258,6 +260,8 @@ def test_bos_is_not_said_to_be_needless_where_its_cost_is_not_known(lens, monkey
         ([-0.5, -0.6, -0.5, -0.4], False),
         ([0.001, 0.002, -0.001, 0.0], False),
         ([1.5, -1.4, 0.7, 0.1], None),
+        ([0.001, math.nan, math.nan, math.nan], None),
+        ([0.5, math.nan, math.nan, math.nan], True),
     ):
         without = seen.token_losses[:, 1:] + torch.tensor(changes)[:, None]
         monkeypatch.setattr(model_card, "_measure_token_losses", lambda *_, x=without: x)
