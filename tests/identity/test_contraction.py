@@ -147,9 +147,11 @@ def test_directions_and_alignment():
     assert rows.loc["argmax token", "rank"] <= 10
     assert rows.loc["argmin token", "cosine"] < 0
     assert rows.loc[rows.index[-1], "of"] == 32
-    *_, last = one.tables["alignment"].to_dict("records")
+    against = contraction(small(seed=3, activation="relu"), sequences=64, length=16, sinks=False)
+    *_, last = against.tables["alignment"].to_dict("records")
     place = f"{last['what'].split()[-1]}.mlp"
-    assert last["cosine"] == pytest.approx(one.directions[place][last["which"]])
+    assert last["cosine"] == pytest.approx(against.directions[place][last["which"]])
+    assert last["cosine"] < 0
     wide = contraction(small(d_model=40), sequences=64, length=16)
     assert direction_cosines({"a": one.directions, "b": wide.directions}).empty
 
