@@ -168,7 +168,7 @@ def _rows_of_curve(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFra
 
 
 def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
-    tokens = finals.groupby(["variant", "seed"])["tokens"].max()
+    tokens: Any = finals.groupby(["variant", "seed"])["tokens"].max()
     amount = " to ".join(dict.fromkeys(map(short_count, (tokens.min(), tokens.max()))))
     others = join_and(map(_quote, variants.others))
     differing = [
