@@ -86,7 +86,7 @@ def mediation_table(
             [mean_mass(one, position, layers) for one in controls], dtype=torch.float32
         )
         added, added_to_few = (
-            one if abs(one) >= LEAST_ADDED else math.nan
+            one if one >= LEAST_ADDED else math.nan
             for one in (whole - baseline, few_whole - few_baseline)
         )
         mean = float(control.mean())  # nan without controls

@@ -10,7 +10,7 @@ from rounding import close
 from sink_lens.chain.config import CONTROL_LENGTH
 from sink_lens.chain.mediate import mediation_table
 from sink_lens.chain.setting import make_setting
-from sink_lens.edits.constructors import freeze
+from sink_lens.edits.constructors import freeze, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.schema import column_names
 
@@ -81,6 +81,14 @@ def test_shares_are_of_what_the_intervention_added(table_of):
         )
         control = (found["control_mean"] - found["baseline_mass"]) / added
         assert found["control_surviving_share"] == pytest.approx(control)
+
+
+def test_no_share_is_told_of_an_intervention_that_takes_attention_away(planted_at):
+    place = planted_at(sink=False).setting
+    found = row(mediation_table(place, amplified=zero("pattern", keys=[6])), "amplification", "key")
+    assert found["mass_without_freeze"] < found["baseline_mass"] - 0.02
+    assert found["surviving_share"] != found["surviving_share"]
+    assert found["control_surviving_share"] != found["control_surviving_share"]
 
 
 def test_the_aggregated_value_carries_nothing_of_a_sink_that_is_a_token(table_of):
