@@ -366,6 +366,8 @@ def test_a_kill_within_a_part_loses_one_pass_and_no_bit(tmp_path, monkeypatch):
     }
     fields |= {"check": 0, "random": 0, "method": "eap", "report": False, "batch_size": 5}
     whole = circuits.run(speaking("llama"), out=tmp_path / "whole", **fields)
+    summary = whole.tables["summary"].iloc[0]  # eap takes no sum over points
+    assert (np.isnan(summary["left_sum"]), summary["left_pairs"]) == (True, 0)
     scored, passes = scoring.score_by_gradients, []
 
     def killed(runs, **how):

@@ -54,7 +54,12 @@ def test_parts_of_a_batch_keep_what_they_came_from():
     ]
     pieces = [five[:2], five[2:4], five[4:]]
     assert rows == [(one.tokens.tolist(), one.lengths.tolist(), "random", 7) for one in pieces]
-    assert (five.with_bos(1).bos, five.with_bos(1).without_bos().bos_condition) == (True, "without")
+    more = five.with_bos(1)
+    assert (more.bos, more.bos_condition, more.without_bos().bos_condition) == (
+        True,
+        "with",
+        "without",
+    )
     with pytest.raises(InputError, match="begin with BOS already"):
         five.with_bos(1).with_bos(1)
     with pytest.raises(InputError, match="do not begin with BOS"):

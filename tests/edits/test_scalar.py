@@ -70,6 +70,7 @@ def test_at_positions_it_is_the_change_of_the_weights_there_alone(lens_of, raw_o
 def test_it_goes_together_with_edits_of_the_neurons_in_either_order(lens_of, raw_of, raw_run):
     lens = lens_of("llama")
     entries = scalar(lens, **ENTRIES)
+    assert entries.label.startswith("6 entries")
     double = scale("neurons", 2.0, layers=[LAYER])
     changes = [("neurons", LAYER, lambda view: view.mul_(2))]
     expected = raw_run("llama", TOKENS, changes, model=weighted(raw_of("llama"), 0.0))

@@ -234,6 +234,8 @@ def test_the_sentence_names_what_was_rounded_and_the_sites_whose_channels_are_ke
     found = study.decision | {"cache": "int4_token", "weights": "mxfp4"}
     rounded = "int8_tensor, with the KV cache in int4_token and the weights in mxfp4, costs"
     assert rounded in module._advice_sentence(found)
+    found = study.decision | {"channels_alone": (0.97, 0.9, 0.99), "closed_low": 0.9}
+    assert "The channels alone close 97% [90%, 99%]" in module._advice_sentence(found)
 
 
 def test_the_spread_over_inputs_is_in_the_interval():
