@@ -3,8 +3,9 @@
 1. Take the link's primary statistic with its interval over sequences, its floor and its nulls. The random-init baseline
    is one draw, and one draw is not a control: its values stand beside the others and decide nothing.
 2. *Present*: yes if the interval lies over the floor and over every null; no if it lies under the floor or under a
-   null, or if what it would be measured on is not there; not applicable if what the link starts from is not there; not
-   asked in a hybrid that has no layer to ask it in.
+   null, or if what it would be measured on is not there (without a sink: undecided); not asked in a hybrid that has no
+   layer to ask it in. Not applicable if there is no outlier dimension to be read, or to be written without a growth
+   step; and without a sink, if the link before is not present (``can_start`` excepted).
 3. *Necessary or sufficient*: take the share of the sink that the link's intervention removes, (A - A_edited) / A, or
    makes. Yes if its interval is over a floor and over the largest control; no if it is under ``LEAST_SHARE`` or under a
    control; *in part* between. Undecided where the sink is weak, or the edit takes the model off its distribution.
@@ -13,12 +14,12 @@
    ablation of step 3 once more: *in part* then goes up to this floor.
 5. Without a sink steps 3 and 4 are not applicable, and what was measured is still there. Without interventions they are
    not tested, and the verdict is *present, not tested* or *absent*: a link holds only where an intervention says so.
-   Where the sequences are too short to tell a sink, no answer is no. Absent parts that leave nothing to edit answer no
-   to all three.
+   Where the sequences are too short to tell a sink, no answer is no, and steps 3 and 4 are undecided. Absent parts that
+   leave nothing to edit answer no to all three.
 6. Look the three answers up in ``DERIVED``. No link is failed because another one is absent.
 7. A link about single dimensions hangs on the basis of the stream, which a rotation changes without changing the
-   function. If it fails or has no source, ask the same of the directions that the token has (``Link.own_direction``).
-   If they hold, or hold in part, the link is *not in this basis*.
+   function. If it fails or has no source where no dimension dominates, ask the same of the directions that the token
+   has (``Link.own_direction``). If they hold, or hold in part, the link is *not in this basis*.
 
 Every other answer of yes, no or in part (where steps 3 and 4 share an ablation, the verdict) is given only if its
 interval lies wholly on one side of its bars: more sequences can settle an open answer, and do not turn over a settled

@@ -13,16 +13,18 @@ search is our own.
    removes half, and four fifths, of the sink. If the longest removes less than half, the sets are empty.
 3. Thin each: leave out what can be left out while the share still goes. It is a small set, not the smallest, and holds
    the smaller one.
-4. *All makers* begin with a set that removes nearly all that the longest prefix removes, thinned in the same way, and
-   those of the next parts that each remove clearly more with it.
+4. *All makers* begin with a set that removes nearly all that the longest prefix removes, thinned while 98% of what its
+   own prefix removes still goes, and those of the next parts that each remove clearly more with it.
 5. Other parts can make the sink as well: those before the last gap in the integrated effects behind that set, where one
-   part has at least ``GAP`` times the effect of the next, belong to them, kind by kind, if those of a kind remove a
-   quarter of the sink without that set; so does every one of the ``NEXT`` highest parts that alone removes that much.
+   part (with more than noise, ``LEAST_EFFECT``) has at least ``GAP`` times the effect of the next, belong to them, kind
+   by kind, if those of a kind remove a quarter of the sink without that set; so does every one of the ``NEXT`` highest
+   parts that alone removes that much. Embeddings that are in every set count with neither: a quarter more than they
+   remove alone is asked, and a kind is thinned.
 6. A maker whose ablation, alone or with its like of the same layer, takes half of what a later neuron among the makers
    has at the sink position over its mean elsewhere is *upstream* of that neuron: ablating the one or the other is the
    same cut. 32 are asked alone; what feeds none *writes*.
-7. On other sequences, ablate every set beside random sets of the same size and layers, with the loss of each. Where a
-   layer has one such part, the random one is of another layer; an embedding has none.
+7. On other sequences (the same where none are left), ablate every set beside random sets of the same size and layers,
+   with the loss of each. Where a layer has one such part, the random one is of another layer; an embedding has none.
 
 To ablate is to set a part to its mean over ordinary tokens at the sink position (``mean_ordinary``), a key's bias to 0
 at all keys, and a sink logit to nothing. In a model without a sink the makers of its massive activation are searched

@@ -15,8 +15,8 @@ different streams, so that no run of the plain model has them all:
 5. At z and at the MLP's output, keep this layer's writers' c - a for the readers behind.
 6. Do 3 for the logits, with the last norm; read the metric.
 
-With every edge chosen this is the clean run; with none, under ``resample``, the corrupted one. A run with a circuit's
-edges alone, the others patched, is that of Conmy et al., arXiv 2304.14997.
+With every edge chosen this is the clean run; with none, under ``resample`` and with nothing frozen, the corrupted one.
+A run with a circuit's edges alone, the others patched, is that of Conmy et al., arXiv 2304.14997.
 """
 
 from collections.abc import Callable

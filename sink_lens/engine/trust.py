@@ -2,15 +2,15 @@
 
 A cell is a set of edits that are made together in one run; the bridge is TransformerLens's own forward.
 
-1. Take a plan: forwards side by side (lanes), cells that share a forward (pack), later beginnings (cut).
+1. Take a plan: forwards side by side (lanes), cells that share a forward (pack), later first positions (cut).
 2. Run the baseline and two cells, early and late in the layers, by it on the longest sequence (on all of the plan's, if
    something reads the whole batch), and all three in one forward of the bridge. If one fails, try cells alone,
    eight at most; if all fail, go to the end of 4. A trace, whose cells are not known before, first compares one
    isolation alone (``make_checked_run``).
 3. If all metrics are within ``TOLERANCE`` of the largest metric or read logit (or 1), take the plan.
-4. Else give up, in turn: lanes, later beginnings, shared forwards, ``partial_pass``; after each, go to 2. What is left
-   at last is one forward of the bridge per cell. In half precision every finite deviation is allowed. If even the last
-   way is off, a warning says by how much.
+4. Else give up, in turn: lanes, later first positions, shared forwards, ``partial_pass``; after each, go to 2. What is
+   left at last is one forward of the bridge per cell. In half precision every finite deviation is allowed. If even the
+   last way is off, a warning says by how much.
 
 The deviation that was found is kept in the plan, and stands in the run's record.
 """
