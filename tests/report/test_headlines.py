@@ -351,12 +351,12 @@ def preference(models=("MODEL",), *, value=5.0):
     return page("preference", summary=surveyed(models, value=value))
 
 
-def contraction(models=("MODEL",), *, low=0.1, step=NAN, seeds=(0, 1)):
+def contraction(models=("MODEL",), *, low=0.1, step=NAN, seeds=(0, 1), cosine=0.2):
     variants = grid(variant=models if step != step else [], measure=MEASURED).assign(
         n=3, mean=0.2, low=low, high=0.3
     )
     variants = variants.assign(difference=NAN, difference_low=NAN, difference_high=NAN)
-    pairs = [{"a": "A", "b": "B", "stage": "last", "cosine": 0.1, "chance": 0.05}]
+    pairs = [{"a": "A", "b": "B", "stage": "last", "cosine": cosine, "chance": 0.05}]
     return page(
         "contraction", summary=surveyed(models, step=step), variants=variants, agreement=pairs,
         models={"model": ["A", "B"], "variant": "MODEL", "seed": seeds},
@@ -522,6 +522,7 @@ CASES = {
         (contraction, TWO | {"low": -0.1}, TWO, ["title: none"], []),
         (contraction, {}, {"step": 4.0}, ["model"], ["title: training", "course"]),
         (contraction, {}, {"seeds": (0, 0)}, ["directions"], []),
+        (contraction, {}, {"cosine": 0.02}, [], []),
         (contraction, TWO, {"models": ("A", "B")}, ["all"], []),
         (contraction, {"models": FIVE}, {"models": FIVE[:4]}, ["more"], []),
     ],
