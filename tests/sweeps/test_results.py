@@ -270,6 +270,8 @@ def test_one_outlier_does_not_flatten_a_map_and_is_marked():
         effect=[0.3, *np.linspace(-0.1, 0.1, 20), *[NAN] * 79]
     )  # as a page blanks what may be chance
     assert effect_figure(few).axes[0].images[0].norm.vmax == 0.1
+    one = table.assign(effect=np.where(effects == 5, 5.0, 0.0))  # all else changes nothing
+    assert effect_figure(one).axes[0].images[0].norm.vmax == 5
     axes, scale = effect_figure(table.assign(effect=np.linspace(-1, 1, 100))).axes
     assert (axes.images[0].norm.vmax, scale.get_ylabel()) == (1.0, "effect on loss")
 
