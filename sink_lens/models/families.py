@@ -8,8 +8,10 @@ half-precision type. Whether they are equal to the last bit is a fact about a CP
 states: ``engine.trust`` finds it out where the numbers are computed.
 """
 
+import functools
+import inspect
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ModelError
@@ -504,11 +506,18 @@ def _changed_fields(architecture: str, config: Any, row: Family) -> dict[str, An
 
 
 def setting_of(config: Any, name: str) -> Any:
-    """Return a setting that the configuration's class has; None for one that a config.json has besides.
+    """Return a setting that the configuration's class has or takes; None for one that a config.json has besides.
 
     transformers keeps those too, and no model of the class reads them.
     """
-    return getattr(config, name, None) if name in {one.name for one in fields(config)} else None
+    kind = type(config)
+    read = name in _taken_names(kind) or hasattr(kind, name)
+    return getattr(config, name, None) if read else None
+
+
+@functools.cache
+def _taken_names(kind: Any) -> frozenset[str]:
+    return frozenset((*kind.attribute_map, *inspect.signature(kind.__init__).parameters))
 
 
 def head_sizes(config: Any, *, family: Family, layer: int) -> dict[str, int]:

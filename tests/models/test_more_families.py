@@ -7,12 +7,13 @@ from jaxtyping import TypeCheckError
 from lenses import ALL_FAMILIES, speaking, tokens
 from rounding import assert_rows_close
 from tiers import REPRESENTATIVES
+from transformers import LlamaConfig
 
 from sink_lens import answers, capture, run_with
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
 from sink_lens.errors import ModelError
-from sink_lens.models.families import FAMILIES, family_of_model
+from sink_lens.models.families import FAMILIES, family_of_model, setting_of
 from sink_lens.models.interfaced import give_attention_interface
 from sink_lens.models.load import wrap
 from sink_lens.models.private_apis import set_attention
@@ -97,6 +98,18 @@ def test_granites_multiplier_is_read_from_the_configuration():
         "GraniteForCausalLM", config=config_of("granite", residual_multiplier=0.22)
     )
     assert row.attn_multiplier == row.mlp_multiplier == 0.22
+
+
+def test_a_setting_that_a_configuration_of_ones_own_takes_is_read():
+    class Taken(LlamaConfig):
+        def __init__(self, sliding_window=4, **others):
+            super().__init__(**others)
+            self.sliding_window = sliding_window
+
+    class Stated(LlamaConfig):
+        sliding_window = 4
+
+    assert [setting_of(kind(), "sliding_window") for kind in (Taken, Stated)] == [4, 4]
 
 
 @pytest.mark.parametrize(
