@@ -53,7 +53,7 @@ class Lanes:
                         some = list(islice(work, 1))
                     if not some:
                         break
-                    found.append(run(lens, *some, stop))
+                    found.append(run(lens, some[0], stop))
             except BaseException:
                 stop.set()
                 raise
