@@ -336,7 +336,7 @@ def resample(
     source[order] = order.roll(shift)  # no sequence keeps its own values
     where.setdefault("label", f"resample {site}")
     drawn = {layer: tensor[source.to(tensor.device)] for layer, tensor in values.items()}
-    return replace(freeze(site, drawn, **where), laid=None)  # they lie as those of other texts
+    return replace(freeze(site, drawn, **where), laid=None)  # values of other texts lie as those do
 
 
 def scalar(

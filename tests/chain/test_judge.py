@@ -235,7 +235,7 @@ def undecided_link(
     }
 
 
-def measured(**columns):
+def undecided_statistic(**columns):
     tables = undecided_link({}, present="undecided")
     return tables | {"links": tables["links"].assign(is_primary=True, **columns)}
 
@@ -265,8 +265,11 @@ def measured(**columns):
             f"{NEAR}, and this edit damages the model itself (loss +5.5 nats)",
         ),
         (undecided_link({}, present="undecided"), NEAR),
-        (measured(measured="present"), "the sequences are too short to tell of a sink"),
-        (measured(measured="undecided", ci_low=NAN), "what was measured has no interval"),
+        (undecided_statistic(measured="present"), "the sequences are too short to tell of a sink"),
+        (
+            undecided_statistic(measured="undecided", ci_low=NAN),
+            "what was measured has no interval",
+        ),
         (
             undecided_link({"low": 0.4}, necessary="yes"),
             "ablating what it leads to may remove more or less than 50% of the sink",

@@ -1,5 +1,7 @@
 """A survey of several models goes on where it was stopped, and gives what one gives that nobody stopped."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
@@ -8,6 +10,7 @@ from sink_lens.errors import RunError
 from sink_lens.identity import surveys
 from sink_lens.identity.models_to_measure import ModelToMeasure
 from sink_lens.identity.pages.contraction import CONTRACTION
+from sink_lens.identity.pages.survey import read_variants_and_models
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.text import as_text
 
@@ -89,3 +92,16 @@ def test_the_page_of_one_model_has_its_interval_over_sequences(tmp_path, monkeyp
     said = f"{as_text(row['value'])} ({as_text(row['low'])} to {as_text(row['high'])})"
     assert said in CONTRACTION.title(run)
     assert said in CONTRACTION.headline(run)[0]
+
+
+def test_two_models_of_one_variant_have_no_interval_over_sequences_and_the_next_keeps_its_own():
+    columns = {"measure": "tau", "seed": float("nan"), "value": 1.0, "step": float("nan")}
+    summary = pd.DataFrame(
+        {"variant": ["a", "a", "b"], "low": [1.0, 2.0, 3.0], "high": 4.0}
+    ).assign(model=["a 1", "a 2", "b"], **columns)
+    variants = pd.DataFrame({"variant": ["a", "b"], "measure": "tau", "n": 1, "mean": 1.0})
+    tables = {"summary": summary, "variants": variants.assign(low=float("nan"), high=float("nan"))}
+    run = SimpleNamespace(need=lambda name, columns: tables[name][list(columns)])
+    found, _ = read_variants_and_models(run)
+    assert found["low"].isna().tolist() == [True, False]
+    assert found.loc[1, ["low", "high"]].tolist() == [3.0, 4.0]

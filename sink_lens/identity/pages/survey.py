@@ -172,6 +172,7 @@ def read_variants_and_models(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
         run.need("summary", columns=SUMMARY),
     )
     alone = summary.loc[summary["seed"].isna(), ["variant", "measure", "low", "high"]]
+    alone = alone.loc[~alone.duplicated(["variant", "measure"], keep=False)]
     own = variants[["variant", "measure"]].merge(alone, how="left", on=["variant", "measure"])
     return variants.fillna(own[["low", "high"]]), summary
 
