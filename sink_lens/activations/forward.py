@@ -18,7 +18,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ..data.described import BosCondition, InputConfig
-from ..data.tokens import Prompts, TokenBatch, as_batch, unmasked_padding_text
+from ..data.tokens import (
+    Prompts,
+    TokenBatch,
+    as_batch,
+    begins_with_bos,
+    unmasked_padding_text,
+)
 from ..errors import InputError, KernelError, SiteError
 from ..models.delegation import attention_component, delegate_attention, stop_pass_after
 from ..models.inputs import load_model, make_tokens
@@ -51,6 +57,8 @@ def resolve(
         batch = make_tokens(lens, config=config, bos=config.bos)
     else:
         batch = as_batch(tokens, lens.tokenizer, bos=bos)
+    if batch.source == "tensor" and lens.tokenizer is not None:
+        batch = replace(batch, bos=bool(begins_with_bos(batch, lens.tokenizer).all()))
     unknown = ~batch.valid & (batch.tokens >= lens.d_vocab)  # a pad token of the tokenizer's alone
     if bool(unknown.any()):
         batch = replace(batch, tokens=batch.tokens.masked_fill(unknown, 0))

@@ -205,14 +205,10 @@ class TokenBatch:
                 )
         tokens, lengths = tokens.to(torch.int64, copy=True), lengths.to(torch.int64, copy=True)
         _check_tensors(tokens, lengths)
-        bos = None if tokenizer is None else bos_id(tokenizer)
-        return TokenBatch(
-            tokens=tokens,
-            lengths=lengths,
-            source="tensor",
-            bos=bos is not None and bool((tokens[:, :1] == bos).all()),
-            bos_condition="auto",
+        batch = TokenBatch(
+            tokens=tokens, lengths=lengths, source="tensor", bos=False, bos_condition="auto"
         )
+        return replace(batch, bos=bool(begins_with_bos(batch, tokenizer).all()))
 
     @staticmethod
     @check_calls
@@ -390,6 +386,14 @@ from_tensor, random_tokens, repeated_tokens = (
     TokenBatch.random,
     TokenBatch.repeated,
 )
+
+
+def begins_with_bos(
+    batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None
+) -> Bool[Tensor, " batch"]:
+    """Mark the sequences whose first token is the tokenizer's BOS; none without a tokenizer, or if it has none."""
+    bos = None if tokenizer is None else bos_id(tokenizer)
+    return batch.tokens[:, 0] == (-1 if bos is None else bos)
 
 
 def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from ..activations.record import stream_batch
 from ..chain import readings as r
 from ..chain.config import TraceConfig
 from ..data.token_ids import bos_id
-from ..data.tokens import TokenBatch, Tokens
+from ..data.tokens import TokenBatch, Tokens, begins_with_bos
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, config_hash, weights_hash
@@ -258,6 +258,11 @@ def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
         with_bos = seen.token_losses[:, 1:]
         without = _measure_token_losses(seen, seen.tokens.without_bos())
     else:
+        if bool(begins_with_bos(seen.tokens, tokenizer).any()):
+            return in_front | {
+                "needed": None,
+                "why": "some of the sequences begin with BOS, and others do not",
+            }
         if seen.lens.n_context is not None and seen.tokens.n_positions >= seen.lens.n_context:
             return in_front | {
                 "needed": None,

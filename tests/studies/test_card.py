@@ -250,6 +250,24 @@ def test_a_card_of_tokens_without_a_label_has_no_loss_and_says_so(lens):
     assert None not in (losses["loss_with_nats"], losses["loss_without_nats"])
 
 
+def test_ids_that_begin_with_bos_are_told_so_and_rows_of_both_kinds_are_not_compared(lens):
+    ids = torch.randint(3, 300, (4, 24), generator=torch.Generator().manual_seed(0))
+    ids[:, 0] = BOS_ID
+    given = (ids, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, from_tensor(ids))
+    known = card(lens, tokens=from_tensor(ids, tokenizer=lens.tokenizer), progress=False).decision
+    for tokens in given:
+        found = card(lens, tokens=tokens, progress=False).decision
+        assert found["measured_on"]["begins_with_bos"]
+        assert found["bos"] == known["bos"]
+    ids[0, 0] = 7
+    found = card(lens, tokens=ids, progress=False).decision
+    assert not found["measured_on"]["begins_with_bos"]
+    assert (found["bos"]["needed"], "begin with BOS, and others" in found["bos"]["why"]) == (
+        None,
+        True,
+    )
+
+
 def test_bos_is_not_said_to_be_needless_where_its_cost_is_not_known(lens, monkeypatch):
     ids = torch.randint(3, 300, (4, 24))
     ids[:, 0] = BOS_ID
