@@ -225,7 +225,9 @@ def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
         **dict.fromkeys(("first", "second", "change", "change_low", "change_high"), math.nan),
         "first_indices": first,
         "second_indices": second,
-        "changed": first != second,
+        "changed": set(first.split(", ")) != set(second.split(", "))  # in any order
+        if unit == "index"
+        else first != second,
     }
 
 
@@ -243,10 +245,8 @@ def _setting_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
         return rows
     tokenizers = (first.tokenizer, second.tokenizer)
     counts = [count_bos_in_front(one) for one in tokenizers]
-    for name in counts[0]:
-        shown = (
-            "" if one[name] is None else str(one[name]) for one in counts
-        )  # a chat needs a template
+    for name in counts[0] | counts[1]:  # a chat needs a template, and may not be rendered
+        shown = ("" if one.get(name) is None else str(one[name]) for one in counts)
         rows.append(_text_row(f"bos_in_front_of_{name}", "text", *shown))
     both = [[bos_id(one), *text_ids(_SAMPLE, one)] for one in tokenizers]
     if both[0] != both[1]:

@@ -16,7 +16,13 @@ from sink_lens.models.tiny import BOS_ID, planted, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.report.html import page_content
 from sink_lens.studies import card, cards
-from sink_lens.studies.card_pair import _change_text, _make_json_answer, _number_row
+from sink_lens.studies.card_pair import (
+    _change_text,
+    _make_json_answer,
+    _number_row,
+    _setting_rows,
+    _text_row,
+)
 from sink_lens.studies.config import CardConfig
 from tests.tiny_families import tiny
 
@@ -272,3 +278,19 @@ def test_a_model_that_was_read_from_a_file_named_by_a_hash_has_no_name():
     model = copy.deepcopy(planted().model)
     model.config._name_or_path = f"/cache/{'b1' * 32}"
     assert wrap(model).name == "LlamaForCausalLM"
+
+
+def test_indices_in_another_order_are_the_same_ones():
+    assert not _text_row("outlier_dimensions", "index", "5, 3", "3, 5")["changed"]
+    assert _text_row("outlier_dimensions", "index", "5, 3", "5")["changed"]
+    assert _text_row("rope", "text", "5, 3", "3, 5")["changed"]
+
+
+def test_a_template_that_is_not_rendered_is_set_beside_one_that_is(base):
+    own = tokenizer()
+    own.chat_template = "{% for m in messages %}{% for n in m %}{{ n }}{% endfor %}{% endfor %}"
+    one, other = (wrap(copy.deepcopy(base), tokenizer=made) for made in (tokenizer(), own))
+    for pair, place in (((one, other), "second"), ((other, one), "first")):
+        rows = {row["quantity"]: row for row in _setting_rows(*pair)}
+        row = rows["bos_in_front_of_chat_not_rendered"]
+        assert "loops within loops" in row[f"{place}_indices"]
