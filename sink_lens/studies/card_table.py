@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -36,6 +36,8 @@ DEFAULT_COLUMNS = (
     "zeroing_cost",
 )
 """Columns where none are chosen; those that no run has are left out."""
+_ALIKE = ("threshold", "dtype", "bos", "token_source", "length")
+"""Columns of what the main numbers hang on: where rows differ in one, the main columns have it too."""
 _OF_RUN = ("family", "dtype", "n_layers", "d_model", "bos", "token_source", "sequences", "length")
 _LISTS = ("outlier_dimensions", "growth_steps", "other_sink_positions")
 
@@ -98,10 +100,17 @@ def make_table_rows(
     """Return a row for each model, whose card is made first, or run folder; arguments and errors as in ``cards``."""
     if not models:
         raise InputError("no model was given; need models, or folders of cards or traces")
-    if out is not None and all(map(is_run_folder, models)):
-        raise InputError(
-            "out was given and every row is that of a run; need a model, whose card it is the folder for"
-        )
+    if all(map(is_run_folder, models)):
+        if out is not None:
+            raise InputError(
+                "out was given and every row is that of a run; need a model, whose card it is the folder for"
+            )
+        default = replace(CardConfig(), model=config.model, others=config.others)
+        for name in (one.name for one in fields(CardConfig) if one.name != "columns"):
+            if getattr(config, name) != getattr(default, name):
+                raise InputError(
+                    f"{name}=... was given and every row is that of a run, as it was measured; need a model to measure"
+                )
     models = [one if isinstance(one, str | Path) else as_lens(one) for one in models]
     for pair in itertools.combinations([one for one in models if isinstance(one, LensModel)], 2):
         refuse_one_model(*pair)
@@ -137,6 +146,7 @@ def read_table_row(run: Run) -> Row:
         "run": run.kind,
     }
     row |= {name: run.provenance.get(name) for name in _OF_RUN}
+    row["threshold"] = run.config.get("threshold")
     return row | (_read_card_row(run) if run.kind == "card" else _read_trace_row(run))
 
 
@@ -158,7 +168,7 @@ def _read_trace_row(run: Run) -> Row:
     noted = table.loc[table["quantity"] == "sink_position", "note"].fillna("")
     cut = {"at_token", "aligned_position"} & row.keys()  # then it is a position in cut sequences
     if (noted == "").any() and not cut:  # without a sink the note says that this one is studied
-        positions = [as_text(row["sink_position"]), row.get("other_sink_positions")]
+        positions = [f"{row['sink_position']:.0f}", row.get("other_sink_positions")]
         row["sink_positions"] = ", ".join(filter(None, positions))
     links = run.optional("links", columns=["link", "verdict"])
     if links is not None:
@@ -211,7 +221,7 @@ def _float_if_number(value: Any) -> Any:
 
 
 def choose_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
-    """Return the columns ``asked`` for; if there are none, the main columns that at least one row has.
+    """Return the columns ``asked`` for; else the main ones that a row has, and those in which rows are not alike.
 
     Raises:
         InputError: a column that no run has.
@@ -220,7 +230,10 @@ def choose_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
     if asked:
         refuse_unknown_names(asked, there, where="columns")
         return list(asked)
-    return [name for name in DEFAULT_COLUMNS if name in there]
+    unlike = [
+        name for name in _ALIKE if len({row[name] for row in rows if row.get(name) is not None}) > 1
+    ]
+    return [*(name for name in DEFAULT_COLUMNS if name in there), *unlike]
 
 
 def _unrounded_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFrame:

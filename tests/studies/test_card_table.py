@@ -19,7 +19,7 @@ TRACE = Path(__file__).parents[1] / "browser" / "default_model"
 NUMBER = {"value": 0.4, "low": 0.3, "high": 0.5, "n": 4}
 
 
-def a_card(folder):
+def a_card(folder, *, config=None):
     loss = NUMBER | {
         "value": 6.0,
         "low": 5.9,
@@ -44,7 +44,7 @@ def a_card(folder):
         "chain": {"asked": False},
     }
     with create_run(
-        folder, kind="card", config={}, provenance={"model": "a_b|c", "dtype": "float32"}
+        folder, kind="card", config=config or {}, provenance={"model": "a_b|c", "dtype": "float32"}
     ) as writer:
         writer.write_text("card.json", json.dumps(made))
         writer.write_csv("summary", pd.DataFrame({"sentence": ["Keep it."]}))
@@ -100,6 +100,27 @@ def test_a_position_without_a_sink_or_in_cut_sequences_is_no_sink_position(cut, 
     with create_run(tmp_path / "run", kind="trace", config={}, provenance={"model": "m"}) as writer:
         writer.write_csv("summary", summary)
     assert "sink_positions" not in make_table_rows([str(tmp_path / "run")], CardConfig())[0]
+
+
+def test_a_late_sink_of_a_trace_is_one_position(tmp_path):
+    rows = [("sink_position", "1234"), ("other_sink_positions", "7, 9")]
+    with create_run(tmp_path / "run", kind="trace", config={}, provenance={"model": "m"}) as writer:
+        frame = pd.DataFrame([{"quantity": name, "value": value} for name, value in rows])
+        writer.write_csv("summary", frame.assign(ci_low=None, ci_high=None, note=["", "weaker"]))
+    found = make_table_rows([str(tmp_path / "run")], CardConfig())[0]
+    assert found["sink_positions"] == "1234, 7, 9"
+
+
+def test_rows_that_are_not_alike_say_so_and_what_measures_nothing_is_refused(tmp_path):
+    runs = [a_card(tmp_path / "a"), a_card(tmp_path / "b", config={"threshold": 0.5}), TRACE]
+    assert cards(runs)["threshold"].tolist() == [None, 0.5, 0.3]
+    assert "threshold" not in cards(runs[::2])
+    with pytest.raises(
+        InputError, match=r"^threshold=\.\.\. was given and every row is that of a run"
+    ):
+        cards(runs, threshold=0.4)
+    refused = run(*runs, "--length", "128")
+    assert (refused.exit_code, "--length was given" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_columns_are_the_main_ones_or_those_asked_for(tmp_path):
