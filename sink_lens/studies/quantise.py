@@ -6,7 +6,8 @@ set whose share of the gap is at least the goal by the lower end of its interval
 and judged on the other, against the goal and against random tokens and channels of the same number.
 
 Rounding is not smooth: an input that differs by a millionth can have another loss. So each run with rounding is made on
-three inputs, the embeddings times 1 and 1 +- 1e-6, and the spread of the three is in the interval.
+three inputs, the embeddings times 1 and 1 +- 1e-6 (in a 16-bit type, what moves the last digit of a quarter of the
+numbers), and the spread of the three is in the interval.
 """
 
 import contextlib
@@ -44,8 +45,8 @@ from .study import Measured, command_of, study
 
 FEWEST = 4
 """Minimum number of sequences, two to choose on and two to judge on."""
-_INPUTS = (1.0, 1 - 1e-6, 1 + 1e-6)
-"""Factors of the stream before layer 0 in the runs whose mean a loss is."""
+_LEAST_FACTOR, _LAST_DIGIT = 1e-6, 0.3
+"""How far the factors of the stream before layer 0 are from 1 at least; and in units of the type's epsilon."""
 
 Channels = Mapping[str, Mapping[int, Sequence[int]]]
 """Site -> layer -> channels."""
@@ -78,7 +79,8 @@ def quantise(
     """Find the tokens and channels that must stay in 16 bit, and measure the loss that keeping them saves.
 
     Raises:
-        InputError: a format or site that cannot be used, weights that are quantised already, or too few sequences.
+        InputError: a format, site or number of channels that cannot be used, weights that are quantised already, or too
+            few sequences.
         RunError: the folder is in use, or holds another run.
     """
     targets = _formats_by_site(lens, config)
@@ -108,7 +110,17 @@ def quantise(
         sites=list(targets),
         batch_size=config.batch_size,
     )
+    (site, layer), narrowest = min(largest[False].items(), key=lambda one: len(one[1]))
+    most = len(narrowest) // (2 if config.controls else 1)
+    if max(config.channels, default=0) > most:
+        more = ", so that random sets can have as many others" if config.controls else ""
+        raise InputError(
+            f"channels are {list(config.channels)}, and {site} of layer {layer} has {len(narrowest)} in all; need at "
+            f"most {most} to keep{more}"
+        )
     rows: list[dict[str, Any]] = []
+    by = max(_LEAST_FACTOR, _LAST_DIGIT * torch.finfo(lens.dtype).eps)
+    factors = (1.0, 1 - by, 1 + by)
     chosen, costly = None, True
     with tqdm(desc="quantised runs", unit="run", disable=not progress, leave=False) as bar:
         for name, part in halves.items():
@@ -117,7 +129,7 @@ def quantise(
                 kept: FullPrecision | None,
                 *,
                 weights: bool = True,
-                inputs: tuple[float, ...] = _INPUTS,
+                inputs: tuple[float, ...] = factors,
                 part: TokenBatch = part,
             ) -> Float[Tensor, "... batch"]:
                 bar.update()

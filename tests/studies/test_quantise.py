@@ -4,6 +4,7 @@ import types
 from dataclasses import replace
 from importlib import import_module
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -374,3 +375,26 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
         quantise(
             quantised, tokens=tokens, weights="int8_token", out=tmp_path / "run", progress=False
         )
+
+
+def test_more_channels_than_random_sets_can_have_others_are_refused():
+    lens, tokens, _ = speaking()
+    width = lens.d_model
+    with pytest.raises(
+        InputError, match=f"resid_post of layer 0 has {width} in all; need at most {width // 2}"
+    ):
+        quantise(lens, tokens=tokens, **(STREAM | {"channels": (1, width // 2 + 1)}))
+    with pytest.raises(InputError, match=f"need at most {width} to keep$"):
+        quantise(lens, tokens=tokens, **(STREAM | {"channels": (width + 1,), "controls": 0}))
+
+
+def test_the_inputs_of_a_16_bit_model_differ_too(monkeypatch):
+    lens, tokens, truth = speaking()
+    lens = wrap(truth.model.to(torch.bfloat16), tokenizer=lens.tokenizer)
+    seen = []
+    monkeypatch.setattr(
+        module, "_widened", lambda found, *, by_input: seen.append(by_input) or found
+    )
+    quantise(lens, tokens=tokens, **(STREAM | {"channels": (1,), "controls": 0}))
+    assert {len(one) for one in seen} == {1, 3}
+    assert max(np.ptp(one) for one in seen) > 0
