@@ -283,7 +283,9 @@ class SinkMonitor:
                 reading = self._collect_reading()
         elif self._sums is not None and not self.stopped:
             with self._stop_on_error():
-                if self._sums.is_complete(len(self._layers), attention=self._attending):
+                if not self._sums.without_first and self._sums.is_complete(
+                    len(self._layers), attention=self._attending
+                ):
                     self._sums.sum_values()
                     self._gathered.append((self._step, self._sums.sums_by_key()))
         self._step += 1

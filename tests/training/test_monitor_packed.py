@@ -152,6 +152,17 @@ def test_what_asks_the_beginning_is_left_out_where_attention_crosses(name, more,
     assert "attention crosses them" in said[0]
 
 
+def test_a_step_in_which_attention_crosses_is_not_gathered_for_the_strongest_position():
+    plain = {"input_ids": torch.stack(documents((40,) * 4))}
+    crossing = flattened(documents()) | {"attention_mask": torch.ones(1, 80, dtype=torch.long)}
+    model, readings = tiny("llama"), []
+    with SinkMonitor(model, every=4) as monitor:
+        for step in range(5):
+            model(**(crossing if step == 2 else plain))
+            readings.append(monitor.step())
+    assert [one["sinks/strongest_sequences"] for one in readings if one] == [4, 12]
+
+
 def test_lengths_alone_keep_no_documents_apart_without_a_flash_kernel():
     batch = flattened(documents(), return_position_ids=False, return_flash_attn_kwargs=True)
     packed, _ = reading(tiny("llama"), batch)
