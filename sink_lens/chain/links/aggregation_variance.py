@@ -65,18 +65,27 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 def _position_decay_statistic(
     std: Tensor, evidence: Evidence, rng: np.random.Generator
 ) -> Statistic:
-    """Compute the slope of log S2 (``std``) on log position from the studied position on; uniform attention: -1/2."""
+    """Compute the slope of log S2 (``std``) on log position from the studied position on; uniform attention: -1/2.
+
+    A position has the mean over the sequences that reach it.
+    """
     panel = evidence.panel
     later = panel.positions >= panel.location.sink_position
     after = (panel.positions[later] - panel.location.sink_position).tolist()
 
     def slope(rows: np.ndarray) -> float:
         curve = torch.full((after[-1] + 1,), math.nan, dtype=torch.float32)
-        curve[after] = torch.from_numpy(rows.mean(axis=0)).float()
+        reach = rows >= 0
+        with np.errstate(invalid="ignore"):  # a position that no drawn sequence reaches is nan
+            mean = np.where(reach, rows, 0.0).sum(axis=0) / reach.sum(axis=0)
+        curve[after] = torch.from_numpy(mean).float()
         return float(decay_exponent(curve))
 
     found = evidence.interval(
-        std[:, later], generator=rng, statistic=slope, most_resamples=_RESAMPLES_OF_SLOPE
+        std[:, later].nan_to_num(-1.0),  # a sequence with a nan would be left out
+        generator=rng,
+        statistic=slope,
+        most_resamples=_RESAMPLES_OF_SLOPE,
     )
     law = {"uniform_law": -0.5}
     return Statistic(
