@@ -10,6 +10,7 @@ from lenses import lens_of, speaking
 from sink_lens.chain import at_token
 from sink_lens.chain.at_token import cut_at_token, token_ids
 from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.page.story import headline_numbers
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
@@ -93,6 +94,9 @@ def test_the_delimiter_of_the_zoo_is_traced(name, tmp_path):
     summary = run.tables.cached_copy()["summary"].set_index("quantity")
     assert summary.loc["at_token", "value"] == f"id {run.provenance['at']['ids'][0]}"
     assert f"{summary.loc['at_token', 'value']} is an attention sink" in found.headline
+    assert "at the studied token" in found.headline
+    assert "position 8" not in found.headline  # of the cut sequences alone
+    assert "at the studied token" in headline_numbers(run)[0][1]
     (maker,) = zoo.truth.makers
     supers = found.tables["neurons"].query("is_super")
     assert supers[["layer", "neuron"]].to_numpy().tolist() == [[maker.layer, maker.index]]

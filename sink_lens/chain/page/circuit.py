@@ -147,6 +147,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
                 for name in ("weights_sha256", "tokens_sha256", "n_layers", "n_heads")
             },
             "sink_position": position,
+            "studied": story.studied if story.cut else f"position {position}",
             "is_sink": story.is_sink is not False,
             "value_average": _value_average_shares(effects),
         },

@@ -124,12 +124,12 @@ def draw_chain(circuit: Any, *, style: Style, width: float | None) -> Figure:
 
 
 def _words_around(circuit: Any) -> tuple[str, str]:
-    position, model = circuit.about["sink_position"], safe_line(circuit.about["model"], limit=40)
+    studied, model = circuit.about["studied"], safe_line(circuit.about["model"], limit=40)
     if not circuit.about["is_sink"]:
-        title = f"What was measured at position {position} of {model}, which is no attention sink"
+        title = f"What was measured at {studied} of {model}, which is no attention sink"
         return title, "It is no attention sink, so no link was intervened on."
     if not circuit.is_causal:
-        title = f"What was measured at position {position}, the attention sink of {model}"
+        title = f"What was measured at {studied}, the attention sink of {model}"
         says = "No link of this run was intervened on. To test the links, trace again and leave interventions on."
         return title, says
     says = "Number: the share of the sink that the link's intervention removes, or makes elsewhere; its 95% interval."
@@ -145,7 +145,7 @@ def _words_around(circuit: Any) -> tuple[str, str]:
         )
     if steps > _MOST_STEPS:
         says += f" {steps - _MOST_STEPS} more growth steps are not drawn."
-    return f"What makes position {position} the attention sink of {model}", says
+    return f"What makes {studied} the attention sink of {model}", says
 
 
 def _boxes_and_bonds(circuit: Any) -> tuple[dict[str, _Box], list[_Bond]]:

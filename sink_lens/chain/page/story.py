@@ -53,6 +53,14 @@ class Story:
     """As L11.N1229, the strongest first."""
     to_no_key: float | None = None
     """Share of attention that goes to no key, under an attention function whose rows sum to less than 1."""
+    cut: bool = False
+    """True if sequences were cut so that what is studied stands at ``position``, which says nothing of them whole."""
+
+    @property
+    def studied(self) -> str:
+        """What is studied, in words: a position or, where sequences were cut around it, a token."""
+        known = "the sink token" if self.position is None else f"position {self.position}"
+        return "the studied token" if self.cut else known
 
     @property
     def is_sink(self) -> bool | None:
@@ -113,7 +121,7 @@ def has_interventions(run: Run) -> bool:
 
 def headline(story: Story) -> list[str]:
     """Return a sentence per finding of ``story``: other sinks, outlier dimensions, growth steps, super neurons."""
-    sentences, at = [], "the sink token" if story.position is None else f"position {story.position}"
+    sentences, at = [], story.studied
     if story.to_no_key is not None:
         said = (
             f"{percent(story.to_no_key)} of attention goes to no key: with this attention function"
@@ -189,9 +197,9 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
         n = _sequences_studied(run)
         where = "" if n is None else f", in {plural(n, 'sequence')}"
         where = where if story.having is None else ", in {} of {} sequences".format(*story.having)
-        has = f"have the sink at position {story.position}, at {over}"
+        has = f"have the sink at {story.studied}, at {over}"
         if not story.is_sink and story.threshold is not None:
-            has = f"have a sink score above {story.threshold:g} at position {story.position}"
+            has = f"have a sink score above {story.threshold:g} at {story.studied}"
         bounds = interval_text(*(story.sink_interval or (np.nan, np.nan)), shown=percent)
         found.append((f"{story.sink_rate:.0%}", f"of heads {has}{where} {bounds}".rstrip()))
     columns = [
@@ -342,10 +350,11 @@ def find_story(run: Run) -> Story:
     others = tuple(place for place in rates if place != position and rates[place] >= minimum)
     summary = run.optional("summary", columns=["quantity", "value", "ci_low", "ci_high"])
     bounds = having = to_no_key = None
+    cut = False
     if summary is not None:
         values = dict(zip(summary["quantity"], summary["value"], strict=True))
-        if "aligned_position" in values:
-            others = ()  # there they are positions of cut sequences
+        cut = not {"aligned_position", "at_token"}.isdisjoint(values)
+        others = () if cut else others  # there they are positions of cut sequences
         if "attention_to_no_key" in values:
             to_no_key = float(values["attention_to_no_key"])
         if "sequences_with_sink" in values:
@@ -386,6 +395,7 @@ def find_story(run: Run) -> Story:
         steps=found,
         super_neurons=None if neurons is None else _super_neuron_names(neurons, position),
         to_no_key=to_no_key,
+        cut=cut,
     )
 
 

@@ -190,8 +190,7 @@ def _key_split_figure(run: Run) -> tuple[str, Figure]:
 def _circuit_figure(run: Run) -> tuple[str, Figure]:
     drawn = circuit.chain_circuit(run)
     if not drawn.about["is_sink"]:
-        at = f"position {drawn.about['sink_position']}"
-        see = f"What was measured at {at}. It is no attention sink, so no link was intervened on."
+        see = f"What was measured at {drawn.about['studied']}. It is no attention sink, so no link was intervened on."
     elif not drawn.is_causal:
         see = "What was measured at the sink. No link was intervened on: no arrow says that one thing causes another."
     else:

@@ -152,7 +152,9 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
             percent(float(values[name])) for name in ("marked_attention", "attention_behind_marked")
         )
         text = f"In {count} {values['marked_tokens']} is a sink too: behind it {there} of attention goes there, "
-        text += f"{here} to position {position}"
+        text += (
+            f"{here} to {'the studied token' if 'at_token' in values else f'position {position}'}"
+        )
         found.append(Phrase("marked", text, ("summary: marked_tokens, marked_attention",)))
     if "sink_logit_rate" in values:
         text = f"In {percent(float(values['sink_logit_rate']))} of heads learned sink logits take the attention"
