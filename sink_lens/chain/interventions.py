@@ -359,6 +359,7 @@ def _intervention_row(
         "beyond_masking_nats": beyond.low,
         "uniform_loss_nats": math.log(setting.lens.d_vocab),
         "n": setting.tokens.n_sequences,
+        "length": setting.tokens.n_positions,
         "sinks_left_out": setting.averaged.n_sinks,
     }
 

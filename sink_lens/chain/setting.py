@@ -5,6 +5,7 @@ it is *mean ablated* instead: set to ``mean_ordinary``, the mean over the tokens
 """
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -471,7 +472,13 @@ def make_setting(
     few = tokens[
         sequences_to_test(tokens.n_sequences, config=config) if chosen is None else chosen
     ].cut(length)
-    shortest = int(few.lengths.min())
+    shortest, longest = int(few.lengths.min()), int(few.lengths.max())
+    if shortest < longest and chosen is None:
+        warnings.warn(
+            f"the sequences have {shortest} tokens or more, and interventions read the first {shortest} of each, and "
+            f"not up to {longest}; give sequences of one length to have all read",
+            stacklevel=2,
+        )
     few = few.cut(shortest)  # every sequence reaches every position
     target = (
         choose_target_position(few, location=location)

@@ -111,6 +111,8 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
         "Every intervention: the share of the sink that it makes at the target position, or removes from the sink "
         "position, beside the same edit at matched random places, and what it adds to the loss."
     )
+    if "length" in table:
+        see += f" Only the first {int(table['length'].iloc[0])} positions of a sequence are read."
     return see, replace(page_table(shown, heads), frame=table)
 
 
