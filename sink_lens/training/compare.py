@@ -119,11 +119,18 @@ def compare(
             _rows_of_curve(finals, variant, curve)["difference"], generator=generator
         )
         differences.append({"variant": variant, "curve": curve} | asdict(one))
-        told = one.excludes_zero and one.n >= FEWEST_SEEDS
-        said = of_training if curve == "training" else sentences
-        said.append(
-            _final_loss_sentences(variant, curve, one, finals=finals, baseline=variants.baseline)
+        own, base = (
+            float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean())
+            for name in (variant, variants.baseline)
         )
+        differs = one.excludes_zero and abs(one.mean) > ROUNDING * base
+        ends = (
+            f"The {curve} loss ends at {own:.4f} nats for {_quote(variant)} and at {base:.4f} for "
+        )
+        ends += _quote(variants.baseline)
+        said = of_training if curve == "training" else sentences
+        said.append(f"{ends}. {_difference_sentence(variant, one, differs=differs)}")
+        told = differs and one.n >= FEWEST_SEEDS
         said.append(_speed_up_sentence(variant, curve, finals, decided=told))
     tables = {"curves": curves, "bands": mean_curve_table(curves), "finals": finals}
     tables["differences"] = pd.DataFrame(differences)
@@ -186,17 +193,10 @@ def _quote(variant: str) -> str:
     return f"“{variant}”"  # the variant “none” would read as the word
 
 
-def _final_loss_sentences(
-    variant: str, curve: str, gap: Difference, *, finals: pd.DataFrame, baseline: str
-) -> str:
-    own, base = (
-        float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean())
-        for name in (variant, baseline)
-    )
-    ends = f"The {curve} loss ends at {own:.4f} nats for {_quote(variant)} and at {base:.4f} for {_quote(baseline)}"
+def _difference_sentence(variant: str, gap: Difference, *, differs: bool) -> str:
     change = signed_change(gap.mean, 4)
     if gap.n < 2:
-        return f"{ends}. The difference, {change}, is of one seed, so it has no interval."
+        return f"The difference, {change}, is of one seed, so it has no interval."
     bounds = interval_text(gap.low, gap.high)
     sure = f"{gap.n} seeds; " + (
         f"paired t test: p = {as_text(gap.t_p)}; " if gap.t_p == gap.t_p else ""
@@ -204,11 +204,11 @@ def _final_loss_sentences(
     sure += f"sign flips: p = {as_text(gap.flip_p)}, at least {as_text(gap.flip_smallest)} with so many seeds"
     if gap.n < FEWEST_SEEDS:
         told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
-    elif not gap.excludes_zero or abs(gap.mean) <= ROUNDING * base:
+    elif not differs:
         told = "No difference can be told"
     else:
         told = f"{_quote(variant)} is {'behind' if gap.mean > 0 else 'ahead of'} the baseline"
-    return f"{ends}. {told}: {change} {bounds} ({sure})."
+    return f"{told}: {change} {bounds} ({sure})."
 
 
 def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame, *, decided: bool) -> str:

@@ -138,6 +138,19 @@ def test_where_no_difference_can_be_told_nobody_is_called_faster(tmp_path):
         assert word not in found.headline
 
 
+def test_a_difference_that_is_rounding_is_told_neither_in_the_title_nor_as_speed(tmp_path):
+    runs = [
+        write_run(tmp_path / f"{variant}-{seed}", [6.0, 5.0, end], seed=seed, value_norm=variant)
+        for variant, ends in (("none", (4.0,) * 3), ("shared", (4 - 1e-6, 4 - 2e-6, 4 - 1.5e-6)))
+        for seed, end in enumerate(ends)
+    ]
+    found = compare(runs, out=tmp_path / "out", generator=generator())
+    assert (found.tables["differences"]["high"] < 0).all()
+    assert "No difference can be told" in found.headline
+    assert "times as fast" not in found.headline
+    assert COMPARE.title(found.run).endswith("no difference can be told")
+
+
 def test_of_a_baseline_that_ends_above_its_start_no_speed_is_told(tmp_path):
     runs = []
     for lr, losses in ((0.1, [6.0, 9.0, 7.0]), (0.001, [6.0, 5.0, 4.0])):

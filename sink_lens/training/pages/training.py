@@ -43,6 +43,7 @@ from sink_lens.report.style import (
     without_formulas,
 )
 from sink_lens.schema import SINK_THRESHOLD
+from sink_lens.stats import ROUNDING
 from sink_lens.text import (
     as_text,
     interval_text,
@@ -548,7 +549,10 @@ def _compare_title(run: Run) -> str:
     )
     change = signed_change(last["mean"], 3)
     told = f"{safe_line(last['variant'])} is {'behind' if last['mean'] > 0 else 'ahead'}"
-    if last["low"] <= 0 <= last["high"]:
+    finals = run.optional("finals", columns=["variant", "curve", "target"])
+    same = [] if finals is None else finals.loc[finals["curve"] == last["curve"], "target"].tolist()
+    rounding = ROUNDING * float(np.mean(same)) if same else 0.0  # of the baseline's final loss
+    if last["low"] <= 0 <= last["high"] or abs(last["mean"]) <= rounding:
         told = "no difference can be told"
     elif last.get("n", FEWEST_SEEDS) < FEWEST_SEEDS:
         told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
