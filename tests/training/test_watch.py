@@ -23,6 +23,7 @@ from sink_lens.records.checkpoints import checkpoint_folders
 from sink_lens.training.batches import load_training_rows
 from sink_lens.training.checkpoint_folders import find_checkpoints
 from sink_lens.training.config import build_train_config
+from sink_lens.training.pages.training import checkpoint_table
 from sink_lens.training.sink_birth import find_birth
 from sink_lens.training.watch import (
     load_evaluation_tokens,
@@ -375,6 +376,7 @@ def test_a_folder_of_checkpoints_is_watched_in_the_order_of_their_steps(tmp_path
     born = find_birth(frame)
     assert (born.step, born.unit, born.tokens) == (300, "steps", 300)
     assert "born between 200 and 300 steps (step 300)" in born.sentence
+    assert checkpoint_table(frame, threshold=0.3).columns[:2] == ("step", "sink_rate")
     own = chain_measures(load(str(folder / "checkpoint-300")), batch())
     last = frame[frame["step"] == 300]
     assert last["value"].to_numpy() == pytest.approx(own["value"].to_numpy(), nan_ok=True)

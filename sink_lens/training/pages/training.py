@@ -447,7 +447,6 @@ def _loss_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _whole_model_measures(watch: pd.DataFrame) -> pd.DataFrame:
-    watch, _ = _use_steps_if_tokens_unknown(watch)
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
 
@@ -478,8 +477,9 @@ def checkpoint_table(
     rows = _whole_model_measures(watch)
     level = rows["threshold"].to_numpy(float)
     rows = rows[np.isnan(level) | np.isclose(level, threshold)]
+    index = ["step"] if rows["tokens"].isna().any() else ["step", "tokens"]
     wide = rows.pivot_table(
-        index=["step", "tokens"], columns="measure", values="value", sort=False
+        index=index, columns="measure", values="value", sort=False
     ).reset_index()
     return page_table(wide, wide.columns if heads is None else heads, most=60)
 
