@@ -30,6 +30,7 @@ from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, package_
 from ..records.checkpoints import checkpoint_folders, model_identity
 from ..schema import SINK_THRESHOLD
 from ..signatures import takes
+from ..text import plural
 from .batches import load_training_rows
 from .checkpoint_files import has_whole_state
 from .checkpoint_folders import Checkpoints, count_tokens_seen, find_checkpoints
@@ -365,7 +366,7 @@ def load_evaluation_tokens(
     """Load the first ``length`` tokens of a run's evaluation sequences, or else pieces of the bundled prose.
 
     If the data has changed since, or was given to ``train`` as rows, a warning says that the prose is used. If there
-    are fewer sequences than ``sequences``, all are returned.
+    are fewer sequences than ``sequences``, all are returned, with a warning.
 
     Raises:
         RunError: there is neither evaluation data nor a tokenizer.
@@ -382,6 +383,12 @@ def load_evaluation_tokens(
         else:
             if corpus.sha256 == run.provenance.get("data_sha256"):
                 rows: Any = corpus.evaluation
+                if len(rows) < sequences:
+                    warnings.warn(
+                        f"{run.folder} has {plural(len(rows), 'held-out sequence')}, fewer than the {sequences} that "
+                        "were asked for: all are measured",
+                        stacklevel=3,
+                    )
                 ids = torch.stack([rows[index]["input_ids"][:length] for index in range(len(rows))])
                 return replace(
                     from_tensor(ids, tokenizer=tokenizer), source=f"evaluation:{corpus.source}"

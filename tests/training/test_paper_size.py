@@ -28,6 +28,7 @@ def run(command):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:.*held-out sequence")
 def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))

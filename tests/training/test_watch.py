@@ -347,6 +347,9 @@ def test_as_many_held_out_sequences_are_measured_as_are_asked_for(tmp_path):
     known = {"data_source": fields["data"], "data_sha256": found.sha256}
     run = read_run(write_run(tmp_path / "run", [5.0], provenance=known, **fields))
     assert load_evaluation_tokens(run, None, sequences=6, length=64).n_sequences == 6
+    with pytest.warns(UserWarning, match="held-out sequences, fewer than the 5000 that were asked"):
+        few = load_evaluation_tokens(run, None, sequences=5000, length=64)
+    assert 6 <= few.n_sequences < 5000
 
 
 # --- checkpoints of others
