@@ -108,7 +108,7 @@ def massive_activations(
     Reference: Sun et al., arXiv 2402.17762.
     """
     magnitude = widen(h).abs()
-    return (magnitude > absolute) & (magnitude >= relative * _median_magnitude(magnitude)[:, None])
+    return (magnitude > absolute) & (magnitude >= relative * median_magnitude(magnitude)[:, None])
 
 
 def residual_outliers(
@@ -123,7 +123,7 @@ def residual_outliers(
     this one is ours).
     """
     magnitude = widen(h).abs()
-    return (magnitude > factor * magnitude.median(-1, keepdim=True).values) & valid[..., None]
+    return (magnitude > factor * median_magnitude(magnitude)[..., None]) & valid[..., None]
 
 
 def token_kurtosis(h: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position"]:
@@ -144,7 +144,7 @@ def massive_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
     Reference: Sun et al., arXiv 2402.17762.
     """
     magnitude = widen(h).abs()
-    return magnitude.amax(-1) / _median_magnitude(magnitude)
+    return magnitude.amax(-1) / median_magnitude(magnitude)
 
 
 def growth_ratio(
@@ -170,5 +170,6 @@ def growth_ratio(
     return ratio.masked_fill(~valid[:, key], math.nan)
 
 
-def _median_magnitude(magnitude: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
-    return median_where(magnitude, where=torch.ones_like(magnitude, dtype=torch.bool))
+def median_magnitude(magnitude: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
+    # torch's median of an even count is the lower middle number, and that of the negated ones the upper
+    return magnitude.median(-1).values / 2 - (-magnitude).median(-1).values / 2

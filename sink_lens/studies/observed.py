@@ -25,7 +25,7 @@ from ..data.tokens import TokenBatch
 from ..edits.constructors import freeze, zero
 from ..edits.mean_ablation import Averaged
 from ..engine.forward import run_with
-from ..measures.dimensions import residual_outliers, token_kurtosis
+from ..measures.dimensions import massive_ratio, residual_outliers, token_kurtosis
 from ..measures.reductions import mean_where
 from ..measures.sink_tokens import ratios_to_median_norm, sampled_queries, score_gap
 from ..models.lens import LensModel
@@ -374,6 +374,5 @@ def _read_largest_entry(view: LayerView, *, site: str) -> Tensor:
     place = flat.abs().masked_fill(~view.valid[..., None], -1.0).flatten(1).argmax(1)
     value = flat.flatten(1).gather(1, place[:, None])[:, 0]
     position, channel = place // flat.shape[2], place % flat.shape[2]
-    token = flat.take_along_dim(position[:, None, None], dim=1)[:, 0].abs()
-    over = value.abs() / token.median(-1).values
+    over = massive_ratio(flat.take_along_dim(position[:, None, None], dim=1)[:, 0])
     return torch.stack([value, position.float(), channel.float(), over], dim=1)

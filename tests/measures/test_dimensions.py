@@ -128,6 +128,10 @@ def test_entries_over_the_median_by_hand():
     h = torch.tensor([[[1.0, -21.0, 1.0], [20.0, 1.0, -1.0], [1.0, 99.0, 1.0]]])
     over = residual_outliers(h, valid=torch.tensor([[True, True, False]]))
     assert over.tolist() == [[[False, True, False], [False, False, False], [False, False, False]]]
+    even = torch.tensor(
+        [[[1.0, 39.0, 3.0, -1.0]]]
+    )  # the median of 1 1 3 39 is 2, and 39 is not over 40
+    assert not residual_outliers(even, valid=torch.ones(1, 1).bool()).any()
 
 
 def test_kurtosis_by_hand():

@@ -20,7 +20,7 @@ from ...activations.record import stream_batch
 from ...activations.sink_mask import LEAST, Norms, Received, Rule, gap_answer
 from ...activations.views import LayerView, Reading
 from ...data.tokens import TokenBatch, decode_tokens
-from ...measures.dimensions import residual_outliers
+from ...measures.dimensions import median_magnitude, residual_outliers
 from ...measures.sink_tokens import ScoreGap, score_gap
 from ...models.lens import LensModel
 from ...progress import tqdm
@@ -167,7 +167,7 @@ class _PassReadings:
         over = residual_outliers(h, valid=view.valid, factor=self.config.dimension_factor)
         at = over.nonzero(as_tuple=True)
         magnitude = h.abs()
-        median = magnitude.median(-1).values[at[:2]]
+        median = median_magnitude(magnitude)[at[:2]]
         columns = {
             "layer": view.layer,
             "sequence": self.where[at[0].cpu()].numpy(),
