@@ -197,7 +197,8 @@ def _lowest_gap_edges(
         ordered, ordered * gap
     )  # the first score that is at least gap times each
     above, within = len(ordered) - first_above, first_above - after
-    median = ordered[(first_above + above // 2).clamp(max=last)]
-    parts = (above > 0) & (within <= STRAY_FRAC * above) & (median >= least)
+    middle = (first_above + (above - 1) // 2, first_above + above // 2)
+    lower, upper = (ordered[one.clamp(max=last)] for one in middle)
+    parts = (above > 0) & (within <= STRAY_FRAC * above) & ((lower + upper) / 2 >= least)
     place = int(parts.int().argmax())
     return (place, int(first_above[place])) if parts[place] else None

@@ -91,7 +91,7 @@ _ROWS = (
         "power of position; -1/2 = uniform attention",
     ),
     Measure(
-        variance.variance_ratio, "1", 0.0, _INF, OURS, "first position's variance over later ones'"
+        variance.variance_ratio, "1", 0.0, _INF, OURS, "first position's deviation over later ones'"
     ),
     Measure(
         variance.output_preservation,

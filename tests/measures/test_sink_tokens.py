@@ -191,3 +191,6 @@ def test_the_lower_of_two_wide_gaps_decides():
     assert (gap.low, gap.high, gap.above) == (1.0, 5.0, 20)
     with pytest.raises(InputError, match=r"found gap = 1\.0; need a ratio above 1"):
         score_gap(torch.ones(3), least=2.0, gap=1.0)
+    # Above 1.7 lie 1.7 and 2.6, whose median is 2.15; above 2.6 lies 2.6 alone.
+    gap = score_gap(torch.tensor([1.0] * 20 + [1.7, 2.6]), least=2.5)
+    assert (gap.low, gap.high, gap.above) == (pytest.approx(1.7), pytest.approx(2.6), 1)
