@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..data.tokens import TokenBatch
+from ..measures.reductions import median_where
 from ..models.lens import LensModel
 from ..models.running import prepare_pass
 
@@ -90,7 +91,7 @@ def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Ro
         dtype=str(lens.dtype).removeprefix("torch."),
         position=position,
         at_position=float(off[here & part.valid].mean()),
-        elsewhere=float(off[~here & part.valid].median()),
+        elsewhere=float(median_where(off.flatten(), where=(~here & part.valid).flatten())),
         dimension=int(dimension),
         value=value,
         spacing=kind.eps * 2.0 ** math.floor(math.log2(max(value, kind.tiny)))

@@ -112,3 +112,14 @@ def test_sequences_without_the_position_count_for_nothing():
         is None
     )
     assert measure_rounding(wrap(tiny("gpt2")), from_tensor(TOKENS), position=5) is None  # float32
+
+
+def test_the_median_of_two_other_positions_is_their_mean():
+    model, ids = tiny("llama").bfloat16(), TOKENS[:1, :3]
+    wide = copy.deepcopy(model).float()
+    with torch.no_grad():
+        off = (model(ids).logits.float() - wide(ids).logits).pow(2).mean(-1).sqrt()
+        off = (off / wide(ids).logits.std(-1))[0, 1:]
+    found = measure_rounding(wrap(model), from_tensor(ids), position=0)
+    assert off.max() > 1.02 * off.min()
+    assert found.elsewhere == pytest.approx(float(off.mean()), rel=0.005)
