@@ -17,10 +17,11 @@ from ..activations.views import LayerView
 from ..data.tokens import random_tokens
 from ..errors import InputError
 from ..measures.heads import expand_kv
+from ..measures.reductions import widen
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..schema import CENTRES, FACTORS, Centre
-from .constructors import At, Edit, edit
+from .constructors import At, Edit, EditError, edit
 
 __all__ = ["CENTRES", "FACTORS", "Centre", "CentringMeans", "amplify", "centring_means"]
 
@@ -138,6 +139,7 @@ def amplify(
 
     Raises:
         InputError: the factor is not finite, or means are missing.
+        EditError: when run, if the means are of another model or lack the layer.
     """
     if not torch.isfinite(torch.tensor(factor)):
         raise InputError(f"the factor is {factor}; need a finite number")
@@ -149,9 +151,18 @@ def amplify(
     def change(z: Tensor, at: At) -> Tensor:
         if means is None or centre == "none":
             return z * factor
-        mu = means.of_centre(centre)[at.layer].to(z.device, z.dtype)
-        mu = mu if at.part.heads is None else mu[list(at.part.heads)]
-        return z if factor == 1 else mu + factor * (z - mu)
+        own = means.of_centre(centre).get(at.layer, torch.empty(0))
+        mu = own if at.part.heads is None else own[[one for one in at.part.heads if one < len(own)]]
+        if mu.shape != z.shape[2:]:
+            raise EditError(
+                f"the means have the shape {tuple(own.shape)} for layer {at.layer}, where the chosen heads have "
+                f"{tuple(z.shape[2:])}; need means of this model and layer: centring_means(model)"
+            )
+        return (
+            z
+            if factor == 1
+            else (mu.to(z.device) + factor * (widen(z) - mu.to(z.device))).to(z.dtype)
+        )
 
     label = label or (
         f"norm x {factor:g}" if centre == "none" else f"amplification x {factor:g} from {centre}"

@@ -9,7 +9,7 @@ from rounding import assert_moved, assert_rows_close
 
 from sink_lens.data.tokens import random_tokens
 from sink_lens.edits.amplification import CENTRES, CentringMeans, amplify, centring_means
-from sink_lens.edits.constructors import At
+from sink_lens.edits.constructors import At, EditError
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.heads import expand_kv
@@ -145,3 +145,19 @@ def test_what_cannot_be_amplified_is_refused():
         InputError, match="n_tokens is 63; need at least 64, one sequence of random tokens"
     ):
         centring_means(lens_of("llama"), n_tokens=63)
+
+
+def test_means_of_another_model_or_without_the_layer_are_refused():
+    lens, means = lens_of("llama"), centring_means(lens_of("llama"), n_tokens=64, layers=[0])
+    for layer, own in ((2, means), (0, means_of("gpt_oss"))):
+        for heads in (None, [1]):
+            one = amplify(2.0, positions=[1], layers=[layer], means=own, heads=heads)
+            with pytest.raises(EditError, match=f"for layer {layer}, .* need means of this model"):
+                run_with(lens, TOKENS, one)
+
+
+def test_in_16_bit_only_the_result_is_rounded():
+    z, mu = torch.randn(2, 64, 2, 12, generator=torch.Generator().manual_seed(0)).bfloat16(), 1.003
+    means = CentringMeans(values={0: torch.full((2, 12), mu)}, aggregated={}, n_tokens=64, seed=0)
+    found = changed(amplify(8.0, positions=[0], layers=[0], means=means), z)
+    assert torch.equal(found, (mu + 8 * (z.double() - mu)).bfloat16())
