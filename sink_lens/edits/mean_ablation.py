@@ -7,6 +7,7 @@ every output names its own.
 from dataclasses import dataclass, replace
 from typing import Unpack
 
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -51,8 +52,9 @@ class Averaged:
         mask = self.mask.to(values.device)
         if self.mean != "mean_aligned":
             return values[mask].double().mean(0).to(values.dtype)[None, None]
-        weights = mask.view(*mask.shape, *[1] * (values.dim() - 2)).double()
-        return ((values * weights).sum(0) / weights.sum(0).clamp(min=1)).to(values.dtype)[None]
+        mask = mask.view(*mask.shape, *[1] * (values.dim() - 2))
+        total = torch.where(mask, values.double(), 0.0).sum(0)
+        return (total / mask.sum(0).clamp(min=1)).to(values.dtype)[None]
 
 
 def tokens_to_average(

@@ -164,4 +164,6 @@ def test_a_mean_is_0_where_no_sequence_has_a_token():
     values = torch.arange(6.0).reshape(2, 3, 1)
     aligned = Averaged(mean="mean_aligned", mask=mask, n_sinks=0).mean_of(values)
     assert aligned.tolist() == [[[1.5], [1.0], [0.0]]]  # (0 + 3) / 2, 1 alone, nothing
+    values[1, 1:] = torch.nan  # padding
+    assert torch.equal(Averaged(mean="mean_aligned", mask=mask, n_sinks=0).mean_of(values), aligned)
     assert set(MEANS) == {"mean_ordinary", "mean_all", "mean_aligned"}
