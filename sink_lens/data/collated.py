@@ -208,6 +208,11 @@ def _beginnings(
         begins = torch.zeros(tokens.numel() + 1, dtype=torch.bool, device=tokens.device)
         begins[ends] = True
         begins = begins[:-1].view_as(tokens)
+        if not begins[:, 0].all():
+            raise InputError(
+                f"a text goes on from a row of the tokens to the next by {name}; need texts that end in their row, or "
+                "all tokens in one row"
+            )
     else:
         _check_shape(tokens, name, places)
         step = 1 if name == "position_ids" else 0

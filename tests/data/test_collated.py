@@ -180,3 +180,10 @@ def test_columns_that_are_padding_in_every_row_are_not_run():
     assert batch.hash == as_batch(LEFT).hash
     laid = as_given(batch.tokens.double(), batch.given).nan_to_num(0.0).long()
     assert torch.equal(laid, wide["input_ids"] * wide["attention_mask"])
+
+
+def test_a_text_over_two_rows_is_refused():
+    ids = torch.arange(8).view(2, 4)
+    assert texts_of(as_batch({"input_ids": ids, "cu_seq_lens_q": torch.tensor([0, 4, 8])}))
+    with pytest.raises(InputError, match="goes on from a row of the tokens to the next by cu_seq"):
+        as_batch({"input_ids": ids, "cu_seq_lens_q": torch.tensor([0, 3, 8])})
