@@ -294,6 +294,11 @@ def _make_inputs(
         config.floors_by_link, [*(link.name for link in links), EVERY_INTERVENTION], where="floors"
     )
     lens, batch = resolve(model, tokens, config=config)
+    if batch.n_positions > (switch := lens.rotation_switch or batch.n_positions):
+        raise InputError(
+            f"the sequences have {batch.n_positions} tokens, and {lens.name} rotates those over {switch} otherwise "
+            "(longrope), also the parts that a trace cuts from them; need shorter sequences"
+        )
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     reads_other = sequences is None and config.at is None
     other = batch_in_other_bos_condition(lens, batch, config=config) if reads_other else None

@@ -503,3 +503,12 @@ def test_text_is_cut_from_a_file(tmp_path):
     book = {"tokens": "text", "text": str(tmp_path / "book.txt")}
     run(speaking("llama"), tmp_path / "run", sequences=3, length=16, random_init=False, **book)
     assert read_run(tmp_path / "run").provenance["token_source"] == "text:book.txt"
+
+
+def test_sequences_that_are_rotated_otherwise_than_their_parts_are_refused():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16}
+    rope |= {"short_factor": [1.0] * 6, "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0]}
+    more = {"sliding_window": None, "original_max_position_embeddings": 16}
+    lens = wrap(tiny("phi3", **more, rope_parameters=rope))
+    with pytest.raises(InputError, match=r"40 tokens, and .* rotates those over 16 otherwise"):
+        trace(lens, tokens=random_batch(2, 40))
