@@ -25,6 +25,7 @@ from ..measures.reductions import widen
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.running import prepare_pass
+from ..models.unembedding import logits_from_states
 from ..progress import tqdm
 from ..records import Finding
 from ..stats import wilson_interval
@@ -160,10 +161,13 @@ def sequences_that_fit(lens: LensModel, *, length: int) -> int:
 
 
 def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab"]:
+    """Return the logits after each sequence; of a 16-bit model in float32, where the largest do not tie."""
+    given = {"input_ids": part.tokens.to(lens.device), "use_cache": False}
     with prepare_pass(lens), torch.no_grad():
-        return lens.plain(
-            input_ids=part.tokens.to(lens.device), use_cache=False, logits_to_keep=1
-        ).logits[:, -1]
+        if lens.dtype.itemsize > 2:
+            return lens.plain(**given, logits_to_keep=1).logits[:, -1]
+        states = lens.plain.base_model(**given).last_hidden_state[:, -1]
+        return logits_from_states(lens, states, wide=True)
 
 
 def make_preference(votes: Votes, *, length: int, generator: np.random.Generator) -> Preference:

@@ -9,13 +9,17 @@ from .lens import LensModel
 from .memory import LOSS_CHUNK, copy_to_device
 from .packed import weight_and_bias
 
+_ROWS = 4096
+"""Rows of the unembedding that are widened at once."""
 
-def logits_from_states(lens: LensModel, states: Tensor) -> Tensor:
+
+def logits_from_states(lens: LensModel, states: Tensor, *, wide: bool = False) -> Tensor:
     """Compute logits [..., vocab] in float32 from states [..., d_model] after the last norm.
 
-    The logits are capped if the model caps them.
+    The logits are capped if the model caps them. With ``wide`` the product is in float32 too: in a 16-bit type the
+    largest logits often tie.
     """
-    logits = uncapped_logits(lens, states)
+    logits = _wide_uncapped_logits(lens, states) if wide else uncapped_logits(lens, states)
     cap = setting_of(lens.config, "final_logit_softcapping")
     return logits if cap is None else (logits / cap).tanh() * cap
 
@@ -25,6 +29,15 @@ def uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
     head = lens.plain.get_output_embeddings()
     assert head is not None
     return _scale_logits(lens, head(states).float())
+
+
+def _wide_uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
+    head = lens.plain.get_output_embeddings()
+    assert head is not None
+    weight, bias = weight_and_bias(head, dtype=lens.dtype)
+    wide = states.to(weight.device, torch.float32)
+    parts = [wide @ rows.float().T for rows in weight.split(_ROWS)]
+    return _scale_logits(lens, torch.cat(parts, dim=-1) + bias.float())
 
 
 def _scale_logits(lens: LensModel, product: Tensor) -> Tensor:

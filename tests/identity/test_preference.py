@@ -1,5 +1,6 @@
 """Token preference: counted right, against a null that is right, the same however it is cut up."""
 
+import copy
 from importlib import import_module
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from sink_lens.errors import InputError
 from sink_lens.identity.preference import Votes, make_preference, preference
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
-from sink_lens.models.load import load
+from sink_lens.models.load import load, wrap
 from tests.tiny_families import tiny
 
 SMALL = UntrainedConfig(
@@ -96,3 +97,17 @@ def test_bad_input_is_refused():
         lens.plain.lm_head.weight.mul_(1e6)
     with pytest.raises(InputError, match="logits in float16 are not finite"):
         preference(lens, sequences=50, length=8)
+
+
+def test_logits_that_tie_in_16_bit_do_not_all_vote_for_the_smaller_id():
+    model = tiny("llama", tie_word_embeddings=False).bfloat16()
+    with torch.no_grad():
+        head = model.lm_head.weight
+        head[5] = 40 * head[9]
+        head[9] = head[5]
+        head[9, 0] *= 1 + 2.0**-7  # the next number; which logit is larger hangs on one sign
+    given = {"sequences": 60, "length": 8, "progress": False}
+    found = preference(wrap(model), **given).argmax[[5, 9]]
+    exact = preference(wrap(copy.deepcopy(model).float()), **given).argmax[[5, 9]]
+    assert exact.min() > 10
+    assert np.abs(found - exact).max() <= 3
