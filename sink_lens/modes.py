@@ -7,6 +7,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
@@ -30,3 +31,19 @@ def plain_mode() -> Iterator[None]:
             stack.enter_context(torch.inference_mode(mode=False))
             stack.enter_context(torch.no_grad())
         yield
+
+
+@contextlib.contextmanager
+def disable_settings(settings: list[dict[str, Any]], *names: str) -> Iterator[None]:
+    """Within the block, switch off the attributes with these names: True becomes False, and other values None.
+
+    ``settings`` holds the attributes of each module, as ``vars`` gives them.
+    """
+    changed = [(own, name, own[name]) for name in names for own in settings if own.get(name)]
+    for own, name, before in changed:
+        own[name] = False if before is True else None
+    try:
+        yield
+    finally:
+        for own, name, before in changed:
+            own[name] = before

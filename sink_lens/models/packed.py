@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import ModelError, first_line_of_error
+from ..modes import disable_settings
 from .offload import in_memory
 from .private_apis import offload_device
 
@@ -54,22 +55,22 @@ def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
         return module.weight.detach()
 
 
-def weight_and_bias(
-    module: Any, *, dtype: torch.dtype, transposed: bool = False
-) -> tuple[Tensor, Tensor]:
+def weight_and_bias(module: Any, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the matrix [out, in] that a module multiplies by and what it adds, as it computes them.
 
-    A ``Linear`` or ``Conv1D`` (``transposed``: [in, out]) has them as they are stored. Of any other module they are
-    its outputs for the identity, some rows at a time, in type ``dtype``, and for 0. That is exact for all formats that
-    pack weights alone.
+    A ``Linear`` or ``Conv1D`` (which stores [in, out]) has them as they are stored. Of any other module they are
+    its outputs for the identity, some rows at a time, in type ``dtype``, and for 0, in eval mode. That is exact for all
+    formats that pack weights alone.
 
     Raises:
         ModelError: the module is not linear: its output for other numbers is not that of the matrix.
     """
-    with in_memory(module), torch.no_grad():
+    settings = list(map(vars, module.modules()))
+    with in_memory(module), torch.no_grad(), disable_settings(settings, "training"):
         of_class = "forward" not in vars(module) or offload_device(module) is not None
         if type(module) in (nn.Linear, Conv1D) and of_class and not is_packed(module):
-            weight = module.weight.detach().T if transposed else module.weight.detach()
+            stored = module.weight.detach()
+            weight = stored.T if isinstance(module, Conv1D) else stored
             return weight, weight.new_zeros(
                 len(weight)
             ) if module.bias is None else module.bias.detach()

@@ -15,14 +15,13 @@ import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from threading import Lock
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 
 from ..errors import InputError
-from ..modes import plain_mode
+from ..modes import disable_settings, plain_mode
 from .lens import LensModel
 from .pass_lock import LensState, ModelLock
 from .private_apis import COMPILED
@@ -115,24 +114,8 @@ def forbid_nested_passes(lens: LensModel) -> Iterator[None]:
             _INSIDE.reset(token)
 
 
-@contextlib.contextmanager
-def _disable_settings(settings: list[dict[str, Any]], *names: str) -> Iterator[None]:
-    """Within the block, switch off the attributes with these names: True becomes False, and other values None.
-
-    ``settings`` holds the attributes of each module, as ``vars`` gives them.
-    """
-    changed = [(own, name, own[name]) for name in names for own in settings if own.get(name)]
-    for own, name, before in changed:
-        own[name] = False if before is True else None
-    try:
-        yield
-    finally:
-        for own, name, before in changed:
-            own[name] = before
-
-
 def _in_eval_mode(lens: LensModel) -> contextlib.AbstractContextManager[None]:
-    return _disable_settings(lens.state.unchanged.settings, "training", COMPILED)
+    return disable_settings(lens.state.unchanged.settings, "training", COMPILED)
 
 
 @contextlib.contextmanager
@@ -166,13 +149,13 @@ def switch_to_eval_mode(model: nn.Module) -> Iterator[None]:
         if module is not None and id(module) not in seen:
             seen[id(module)] = module
             waiting.extend(module._modules.values())
-    with _disable_settings(list(map(vars, seen.values())), "training"):
+    with disable_settings(list(map(vars, seen.values())), "training"):
         yield
 
 
 def without_compiled_forwards(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Within the block, modules that ``compile`` was called on run their uncompiled forward."""
-    return _disable_settings(list(map(vars, model.modules())), COMPILED)
+    return disable_settings(list(map(vars, model.modules())), COMPILED)
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ class Norm:
 
 
 def _weight_and_bias(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
-    return weight_and_bias(module, dtype=lens.dtype, transposed=lens.family.transposed)
+    return weight_and_bias(module, dtype=lens.dtype)
 
 
 def output_weights(

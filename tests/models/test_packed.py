@@ -141,3 +141,36 @@ def test_what_is_packed_is_told_by_its_type():
     embedding.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
     with pytest.raises(ModelError, match="the weight of Embedding is packed"):
         unpacked_weight(embedding, dtype=torch.float32)
+
+
+class Dropped(Packed):
+    """Packed weights and a small change beside them that drops inputs in training, as QLoRA has."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear)
+        generator = torch.Generator().manual_seed(0)
+        change = torch.randn(linear.weight.shape, generator=generator) * 1e-3
+        self.change = nn.Parameter(change)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + nn.functional.dropout(x, 0.5, self.training) @ self.change.T
+
+
+def test_weights_of_a_model_in_training_are_those_of_eval_mode():
+    lens, _ = both("llama", kind=Dropped)
+    down = lens.layer(0).mlp.down_proj
+    wanted = down.unpacked() + down.change
+    lens.plain.train()
+    found = mlp_weights(lens, layer=0).w_down
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0)
+    assert all(module.training for module in lens.plain.modules())
+
+
+def test_a_linear_layer_in_the_place_of_a_conv1d_is_read_as_it_is():
+    model = tiny("gpt2")
+    given = model.transformer.h[0].attn.c_proj
+    linear = nn.Linear(48, 48)
+    linear.weight, linear.bias = nn.Parameter(given.weight.detach().T.clone()), given.bias
+    model.transformer.h[0].attn.c_proj = linear
+    found, expected = (attention_weights(wrap(one), layer=0) for one in (model, tiny("gpt2")))
+    assert torch.equal(found.w_o, expected.w_o)
