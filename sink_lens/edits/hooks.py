@@ -58,7 +58,7 @@ def fwd_hooks(
         edits: applied in this order.
         tokens: all sequences of the run, which tell where padding is; None takes every token for a real one.
 
-    An edit with positions needs whole passes: ``bridge.generate(..., use_past_kv_cache=False)``.
+    An edit that needs positions needs whole passes: ``bridge.generate(..., use_past_kv_cache=False)``.
 
     Raises:
         ModelError: the model can only be measured.
@@ -211,10 +211,10 @@ class Applied:
             valid = torch.ones(
                 len(tensor), tensor.shape[SITES[one.site].position_axis], dtype=torch.bool
             )
-            if one.positions is not None and valid.shape[1] == 1 < self.longest:
+            if (one.hides or one.positions is not None) and valid.shape[1] == 1 < self.longest:
                 raise EditError(
-                    f"the edit {one.label!r} has positions and was shown 1 token after {self.longest}: with a cache of "
-                    "keys and values its positions are not the sequence's; need use_past_kv_cache=False, or "
+                    f"the edit {one.label!r} needs positions and was shown 1 token after {self.longest}: with a cache "
+                    "of keys and values its positions are not the sequence's; need use_past_kv_cache=False, or "
                     "sink_lens.generate"
                 )
             self.longest = max(self.longest, valid.shape[1])

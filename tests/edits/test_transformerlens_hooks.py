@@ -115,6 +115,11 @@ def test_an_edit_of_a_position_is_refused_by_passes_over_the_last_token_alone():
         with pytest.raises(EditError, match="need use_past_kv_cache=False"):
             lens.bridge.generate(prompt, use_past_kv_cache=True, **written)
     assert tuple(whole[0, 9:].tolist()) == generate(lens, prompt[0], here, max_new_tokens=3).ids
+    with (
+        lens.bridge.hooks(fwd_hooks=fwd_hooks(lens, window(3))),
+        pytest.raises(EditError, match="need use_past_kv_cache=False"),
+    ):
+        lens.bridge.generate(prompt, use_past_kv_cache=True, **written)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
