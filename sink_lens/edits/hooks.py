@@ -22,6 +22,7 @@ from ..errors import InputError, ModelError, SiteError, note_whose_function_fail
 from ..models.lens import LensModel, check_layers_have_site
 from ..models.load import ModelLike, as_lens
 from ..models.own_attention import MASK_HOOK
+from ..models.private_apis import n_in_place_changes
 from ..models.running import check_unchanged
 from ..models.sites import SITES, bridge_hook_name, site_of, site_of_hook
 from .constructors import ORDER, At, Edit, EditError, edit
@@ -237,12 +238,12 @@ class Applied:
             "positions": positions,
         }
         at = At(**places, valid=valid, read=held.get("read"))
-        version = _n_in_place_changes(old)
+        version = n_in_place_changes(old)
         with note_whose_function_failed(
             f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"
         ):
             new = one.change(old, at)
-        if _n_in_place_changes(old) != version:
+        if n_in_place_changes(old) != version:
             raise EditError(
                 f"the edit {one.label!r} changed its values in place; need new values: clone them first"
             )
@@ -363,12 +364,6 @@ def edits_for_model(
                     f"need a site that has {name}"
                 )
     return tuple(given)
-
-
-def _n_in_place_changes(tensor: Tensor) -> int:
-    return (
-        0 if tensor.is_inference() else tensor._version
-    )  # inference tensors do not count their changes
 
 
 def _values_beside_others(one: Edit, old: Tensor, at: At) -> Tensor:

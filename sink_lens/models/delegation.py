@@ -40,7 +40,7 @@ from .own_attention import (
     weighted_values,
     with_hidden_keys,
 )
-from .private_apis import register_hook_point, use_kernel
+from .private_apis import n_in_place_changes, register_hook_point, use_kernel
 from .sites import Address, read_site
 
 _OWN = "sink_lens_own"
@@ -175,9 +175,9 @@ def _attend_by_own_function(
         raise no_pattern_error(own)
     if hidden is not None and bool(pattern[hidden].any()):
         raise ignored_mask_error(own)
-    version = pattern._version
+    version = n_in_place_changes(pattern)
     found = component.hook_pattern(pattern)
-    unchanged = found is pattern and pattern._version == version
+    unchanged = found is pattern and n_in_place_changes(pattern) == version
     return output if unchanged else weighted_values(found, value), None
 
 

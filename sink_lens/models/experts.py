@@ -26,7 +26,12 @@ from transformer_lens.model_bridge import TransformerBridge
 from .family import EXPERTS_HOOK as HOOK
 from .family import Family
 from .offload import in_memory
-from .private_apis import gate_neurons, rebind_forward, register_hook_point
+from .private_apis import (
+    gate_neurons,
+    n_in_place_changes,
+    rebind_forward,
+    register_hook_point,
+)
 
 
 class _HookedMixture:
@@ -66,8 +71,9 @@ class _HookedMixture:
                 some.append(neurons.flatten(0, -2) * by)
             whole = torch.cat(some, dim=-1)
             whole = torch.nn.functional.pad(whole, (0, block.__dict__["width"] - whole.shape[-1]))
+            version = n_in_place_changes(whole)
             edited = point(whole.unflatten(0, hidden_states.shape[:-1])).flatten(0, -2)
-            changed = (edited != whole).any(-1)
+            changed = (edited != whole).any(-1) | (n_in_place_changes(whole) != version)
             if edited.requires_grad:  # a gradient is asked for, with or without a change
                 out = _mixture_output(parts, edited, sent=sent).view_as(out)
             elif bool(changed.any()):  # the other tokens keep every bit

@@ -22,7 +22,7 @@ from ..errors import InputError
 from .families import head_sizes
 from .family import Family
 from .lens import LensModel
-from .private_apis import register_hook_point
+from .private_apis import n_in_place_changes, register_hook_point
 from .running import exclusive_use
 from .sites import SITES, Address, read_site
 
@@ -94,8 +94,9 @@ def _run_point(
         return None
     whole: Tensor = output[0] if isinstance(output, tuple) else output
     old = read_site(whole, address=address, family=family, batch=len(whole), **sizes)
+    version = n_in_place_changes(old)
     new = point(old)
-    if new is old:
+    if new is old and n_in_place_changes(old) == version:
         return None
     if address.part == "whole":
         changed = new / address.scale

@@ -52,6 +52,11 @@ def fused_attention_on_gpu(
     )
 
 
+def n_in_place_changes(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; 0 of one made in inference mode, which does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 # --- transformers
 
 NAME_OF_CONFIG = "_name_or_path"

@@ -33,7 +33,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 from ..errors import ModelError
 from .own_attention import inner_function
-from .private_apis import PROCESSED, name_in_plain_model
+from .private_apis import PROCESSED, n_in_place_changes, name_in_plain_model
 
 _LIBRARIES = ("accelerate", "sink_lens", "transformer_lens", "transformers")
 _GROWING = ("dynamic", "longrope")
@@ -151,7 +151,7 @@ class ModelRecord:
 
     def versions(self) -> list[int]:
         """Return how often each tensor was changed in place, as far as torch counts it."""
-        return [0 if one.is_inference() else one._version for one in self._subjects["form"]]
+        return list(map(n_in_place_changes, self._subjects["form"]))
 
     def has_shared_views(self) -> bool:
         """Check whether tensors share their memory, such as parameters of the bridge that are parts of a fused one."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lenses import lens_of, speaking
 
-from sink_lens.activations.record import Reading, stream
+from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits.amplification import amplify, centring_means
 from sink_lens.edits.constructors import (
@@ -331,3 +331,17 @@ def test_patches_are_handed_on_as_transformerlens_lays_them_out():
     ).to_transformer_lens()
     assert few.axis_names == []
     assert few.values.shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "site"), [("gpt_neox", "q"), ("mixtral", "neurons"), ("falcon_h1", "attn_out")]
+)
+def test_a_hook_on_the_bridge_may_change_its_tensor_in_place(family, site):
+    lens, ids = lens_of(family), batch_of().tokens
+    name, found = bridge_hook_name(SITES[site], family=lens.family, layer=1), []
+    for hook in (lambda x, hook: torch.zeros_like(x), lambda x, hook: x.mul_(0)):
+        with lens.bridge.hooks(fwd_hooks=[(name, hook)]):
+            found.append(capture(lens, ids, sites=["resid_post"], layers=[1])["resid_post", 1])
+    clean = capture(lens, ids, sites=["resid_post"], layers=[1])["resid_post", 1]
+    assert not torch.allclose(found[0], clean, atol=1e-4)
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-5)
