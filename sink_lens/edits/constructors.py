@@ -208,7 +208,8 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
 
     Args:
         site: the site to edit, such as ``resid_post``.
-        vector: a number, or a tensor that fits the last axes of the chosen part, such as one of ``d_model`` numbers.
+        vector: a number, or a tensor that fits the last axes of the chosen part, such as one of ``d_model`` numbers. If
+            it has all axes and the first has the size of the whole batch, each sequence gets its own.
         factor: what the vector is multiplied by.
         **where: the chosen part.
 
@@ -221,15 +222,17 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
     )
 
     def change(x: Tensor, at: At) -> Tensor:
+        whole = (at.n_sequences, *x.shape[1:])
         if any(
             own not in (1, size)
-            for own, size in zip(reversed(added.shape), reversed(x.shape), strict=False)
+            for own, size in zip(reversed(added.shape), reversed(whole), strict=False)
         ) or (added.dim() > x.dim()):
             raise EditError(
-                f"the vector for {site!r} has the shape {tuple(added.shape)}, the chosen part {tuple(x.shape)}; need "
+                f"the vector for {site!r} has the shape {tuple(added.shape)}, the chosen part {whole}; need "
                 f"its last axes, such as ({x.shape[-1]},)"
             )
-        return x + copy_to_device(added, x.device, x.dtype)
+        own = added[at.sequences] if added.dim() == x.dim() and len(added) > 1 else added
+        return x + copy_to_device(own, x.device, x.dtype)
 
     return edit(site, change, **where)
 

@@ -8,7 +8,17 @@ import torch
 from mlps import UNGATED
 from rounding import assert_moved, assert_rows_close
 
-from sink_lens.edits.constructors import add, clamp, edit, freeze, resample, scale, set_value, zero
+from sink_lens.edits.constructors import (
+    EditError,
+    add,
+    clamp,
+    edit,
+    freeze,
+    resample,
+    scale,
+    set_value,
+    zero,
+)
 from sink_lens.engine.forward import run_with
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import VOCAB_SIZE
@@ -305,3 +315,19 @@ def test_held_values_types_and_switched_off_gradients_give_the_same_edit(lens_of
     with torch.inference_mode():
         found = logits(lens, double)
     assert_rows_close(found, expected)
+
+
+def test_vectors_of_each_sequence_are_its_own_in_passes_of_any_size(lens_of):
+    lens, ids = lens_of("llama"), tokens(batch=4)
+    vectors = torch.randn(4, 1, 48, generator=torch.Generator().manual_seed(5))
+    together, parts = (
+        run_with(lens, ids, add("resid_post", vectors, layers=[0]), logits=True, batch_size=size)
+        for size in (4, 2)
+    )
+    alone = run_with(lens, ids[3:], add("resid_post", vectors[3], layers=[0]), logits=True)
+    for found in (together, parts):
+        assert torch.allclose(found.logits[3:], alone.logits, atol=1e-5)
+    with pytest.raises(
+        EditError, match=r"has the shape \(2, 1, 48\), the chosen part \(4, 18, 48\)"
+    ):
+        run_with(lens, ids, add("resid_post", vectors[:2], layers=[0]), batch_size=2)
