@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from ..data.given import laid_by_text
 from ..errors import InputError, SiteError
@@ -253,23 +254,21 @@ def quantised_weights(model: ModelLike, form: QuantisedFormat) -> Iterator[None]
         raise InputError(
             f"{lens.family.architecture} is a mixture of experts, whose weights cannot be rounded here"
         )
-    read = ("attn_in", "q_latent", "kv_latent", "z", "mlp_in", "neurons")
-    paths = [path for site in read for path in linear_layer_paths(lens, site)]
     before: list[tuple[Any, Tensor]] = []
     try:
         with torch.no_grad():
-            for layer in lens.layers:
-                for path in paths:
-                    module = layer.get_submodule(path)
-                    check_not_packed(module)
-                    weight: Any = module.weight
+            for module in (one for layer in lens.layers for one in layer.modules()):
+                if getattr(module, "weight", None) is None:
+                    continue
+                check_not_packed(module)
+                if isinstance(module, nn.Linear | Conv1D):
+                    weight = module.weight
                     before.append((weight, weight.detach().clone()))
-                    done = round_to_format(
-                        (weight.T if lens.family.transposed else weight)[None], chosen
-                    )[0]
-                    weight.copy_(done.T if lens.family.transposed else done)
+                    rows = weight.T if isinstance(module, Conv1D) else weight  # a view of it
+                    rows.copy_(round_to_format(rows[None], chosen)[0])
         yield
     finally:
         with torch.no_grad():
-            for weight, own in before:
+            # layers may share a tensor, whose first copy is its own
+            for weight, own in reversed(before):
                 weight.copy_(own)

@@ -281,7 +281,8 @@ def test_what_cannot_be_quantised_is_refused():
 
 
 @pytest.mark.parametrize(
-    "family", [*(name for name in TINY_FAMILIES if name != "gpt_oss"), "falcon"]
+    "family",
+    [*(name for name in TINY_FAMILIES if name != "gpt_oss"), "falcon", "falcon_h1", "gemma4"],
 )
 def test_rounded_weights_of_every_linear_layer_reach_both_paths_and_come_back(family):
     model = tiny(family)
@@ -314,3 +315,13 @@ def test_the_rows_of_a_weight_are_its_output_channels():
         with quantised_weights(wrap(model), "int8_token"):
             found = own.T.clone() if family == "gpt2" else own.clone()
         assert exactly(found, integers_of(rows, 127))
+
+
+def test_a_weight_that_layers_share_comes_back():
+    model = tiny("llama")
+    first, second = (layer.mlp.down_proj for layer in model.model.layers[:2])
+    second.weight = first.weight
+    before = first.weight.detach().clone()
+    with quantised_weights(wrap(model), "int4_token"):
+        assert not torch.equal(first.weight, before)
+    assert torch.equal(first.weight, before)
