@@ -315,6 +315,17 @@ def _padding_of(site: str, at: At, *, keys: Sequence[int] | None) -> Bool[Tensor
     return queries[:, None, :, None] | of_keys[:, None, None, :]
 
 
+def kept_of_pass(kept: Bool[Tensor, "given position"], at: At) -> Bool[Tensor, "batch position"]:
+    """Return the marks of a run's ``kept`` tokens in the sequences of a pass; refuse those of other sequences."""
+    n, length = at.n_sequences, at.valid.shape[1]
+    if kept.shape != (n, length):
+        raise EditError(
+            f"the kept tokens have the shape {tuple(kept.shape)} and the run has {n} sequences of {length} tokens; "
+            "need one row for each sequence"
+        )
+    return kept[at.sequences]
+
+
 def resample(
     site: str, values: Mapping[int, Tensor], *, generator: torch.Generator, **where: Unpack[Where]
 ) -> Edit:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.given import laid_by_text
 from ..errors import InputError
-from .constructors import At, Edit, EditError, edit
+from .constructors import At, Edit, edit, kept_of_pass
 
 
 def visible_keys(
@@ -54,16 +54,8 @@ def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: 
         )
 
     def change(scores: Tensor, at: At) -> Tensor:
-        length = at.valid.shape[1]
-        if isinstance(keep, int):
-            kept = (torch.arange(length) < keep)[None]
-        else:
-            if keep.shape != (at.n_sequences, length):
-                raise EditError(
-                    f"the kept tokens have the shape {tuple(keep.shape)} and the run has {at.n_sequences} sequences of "
-                    f"{length} tokens; need one row for each sequence"
-                )
-            kept = keep[at.sequences].cpu()
+        numbers = torch.arange(at.valid.shape[1])[None]
+        kept = numbers < keep if isinstance(keep, int) else kept_of_pass(keep, at).cpu()
         hidden = ~visible_keys(kept, size=size)[:, at.positions].to(scores.device)
         return scores.masked_fill(hidden[:, None], torch.finfo(scores.dtype).min)
 

@@ -273,11 +273,7 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
     Raises:
         InputError: the site has no axis of token positions, such as ``pattern``, or comes after the layers.
     """
-    fit = [
-        name
-        for name, one in SITES.items()
-        if one.axes.startswith("batch position") and one.per_layer
-    ]
+    fit = [name for name, one in SITES.items() if one.by_token and one.per_layer]
     if site not in fit:
         raise InputError(
             f"there is no norm of a position at {site!r}; need one of {', '.join(fit)}"

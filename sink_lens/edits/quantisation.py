@@ -29,7 +29,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.packed import check_not_packed
 from ..models.sites import SITES
 from ..schema import QUANTISED_FORMATS, QuantisedFormat
-from .constructors import At, Edit, EditError, edit
+from .constructors import At, Edit, EditError, edit, kept_of_pass
 
 _INTEGERS = {"int8": 127, "int4": 7}
 _FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -165,7 +165,7 @@ def quantisation(
     """
     chosen, fit = (
         look_up_format(form),
-        [name for name, one in SITES.items() if one.axes.startswith("batch position")],
+        [name for name, one in SITES.items() if one.by_token],
     )
     if site not in fit:
         raise SiteError(f"{site!r} cannot be quantised; need one of {', '.join(fit)}")
@@ -199,12 +199,7 @@ def _unrounded_mask(
     """Return a mask of values in ``flat`` that are not rounded: kept tokens and channels, and padding; None if none."""
     keep = None if bool(at.valid.all()) else ~at.valid.to(flat.device)[..., None]
     if tokens is not None:
-        if tokens.shape != (at.n_sequences, at.valid.shape[1]):
-            raise EditError(
-                f"the kept tokens have the shape {tuple(tokens.shape)} and the run has {at.n_sequences} sequences of "
-                f"{at.valid.shape[1]} tokens; need one row for each sequence"
-            )
-        kept = tokens[at.sequences].to(flat.device)[..., None]
+        kept = kept_of_pass(tokens, at).to(flat.device)[..., None]
         keep = kept if keep is None else keep | kept
     if channels:
         if channels[-1] >= flat.shape[-1]:
