@@ -119,9 +119,9 @@ def make_checked_run(
         batch,
         cells,
         metrics,
-        plan=plan,
+        plan=plan if needs.together else replace(plan, prompts=1),
         needs=replace(needs, sites=()),
-        baseline_run=baseline_run,
+        lanes=lanes,
     )
     deviations, largest = engine.deviations(range(len(cells)))
     if max(deviations) <= _allowed_deviation(lens, largest):
