@@ -153,17 +153,28 @@ def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.n
 
 
 def swap_tenth(
-    graph: Graph, chosen: Bool[np.ndarray, " edge"], *, generator: np.random.Generator
-) -> Bool[np.ndarray, " edge"]:
-    """Return ``chosen`` with a random tenth of its edges replaced by random other edges between its own nodes."""
+    graph: Graph,
+    chosen: Bool[np.ndarray, " edge"],
+    *,
+    draws: int,
+    generator: np.random.Generator,
+) -> list[Bool[np.ndarray, " edge"]]:
+    """Return masks of ``chosen`` with a random tenth of its edges replaced by random others between its own nodes.
+
+    There are ``draws`` of them, or none if fewer others are there than a tenth: a circuit of all edges between its
+    nodes, as a list of heads is, would stand beside itself.
+    """
     _, writers, readers = graph.ends
     nodes = np.bincount(writers[chosen], minlength=len(graph.writers)) > 0
-    nodes |= graph.reader_of_node[readers[chosen]].any(0)
+    read = graph.reader_of_node[readers[chosen]]
+    nodes |= read[read.sum(1) == 1].any(0)  # a key of several heads is none's own
     inside, others = np.flatnonzero(chosen), np.flatnonzero(edges_between(graph, nodes) & ~chosen)
-    n = min(max(1, round(0.1 * len(inside))), len(others))
-    found = chosen.copy()
-    found[generator.choice(inside, n, replace=False)] = False
-    found[generator.choice(others, n, replace=False)] = True
+    n, found = max(1, round(0.1 * len(inside))), list[np.ndarray]()
+    for _ in range(draws if n <= min(len(inside), len(others)) else 0):
+        one = chosen.copy()
+        one[generator.choice(inside, n, replace=False)] = False
+        one[generator.choice(others, n, replace=False)] = True
+        found.append(one)
     return found
 
 

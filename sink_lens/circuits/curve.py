@@ -17,7 +17,7 @@ and the first that fails ends it, so that asking several does not make the 95% s
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -38,6 +38,9 @@ from .choice import (
 )
 from .config import AT_MOST, CARRIES, CircuitConfig
 from .runs import Runs
+
+FAITHFULNESS = ("faithfulness", "faithfulness_low", "faithfulness_high")
+"""Fields of a summary for the columns faithfulness, low and high of a curve, behind a prefix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,23 +95,16 @@ class FaithfulnessJudge:
         Columns: ``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95% bootstrap; nan for one pair). The
         last three are nan unless the interval of ``gap`` excludes 0.
         """
-        n, gap = len(self.values_of_model), self.values_of_model - self.values_without_edges
-        f = (values.mean(1) - self.values_without_edges.mean()) / gap.mean()
-        low = high = np.full(len(f), np.nan)
-        if n > 1:
-            drawn = (
-                np.random.default_rng([self.seed, 9]).multinomial(n, np.full(n, 1 / n), size=1000)
-                / n
-            )
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratios = ((values - self.values_without_edges[None]) @ drawn.T) / (drawn @ gap)[
-                    None
-                ]
-            low, high = np.nanquantile(ratios, [0.025, 0.975], axis=1)
-        frame = pd.DataFrame({"value": values.mean(1), "faithfulness": f, "low": low, "high": high})
+        frame = pd.DataFrame({"value": values.mean(1)})
         if not self.gap.excludes_zero:
-            frame[["faithfulness", "low", "high"]] = np.nan
-        return frame
+            return frame.assign(faithfulness=np.nan, low=np.nan, high=np.nan)
+        n, gap = len(self.values_of_model), self.values_of_model - self.values_without_edges
+        drawn = np.random.default_rng([self.seed, 9]).multinomial(n, np.full(n, 1 / n), 1000) / n
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = ((values - self.values_without_edges) @ drawn.T) / (drawn @ gap)
+        low, high = np.nanquantile(ratios, [0.025, 0.975], axis=1)
+        f = (values.mean(1) - self.values_without_edges.mean()) / gap.mean()
+        return frame.assign(faithfulness=f, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +178,7 @@ def compute_curve(
     def add_circuit(
         by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0
     ) -> None:
-        rows.append(
-            connected_counts(judge, mask) | {"by": by, "share": share, "n": n, "draw": draw}
-        )
+        rows.append({"by": by, "share": share, "n": n, "draw": draw})
         masks.append(mask)
 
     for share in sorted(asked.sizes):
@@ -201,17 +195,30 @@ def compute_curve(
                 add_circuit(
                     "random", share, n, draw_random_circuit(graph, one, generator=generator), draw
                 )
-    about = pd.DataFrame(rows)[["by", "share", "n", "connected", "nodes", "draw"]]
-    judged = judge.faithfulness_table(judge.metric_values(np.stack(masks), advance=advance))
-    return Curve(frame=pd.concat([about, judged], axis=1), gap=judge.gap)
+    return Curve(frame=judged_rows(judge, rows, masks, advance=advance), gap=judge.gap)
 
 
-def connected_counts(
+def judged_rows(
+    judge: FaithfulnessJudge,
+    rows: Sequence[dict[str, object]],
+    circuits: Sequence[Bool[np.ndarray, " edge"]],
+    *,
+    advance: Callable[[float], object] = lambda circuits: None,
+) -> pd.DataFrame:
+    """Return a table of ``rows``, one per circuit, with counts of its connected edges and nodes, and faithfulness."""
+    counts = [_connected_counts(judge, one) for one in circuits]
+    judged = judge.faithfulness_table(judge.metric_values(np.stack(circuits), advance=advance))
+    return pd.concat([pd.DataFrame(rows), pd.DataFrame(counts), judged], axis=1)
+
+
+def _connected_counts(
     judge: FaithfulnessJudge, circuit: Bool[np.ndarray, " edge"]
-) -> dict[str, object]:
+) -> dict[str, int]:
     """Return the number of a circuit's edges on paths (``connected``), and the number of their nodes (``nodes``)."""
-    connected = judge.edges_on_paths(circuit)
-    return {
-        "connected": int(connected.sum()),
-        "nodes": len(np.unique(judge.runs.graph.ends[1][connected])) + 1,
-    }
+    graph, connected = judge.runs.graph, judge.edges_on_paths(circuit)
+    writes = np.bincount(graph.ends[1][connected], minlength=len(graph.writers)) > 0
+    n = int(writes.sum())
+    for reader in np.unique(graph.ends[2][connected]):  # one that writes to no edge is a node too
+        own = graph.reader_of_node[reader]
+        n, writes = n + (not (writes & own).any()), writes | own
+    return {"connected": int(connected.sum()), "nodes": n}

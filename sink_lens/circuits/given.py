@@ -27,7 +27,7 @@ from ..text import percent
 from .choice import draw_random_circuit, swap_tenth
 from .circuit import Circuit
 from .config import OF_A_CHOICE, OF_A_RUN, CircuitConfig
-from .curve import FaithfulnessJudge, compute_curve, connected_counts
+from .curve import FaithfulnessJudge, compute_curve, judged_rows
 from .files import SavedCircuit, read
 from .runs import run_given_pairs
 from .stability import jaccard
@@ -117,16 +117,12 @@ def evaluate(
         )
     masks = [own.chosen, ~own.chosen]
     masks += [draw_random_circuit(graph, own.chosen, generator=generator) for _ in range(random)]
-    draws = np.random.default_rng([config.seed, 11])
-    masks += [swap_tenth(graph, own.chosen, generator=draws) for _ in range(random)]
-    names = ("circuit", "without", *["random"] * random, *["swapped"] * random)
-    rows = [
-        {"by": by, "n": mask.sum()} | connected_counts(judge, mask)
-        for by, mask in zip(names, masks, strict=True)
-    ]
-    frame = pd.concat(
-        [pd.DataFrame(rows), judge.faithfulness_table(judge.metric_values(np.stack(masks)))], axis=1
+    masks += swap_tenth(
+        graph, own.chosen, draws=random, generator=np.random.default_rng([config.seed, 11])
     )
+    names = ["circuit", "without", *["random"] * random, *["swapped"] * random]
+    rows = [{"by": by, "n": mask.sum()} for by, mask in zip(names, masks, strict=False)]
+    frame = judged_rows(judge, rows, masks)
     if len(sizes):
         asked = CircuitConfig(sizes=tuple(sizes), random=0, nodes=False)
         more = compute_curve(judge, own.scores, asked=asked).frame[list(frame.columns)]
@@ -197,7 +193,8 @@ def compare(one: Given, other: Given, *, model: ModelLike | None = None) -> Circ
     lens = None if model is None else as_lens(model)
     first, found = (_as_saved_circuit(circuit, lens) for circuit in (one, other))
     second = found.map_to_graph(first.graph)
-    if found.graph.spans != first.graph.spans:  # its scores are sums over all positions
+    if (found.graph.spans, {*found.graph.neurons}) != (first.graph.spans, {*first.graph.neurons}):
+        # its scores are sums over all positions, or of whole MLPs
         second = replace(second, scores=np.zeros(first.graph.n_edges))
     either = np.flatnonzero(first.chosen | second.chosen)
     order = either[

@@ -31,7 +31,7 @@ from .choice import swap_tenth
 from .circuit import Circuit, choose_by_scores, choose_size
 from .config import Ablation, CircuitConfig
 from .core import core_table
-from .curve import connected_counts, curve_areas
+from .curve import curve_areas, judged_rows
 from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
@@ -486,24 +486,24 @@ def _circuit_curve_rows(circuit: Circuit, half: Circuit, *, random: int) -> pd.D
     that the user gave, and the edges outside it, are judged on all pairs.
     """
     own, like = (circuit, half.with_size(circuit.size)) if circuit.given else (half, circuit)
-    graph, generator = circuit.graph, np.random.default_rng([circuit.seed, 11])
-    swapped = [swap_tenth(graph, circuit.chosen, generator=generator) for _ in range(random)]
+    swapped = swap_tenth(
+        circuit.graph,
+        circuit.chosen,
+        draws=random,
+        generator=np.random.default_rng([circuit.seed, 11]),
+    )
     frames = []
     for judge, names, masks in (
         (
             own.faithfulness_judge,
-            ["circuit", "without", *["swapped"] * random],
+            ["circuit", "without", *["swapped"] * len(swapped)],
             [circuit.chosen, ~circuit.chosen, *swapped],
         ),
         (half.faithfulness_judge, ["as_many"], [like.chosen]),
     ):
-        some = np.stack(masks)
-        rows = pd.DataFrame([connected_counts(judge, mask) for mask in some])
-        rows = rows.assign(
-            by=names, n=some.sum(1), draw=[max(0, at - 2) for at in range(len(names))]
-        )
-        rows["share"] = rows["n"] / graph.n_edges
-        frames.append(
-            pd.concat([rows, judge.faithfulness_table(judge.metric_values(some))], axis=1)
-        )
+        rows = [
+            {"by": by, "share": mask.mean(), "n": mask.sum(), "draw": max(0, at - 2)}
+            for at, (by, mask) in enumerate(zip(names, masks, strict=True))
+        ]
+        frames.append(judged_rows(judge, rows, masks))
     return pd.concat(frames, ignore_index=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from .circuit import Circuit
 from .config import CircuitConfig
+from .curve import FAITHFULNESS
 from .methods import METHODS
 from .runs import Runs, with_spans
 from .scoring import score_edges
@@ -38,7 +39,7 @@ def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
     """
     position, judge = config.sink_position, circuit.faithfulness_judge
     share = top = np.nan
-    names = [f"without_sink_faithfulness{end}" for end in ("", "_low", "_high")]
+    names = [f"without_sink_{one}" for one in FAITHFULNESS]
     if circuit.runs.first_difference(slice(None)) > position or config.freeze:
         return {"sink_share": 0.0, "sink_share_top": 0.0} | dict.fromkeys(
             names, 1.0 if judge.gap.excludes_zero else np.nan

@@ -9,7 +9,7 @@ import pandas as pd
 from .checks import CONFIRMED, make_check
 from .choice import choose_edges
 from .circuit import Circuit
-from .curve import FaithfulnessJudge, smallest_faithful_share
+from .curve import FAITHFULNESS, FaithfulnessJudge, smallest_faithful_share
 from .scores import Scores
 from .stability import jaccard
 
@@ -64,9 +64,9 @@ def _faithfulness_fields(curve: pd.DataFrame) -> dict[str, Any]:
     by = curve.drop_duplicates("by").set_index("by").to_dict("index")
     parts = {"circuit": "", "without": "without_", "as_many": "as_many_"}
     row = {
-        f"{prefix}faithfulness{end}": float(by[name][end[1:] or "faithfulness"])
+        prefix + one: float(by[name][one.removeprefix("faithfulness_")])
         for name, prefix in parts.items()
-        for end in ("", "_low", "_high")
+        for one in FAITHFULNESS
     }
     row["swapped_faithfulness"] = curve.loc[curve["by"].eq("swapped"), "faithfulness"].mean()
     of_edges = curve.loc[curve["by"].eq("edges")].sort_values("faithfulness", ascending=False)
@@ -129,7 +129,4 @@ def _core_fields(
         "together_edges": int(together.sum()),
         "undecided_edges": int(undecided.sum()),
         "contingent_edges": int((~inside & ~undecided).sum()),
-        "core_faithfulness": alone["faithfulness"],
-        "core_faithfulness_low": alone["low"],
-        "core_faithfulness_high": alone["high"],
-    }
+    } | {f"core_{one}": alone[one.removeprefix("faithfulness_")] for one in FAITHFULNESS}

@@ -133,7 +133,7 @@ def test_a_metric_is_read_at_the_logits_or_at_queries_and_keys_of_its_layers():
 
 def test_a_tenth_of_the_edges_is_swapped_for_others_between_the_same_nodes():
     found = circuit(edges=60)
-    one = swap_tenth(found.graph, found.chosen, generator=np.random.default_rng(0))
+    (one,) = swap_tenth(found.graph, found.chosen, draws=1, generator=np.random.default_rng(0))
     assert one.sum() == found.n_edges
     assert (found.chosen & ~one).sum() == round(0.1 * found.n_edges)
     _, writers, readers = found.graph.ends

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.circuits.curve import smallest_faithful_share, trapezoid_area
+from sink_lens.circuits.curve import judged_rows, smallest_faithful_share, trapezoid_area
+from sink_lens.edits import metrics
 from sink_lens.errors import InputError
 
 from .tiny_runs import circuit
@@ -88,3 +89,14 @@ def test_a_size_carries_the_metric_if_every_larger_one_does(f, low, expected):
         {"by": "edges", "share": [0.01, 0.02, 0.05, 1.0], "faithfulness": f, "low": low}
     )
     assert smallest_faithful_share(frame.iloc[::-1]) == pytest.approx(expected, nan_ok=True)
+
+
+def test_the_nodes_of_a_circuit_are_those_that_its_edges_touch():
+    found = circuit(metric=metrics.sink_mass(0, layers=(0,)), ablation="mean_all", edges=1000)
+    curve = found.evaluate(sizes=(1.0,), random=0, nodes=False, progress=False).frame
+    assert curve["nodes"].tolist() == [
+        1 + found.graph.n_heads
+    ]  # the input and all heads of layer 0
+    nothing = np.zeros(found.graph.n_edges, dtype=bool)
+    rows = judged_rows(found.faithfulness_judge, [{"by": "none"}], [nothing])
+    assert rows[["connected", "nodes"]].to_numpy().tolist() == [[0, 0]]
