@@ -45,6 +45,8 @@ class ScoreCheck:
     weakest: float
     """Smallest magnitude of a score in the circuit."""
     n_outside: int
+    n_gates: int = 0
+    """Edges outside that no patch of one edge reaches: those into a gate of a head's output."""
 
     @property
     def rank_correlation(self) -> float:
@@ -64,9 +66,13 @@ class ScoreCheck:
 
     @property
     def most_outside(self) -> int:
-        """Upper 95% bound of the number of edges outside the circuit with more effect than its weakest score."""
+        """Upper 95% bound of the number of edges outside the circuit with more effect than its weakest score.
+
+        All edges into gates count, since none of them was sampled.
+        """
         found, sampled = self.outside_counts
-        return stability.upper_bound_of_count(found, sampled=sampled, total=self.n_outside)
+        total = self.n_outside - self.n_gates
+        return self.n_gates + stability.upper_bound_of_count(found, sampled=sampled, total=total)
 
     @property
     def missed(self) -> float:
@@ -114,10 +120,9 @@ def make_check(
     """Make the check of the circuit ``chosen`` from all edges' scores and ``frame``, its table of real patches."""
     inside = np.abs(scores.mean[chosen])
     weakest = float(inside.min()) if len(inside) else float("nan")
+    outside = patchable_edges(scores.graph.names[~chosen])
     return ScoreCheck(
-        frame=frame,
-        weakest=weakest,
-        n_outside=int(patchable_edges(scores.graph.names[~chosen]).sum()),
+        frame=frame, weakest=weakest, n_outside=len(outside), n_gates=int((~outside).sum())
     )
 
 

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+from lenses import lens_of
 
+from sink_lens import circuits
 from sink_lens.circuits import stability
 from sink_lens.circuits.core import edge_verdicts
+from sink_lens.edits import metrics
 
-from .tiny_runs import circuit
+from .tiny_runs import circuit, pair
 
 
 def test_an_edge_is_core_undecided_or_contingent_by_how_sure_each_setting_is():
@@ -78,3 +81,31 @@ def test_two_circuits_share_edges_over_those_that_either_has():
     one, other = np.array([1, 1, 0, 0], dtype=bool), np.array([1, 0, 1, 0], dtype=bool)
     assert stability.jaccard(one, other) == pytest.approx(1 / 3)
     assert np.isnan(stability.jaccard(~one & one, ~one & one))
+
+
+def test_a_pair_alone_in_its_template_is_not_in_every_draw():
+    templates = ["a", "a", "a", "b"]
+    weights = stability.bootstrap_weights(templates, draws=50, generator=np.random.default_rng(0))
+    assert weights.sum(1) == pytest.approx(np.ones(50))
+    assert (weights[:, 3] == 0).any()
+    alone = stability.bootstrap_weights(list("abcd"), draws=50, generator=np.random.default_rng(0))
+    assert alone.std(0).min() > 0
+
+
+def test_one_pair_has_no_interval_and_no_inclusion():
+    prompts = pair(n=1, length=9)
+    found = circuits.find(
+        lens_of("llama"), *prompts, metric=metrics.logit_difference(5, 7), method="eap", edges=20
+    )
+    assert found.frame[["low", "high", "inclusion"]].isna().all(axis=None)
+    assert found.every_edge["inclusion"].isna().all()
+
+
+def test_edges_into_gates_are_among_those_that_a_sample_may_have_missed():
+    found = circuit("headnorm_gate", method="eap")
+    check = found.check(edges=4, pairs=2)
+    gates = np.array(["<g>" in name for name in found.graph.names[~found.chosen]])
+    assert check.n_outside == len(gates)
+    assert gates.sum() + check.outside_counts[0] <= check.most_outside <= len(gates)
+    whole = found.check(edges=2 * found.graph.n_edges, pairs=2)
+    assert whole.most_outside == gates.sum() + whole.outside_counts[0]
