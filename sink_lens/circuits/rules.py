@@ -5,7 +5,7 @@ the stream is, so that against zero its largest part is worth nothing; and a sof
 no gradient. So, in the backward pass alone,
 
 - the divisor of every norm on the stream is held: n(x) = c(x) / s is linear in c(x);
-- a softmax has the slope that it has at temperature 2: dp = 2 d softmax(scores / 2).
+- a softmax has the slope that it has at temperature 2: dp = 2 d softmax(scores / 2); a sink logit is one of its scores.
 
 Both are GIM's (Edin et al., arXiv 2505.17630). Its third rule, which divides the gradients of products, is left out:
 with it, edges of known mechanisms were ranked worse (``docs/zoo.md``). Norms of queries and keys stay as they are.
@@ -55,7 +55,7 @@ def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..
         found.append(
             (
                 hook_name_of(lens, "pattern", layer),
-                partial(_with_smooth_softmax, seen=seen, key=layer),
+                partial(_with_smooth_softmax, seen=seen, key=layer, sink=lens.family.sink_logit),
             )
         )
     return found
@@ -72,13 +72,21 @@ def _with_fixed_divisor(
 
 
 def _with_smooth_softmax(
-    pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any
+    pattern: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, sink: bool = False
 ) -> Tensor:
-    """Return ``pattern`` with the gradient of the softmax at temperature 2 of its scores, ``seen[key]``."""
+    """Return ``pattern`` with the gradient of the softmax at temperature 2 of its scores, ``seen[key]``.
+
+    With a ``sink`` logit, which no hook carries, it is the score that gives no key what rows of the pattern lack.
+    """
     scores = seen[key].to(torch.promote_types(pattern.dtype, torch.float32))
-    return _replace_gradient(
-        pattern, (TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)).to(pattern.dtype)
-    )
+    n = scores.shape[-1]
+    if sink:
+        taken = pattern.to(scores.dtype).sum(-1, keepdim=True)
+        least = torch.finfo(scores.dtype).eps
+        odds = (1 - taken).clamp(min=least).log() - taken.clamp(min=least).log()
+        scores = torch.cat([scores, scores.logsumexp(-1, keepdim=True) + odds], dim=-1)
+    smooth = TEMPERATURE * torch.softmax(scores / TEMPERATURE, -1)[..., :n]
+    return _replace_gradient(pattern, smooth.to(pattern.dtype))
 
 
 def _replace_gradient(value: Tensor, gradient: Tensor) -> Tensor:

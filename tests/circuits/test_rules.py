@@ -69,3 +69,16 @@ def test_a_smoothed_pattern_is_the_pattern_with_the_slope_of_a_warmer_softmax():
     assert gradient[0].tolist() == pytest.approx(
         [float(warm[0] * (float(j == 0) - warm[j])) for j in range(3)]
     )
+
+
+def test_a_sink_logit_is_one_of_the_scores_that_are_smoothed():
+    scores = torch.tensor([[2.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    sink = torch.tensor([[3.0]], dtype=torch.float64, requires_grad=True)
+    pattern = torch.softmax(torch.cat([scores, sink], -1), -1)[:, :2]
+    found = rules._with_smooth_softmax(pattern, None, seen={0: scores}, key=0, sink=True)
+    assert torch.equal(found, pattern)
+    gradients = torch.autograd.grad(found[0, 0], [scores, sink])
+    warm = torch.softmax(torch.tensor([2.0, 1.0, 3.0], dtype=torch.float64) / 2, -1)
+    # as without a sink: p_0 (1[j = 0] - p_j), where p has the sink's share too
+    expected = [float(warm[0] * (float(j == 0) - warm[j])) for j in range(3)]
+    assert torch.cat(gradients, -1)[0].tolist() == pytest.approx(expected)
