@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..configuration import make_config
-from ..data.tokens import TokenBatch
+from ..data.tokens import TokenBatch, refuse_bos_of_ids
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate
 from ..edits.outcome import Outcome
@@ -95,6 +95,11 @@ class Runs:
                 "corrupted, or ablation mean_ordinary, mean_aligned, mean_all or zero"
             )
         pair = pair_prompts(lens, clean, clean if corrupted is None else corrupted, bos=config.bos)
+        if config.sink_position >= (shortest := int(pair.clean.lengths.min())):
+            raise InputError(
+                f"sink_position is {config.sink_position}, and a sequence has {shortest} tokens; need a position that "
+                f"all have, 0 to {shortest - 1}"
+            )
         read = as_metric(metric, lens, pair.clean, pair.corrupted)
         if read.whole_batch:
             raise InputError(
@@ -102,10 +107,7 @@ class Runs:
             )
         direct = [site for site in read.sites if site in ("resid_pre", "resid_post", "attn_in")]
         if direct or (read.state and read.layers != () and not read.reads_past_layers):
-            raise InputError(
-                f"{read.name} reads the residual stream, where a circuit has no node; need a metric of logits, of the "
-                "loss or of attention, such as logit_difference or sink_mass"
-            )
+            raise InputError(_reads_stream_text(read))
         empty = torch.full((pair.clean.n_sequences,), torch.nan, dtype=torch.float32)
         runs = cls(
             lens=lens,
@@ -291,7 +293,9 @@ class Runs:
         clean, corrupted = [], []
         with torch.no_grad():
             some = slice(0, min(self.n_pairs, max(2, next(found.batches()).stop)))
-            check_per_sequence(self.metric, found.run_hooked(found.pair_tokens(some), some, []))
+            outcome = found.run_hooked(found.pair_tokens(some), some, [])
+            check_per_sequence(self.metric, outcome)
+            found = replace(found, metric=_with_what_it_reads(self.metric, outcome))
             for rows in found.batches():
                 part = found.pair_tokens(rows)
                 clean.append(found.metric_values(found.run_hooked(part, rows, [])))
@@ -357,6 +361,8 @@ def run_given_pairs(
         raise InputError(
             "no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task"
         )
+    if task is None or task.clean.bos_condition != config.bos:
+        refuse_bos_of_ids([one for one in (clean, corrupted) if one is not None], config.bos)
     spans = None if task is None else task.spans
     return run_pairs(as_lens(model), clean, corrupted, metric=metric, config=config, spans=spans)
 
@@ -412,6 +418,30 @@ def keep_from_position(
     begin: int,
 ) -> None:
     into[key] = x.detach()[:, begin:]
+
+
+def _reads_stream_text(metric: Metric) -> str:
+    return (
+        f"{metric.name} reads the residual stream, where a circuit has no node; need a metric of logits, of the "
+        "loss or of attention, such as logit_difference or sink_mass"
+    )
+
+
+def _with_what_it_reads(metric: Metric, run: Outcome) -> Metric:
+    """Return a metric that may read the logits, attention and the stream, without the stream if it reads attention.
+
+    InputError if it reads the stream: its values change with that of ``run``.
+    """
+    if not (metric.state and metric.layers != ()):
+        return metric
+
+    def hangs_on(**other: Tensor) -> bool:
+        values, others = (evaluate(metric, one) for one in (run, replace(run, **other)))
+        return not torch.equal(values.nan_to_num(), others.nan_to_num())
+
+    if hangs_on(state=run.state + 1):
+        raise InputError(_reads_stream_text(metric))
+    return replace(metric, state=not hangs_on(mass=1 - run.mass))
 
 
 def _metric_of_rows(metric: Metric, rows: Tensor) -> Metric:

@@ -16,7 +16,7 @@ from tests.tiny_families import HYBRID_FAMILIES
 from .tiny_runs import EXPERTS, METRIC, pair, runs_of
 
 
-def test_what_has_no_circuit_is_refused():
+def test_what_has_no_circuit_is_refused(monkeypatch):
     for family in EXPERTS[:2]:
         with pytest.raises(ModelError, match="mixture of experts"):
             Graph.of(lens_of(family))
@@ -30,15 +30,17 @@ def test_what_has_no_circuit_is_refused():
         runs_of(lens, metric=metrics.norm(0, layer=1))
     with pytest.raises(InputError, match="neurons"):
         Graph.of(lens, neurons={1: [80]})
+    of_stream = metrics.Metric(
+        name="size",
+        function=lambda run: run.state_at(5)[1].square().sum(-1),
+        positions=(5,),
+        logits=True,
+    )
+    with pytest.raises(InputError, match="size reads the residual stream"):
+        runs_of(lens, metric=of_stream)
+    monkeypatch.setattr("sink_lens.circuits.runs._with_what_it_reads", lambda metric, run: metric)
     with pytest.raises(ModelError, match="something else reads the stream"):
-        of_stream = {
-            "name": "size",
-            "function": lambda run: run.state_at(5)[1].square().sum(-1),
-            "positions": (5,),
-        }
-        score_by_gradients(
-            runs_of(lens, metric=metrics.Metric(**of_stream, logits=True)), method="eap"
-        )
+        score_by_gradients(runs_of(lens, metric=of_stream), method="eap")
 
 
 def came_before(writer, reader, *, parallel):

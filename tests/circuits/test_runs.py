@@ -10,7 +10,7 @@ from sink_lens.circuits.runs import Runs
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError
 
-from .tiny_runs import METRIC, pair, runs_of
+from .tiny_runs import METRIC, circuit, pair, runs_of
 
 
 def test_prompts_that_do_not_differ_have_no_circuit():
@@ -43,3 +43,22 @@ def test_some_of_the_pairs_have_their_own_numbers():
 def test_a_metric_of_all_pairs_is_refused():
     with pytest.raises(InputError, match="one number for all sequences"):
         runs_of(lens_of("llama"), metric=metrics.on_batch(lambda logits: logits.mean()))
+
+
+def test_a_metric_of_an_outcome_reads_what_its_values_hang_on():
+    named = circuit(metric=metrics.sink_mass(0, layers=(1,)), ablation="mean_all", method="eap")
+    mass = metrics.on_outcome(lambda run: run.mass_at(0), layers=(1,))
+    own = circuit(metric=mass, ablation="mean_all", method="eap")
+    assert set(named.outputs) < set(own.outputs)
+    assert named.n_edges == own.n_edges > 0
+    logits = metrics.on_outcome(lambda run: run.logits[:, -1, 5], layers=(1,))
+    of_logits = circuit(metric=logits, ablation="mean_all", method="eap").outputs
+    assert of_logits == (len(own.graph.readers) - 1,)
+    stream = metrics.on_outcome(lambda run: run.state_at(0)[0].norm(dim=-1), layers=(1,))
+    with pytest.raises(InputError, match="reads the residual stream"):
+        circuit(metric=stream, ablation="mean_all", method="eap")
+
+
+def test_a_sink_that_some_prompt_lacks_is_refused_before_anything_is_scored():
+    with pytest.raises(InputError, match="sink_position is 9, and a sequence has 9 tokens"):
+        circuit(freeze="sink", sink_position=9)
