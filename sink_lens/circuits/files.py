@@ -28,7 +28,8 @@ from jaxtyping import Bool, Float
 from ..errors import InputError, SinkLensError
 from ..files import check_regular_file, parse_json
 from ..records import read_run
-from ..text import plural, safe_line
+from ..stats import sort_by_magnitude
+from ..text import as_ranges, plural, safe_line
 from .choice import edges_between
 from .graph import Graph
 
@@ -76,18 +77,27 @@ class SavedCircuit:
         found = pd.DataFrame(
             {"edge": self.graph.names[self.chosen], "score": self.scores[self.chosen].astype(float)}
         )
-        return found.sort_values(
-            "score", key=abs, ascending=False, ignore_index=True, kind="stable"
-        )
+        return sort_by_magnitude(found, "score").reset_index(drop=True)
 
     def map_to_graph(self, graph: Graph) -> "SavedCircuit":
-        """Return the same circuit in a model's graph; edges without a span of positions are put into every span.
+        """Return the same circuit in a model's graph.
+
+        Edges without a span of positions are put into every span, and those of a whole MLP to its neurons too.
 
         Raises:
-            InputError: the graph lacks one of the circuit's edges.
+            InputError: the graph lacks one of the circuit's edges, or its neurons.
         """
-        every = self.graph.spans == ("",)
+        every, own = self.graph.spans == ("",), self.graph.neurons
+        if not own.keys() <= graph.neurons.keys():
+            raise InputError(
+                f"neurons of the layers {as_ranges(sorted(own))} are nodes of the circuit, and not of the model; need "
+                "the same neurons=..."
+            )
+        whole = re.compile(
+            rf"\bm({'|'.join(str(one) for one in graph.neurons if one not in own)})\.n"
+        )
         names = [str(name).partition("@")[0] if every else str(name) for name in graph.names]
+        names = [whole.sub(r"m\1", name) for name in names]
         at = np.array([self.graph.index.get(name, -1) for name in names])
         if lost := sorted(set(self.graph.names[self.chosen].tolist()) - set(names)):
             raise InputError(
@@ -143,9 +153,9 @@ class SavedCircuit:
 
 
 def _sizes_text(graph: Graph) -> str:
-    return (
-        f"{graph.n_layers} layers with {graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
-    )
+    spans = f", in the spans {', '.join(graph.spans)}" * (graph.spans != ("",))
+    heads = f"{graph.n_heads} heads and {graph.n_kv_heads} key-value heads"
+    return f"{graph.n_layers} layers with {heads}{spans}"
 
 
 def read(path: str | Path, *, model: "ModelLike | None" = None) -> SavedCircuit:
@@ -203,13 +213,17 @@ def read(path: str | Path, *, model: "ModelLike | None" = None) -> SavedCircuit:
             f"{path} cannot be read as a circuit ({safe_line(f'{type(error).__name__}: {error}', limit=200)}); need "
             "EAP-IG's JSON or .pt, a run folder, our .parquet, or a .csv with a column edge, node, or layer and head"
         ) from None
-    return circuit if graph is None else circuit.map_to_graph(graph)
+    if graph is None:
+        return circuit
+    own = circuit.graph  # spans and neurons of its own are compared where the circuit is judged
+    return circuit.map_to_graph(replace(graph, spans=own.spans, neurons=own.neurons))
 
 
 _MOST_UNLISTED = 100
 """A file without its model lists at least one of so many edges."""
 _NEEDED = ["edge", "score", "in_circuit"]
-_HEAD, _MLP = re.compile(r"[aAL]?(\d+)\.?[hH]?(\d+)"), re.compile(r"(?:m|mlp|MLP)(\d+)")
+_HEAD = re.compile(r"[aAL]?(\d+)(?:\.[hH]?|[hH])(\d+)")
+_MLP = re.compile(r"(?:m|mlp|MLP)(\d+)")
 
 
 def _circuit_from_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircuit:

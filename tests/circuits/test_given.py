@@ -65,12 +65,16 @@ def test_a_papers_heads_are_all_edges_between_them_and_the_mlps(tmp_path):
     assert (first.chosen == second.chosen).all()
     ends = [name.split("->") for name in first.graph.names[first.chosen]]
     assert {one for one, _ in ends} == {"input", "a0.h1", "a2.h3", "m0", "m1", "m2"}
+    # all edges between its nodes are in it, so that none can be swapped for another
+    judged = circuits.evaluate(lens, pair(n=3, length=9), first, metric=METRIC, random=2)
+    assert judged.frame["by"].tolist() == ["circuit", "without", "random", "random"]
     kv = first.graph.n_heads // first.graph.n_kv_heads
     assert f"a2.kv{3 // kv}<k>" in {reader for _, reader in ends}
     for text, said in (
         ("node\na9.h1\n", "'a9.h1' is no node of the model"),
         ("edge\nm5->m1\n", "line 2: 'm5->m1' is no edge"),
         ("a,b\n1,2\n", "its columns are a, b"),
+        ("node\n12\n", "'12' is no node of the model"),  # of layer 1 or 12
     ):
         (tmp_path / "bad.csv").write_text(text)
         with pytest.raises(InputError, match=said):
@@ -174,3 +178,26 @@ def test_sizes_of_a_given_circuit_are_those_of_its_own_scores():
     whole = judged.frame["value"].iloc[-1]
     assert whole == pytest.approx(float(found.runs.clean_values.mean()), abs=1e-5)
     np.testing.assert_equal(judged.without_faithfulness, judged.frame["faithfulness"].iloc[1])
+
+
+def test_a_given_circuit_has_the_neurons_of_its_mlps_and_the_spans_of_its_run(tmp_path):
+    lens, pairs, found = lens_of("llama"), pair(n=3, length=9), circuit(edges=60)
+    found.save(tmp_path / "c.json")
+
+    def value(path, **fields):
+        judged = circuits.evaluate(lens, pairs, path, metric=METRIC, random=0, **fields)
+        return judged.frame["value"].tolist()
+
+    whole, split = (value(tmp_path / "c.json", **more) for more in ({}, {"neurons": ("0:1,2",)}))
+    assert split == pytest.approx(whole, abs=1e-5)
+    split = circuit(edges=60, neurons=("0:1,2",), spans=("first=0-3",))
+    split.save(tmp_path / "c.parquet")
+    same = {"neurons": ("0:1,2",), "spans": ("first=0-3",)}
+    assert value(tmp_path / "c.parquet", **same) == pytest.approx(value(split, **same))
+    for lacking, said in (
+        ("neurons", "neurons of the layers 0"),
+        ("spans", "the spans first, rest"),
+    ):
+        less = {name: given for name, given in same.items() if name != lacking}
+        with pytest.raises(InputError, match=said):
+            value(tmp_path / "c.parquet", **less)
