@@ -31,7 +31,7 @@ from ..patching.pairs import Sequences
 from ..progress import tqdm
 from ..records import display
 from ..signatures import takes
-from ..stats import Interval
+from ..stats import ROUNDING, Interval
 from . import checks, stability
 from .ablated import compute_circuit_metrics
 from .checks import ScoreCheck
@@ -310,7 +310,7 @@ class Circuit:
         Returns:
             One row per writer: ``node``, ``score`` (sum of its edges), ``magnitude`` (sum of their magnitudes),
             ``exact`` (effect of its real patch) and ``unseen`` (this effect is at least 5% of the metric's difference,
-            and ten times the magnitude).
+            and has the other sign than the score, or ten times the magnitude).
         """
         given: dict[str, Any] = {"seed": self.seed, "pairs": pairs, "progress": progress}
         return checks.check_nodes(self.runs, self.scores, difference=self.difference, **given)
@@ -424,6 +424,10 @@ def find(
     config = make_config(CircuitConfig, config, fields, where="circuits.find")
     if isinstance(clean, Task):
         templates = templates or clean.templates
+        if corrupted is not None:
+            raise InputError(
+                "corrupted prompts were given beside a task, which has its own; need one of them"
+            )
     pairs = clean if isinstance(clean, Task) else (clean, corrupted)
     runs = run_given_pairs(model, pairs, metric=metric, config=config)
     if config.used_ablation == "resample" and runs.corrupted is not None:
@@ -433,8 +437,15 @@ def find(
         raise InputError(
             f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each"
         )
+    _warn_of_repeated_pairs(runs)
     scores = score_edges(runs, config, progress=progress)
     circuit = choose_by_scores(runs, scores, config, templates=names, halved=runs.n_pairs > 1)
+    size = max(1.0, float(runs.clean_values.abs().mean()))
+    if not bool(runs.gap.any()) and abs(circuit.difference) <= ROUNDING * size:
+        raise InputError(
+            f"{runs.metric.name} is the same in every pair if what all edges carry is replaced ({runs.ablation}): "
+            "there is nothing that a circuit could explain. Need other sequences, or another ablation"
+        )
     if circuit.rule == "none" and runs.n_pairs > 1:
         curve = circuit.evaluate(random=0, nodes=False, progress=progress).frame
         circuit = choose_size(circuit, curve)
@@ -449,6 +460,17 @@ def find(
     if circuit.rule in ("none", "unjudged"):
         warnings.warn(" ".join(circuit._brief_sentences()), stacklevel=3)
     return circuit
+
+
+def _warn_of_repeated_pairs(runs: Runs) -> None:
+    both = [one.tokens for one in (runs.clean, runs.corrupted) if one is not None]
+    rows = torch.cat([*both, runs.clean.lengths[:, None]], dim=1)
+    if repeated := len(rows) - len(rows.unique(dim=0)):
+        warnings.warn(
+            f"{repeated} of {len(rows)} pairs have the tokens of another one: what chose the edges also judges them, "
+            "and intervals are too narrow. Need each pair once",
+            stacklevel=4,
+        )
 
 
 def find_in_runs(runs: Runs, *, config: CircuitConfig) -> Circuit:

@@ -222,6 +222,10 @@ class CircuitConfig:
             refuse_unread_fields(self, "steps", reader="the methods eap-ig and eap-ig-left")
         if not METHODS[self.method].doubles:
             refuse_unread_fields(self, "most_steps", "tolerance", reader="the method eap-ig")
+        elif self.steps > self.most_steps:
+            raise InputError(
+                f"steps is {self.steps} and most_steps {self.most_steps}; need at most as many at first as in the end"
+            )
 
     @property
     def n_curve_circuits(self) -> int:

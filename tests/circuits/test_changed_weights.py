@@ -13,10 +13,8 @@ from tests.tiny_families import tiny
 @pytest.mark.parametrize("change", ["step", "data"])
 def test_old_scores_are_not_compared_with_patches_of_weights_that_were_changed_in_place(change):
     model = tiny("llama", num_hidden_layers=2)
-    lens, pair = (
-        wrap(model),
-        (torch.arange(3, 12)[None].repeat(2, 1), torch.arange(4, 13)[None].repeat(2, 1)),
-    )
+    first = torch.arange(3, 12) + torch.arange(2)[:, None]
+    lens, pair = wrap(model), (first, first + 1)
     metric = logit_difference(5, 6)
     found = circuits.find(lens, *pair, metric=metric, method="eap", edges=20)
     screened = attribution_patch(lens, *pair, site="z", metric=metric)

@@ -17,7 +17,7 @@ from sink_lens.circuits.config import CircuitConfig, CircuitView
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
 from sink_lens.circuits.passes import count_circuit_passes
-from sink_lens.circuits.runs import Runs
+from sink_lens.circuits.runs import Runs, run_given_pairs
 from sink_lens.circuits.sentences import circuit_sentences
 from sink_lens.circuits.tasks import task_of
 from sink_lens.edits import metrics
@@ -430,3 +430,40 @@ def test_a_circuit_says_its_first_prompt_and_how_the_model_goes_on():
         "".join(one.runs.first_prompt_tokens),
     )
     assert about["probability"] == pytest.approx(likeliest["probability"], rel=1e-5)
+
+
+def test_a_task_has_its_corrupted_prompts():
+    task = task_of(speaking("llama"), "induction", pairs=4, least=0.0)
+    with pytest.raises(InputError, match="corrupted prompts were given beside a task"):
+        circuits.find(speaking("llama"), task, task.clean)
+
+
+def test_a_beginning_that_is_asked_of_token_ids_is_refused():
+    clean, corrupted = tiny_runs.pair(n=6, length=9)
+    with pytest.raises(InputError, match="bos='with' was given beside token ids"):
+        circuit(bos="with")
+    with pytest.raises(InputError, match="bos='without' was given beside token ids"):
+        circuits.evaluate(
+            circuit().runs.lens, (clean, corrupted), circuit(), metric=tiny_runs.SIX, bos="without"
+        )
+    task_lens = speaking("llama")
+    task = task_of(task_lens, "induction", pairs=4, least=0.0, bos="with")
+    runs = run_given_pairs(task_lens, task, metric=None, config=CircuitConfig(bos="with"))
+    assert runs.n_pairs == task.clean.n_sequences
+    with pytest.raises(InputError, match="bos='without' was given beside token ids"):
+        circuits.find(task_lens, task, bos="without")
+
+
+def test_a_pair_that_is_there_twice_chooses_and_judges_and_it_says_so():
+    twice = [one[:3].repeat(2, 1) for one in tiny_runs.pair(n=6, length=9)]
+    given = {"metric": metrics.logit_difference(5, 7), "method": "eap", "edges": 20}
+    with pytest.warns(UserWarning, match="3 of 6 pairs have the tokens of another one") as told:
+        circuits.find(speaking("llama"), *twice, **given)
+    assert told[0].filename == __file__
+
+
+def test_a_mean_over_one_sequence_is_that_sequence_and_leaves_nothing_to_explain():
+    clean, _ = tiny_runs.pair(n=1, length=9)
+    given = {"metric": metrics.logit_difference(5, 7), "ablation": "mean_aligned", "edges": 60}
+    with pytest.raises(InputError, match="is the same in every pair"):
+        circuits.find(speaking("llama"), clean, method="eap", **given)

@@ -29,6 +29,7 @@ from .tiny_runs import runs_of
             {"choice": "threshold", "threshold": 0.1, "edges": 10},
             "edges is 10, which nothing reads",
         ),
+        ({"steps": 9, "most_steps": 4}, "steps is 9 and most_steps 4"),
     ],
 )
 def test_a_field_that_nothing_reads_is_refused(fields, text):
