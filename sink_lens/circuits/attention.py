@@ -13,7 +13,7 @@ are not listed too. A norm of queries and keys makes parts that say what turns t
 makes parts smaller: ``rest`` shows both.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -55,22 +55,13 @@ def explain_attention(
     added, _ = runs.writer_outputs(slice(0, 1))
     zeros: dict[tuple[str, int], Tensor] = {}
     seen: dict[tuple[str, int], Tensor] = {}
-    hooks: list[tuple[str, Callable[..., Any]]] = []
-    for layer in sorted({layer for layer, _ in heads}):
-        for site in ("q", "k"):
-            hooks.append(
-                (
-                    hook_name_of(runs.lens, site, layer),
-                    partial(add_zero, into=zeros, key=(site, layer)),
-                )
-            )
-        for site in ("resid_pre", "scores", "pattern"):
-            hooks.append(
-                (
-                    hook_name_of(runs.lens, site, layer),
-                    partial(keep_tensor, into=seen, key=(site, layer)),
-                )
-            )
+    reads: list[Any] = [(site, add_zero, zeros) for site in ("q", "k")]
+    reads += [(site, keep_tensor, seen) for site in ("resid_pre", "scores", "pattern")]
+    hooks = [
+        (hook_name_of(runs.lens, site, layer), partial(take, into=into, key=(site, layer)))
+        for layer in sorted({layer for layer, _ in heads})
+        for site, take, into in reads
+    ]
     rows: list[dict[str, object]] = []
     patterns: dict[str, np.ndarray] = {}
     check_gradients_pass(runs.lens.plain)

@@ -253,9 +253,7 @@ class Gradients:
                     f"the metric {runs.metric.name!r} has no gradient; need one made of the run's tensors by "
                     "differentiable operations, or the method exact"
                 )
-            found = torch.autograd.grad(
-                values[~values.isnan()].sum(), list(zeros.values()), allow_unused=True
-            )
+            found = torch.autograd.grad(values.sum(), list(zeros.values()), allow_unused=True)
         gradients = {
             key: (torch.zeros_like(zero) if one is None else one.detach())[:, self.begin :].to(
                 runs.weights.dtype

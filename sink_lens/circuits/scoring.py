@@ -53,12 +53,7 @@ def score_edges(
     ``only``, the names of a shard's files, the scores of all other pairs stay 0.
     """
     method = config.method
-    limits: dict[str, Any] = {
-        "steps": config.steps,
-        "most_steps": config.most_steps,
-        "tolerance": config.tolerance,
-    }
-    scale = abs(float(runs.gap.double().mean()))
+    limits = _limits(runs, config)
     found = zero_scores(runs, method=method)
     with tqdm(
         total=runs.n_pairs,
@@ -75,9 +70,7 @@ def score_edges(
                     some, range(n), advance=lambda edges: bar.update(edges * some.n_pairs / n)
                 )
                 return own
-            return score_by_gradients(
-                some, method=method, **limits, scale=scale, advance=bar.update
-            )
+            return score_by_gradients(some, method=method, **limits, advance=bar.update)
 
         def read_if_kept(file: str, rows: range) -> bool:
             if writer is None or not writer.has(file):
@@ -112,6 +105,11 @@ def score_edges(
     return found
 
 
+def _limits(runs: Runs, config: CircuitConfig) -> dict[str, Any]:
+    limits = {name: getattr(config, name) for name in ("steps", "most_steps", "tolerance")}
+    return limits | {"scale": abs(float(runs.gap.double().mean()))}
+
+
 def check_score_files(
     runs: Runs, config: CircuitConfig, folder: Path, files: Mapping[str, range]
 ) -> None:
@@ -131,18 +129,10 @@ def check_score_files(
             edges = np.argsort(-np.abs(there))[:4].tolist()
             there, here = there[edges], exact_scores(one, edges)
         else:
-            steps = (
-                {"steps": max(1, points), "most_steps": max(1, points)}
-                if METHODS[config.method].doubles
-                else {}
-            )
-            limits: dict[str, Any] = {
-                "steps": config.steps,
-                "most_steps": config.most_steps,
-                "tolerance": config.tolerance,
-            } | steps
-            scale = abs(float(runs.gap.double().mean()))
-            here = score_by_gradients(one, method=config.method, **limits, scale=scale).values
+            limits = _limits(runs, config)
+            if METHODS[config.method].doubles:
+                limits |= dict.fromkeys(("steps", "most_steps"), max(1, points))
+            here = score_by_gradients(one, method=config.method, **limits).values
         about: dict[str, Any] = {"tolerance": _TOLERANCE, "scale": float(np.abs(there).max())}
         refuse_other_numbers(
             folder, there, here, what=f"the score of an edge on pair {rows.start}", **about

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
+from ..stats import sort_by_magnitude
 from . import stability
 from .choice import node_scores
 from .scores import Scores
@@ -89,4 +90,4 @@ def node_table(scores: Scores, chosen: Bool[np.ndarray, " edge"]) -> pd.DataFram
         }
     )
     frame["in_circuit"] = frame["edges_out"] > 0
-    return frame.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
+    return sort_by_magnitude(frame, "score").reset_index(drop=True)
