@@ -242,7 +242,7 @@ class Engine:
             with prepare_passes(self.lens):
                 found = dict(run_packs([work], lens=self.lens, lanes=self._prepare_lanes(block)))
         own = self._baseline_run.edits
-        edits = [own, *((*own, *self.cells[number].make(self._references)) for number in numbers)]
+        edits = [own, *((*own, *self._make_edits(number)) for number in numbers)]
         slow, _ = self._passes.run_on_bridge(self.tokens[prompts], edits, prompts=prompts)
         worst = []
         for one, other in zip(
@@ -368,11 +368,8 @@ class Engine:
         with (
             self._one_at_a_time
         ):  # making an edit may run the model, so only one lane may do it at a time
-            made = [self.cells[number].make(self._references) for number in pack]
+            edits = [self._make_edits(number) for number in pack]
             baseline = self._baseline_batch(block.prompts.start)
-        edits = [
-            edits_for_model(self.lens, some, n_positions=self.tokens.n_positions) for some in made
-        ]
         if self.first_layers[pack[0]] > self.lens.n_layers:
             return [(baseline.outcome, [False] * len(some)) for some in edits]
         before = self._baseline_run.edits
@@ -392,6 +389,10 @@ class Engine:
             own = changed[len(changed) - len(some) :]
             found.append((outcome if any(own) else baseline.outcome, own))
         return found
+
+    def _make_edits(self, number: int) -> tuple[Edit, ...]:
+        made = self.cells[number].make(self._references)
+        return edits_for_model(self.lens, made, n_positions=self.tokens.n_positions)
 
     def _metric_rows(self, outcome: Outcome, *, prompts: slice) -> list[dict[str, Any]]:
         """Make a row per metric and sequence of ``prompts``; a metric with one value for all sequences has one row."""

@@ -288,6 +288,13 @@ def test_a_small_difference_of_large_logits_is_trusted_as_far_as_they_are(
     )
 
 
+def test_a_layer_that_counts_from_the_last_is_edited_on_both_ways(lens_of, tokens_of, engine_of):
+    cells = [cell_of_edits(scale("z", 3.0, layers=[-1]))]
+    engine = engine_of(lens_of("llama"), tokens_of(), cells, [loss()])
+    assert engine.run(engine.blocks[0])["changed"].all()
+    assert engine.deviations([0])[0][1] < CLOSE
+
+
 def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(
     lens_of, tokens_of, engine_of, monkeypatch
 ):
