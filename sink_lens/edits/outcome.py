@@ -278,6 +278,9 @@ def join_outcomes(parts: Sequence[Outcome]) -> Outcome:
     if len(parts) == 1:
         return replace(parts[0], sequences=slice(None))
     first = parts[0]
+    if len({part.scored for part in parts}) > 1:  # the ends of texts of other lengths
+        scored = tuple(sorted({one for part in parts for one in part.scored or ()}))
+        parts = [_with_scored(part, scored) for part in parts]
     losses, by_token, logits = (
         [getattr(part, name) for part in parts] for name in ("loss", "token_loss", "logits")
     )
@@ -292,5 +295,15 @@ def join_outcomes(parts: Sequence[Outcome]) -> Outcome:
         tensors={
             place: torch.cat([part.tensors[place] for part in parts]) for place in first.tensors
         },
+        scored=parts[0].scored,
         sequences=slice(None),
     )
+
+
+def _with_scored(part: Outcome, scored: tuple[int, ...]) -> Outcome:
+    """Return the outcome with logits at the positions ``scored``: nan where they were not read."""
+    assert part.logits is not None  # some positions were read
+    assert part.scored is not None
+    logits = part.logits.new_full((len(part.valid), len(scored), part.logits.shape[2]), nan)
+    logits[:, [scored.index(one) for one in part.scored]] = part.logits
+    return replace(part, logits=logits, scored=scored)

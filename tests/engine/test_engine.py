@@ -295,6 +295,19 @@ def test_a_layer_that_counts_from_the_last_is_edited_on_both_ways(lens_of, token
     assert engine.deviations([0])[0][1] < CLOSE
 
 
+@pytest.mark.parametrize("lengths", [(12, 5, 9), (5, 12, 12)])
+def test_metrics_of_the_ends_of_unlike_texts_are_checked_in_batches_of_one(
+    lens_of, tokens_of, engine_of, swept, lengths
+):
+    metrics, cells = [logit_difference(5, 6)], [cell_of_edits(zero("z", layers=[1]))]
+    one, all_of = (
+        engine_of(lens_of("llama"), tokens_of(lengths), cells, metrics, prompts=n) for n in (1, 3)
+    )
+    one.check_metrics()
+    found, wanted = (swept(engine)[0, metrics[0].name] for engine in (one, all_of))
+    assert_close(found, wanted)
+
+
 def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(
     lens_of, tokens_of, engine_of, monkeypatch
 ):

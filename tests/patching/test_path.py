@@ -9,9 +9,11 @@ from lenses import lens_of
 from prompt_pairs import pair
 from rounding import close
 
+from sink_lens.data.tokens import TokenBatch
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import freeze
 from sink_lens.edits.part import Part
+from sink_lens.engine import plan
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.patching.patch import patch
@@ -113,6 +115,21 @@ def test_noising_is_denoising_with_the_runs_exchanged():
     noising = path_patch(lens, clean, corrupted, **ends, direction="noising")
     exchanged = path_patch(lens, corrupted, clean, **ends)
     assert noising.frame.equals(exchanged.frame)
+
+
+def test_prompts_of_unlike_lengths_are_read_at_their_own_ends(monkeypatch):
+    monkeypatch.setattr(plan, "_CPU_TOKENS", 8)
+    lens, tokens = lens_of(), pair(n=4)
+    lengths = torch.tensor([7, 5, 6, 4])
+    both = [TokenBatch.from_tensor(one, lengths=lengths) for one in tokens]
+    ends = {"sender": ("z", 0, 1), "receiver": ("resid_post", 2), "progress": False}
+    ends |= {"metric": metrics.logit_difference(5, 7)}
+    found = path_patch(lens, *both, **ends)
+    alone = [
+        path_patch(lens, *(one[row : row + 1, :n] for one in tokens), **ends)
+        for row, n in enumerate(lengths.tolist())
+    ]
+    assert value(found) == pytest.approx(sum(map(value, alone)) / 4, abs=1e-5)
 
 
 def test_positions_limit_both_ends():
