@@ -33,7 +33,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..configuration import make_config
+from ..configuration import check_field_types, make_config
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, positions_in_all, refuse_bos_of_ids
 from ..edits.constructors import ORDER, Edit, freeze
@@ -89,6 +89,9 @@ class PathConfig:
     """all freezes what every sublayer between sender and receiver writes; attention lets MLPs pass on the change."""
     bos: BosCondition = "auto"
     """First token of each text."""
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

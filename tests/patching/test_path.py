@@ -17,7 +17,7 @@ from sink_lens.engine import plan
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.patching.patch import patch
-from sink_lens.patching.path import path_patch
+from sink_lens.patching.path import PathConfig, path_patch
 from tests.tiny_families import TINY_FAMILIES
 
 CORRECT, WRONG = [5, 6], [7, 8]
@@ -115,6 +115,11 @@ def test_noising_is_denoising_with_the_runs_exchanged():
     noising = path_patch(lens, clean, corrupted, **ends, direction="noising")
     exchanged = path_patch(lens, corrupted, clean, **ends)
     assert noising.frame.equals(exchanged.frame)
+
+
+def test_a_misspelt_choice_of_a_configuration_is_refused():
+    with pytest.raises(InputError, match="freeze is 'attentoin'"):
+        PathConfig(sender=("z", 0), receiver=("q", 1), metric=DIFFERENCE, freeze="attentoin")
 
 
 def test_prompts_of_unlike_lengths_are_read_at_their_own_ends(monkeypatch):
