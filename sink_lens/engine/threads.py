@@ -19,7 +19,7 @@ import torch
 from ..models.delegation import inner_model
 from ..models.lens import LensModel
 from ..models.pass_lock import PassLock
-from ..models.running import exclusive_use
+from ..models.running import prepare_passes
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def copy_for_thread(lens: LensModel) -> LensModel:
     tensors = chain(bridge.parameters(), bridge.buffers(), inner.parameters(), inner.buffers())
     shared: dict[int, object] = {id(tensor): tensor for tensor in tensors}
     shared[id(bridge.tokenizer)] = bridge.tokenizer
-    with exclusive_use(lens):  # nobody's hooks are copied
+    with prepare_passes(lens):  # nobody's hooks are copied, and no mode of training
         return replace(
             lens, bridge=copy.deepcopy(bridge, shared), state=replace(lens.state, alone=PassLock())
         )

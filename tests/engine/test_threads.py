@@ -12,8 +12,11 @@ from sink_lens.edits.constructors import edit, scale
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.engine import threads as lanes
 from sink_lens.engine.cells import cell_of_edits
+from sink_lens.engine.forward import run_with
 from sink_lens.engine.threads import Lanes, copy_for_thread
 from sink_lens.engine.trust import make_accurate_engine
+from sink_lens.models.load import wrap
+from tests.tiny_families import tiny
 
 
 def cells(n, *more):
@@ -59,6 +62,14 @@ def test_a_copy_shares_the_weights_and_no_module(lens_of):
     assert not set(map(id, lens.bridge.modules())) & set(map(id, copy.bridge.modules()))
     assert not set(map(id, inner.modules())) & set(map(id, inner_copy.modules()))
     assert inner_copy.config is not inner.config  # which kernel runs is written there
+
+
+def test_a_copy_of_a_bridge_in_train_mode_drops_nothing():
+    lens = wrap(tiny("gpt2", attn_pdrop=0.5, resid_pdrop=0.5))
+    lens.bridge.train()
+    copy, tokens = copy_for_thread(lens), torch.randint(3, 300, (2, 6))
+    first, second = (run_with(copy, tokens, progress=False).loss for _ in range(2))
+    assert torch.equal(first, second)
 
 
 def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(
