@@ -96,8 +96,8 @@ Swept = Grid | Edit | Sequence[OwnCell | Edit]
 """What a sweep is given: edits that go over an axis are a grid, and any other edit is a cell."""
 
 
-def grid_or_cells(given: Swept, *, seed: int) -> What:
-    """Return the grid, or the cells, that a sweep is given; ``seed`` draws the controls of a grid of edits.
+def grid_or_cells(given: Swept) -> What:
+    """Return the grid, or the cells, that a sweep is given.
 
     Raises:
         InputError: some edits go over an axis, and others or cells do not.
@@ -117,7 +117,7 @@ def grid_or_cells(given: Swept, *, seed: int) -> What:
         raise InputError(
             f"{len(grids)} of {len(some)} edits go over each index of an axis, and the others do not; need two sweeps"
         )
-    return Grid.of(*grids, seed=seed)
+    return Grid.of(*grids)
 
 
 def _grid_of_edit(one: Edit) -> EditGrid:

@@ -345,15 +345,12 @@ def _collect_request(
     if tokens is not None:
         known = _OF_CALL if texts is None else (*_OF_CALL, "bos")
         refuse_unknown_names(fields, known, where="a sweep of given tokens")
-    what = None if what is None else grid_or_cells(what, seed=fields.get("seed", 0))
-    if config is not None:
-        of = (
-            replace(config.grid, seed=fields["seed"]) if "seed" in fields else config.grid
-        )  # it draws the controls
-    else:
-        of = (
-            what if isinstance(what, Grid) else Grid.of(EditGrid(site="z"))
-        )  # cells of one's own say themselves
+    what = None if what is None else grid_or_cells(what)
+    of = config.grid if config is not None else what
+    if not isinstance(of, Grid):  # cells of one's own say themselves
+        of = Grid.of(EditGrid(site="z"))
+    if "seed" in fields:  # it draws the controls
+        of = replace(of, seed=fields["seed"])
     named = isinstance(model, str | Path)
     name = {"model": str(model)} if named else {}
     how = make_config(SweepConfig, config, {**fields, "grid": of, **name}, where="sweep")

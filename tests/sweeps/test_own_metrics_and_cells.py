@@ -203,6 +203,16 @@ def test_an_edit_with_each_is_the_grid_of_it_and_texts_are_tokens(tmp_path):
     ].item() == pytest.approx(row["effect"])
 
 
+def test_the_seed_of_a_call_draws_the_controls_of_its_grid():
+    grid, how = EditGrid(kind="zero", site="z", layers=1, heads="0-1"), {"metrics": metrics.loss()}
+    how |= {"tokens": BATCH, "controls": 1, "progress": False}
+    found = sweep(speaking(), Grid.of(grid), seed=5, **how)
+    wanted = sweep(speaking(), Grid.of(grid, seed=5), seed=5, **how)
+    other = sweep(speaking(), Grid.of(grid), seed=0, **how)
+    pd.testing.assert_frame_equal(found.controls, wanted.controls)
+    assert found.controls["head"].tolist() != other.controls["head"].tolist()
+
+
 def test_cells_of_ones_own_have_the_columns_of_a_grid():
     how = {"tokens": BATCH, "metrics": metrics.loss(), "controls": 1, "progress": False}
     one, last = zero("z", layers=[1], heads=[3]), scale("z", 2.0, layers=[-1])
