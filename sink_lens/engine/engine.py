@@ -57,6 +57,11 @@ class Block:
     cells: tuple[int, ...]
     """Indices of the block's cells."""
 
+    @property
+    def name(self) -> str:
+        """Name of the block's table in a run folder."""
+        return f"block-{self.number:06d}"
+
 
 class Engine:
     """Runs cells on a model, one block (cells that share a forward pass) at a time."""

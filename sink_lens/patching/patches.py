@@ -78,8 +78,8 @@ class Patches:
 
     def measure(
         self, blocks: Sequence[Block], *, progress: bool = False
-    ) -> Iterator[tuple[int, list[Row]]]:
-        """Yield the number of each block and, for each of its patches and each sequence, a row."""
+    ) -> Iterator[tuple[str, list[Row]]]:
+        """Yield the name of each block and, for each of its patches and each sequence, a row."""
         n, metric = sum(len(block.cells) for block in blocks), self.runs.metric
         rows: list[Row] = []
 
@@ -102,7 +102,7 @@ class Patches:
             for block in blocks:
                 assert self.engine is not None  # there are blocks
                 self.engine.map(block, add_rows, advance=bar.update)
-                yield block.number, rows.copy()
+                yield block.name, rows.copy()
                 rows.clear()
 
     def values(self, rows: Iterable[Row]) -> tuple[dict[str, Float[Tensor, " sample"]], set[str]]:

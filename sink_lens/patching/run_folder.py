@@ -60,17 +60,17 @@ def patch_in_folder(
             _write_plan(writer, patches)
         _keep_baseline(writer, request.runs)
         planned[:] = [patches]
-        return {_name_of_block(block.number): len(block.cells) for block in patches.blocks}
+        return {block.name: len(block.cells) for block in patches.blocks}
 
     def measure_blocks(
         writer: RunWriter, names: Collection[str], *, progress: bool = progress
     ) -> None:
-        blocks = [block for block in planned[0].blocks if _name_of_block(block.number) in names]
-        for number, rows in planned[0].measure(blocks, progress=progress):
-            _write_block(writer, number, rows)
+        blocks = [block for block in planned[0].blocks if block.name in names]
+        for name, rows in planned[0].measure(blocks, progress=progress):
+            _write_block(writer, name, rows)
 
     def finish_run(writer: RunWriter) -> PatchResult:
-        names = [_name_of_block(block.number) for block in planned[0].blocks]
+        names = [block.name for block in planned[0].blocks]
         missing = [name for name in names if not writer.has(name)]
         measure_blocks(writer, missing, progress=progress and shard is None)
         result = request.result(
@@ -102,7 +102,7 @@ def leave_unfinished(
     error: BaseException,
     opens: Callable[[Path], RunWriter],
     patches: Patches,
-    rows: Mapping[int, Sequence[Row]],
+    rows: Mapping[str, Sequence[Row]],
 ) -> None:
     """Write measured blocks into a new folder in ``runs``, and say so in a note of the error that ended the call."""
     if not rows:
@@ -111,8 +111,8 @@ def leave_unfinished(
     with opens(folder) as writer:
         _write_plan(writer, patches)
         _keep_baseline(writer, patches.runs)
-        for number, of_block in rows.items():
-            _write_block(writer, number, of_block)
+        for name, of_block in rows.items():
+            _write_block(writer, name, of_block)
         writer.leave_unfinished()
     error.add_note(goes_on_note(folder))
 
@@ -131,12 +131,8 @@ def _keep_baseline(writer: RunWriter, runs: RunPair) -> None:
     )
 
 
-def _name_of_block(number: int) -> str:
-    return f"block-{number:06d}"
-
-
-def _write_block(writer: RunWriter, number: int, rows: Sequence[Row]) -> None:
-    writer.write_table(_name_of_block(number), pd.DataFrame(rows, columns=list(_ROW)))
+def _write_block(writer: RunWriter, name: str, rows: Sequence[Row]) -> None:
+    writer.write_table(name, pd.DataFrame(rows, columns=list(_ROW)))
 
 
 def _read_block(writer: RunWriter, name: str) -> Iterator[Row]:
@@ -151,7 +147,7 @@ def _check_blocks(patches: Patches, folder: Path, names: Sequence[str]) -> None:
         {part_identity(part): number for number, part in enumerate(patches.able)},
     )
     assert engine is not None  # there are blocks
-    blocks = {_name_of_block(block.number): block for block in engine.blocks}
+    blocks = {block.name: block for block in engine.blocks}
     for name in sample_parts(names, most=FEW):
         held, block = read_columns(folder / f"{name}.parquet", _ROW, kind="patch"), blocks[name]
         able = held.loc[held["value"].notna() & held["part"].isin(list(numbers)), "part"]

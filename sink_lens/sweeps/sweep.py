@@ -112,19 +112,19 @@ def sweep(
 
     def begin(writer: RunWriter) -> dict[str, int]:
         made.append(asked.begin(writer))
-        return {_block_name(block): len(block.cells) for block in made[0][1].blocks}
+        return {block.name: len(block.cells) for block in made[0][1].blocks}
 
     def check(folder: Path, parts: Collection[str]) -> None:
         _check_blocks(folder, made[0][1], parts, most=FEW if isinstance(asked.what, Grid) else MOST)
 
     def compute(writer: RunWriter, parts: Collection[str]) -> None:
         job, own = made[0]
-        blocks = [block for block in own.blocks if _block_name(block) in parts]
+        blocks = [block for block in own.blocks if block.name in parts]
         _run_blocks(writer, job, own, blocks, how=how, progress=progress)
 
     def finish(writer: RunWriter) -> SweepResult:
         if shard is None:
-            compute(writer, [_block_name(block) for block in made[0][1].blocks])
+            compute(writer, [block.name for block in made[0][1].blocks])
         return asked.finish(writer, made[0][1])
 
     steps = {"begin": begin, "check": check, "compute": compute, "finish": finish}
@@ -219,7 +219,9 @@ class _Request:
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
-        numbers = pd.concat([_read_block(writer, block) for block in own.blocks], ignore_index=True)
+        numbers = pd.concat(
+            [_read_block(writer.folder, block) for block in own.blocks], ignore_index=True
+        )
         numbers = mask_short_sequences(numbers, self.cells, tokens=self.batch)
         frame, drawn = effect_tables(
             self.cells,
@@ -319,7 +321,7 @@ def _run_blocks(
             computed = ((block, own.run(block, advance=bar.update)) for block in todo)
         with contextlib.closing(computed):
             for block, frame in computed:
-                writer.write_table(_block_name(block), frame)
+                writer.write_table(block.name, frame)
 
 
 def _collect_request(
@@ -369,22 +371,14 @@ def _collect_request(
     return _Request(lens=lens, what=what, batch=batch, metrics=given, how=how)
 
 
-def _block_name(block: Block) -> str:
-    return f"block-{block.number:06d}"
-
-
 def _is_block_done(writer: RunWriter, block: Block, *, retry_failed: bool) -> bool:
-    if not writer.has(_block_name(block)):
+    if not writer.has(block.name):
         return False
-    return not (retry_failed and bool(_read_block(writer, block)["error"].notna().any()))
+    return not (retry_failed and bool(_read_block(writer.folder, block)["error"].notna().any()))
 
 
-def _read_block(writer: RunWriter, block: Block) -> pd.DataFrame:
-    return _read_block_in(writer.folder, block)
-
-
-def _read_block_in(folder: Path, block: Block) -> pd.DataFrame:
-    path = folder / f"{_block_name(block)}.parquet"
+def _read_block(folder: Path, block: Block) -> pd.DataFrame:
+    path = folder / f"{block.name}.parquet"
     found = read_columns(path, VALUES, kind="sweep")
     if not set(found["cell"].tolist()) <= set(block.cells):
         raise damaged_file_error(path, ValueError("it holds cells of another block"))
@@ -392,10 +386,10 @@ def _read_block_in(folder: Path, block: Block) -> pd.DataFrame:
 
 
 def _check_blocks(folder: Path, own: Engine, parts: Collection[str], *, most: int) -> None:
-    by_name = {_block_name(block): block for block in own.blocks}
+    by_name = {block.name: block for block in own.blocks}
     for name in sample_parts(list(parts), most=most):
         block = by_name[name]
-        held = _read_block_in(folder, block)
+        held = _read_block(folder, block)
         able = held.loc[held["error"].isna() & held["value"].notna(), "cell"]
         if able.empty:
             continue
