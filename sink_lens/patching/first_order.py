@@ -54,9 +54,11 @@ def _mean_gradients(runs: RunPair, *, steps: int) -> dict[tuple[str, int], Tenso
         run_with(runs.lens, tokens, **first).tensors["resid_pre", 0]
         for tokens in (runs.run, runs.other)
     )
-    total = {key: torch.zeros_like(tensor) for key, tensor in runs.held.items()}
+    total = {
+        key: torch.zeros_like(tensor, dtype=torch.float32) for key, tensor in runs.held.items()
+    }  # in half precision small steps are lost
     for step in range(steps):
         between = one + (step + 0.5) / steps * (other - one)
         for key, gradient in metric_gradients(**run, embedding=between).items():
-            total[key] += gradient / steps
+            total[key] += gradient.float() / steps
     return total

@@ -12,10 +12,12 @@ from sink_lens.edits.constructors import edit
 from sink_lens.edits.metrics import evaluate
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
+from sink_lens.models.load import wrap
 from sink_lens.models.sites import sites_of
+from sink_lens.patching import first_order
 from sink_lens.patching.attribution import attribution_patch
 from sink_lens.patching.patch import patch
-from tests.tiny_families import TINY_FAMILIES
+from tests.tiny_families import TINY_FAMILIES, tiny
 
 DIFFERENCE = metrics.logit_difference([5, 6], [7, 8])
 
@@ -164,6 +166,18 @@ def test_in_steps_the_effects_of_all_embeddings_add_up_to_the_whole_difference()
     (many, found), (one, _) = missing(24), missing(1)
     assert many < 0.02 * abs(found.source - found.baseline)
     assert many < one / 4
+
+
+def test_many_steps_add_up_in_half_precision_too(monkeypatch):
+    asked = {"by": ("position",), "layers": [1], "metric": DIFFERENCE}
+    runs = attribution_patch(wrap(tiny("llama").to(torch.bfloat16)), *pair(), **asked).runs
+    monkeypatch.setattr(
+        first_order,
+        "metric_gradients",
+        lambda at, **_: {key: one * 0 + 1 for key, one in at.items()},
+    )
+    for one in first_order._mean_gradients(runs, steps=600).values():
+        assert one.float().mean().item() == pytest.approx(1, rel=0.01)
 
 
 def test_screened_cells_are_the_strongest_to_first_order_and_patched_for_real():
