@@ -84,13 +84,17 @@ def are_shown(rows: pd.DataFrame) -> np.ndarray:
 
 
 def may_be_largest_by_chance(rows: pd.DataFrame) -> np.ndarray:
-    """Return True for each row that is no larger than what chance makes the largest of all; one alone has no others."""
+    """Return True for each row that is no larger than what chance makes the largest of all; one alone has no others.
+
+    A row that a screen chose has: those that it was chosen from.
+    """
     p = (
         rows["corrected_p"].to_numpy(float)
         if "corrected_p" in rows.columns
         else np.zeros(len(rows))
     )
-    return ~(p <= SURE) & (np.isfinite(p).sum() != 1)
+    alone = np.isfinite(p).sum() == 1 and "approximation" not in rows.columns  # of a screen
+    return ~(p <= SURE) & (not alone)
 
 
 def least_t(n_rows: int, n_units: int) -> float:

@@ -175,10 +175,9 @@ def _title(run: Run) -> str:
         return f"{title}: no position is the same place in all pairs of prompts"
     shown = shown_rows(table)
     if not len(shown):
-        beyond = (
-            f" beyond what chance makes the largest of {len(table)}"
-            if rows_beyond_chance(table).any()
-            else ""
+        of = "all that were screened" if "approximation" in table.columns else len(table)
+        beyond = f" beyond what chance makes the largest of {of}" * bool(
+            rows_beyond_chance(table).any()
         )
         largest = f"the largest effect is at {_strongest_text(table)}"
         return f"{title}: no patch is shown to move {_metric_text(run)}{beyond}; {largest}"

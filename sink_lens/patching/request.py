@@ -32,6 +32,8 @@ class PatchRequest:
     controls: Sequence[Sequence[Part]]
     """Random parts, for each part of the grid."""
     approximations: list[float] | None
+    n_screened: int = 0
+    """The parts of which those of the grid have the largest approximations; 0 if all were taken."""
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -75,6 +77,9 @@ class PatchRequest:
         )
         if self.approximations is not None:
             effects["approximation"] = self.approximations
+            tested = int(np.isfinite(effects["corrected_p"].to_numpy(float)).sum())
+            effects["corrected_p"] *= self.n_screened / max(tested, 1)
+            effects["corrected_p"] = effects["corrected_p"].clip(upper=1.0)
         rows = part_table(self.grid, self.config.by).join(effects)
         return PatchResult(
             rows=mark_unlike(rows, self.grid, runs, self.pair),
@@ -102,9 +107,10 @@ def make_patch_request(
     if config.screen and config.put != "source":
         raise InputError("screen approximates patches from the other run; leave out screen, or put")
     runs, grid, pair = prepare_runs(lens, clean, corrupted, config=config)
-    approximations = None
+    approximations, n_screened = None, 0
     if config.screen:  # the largest effects to first order, in the order of the grid
-        effects, _ = first_order_effects(runs, grid, steps=config.steps)
+        effects, n = first_order_effects(runs, grid, steps=config.steps)
+        n_screened = int((n > 1).sum())
         largest = (
             effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[: config.screen]
         )
@@ -124,4 +130,5 @@ def make_patch_request(
         config=config,
         controls=controls,
         approximations=approximations,
+        n_screened=n_screened,
     )

@@ -450,7 +450,8 @@ def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
         list(one.frame[list(first.by)].itertuples(index=False, name=None))
         for one in results.values()
     ]
-    rows = {key: number for number, key in enumerate(keys[0])}
+    every = dict.fromkeys(key for some in keys for key in some)  # each site has its own if screened
+    rows = {key: number for number, key in enumerate(every)}
     order = np.argsort(
         [rows[key] for some in keys for key in some], kind="stable"
     )  # the sites vary fastest

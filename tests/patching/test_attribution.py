@@ -9,6 +9,7 @@ from rounding import CLOSE
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import edit
+from sink_lens.edits.effect_table import are_shown
 from sink_lens.edits.metrics import evaluate
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
@@ -204,3 +205,24 @@ def test_screened_cells_are_the_strongest_to_first_order_and_patched_for_real():
         metric=DIFFERENCE,
     )
     assert found.loc[0, "effect"] == pytest.approx(one.frame["effect"].item(), abs=1e-6)
+
+
+def test_a_screened_effect_is_judged_among_all_that_it_was_chosen_from():
+    lens, pairs = lens_of(), pair(n=4)
+    asked = {"site": "neurons", "by": ("layer", "unit"), "controls": 0, "progress": False}
+    asked |= {"metric": metrics.loss()}
+    every = patch(lens, *pairs, **asked).frame.set_index(["layer", "unit"])
+    for most in (1, 3):
+        found = patch(lens, *pairs, screen=most, **asked).frame.set_index(["layer", "unit"])
+        same = every.loc[found.index]
+        assert found["corrected_p"].to_numpy() == pytest.approx(same["corrected_p"].to_numpy())
+        assert are_shown(found).tolist() == are_shown(every)[every.index.isin(found.index)].tolist()
+
+
+def test_screened_patches_of_every_site_are_those_of_each():
+    asked = {"metric": DIFFERENCE, "screen": 4, "controls": 0, "progress": False}
+    found = patch(lens_of(), *pair(), site="every", **asked)
+    assert found.frame["site"].value_counts().tolist() == [4, 4, 4]
+    alone = patch(lens_of(), *pair(), site="mlp_out", **asked).frame
+    rows = found.frame.query("site == 'mlp_out'").merge(alone, on=["layer", "position"])
+    assert rows["effect_x"].to_numpy() == pytest.approx(rows["effect_y"].to_numpy(), abs=1e-6)
