@@ -270,6 +270,7 @@ def _checked_values(found: Any, metric: Metric, *, n: int) -> Float[Tensor, " sa
     return found.where(found.isfinite(), torch.nan)
 
 
+@torch.no_grad()  # a metric may have weights of its own
 def check_per_sequence(metric: Metric, run: Outcome) -> None:
     """Refuse a metric that gives a sequence of ``run`` another number alone than beside the others.
 

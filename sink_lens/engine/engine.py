@@ -228,6 +228,7 @@ class Engine:
         """Return the outcome of the run that the cells continue, on the batch of sequences ``prompts``."""
         return self._baseline_batch(prompts.start).outcome
 
+    @torch.no_grad()  # a metric may have weights of its own
     def deviations(self, numbers: Sequence[int]) -> tuple[list[float], float]:
         """Compare the baseline run and some cells with the bridge, on the batch that has the longest sequence.
 

@@ -203,10 +203,9 @@ def path_patch(
     ending, receiving = _baseline_runs(lens, run, receiver=end, edits=edits, metric=measured)
     before_edits = ending.read_outcome(ending.needs)
     check_per_sequence(measured, before_edits)
-    baseline = evaluate(measured, before_edits)
-    wanted = evaluate(
-        measured, *run_batches(lens, [source], Needs.of_metrics([measured], lens=lens))
-    )
+    baseline = evaluate(measured, before_edits).detach()
+    (of_source,) = run_batches(lens, [source], Needs.of_metrics([measured], lens=lens))
+    wanted = evaluate(measured, of_source).detach()
     key = _tensor_key(end)
     batches = len(ending.prompt_batches)
     with tqdm(
@@ -222,7 +221,7 @@ def path_patch(
         ended = outcomes_under_edits(ending, puts, needs=ending.needs, advance=bar.update)
     rows = []
     for start, (outcome, _) in zip(senders, ended, strict=True):
-        values = evaluate(measured, outcome)
+        values = evaluate(measured, outcome).detach()
         short = run.lengths < max(
             start.n_tokens_needed, end.n_tokens_needed
         )  # they lack a position of the path

@@ -89,7 +89,7 @@ class RunPair:
         if not one_run:
             runs = run_batches(lens, (run, source), of_metric, edits=edits)
         check_per_sequence(metric, runs[0])
-        baseline, wanted = (evaluate(metric, one) for one in runs)
+        baseline, wanted = (evaluate(metric, one).detach() for one in runs)
         made = cls(
             lens=lens,
             run=run,

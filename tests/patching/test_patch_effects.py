@@ -162,6 +162,15 @@ def test_a_function_of_logits_is_a_metric():
     assert patched(metric=of_outcome).values.shape == (2 * T, N)
 
 
+def test_a_metric_with_a_trained_direction_is_one():
+    direction = torch.nn.Parameter(torch.arange(2.0))
+    asked = {"metric": lambda logits: logits[:, -1, 5:7] @ direction, "progress": False}
+    found = patched(controls=0, **asked)
+    assert_close(found.values, patched(controls=0, metric=lambda x: x[:, -1, 6]).values)
+    path = patching.path_patch(lens(), *pair(), sender=("z", 0), receiver=("q", 1), **asked)
+    assert path.baseline == pytest.approx(found.baseline, abs=1e-6)
+
+
 def test_words_are_tokens():
     tokenizer, texts = lens().tokenizer, ["x y", "y x"]
     first, second = (tokenizer.convert_tokens_to_ids(one) for one in ("!", "?"))
