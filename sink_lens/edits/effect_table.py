@@ -10,6 +10,9 @@ import pandas as pd
 
 from ..stats import SURE, Interval, corrected_p, paired_differences
 
+_ROUNDING = 1e-6
+"""A difference of less than this share of the baseline is the rounding of float32."""
+
 
 def effect_table(
     values: np.ndarray,
@@ -55,6 +58,21 @@ def effect_table(
     return frame
 
 
+def share_of_difference(values: np.ndarray, before: np.ndarray, source: np.ndarray) -> np.ndarray:
+    """Return each row's mean effect as a share of the mean difference between the source run and the baseline run.
+
+    Both means are over the sequences on which all three are defined. The share is nan if the two runs differ by no more
+    than rounding. ``values`` has a row for each cell, ``before`` and ``source`` are of the two runs.
+    """
+    known = ~np.isnan(values + before + source)
+    of_run, *both = (
+        _row_means(np.where(known, one, np.nan))
+        for one in (before, values - before, source - before)
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(np.abs(both[1]) <= _ROUNDING * np.abs(of_run), np.nan, both[0] / both[1])
+
+
 def _add_interval_columns(
     frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]
 ) -> None:
@@ -77,7 +95,7 @@ def are_shown(rows: pd.DataFrame) -> np.ndarray:
     """
     shown = rows_beyond_chance(rows)
     if "baseline" in rows.columns:
-        shown &= ~(rows["effect"].abs() <= 1e-6 * rows["baseline"].abs()).to_numpy(bool)
+        shown &= ~(rows["effect"].abs() <= _ROUNDING * rows["baseline"].abs()).to_numpy(bool)
     if {"over_control", "control_sd"} <= set(rows.columns):
         shown &= ~(rows["over_control"].abs() < rows["control_sd"]).to_numpy(bool)
     return shown & ~may_be_largest_by_chance(rows)

@@ -23,7 +23,6 @@ in one run each); but a head in front of a norm has the norm's divisor recompute
 Reference: Wang et al., arXiv 2211.00593, appendix B; Goldowsky-Dill et al., arXiv 2304.05969.
 """
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +36,7 @@ from ..configuration import check_field_types, make_config
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, positions_in_all, refuse_bos_of_ids
 from ..edits.constructors import ORDER, Edit, freeze
+from ..edits.effect_table import share_of_difference
 from ..edits.hooks import edits_for_model
 from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate
 from ..edits.part import Part
@@ -227,13 +227,12 @@ def path_patch(
         )  # they lack a position of the path
         values = values.masked_fill(short.any() if measured.whole_batch else short, torch.nan)
         effects = values - baseline
-        span = float((wanted - baseline)[~effects.isnan()].mean())
         effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())
         head = start.heads[0] if start.heads and len(start.heads) == 1 else None
-        normalised = effect / span if span != 0 else math.nan
-        rows.append(
-            (start.site, _only_layer(start), head, float(values.nanmean()), effect, normalised, n)
-        )
+        both = baseline.numpy(), wanted.numpy()
+        (share,) = share_of_difference(values[None].numpy(), *both).tolist()
+        where = start.site, _only_layer(start), head
+        rows.append((*where, float(values.nanmean()), effect, share, n))
     columns = ["site", "layer", "head", "value", "effect", "normalised_effect", "n"]
     return PathResult(
         notes=lens.notes,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..edits.effect_table import effect_table
+from ..edits.effect_table import effect_table, share_of_difference
 from ..edits.part import Part
 from ..engine.plan import Plan
 from ..errors import InputError
@@ -68,10 +68,8 @@ class PatchRequest:
             controls=[np.array(some).reshape(-1, len(before)) for some in drawn],
             generator=np.random.default_rng(self.config.seed),
         )
-        apart = (runs.source.double() - runs.baseline.double()).expand(values.shape)
-        spans = apart.masked_fill(values.isnan(), torch.nan).nanmean(1).numpy()
         n = effects.pop("n")
-        normalised = effects["effect"] / np.where(spans == 0, np.nan, spans)
+        normalised = share_of_difference(values.double().numpy(), before, runs.source.numpy())
         effects = effects.assign(
             normalised_effect=normalised, changed=[name in changed for name in names], n=n
         )

@@ -286,6 +286,24 @@ def test_pairs_without_a_patched_position_are_left_out_of_it():
     assert (whole.frame["n"] == 3).all()
 
 
+def test_the_share_of_the_way_is_of_pairs_that_have_both_ends_and_of_no_rounding():
+    whole = patched(metric=lambda logits: logits[:, -1, 5], controls=0)
+    end = whole.baselines[1, 2]
+
+    def holed(logits):  # undefined in the third clean prompt
+        found = logits[:, -1, 5]
+        return found.where((found - end).abs() > 1e-6, torch.nan)
+
+    found, keep = patched(metric=holed, layers=[1], controls=0), [0, 1, 3]
+    assert found.baselines[1].isnan().tolist() == [False, False, True, False]
+    moved = (found.values - found.baselines[0])[:, keep].mean(1)
+    span = (found.baselines[1] - found.baselines[0])[keep].mean()
+    assert found.frame["normalised_effect"].to_numpy() == pytest.approx((moved / span).numpy())
+    rounding = patched(metric=lambda logits: logits[:, -1].softmax(-1).sum(-1), controls=0)
+    assert rounding.frame["effect"].abs().max() < 1e-6
+    assert rounding.frame["normalised_effect"].isna().all()
+
+
 # --- functions of one's own under the same name
 
 
