@@ -45,7 +45,9 @@ def attribution_patch(
         SiteError: as in ``patch``.
     """
     lens = as_lens(model)
-    settings = merge_patch_config(config, lens=lens, fields={"approximate": True} | fields)
+    settings = merge_patch_config(
+        config, lens=lens, fields={"approximate": True} | fields, texts=(clean, corrupted)
+    )
     settings.check_together()
     if settings.edits:
         raise InputError(

@@ -83,7 +83,7 @@ def patch(
     if shard is not None:
         check_shard(shard, out=out, overwrite=overwrite)
     lens = as_lens(model)
-    asked = merge_patch_config(config, lens=lens, fields=fields)
+    asked = merge_patch_config(config, lens=lens, fields=fields, texts=(clean, corrupted))
     every, configs = asked.site == EVERY, configs_by_site(lens, asked)
     for site, own in configs.items() if every else ():  # all are checked before the first patch
         longest = 1 + max(map(abs, own.positions or (0,)))  # lengths are checked with the tokens

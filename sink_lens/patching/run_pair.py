@@ -190,12 +190,20 @@ def _metric_of_config(lens: LensModel, pair: PromptPair, *, config: PatchConfig)
 
 
 def merge_patch_config(
-    config: PatchConfig | None, *, lens: LensModel, fields: Mapping[str, Any]
+    config: PatchConfig | None,
+    *,
+    lens: LensModel,
+    fields: Mapping[str, Any],
+    texts: tuple[Sequences | None, Sequences | None] = (None, None),
 ) -> PatchConfig:
-    """Return ``config`` (or the default one) with each of ``fields`` that is not None put in."""
-    given = {name: value for name, value in fields.items() if value is not None} | {
-        "model": lens.name
-    }
+    """Return ``config`` (or the default one) with each of ``fields`` that is not None put in.
+
+    Its prompts are left out in whose place ``texts``, the clean and the corrupted ones, were given.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    given |= {"model": lens.name}
+    sides = zip(("clean", "corrupted"), texts, strict=True)
+    given |= {name: () for name, own in sides if own is not None}
     found = make_config(PatchConfig, config, given, where="patch")
     for one in found.edits:
         if not isinstance(one, Edit):

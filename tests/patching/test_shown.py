@@ -10,6 +10,7 @@ from lenses import speaking
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError
 from sink_lens.patching import attribution_patch, patch, path_patch
+from sink_lens.patching.config import PatchConfig
 from sink_lens.records import read_run
 from sink_lens.report.html import page_content
 from tests.tiny_families import tiny
@@ -115,9 +116,17 @@ def test_a_headline_says_the_token_the_positions_and_bos():
         assert ", without BOS:" in found.headline
 
 
-def test_the_stream_of_a_headline_is_carried_by_the_rule_of_the_page():
-    lens = tiny("llama")
-    result = patch(lens, *map(torch.tensor, PAIR), metric="loss", controls=0, progress=False)
+def test_a_page_names_no_prompts_that_were_not_run(tmp_path):
+    lens, how = speaking(), {"out": tmp_path / "run", "progress": False}
+    config = PatchConfig(clean=("the cat and",), corrupted=("the bat and",), metric="loss")
+    patch(lens, "x y z", "x x z", config=config, controls=0, **how)
+    run = read_run(tmp_path / "run")
+    assert "cat" not in str([page_content(run).headline, run.config])
+
+
+def test_the_stream_of_a_headline_is_carried_by_the_rule_of_the_page(tmp_path):
+    lens, pair = tiny("llama"), [torch.tensor(one) for one in PAIR]
+    result = patch(lens, *pair, metric="loss", controls=0, progress=False)
     share = result.rows["position"].eq(1) * 0.9
     rows = result.rows.assign(
         normalised_effect=share, effect=share, corrected_p=0.001, ci_low=share, ci_high=share
