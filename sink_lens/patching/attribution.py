@@ -64,7 +64,7 @@ def attribution_patch(
     frame = part_table(grid, settings.by)
     frame["effect"] = effects.numpy()
     frame["method"] = "gradient" if settings.steps == 1 else "integrated gradients"
-    frame["changed"] = [runs.has_difference(part) for part in grid]
+    frame["changed"] = [runs.can_change(part) for part in grid]
     frame["n"] = n.numpy()
     return AttributionResult(
         rows=mark_unlike(frame, grid, runs, pair),

@@ -233,9 +233,9 @@ def _headline(run: Run) -> list[str]:
         sentences.append(f"Largest effect at {_strongest_text(comparable)}.")
     if unlike := unlike_text(_unlike_places(run)):
         sentences.append(f"{unlike}.")
-    same = len(table.loc[~table["changed"].eq(True)])
+    same = int((~table["changed"].eq(True)).sum()) if "changed" in table.columns else 0
     alike = (
-        f"; {same} patches changed nothing, since the two prompts are the same there"
+        f"; {same} patches changed nothing: what they put in is there, or the metric reads nothing after it"
         if same
         else ""
     )

@@ -124,6 +124,24 @@ def test_a_page_names_no_prompts_that_were_not_run(tmp_path):
     assert "cat" not in str([page_content(run).headline, run.config])
 
 
+def test_patches_behind_the_metric_are_not_said_to_be_of_equal_prompts(tmp_path):
+    pairs, how = [torch.tensor(one) for one in PAIR], {"metric": metrics.sink_mass(0, layers=[0])}
+    found = patch(
+        tiny("llama"),
+        *pairs,
+        by=("layer",),
+        controls=0,
+        out=tmp_path / "run",
+        progress=False,
+        **how,
+    )
+    near = attribution_patch(tiny("llama"), *pairs, by=("layer",), **how)
+    assert found.frame["changed"].tolist() == near.frame["changed"].tolist() == [True, False, False]
+    said = " ".join(page_content(read_run(tmp_path / "run")).headline)
+    assert "2 patches changed nothing" in said
+    assert "the two prompts are the same there" not in said
+
+
 def test_the_stream_of_a_headline_is_carried_by_the_rule_of_the_page(tmp_path):
     lens, pair = tiny("llama"), [torch.tensor(one) for one in PAIR]
     result = patch(lens, *pair, metric="loss", controls=0, progress=False)
