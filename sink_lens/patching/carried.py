@@ -57,16 +57,16 @@ def unlike_text(places: Iterable[int], *, ends: bool = True) -> str:
     )
 
 
-def carrying_positions_text(table: pd.DataFrame, *, site: str, labels: Mapping[int, str]) -> str:
+def carrying_positions_text(
+    table: pd.DataFrame, *, site: str, put: str, labels: Mapping[int, str]
+) -> str:
     """Return in words at which positions and layers the stream carries the metric; "" if ``table`` cannot tell.
 
-    ``table`` has patches of ``site``, ``labels`` is position -> text of its token.
+    ``table`` has patches of ``site`` that put in ``put``, ``labels`` is position -> text of its token.
     """
     table = comparable_rows(table)
-    if [name for name in AXES if name in table.columns] != [
-        "layer",
-        "position",
-    ] or not site.startswith("resid"):
+    swept = [name for name in AXES if name in table.columns]
+    if swept != ["layer", "position"] or not site.startswith("resid") or put != "source":
         return ""
     if (
         "normalised_effect" not in table

@@ -178,6 +178,12 @@ class PatchConfig:
             name: getattr(self, name) for name in ("layers", "positions", "heads", "keys", "units")
         }
 
+    @property
+    def put_name(self) -> str:
+        """The name of what is put in; of a function its own."""
+        put = self.put
+        return getattr(put, "__qualname__", type(put).__name__) if callable(put) else put
+
     def metric_spec(self) -> MetricSpec:
         """Return the metric's name and options as a ``MetricSpec``; with a file of pairs the answers are left out."""
         assert isinstance(self.metric, str)

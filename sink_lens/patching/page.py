@@ -140,6 +140,22 @@ def _position_labels(run: Run) -> dict[int, str]:
     return {int(row["position"]): token_text(row["text"]) for row in rows}
 
 
+def _put(run: Run) -> str:
+    return str(run.config.get("put", "source"))
+
+
+def _is_approximate(run: Run) -> bool:
+    return bool(run.config.get("approximate"))
+
+
+def _effects(run: Run) -> pd.DataFrame:
+    """Return the table of patches; if they were only approximated, the approximations are the effects."""
+    if not _is_approximate(run):
+        return run.need("patches", columns=["effect"])
+    table = run.need("patches", columns=["approximation"])
+    return table.rename(columns={"approximation": "effect"})
+
+
 def _unlike_places(run: Run) -> list[int]:
     return unlike_places(run.need("patches", columns=[]), chosen=run.config.get("positions"))
 
@@ -167,7 +183,7 @@ def _title(run: Run) -> str:
     if "changed" in table.columns and not bool(table["changed"].any()):
         return f"{title}: no patch changed anything"
     if moved := carrying_positions_text(
-        table, site=str(run.config.get("site", "")), labels=_position_labels(run)
+        table, site=str(run.config.get("site", "")), put=_put(run), labels=_position_labels(run)
     ):
         return capitalise(f"{_metric_text(run)} {moved}")
     table = sort_by_magnitude(comparable_rows(table), "effect")
@@ -258,12 +274,8 @@ def _heatmap_figure(run: Run) -> tuple[str, Figure]:
     value = mapped_column(table)
     by = [name for name in AXES if name in table.columns]
     by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]
-    put = str(run.config.get("put", "source"))
-    put = (
-        "given what it holds in the other prompt"
-        if put == "source"
-        else f"edited ({safe_line(put)})"
-    )
+    put = "given what it holds in the other prompt"
+    put = put if _put(run) == "source" else f"edited ({safe_line(_put(run))})"
     way = "moves the metric towards its value in the other prompt, blue away from it. 1 restores that value completely"
     way = way if value == "normalised_effect" else "raises the metric, blue lowers it"
     see = f"Each cell is a place that was {put}; red {way}."

@@ -59,6 +59,8 @@ class MeasuredPatches:
     """Unit of value and effect; empty if they are pure numbers."""
     direction: Direction
     by: tuple[str, ...]
+    put: str
+    """What was put in, as in the configuration; the name of a function."""
     baseline: float
     """The metric of the patched run before it is patched."""
     source: float
@@ -130,7 +132,7 @@ class MeasuredPatches:
         frame = sort_by_magnitude(comparable_rows(self.frame), "effect")
         if not len(frame):
             return said
-        carried = carrying_positions_text(frame, site=self.site, labels=self.labels)
+        carried = carrying_positions_text(frame, site=self.site, put=self.put, labels=self.labels)
         shown = shown_rows(frame)
         where = self._place_text((shown if len(shown) else frame).to_dict("records")[0])
         largest = (
@@ -258,6 +260,7 @@ def fields_of_patches(runs: RunPair, pair: PromptPair, config: PatchConfig) -> d
         "unit": runs.metric.unit,
         "direction": config.direction,
         "by": config.by,
+        "put": config.put_name,
         "baseline": float(runs.baseline.double().nanmean()),
         "source": float(runs.source.double().nanmean()),
         "differences": pair.differences,

@@ -195,8 +195,8 @@ def open_run(
     asked["metric"] = config.metric if isinstance(config.metric, str) else metric.name
     if config.pairs_file is not None:
         asked["pairs_sha256"] = sha256(Path(config.pairs_file).read_bytes()).hexdigest()
-    asked |= {"put": getattr(put, "__qualname__", type(put).__name__) if callable(put) else put}
     asked |= {
+        "put": config.put_name,
         "edits": [one.label for one in config.edits],
         "pair": [pair.clean.hash, pair.corrupted.hash],
     }

@@ -155,3 +155,7 @@ def test_the_stream_of_a_headline_is_carried_by_the_rule_of_the_page(tmp_path):
         in replace(result, rows=rows).headline
     )
     assert "is carried" not in replace(result, rows=rows.assign(corrected_p=0.5)).headline
+    zeroed = patch(lens, *pair, metric="loss", put="zero", controls=0, progress=False)
+    assert "is carried" not in replace(zeroed, rows=rows).headline  # zeros carry nothing
+    run = read_run(replace(zeroed, rows=rows).save(tmp_path / "run"))
+    assert "is carried" not in page_content(run).title
