@@ -176,9 +176,12 @@ def _title(run: Run) -> str:
         site_label(run.config.get("site", "activations")),
         safe_line(run.config.get("direction", "")),
     )
-    title = f"Patching the {site}, {direction}"
-    table = run.optional("patches", columns=["effect"])
-    if table is None or not len(table):
+    title = f"Patching the {site}, {direction}" + ", to first order" * _is_approximate(run)
+    try:
+        table = _effects(run)
+    except RunError:
+        return title
+    if not len(table):
         return title
     if "changed" in table.columns and not bool(table["changed"].any()):
         return f"{title}: no patch changed anything"
@@ -242,7 +245,7 @@ def _prompt_sentences(run: Run) -> list[str]:
 
 
 def _headline(run: Run) -> list[str]:
-    table = sort_by_magnitude(run.need("patches", columns=["effect", "changed"]), "effect")
+    table = sort_by_magnitude(_effects(run), "effect")
     prompts = "; ".join(_prompt_sentences(run))
     sentences = [f"{capitalise(prompts)}."] if prompts else []
     if len(comparable := comparable_rows(table)):
@@ -257,8 +260,9 @@ def _headline(run: Run) -> list[str]:
     )
     site = site_label(run.config.get("site", "a site"))
     how = safe_line(run.config.get("direction", ""))
+    done = "approximated to first order, not patched" if _is_approximate(run) else "patched"
     places = (
-        f"{len(table)} places of the {site} were patched{f' ({how})' if how else ''}, one at a time"
+        f"{len(table)} places of the {site} were {done}{f' ({how})' if how else ''}, one at a time"
     )
     known = (
         int(np.isfinite(table["ci_low"].to_numpy(float)).sum()) if "ci_low" in table.columns else 0
@@ -268,7 +272,7 @@ def _headline(run: Run) -> list[str]:
 
 
 def _heatmap_figure(run: Run) -> tuple[str, Figure]:
-    table = run.need("patches", columns=["effect"])
+    table = _effects(run)
     if not len(table):
         raise RunError("the table 'patches' has no rows. Run again to see it.")
     value = mapped_column(table)
@@ -278,7 +282,8 @@ def _heatmap_figure(run: Run) -> tuple[str, Figure]:
     put = put if _put(run) == "source" else f"edited ({safe_line(_put(run))})"
     way = "moves the metric towards its value in the other prompt, blue away from it. 1 restores that value completely"
     way = way if value == "normalised_effect" else "raises the metric, blue lowers it"
-    see = f"Each cell is a place that was {put}; red {way}."
+    each = "To first order, each" if _is_approximate(run) else "Each"
+    see = f"{each} cell is a place that was {put}; red {way}."
     texts = _position_labels(run) | dict.fromkeys(_unlike_places(run), UNLIKE)
     prompts = [] if texts and "position" in by else _prompt_sentences(run)  # else axes name them
     title = "\n".join([_metric_text(run), *prompts])
@@ -286,7 +291,8 @@ def _heatmap_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
-    table = sort_by_magnitude(run.need("patches", columns=["effect"]), "effect")
+    table = run.need("patches", columns=[])
+    table = sort_by_magnitude(table, "approximation" if _is_approximate(run) else "effect")
     for name, low, high in (
         ("95%", "ci_low", "ci_high"),
         ("95% above controls", "over_low", "over_high"),

@@ -88,6 +88,19 @@ def test_approximations_and_paths_are_printed_in_one_line_each():
     assert len(repr(paths).splitlines()) == 1
 
 
+def test_a_page_of_approximations_says_what_they_are(tmp_path):
+    pair = [torch.tensor(one) for one in PAIR]
+    found = attribution_patch(tiny("llama"), *pair, metric="loss")
+    run = read_run(found.save(tmp_path / "run"))
+    part, best = page_content(run), found.strongest(1).iloc[0]
+    assert "to first order" in part.title
+    assert f"layer {best['layer']}, position {best['position']}" in part.title
+    assert any("approximated to first order, not patched" in said for said in part.headline)
+    page = found.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "To first order, each cell" in page
+    assert "Run again" not in page
+
+
 def test_a_patch_without_a_change_says_so():
     with pytest.warns(UserWarning, match="the same resid_pre"):
         result = patch(
