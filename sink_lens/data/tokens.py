@@ -4,6 +4,7 @@ Sequences are padded on the right, which under causal attention does not affect 
 tokens is refused: nothing is silently substituted or shortened. BOS counts as one of a sequence's tokens.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -23,6 +24,8 @@ from .collated import INTEGER_DTYPES, collated_texts, texts_of_rows, type_and_sh
 from .described import BosCondition
 from .given import Given, by_text
 from .token_ids import bos_id, bos_ids, ordinary_ids, prompt_ids, refuse_own_bos, text_ids
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -478,6 +481,19 @@ def unmasked_padding_text(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase)
         "out: it is read as text, and counts in losses, means and sinks. Give what the tokenizer returned, input_ids "
         "with their attention_mask, or TokenBatch.from_tensor(ids, attention_mask=mask)"
     )
+
+
+def warn_of_copies(*batches: TokenBatch, what: str) -> None:
+    """Log a warning if rows are copies of others in all ``batches``: an interval over them is too narrow."""
+    rows = torch.cat([one.tokens.masked_fill(~one.valid, -1).cpu() for one in batches], dim=1)
+    if n := len(rows) - len(rows.unique(dim=0)):
+        log.warning(
+            "%d of %d %s are copies of others, and intervals take each for one of its own, which makes them too narrow;"
+            " give each once",
+            n,
+            len(rows),
+            what,
+        )
 
 
 def refuse_bos_of_ids(given: Iterable[Any], bos: BosCondition) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..arguments import value_in_words
 from ..configuration import make_config
-from ..data.tokens import TokenBatch, positions_in_all, refuse_bos_of_ids
+from ..data.tokens import TokenBatch, positions_in_all, refuse_bos_of_ids, warn_of_copies
 from ..edits.constructors import Edit
 from ..edits.hooks import Applied, edits_for_model, edits_in_texts
 from ..edits.metrics import Metric, as_metric, check_per_sequence, evaluate, logit_difference
@@ -237,6 +237,7 @@ def prepare_runs(
                 "patching needs two texts with the same number of tokens; give clean and corrupted"
             )
     pair = pair_prompts(lens, clean, corrupted, bos=config.bos)
+    warn_of_copies(pair.clean, pair.corrupted, what="pairs of prompts")
     is_source = config.put == "source"
     if is_source:
         refuse_equal_tokens(not pair.differences.empty)

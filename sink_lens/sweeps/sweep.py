@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..activations.forward import resolve
 from ..configuration import make_config, refuse_unknown_names
-from ..data.tokens import Prompts, TokenBatch, as_batch
+from ..data.tokens import Prompts, TokenBatch, as_batch, warn_of_copies
 from ..edits.mean_ablation import tokens_to_average
 from ..edits.named_metrics import import_metric
 from ..engine.engine import VALUES, Block, Engine
@@ -366,6 +366,7 @@ def _collect_request(
         for metric in () if given else how.metrics:
             metric.last_layer(header)
     lens, batch = resolve(model, tokens, config=how, bos="auto" if texts is None else how.bos)
+    warn_of_copies(batch, what="sequences")
     given = given or [import_metric(one.name) if ":" in one.name else one for one in how.metrics]
     what = in_texts(what, batch)
     return _Request(lens=lens, what=what, batch=batch, metrics=given, how=how)

@@ -39,7 +39,7 @@ def test_a_result_is_printed_in_at_most_three_lines_with_its_largest_effect(tmp_
     assert "patch (finished)" in repr(run)
 
 
-def test_a_headline_names_the_largest_effect_that_is_shown():
+def test_a_headline_names_the_largest_effect_that_is_shown_and_copies_are_told(caplog):
     pairs = [torch.tensor(one * 3) for one in PAIR]
     result = patch(tiny("llama"), *pairs, metric="loss", controls=0, progress=False)
 
@@ -47,6 +47,7 @@ def test_a_headline_names_the_largest_effect_that_is_shown():
         rows = result.rows.assign(ci_low=ends, ci_high=ends, corrected_p=p)
         return replace(result, rows=rows).headline
 
+    assert "2 of 3 pairs of prompts are copies" in caplog.text
     first, second = result.strongest(2)["effect"]
     least = np.where(result.rows["effect"] == first, 1.0, 0.01)
     assert f"largest effect is {second:.4g}" in of(1.0, least)

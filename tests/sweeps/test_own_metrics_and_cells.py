@@ -203,6 +203,14 @@ def test_an_edit_with_each_is_the_grid_of_it_and_texts_are_tokens(tmp_path):
     ].item() == pytest.approx(row["effect"])
 
 
+def test_copies_among_the_sequences_are_told(caplog):
+    rows, how = BATCH.tokens[[0, 1, 0]], {"metrics": metrics.loss(), "progress": False}
+    for some, said in ((rows, True), (rows[:2], False)):
+        caplog.clear()
+        sweep(speaking(), zero("z", layers=[1]), tokens=some, **how)
+        assert ("1 of 3 sequences are copies of others" in caplog.text) is said
+
+
 def test_the_seed_of_a_call_draws_the_controls_of_its_grid():
     grid, how = EditGrid(kind="zero", site="z", layers=1, heads="0-1"), {"metrics": metrics.loss()}
     how |= {"tokens": BATCH, "controls": 1, "progress": False}
