@@ -60,8 +60,7 @@ class Votes:
         """
         if not bool(logits.isfinite().all()):
             raise InputError(
-                f"logits in {str(logits.dtype).removeprefix('torch.')} are not finite; need a type that holds them: "
-                "load the model in float32 or bfloat16"
+                "the logits are not finite; need a type that holds them: load the model in float32 or bfloat16"
             )
         wide = widen(logits)
         n_vocab = wide.shape[1]

@@ -95,7 +95,9 @@ def test_texts_and_what_a_tokenizer_returns_are_tokens(lens):
 
 def test_every_command_that_takes_a_mean_takes_the_same_one(lens, batch, tmp_path):
     config = TraceConfig(intervention_sequences=3, intervention_length=16)
-    setting = make_setting(lens, batch, location=scout(lens, batch, config=config), config=config)
+    location = scout(lens, batch, config=config)
+    with pytest.warns(UserWarning, match="interventions read the first 14 of each"):
+        setting = make_setting(lens, batch, location=location, config=config)
     few = setting.tokens  # 3 sequences of 14 tokens
     where = {"layers": [3], "positions": [0], "units": [4, 9]}
     (kept,) = setting.freeze_unit_edits("mlp_out", {3: [4, 9]}, position=0, mean=True)

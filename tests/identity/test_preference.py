@@ -95,7 +95,7 @@ def test_bad_input_is_refused():
     lens = load(tiny("llama").to(torch.float16))
     with torch.no_grad():
         lens.plain.lm_head.weight.mul_(1e6)
-    with pytest.raises(InputError, match="logits in float16 are not finite"):
+    with pytest.raises(InputError, match="the logits are not finite"):
         preference(lens, sequences=50, length=8)
 
 
