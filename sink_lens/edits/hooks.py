@@ -252,10 +252,11 @@ class Applied:
                 f"the edit {one.label!r} mixes sequences, and this pass has {len(old)} of {n_sequences}; need all in "
                 f"one: batch_size={n_sequences}, or leave it out"
             )
+        row = min(1, len(old) - 1)  # the second, which then stands in the first row
         alone = (
             None
             if one.whole_batch or not first or n_sequences < 2
-            else _values_beside_others(one, old, at)
+            else (row, _values_beside_others(one, old, at, row=row))
         )
         hidden = None
         if one.site == "pattern":
@@ -366,22 +367,22 @@ def edits_for_model(
     return tuple(given)
 
 
-def _values_beside_others(one: Edit, old: Tensor, at: At) -> Tensor:
-    """Return the new values of the first sequence of a pass if half of its old values stand beside it as another's.
+def _values_beside_others(one: Edit, old: Tensor, at: At, *, row: int) -> Tensor:
+    """Return the new values of a sequence of a pass if half of its old values stand beside it as another's.
 
-    An edit of each sequence alone gives it the same values as in the pass.
+    An edit of each sequence alone gives it the same values as in the pass, in whatever row it stands.
     """
-    number = range(at.n_sequences)[at.sequences][0]
+    number = range(at.n_sequences)[at.sequences][row]
     order = (
         (0, 1) if number + 1 < at.n_sequences else (1, 0)
     )  # the sequence, and another of the run
 
     def of_both(tensor: Tensor) -> Tensor:
-        return torch.stack([(tensor[0], tensor[0] * 0.5)[place] for place in order])
+        return torch.stack([(tensor[row], tensor[row] * 0.5)[place] for place in order])
 
     places = {
         "sequences": slice(number - order[0], number - order[0] + 2),
-        "valid": at.valid[[0, 0]],
+        "valid": at.valid[[row, row]],
     }
     beside = replace(at, **places, read=None if at.read is None else of_both(at.read))
     try:
@@ -418,13 +419,13 @@ def _check_new_values(
     old: Tensor,
     one: Edit,
     layer: int,
-    alone: Tensor | None,
+    alone: tuple[int, Tensor] | None,
     hidden: Bool[Tensor, "..."] | None,
 ) -> tuple[Tensor, bool]:
     """Check the ``new`` values that edit ``one`` gave; return them in the type of ``old``, and True if they differ.
 
-    ``alone`` are those of the first sequence beside others (None: not compared); ``hidden`` is True at the weights of a
-    pattern that its mask makes 0.
+    ``alone`` are a row and the new values of its sequence beside others (None: not compared); ``hidden`` is True at the
+    weights of a pattern that its mask makes 0.
     """
     if not isinstance(new, Tensor) or new.shape != old.shape:
         found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
@@ -443,14 +444,15 @@ def _check_new_values(
         opened = (old <= torch.finfo(old.dtype).min / 2) & (new > OPEN)
     mixed = torch.zeros_like(bad.any())
     if alone is not None:
-        own, alone = new[0].float(), alone.to(old.device, old.dtype).float()
-        before = old[0].float()  # what an edit takes away may be far larger than what it leaves
+        row, beside = alone[0], alone[1].to(old.device, old.dtype).float()
+        own = new[row].float()
+        before = old[row].float()  # what an edit takes away may be far larger than what it leaves
         size = (
             own.square().mean(-1, keepdim=True).sqrt() + before.norm(dim=-1, keepdim=True)
             if own.dim()
             else own.abs()
         )
-        mixed = ((own - alone).abs() > 32 * torch.finfo(old.dtype).eps * (own.abs() + size)).any()
+        mixed = ((own - beside).abs() > 32 * torch.finfo(old.dtype).eps * (own.abs() + size)).any()
     found = [bad.any(), (new != old).any(), opened.any(), mixed]
     is_bad, differs, is_opened, is_mixed = torch.stack(
         found
@@ -461,7 +463,7 @@ def _check_new_values(
             "need finite numbers: check for divisions by 0 and for factors that overflow the type"
         )
     if is_mixed:
-        raise _mixing_error(one, "the first sequence has other new values beside other sequences")
+        raise _mixing_error(one, "a sequence has other new values beside other sequences")
     if is_opened:
         what = "scores" if hidden is None else "weights"
         raise EditError(

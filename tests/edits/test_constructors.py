@@ -247,7 +247,8 @@ def test_a_change_is_told_where_it_is_made(lens_of):
         batch_size=2,
     )
     batches = ((slice(0, 2), 36), (slice(2, 3), 18))
-    assert seen.pop(1) == seen[0]  # once more, beside another sequence
+    # once more, the second in the first row
+    assert seen.pop(1) == (0, slice(1, 3), *seen[0][2:])
     assert seen == [
         (layer, rows, 3, [4, 2], n_valid) for rows, n_valid in batches for layer in (0, 2)
     ]

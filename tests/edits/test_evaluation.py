@@ -100,6 +100,14 @@ def test_an_edit_that_mixes_sequences_is_refused_whatever_the_batch(name, batch_
     run_with(lens_of(), BATCH[:1], mixes, quiet=True)  # there is nothing to mix
 
 
+def test_an_edit_that_hangs_on_the_row_of_a_pass_is_refused():
+    vectors = torch.randn(2, 1, 48, generator=torch.Generator().manual_seed(0))
+    by_row = edit("mlp_out", lambda x, at: x + vectors, layers=[1])
+    with pytest.raises(InputError, match="whole_batch=True"):
+        run_with(lens_of(), BATCH[:4], by_row, batch_size=2)
+    run_with(lens_of(), BATCH[:2], by_row)  # which are the rows of the run
+
+
 def test_an_edit_of_the_whole_batch_has_one_number_for_a_sequence(
     tmp_path, in_small_batches, monkeypatch
 ):
