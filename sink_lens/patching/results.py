@@ -59,7 +59,7 @@ class MeasuredPatches:
     """Unit of value and effect; empty if they are pure numbers."""
     direction: Direction
     by: tuple[str, ...]
-    put: str
+    put: str = "source"
     """What was put in, as in the configuration; the name of a function."""
     baseline: float
     """The metric of the patched run before it is patched."""
