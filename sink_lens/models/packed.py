@@ -65,7 +65,7 @@ def weight_and_bias(module: Any, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]
     Raises:
         ModelError: the module is not linear: its output for other numbers is not that of the matrix.
     """
-    settings = list(map(vars, module.modules()))
+    settings: list[dict[str, Any]] = [vars(one) for one in module.modules()]
     with in_memory(module), torch.no_grad(), disable_settings(settings, "training"):
         of_class = "forward" not in vars(module) or offload_device(module) is not None
         if type(module) in (nn.Linear, Conv1D) and of_class and not is_packed(module):

@@ -252,7 +252,7 @@ def _headline(run: Run) -> list[str]:
         sentences.append(f"Largest effect at {_strongest_text(comparable)}.")
     if unlike := unlike_text(_unlike_places(run)):
         sentences.append(f"{unlike}.")
-    same = int((~table["changed"].eq(True)).sum()) if "changed" in table.columns else 0
+    same = table["changed"].ne(True).to_numpy().sum() if "changed" in table.columns else 0
     alike = (
         f"; {same} patches changed nothing: what they put in is there, or the metric reads nothing after it"
         if same

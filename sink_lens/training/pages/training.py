@@ -476,8 +476,8 @@ def checkpoint_table(
     """
     rows = _whole_model_measures(watch)
     level = rows["threshold"].to_numpy(float)
-    rows = rows[np.isnan(level) | np.isclose(level, threshold)]
-    index = ["step"] if rows["tokens"].isna().any() else ["step", "tokens"]
+    rows = rows.loc[np.isnan(level) | np.isclose(level, threshold)]
+    index = ["step"] if np.isnan(rows["tokens"].to_numpy(float)).any() else ["step", "tokens"]
     wide = rows.pivot_table(
         index=index, columns="measure", values="value", sort=False
     ).reset_index()
