@@ -45,7 +45,7 @@ from sink_lens.edits import metrics
 
 TEXT = (
     "In the morning the river was quiet, and the old man walked down to the boats with his dog and a lamp. "
-    * 40
+    * 41  # of which sequences begin at different words
 )
 
 
