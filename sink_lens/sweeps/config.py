@@ -137,6 +137,8 @@ class SweepConfig:
             object.__setattr__(self, "controls", self.grid.controls)
         elif self.controls != self.grid.controls:
             object.__setattr__(self, "grid", replace(self.grid, controls=self.controls))
+        if self.seed:  # it draws the controls, too; else the grid's own does
+            object.__setattr__(self, "grid", replace(self.grid, seed=self.seed))
 
 
 def _read_prompts(path: str) -> tuple[str, ...]:
