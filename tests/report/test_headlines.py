@@ -266,7 +266,7 @@ FINALS = FINALS.assign(reached=320.0, baseline_reached=640.0, acceleration=2.0)
 def ahead(*, mean=-0.2, low=-0.3, high=-0.1, n=5, excludes_zero=True):
     one = {"mean": mean, "low": low, "high": high, "n": n, "excludes_zero": excludes_zero}
     one = SimpleNamespace(**one, t_p=0.01, flip_p=0.1, flip_smallest=0.06)
-    return compare._final_loss_sentences("OTHER", "evaluation", one, finals=FINALS, baseline="BASE")
+    return compare._difference_sentence("OTHER", one, differs=excludes_zero)
 
 
 def reaching(*, reached=(320.0, 320.0, 320.0), ratio=2.0, decided=True):
