@@ -140,6 +140,8 @@ def test_a_configuration_that_was_edited_is_another_model(entry, tmp_path):
     lens.model.save_pretrained(tmp_path / "model")
     tiny_tokenizer(adds_bos=True).save_pretrained(tmp_path / "model")
     ran = traced(load(tmp_path / "model"), tmp_path / "trace")
+    with pytest.raises(InputError, match="without BOS"):
+        read_chain_answers(ran.folder, load(tmp_path / "model"), bos=True)
     swept(load(tmp_path / "model"), tmp_path / "sweep")
     stop(tmp_path / "sweep")
     file = tmp_path / "model" / "config.json"
@@ -151,7 +153,7 @@ def test_a_configuration_that_was_edited_is_another_model(entry, tmp_path):
     with pytest.raises(RunError, match="config_sha256"):
         swept(other, tmp_path / "sweep")
     with pytest.raises(InputError, match="other configuration"):
-        read_chain_answers(ran.folder, other)
+        read_chain_answers(ran.folder, other, bos=False)
 
 
 def reads_file(logits):

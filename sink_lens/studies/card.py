@@ -119,9 +119,8 @@ def card(
     seen = ObservedModel(
         lens, batch, thresholds=limits, seed=config.seed, batch_size=config.batch_size
     )
-    made = card_contents(
-        seen, chain=None if config.trace is None else read_chain_answers(config.trace, lens)
-    )
+    chain = None if config.trace is None else read_chain_answers(config.trace, lens, bos=batch.bos)
+    made = card_contents(seen, chain=chain)
     found = Measured(
         frames=_card_tables(seen, made),
         kernel=seen.panel.streamed.kernel,
@@ -342,11 +341,11 @@ def _loss_with_change(losses: Tensor, seen: ObservedModel) -> dict[str, Any]:
     return _mean_with_interval(losses, seen) | {"change": _interval_fields(change)}
 
 
-def read_chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
+def read_chain_answers(folder: str | Path, lens: LensModel, *, bos: bool) -> dict[str, Any]:
     """Read from a trace's folder the verdicts on the links of the chain, and the parts that make the sink.
 
     Raises:
-        InputError: the run is no trace, or one of other weights.
+        InputError: the run is no trace, or one of other weights, or with BOS where the card is without it, or reverse.
         RunError: there is no run.
     """
     run = read_run(folder)
@@ -358,6 +357,11 @@ def read_chain_answers(folder: str | Path, lens: LensModel) -> dict[str, Any]:
         raise InputError(
             f"the trace in {folder} is of other {' and other '.join(other)} than {short_model_name(lens.name)}; need "
             "one of this model"
+        )
+    if run.provenance.get("bos") != bos:
+        raise InputError(
+            f"the trace in {folder} is of sequences {'without' if bos else 'with'} BOS, and the card's are "
+            f"{'with' if bos else 'without'} it; need the same, since they may have other sinks"
         )
     table = run.need("links", columns=["link", "verdict"]).drop_duplicates("link")
     makers = run.optional("makers", columns=["kind", "layer", "unit", "is_maker", "removed_alone"])
