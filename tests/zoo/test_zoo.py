@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from sink_lens import wrap
+from sink_lens.chain.links.words import Phrase
 from sink_lens.circuits.ablated import compute_circuit_metrics
 from sink_lens.circuits.exact import exact_scores
 from sink_lens.circuits.graph import Graph
@@ -14,6 +15,7 @@ from sink_lens.errors import InputError, ModelError
 from sink_lens.models.tiny import planted
 from tests.zoo import LINKS, ZOO, build
 from tests.zoo.edges import sink_edges
+from tests.zoo.headlines import untrue
 from tests.zoo.mechanisms import LATER, MECHANISMS, wire
 from tests.zoo.wiring import WIRED
 
@@ -81,6 +83,10 @@ def test_a_late_token_stands_once_in_each_sequence_and_is_a_sink_in_thirteen_of_
     assert int(sinks.any(1).sum()) == 13
     assert not sinks[:, :16].any()
     assert torch.equal(sinks.any(1), ~(tokens[:, 8:12] == zoo.at).any(1))
+    said = Phrase(key="sink", text="The token x is an attention sink (62% of heads)", rows=())
+    cut = tokens[sinks.any(1)][:1].repeat(4, 1)
+    assert untrue(zoo, cut, [said]) == []  # one position in all, which the text does not say
+    assert untrue(zoo, tokens, [said]) != []
 
 
 def test_sequences_begin_with_bos_where_a_model_has_one_and_the_callers_random_state_is_untouched():
