@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 
 from ..configuration import make_config
+from ..data.tokens import count_copies
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
 from ..engine.answers import answers
@@ -463,11 +464,9 @@ def find(
 
 
 def _warn_of_repeated_pairs(runs: Runs) -> None:
-    both = [one.tokens for one in (runs.clean, runs.corrupted) if one is not None]
-    rows = torch.cat([*both, runs.clean.lengths[:, None]], dim=1)
-    if repeated := len(rows) - len(rows.unique(dim=0)):
+    if repeated := count_copies(*(one for one in (runs.clean, runs.corrupted) if one is not None)):
         warnings.warn(
-            f"{repeated} of {len(rows)} pairs have the tokens of another one: what chose the edges also judges them, "
+            f"{repeated} of {runs.n_pairs} pairs are copies of another one: what chose the edges also judges them, "
             "and intervals are too narrow. Need each pair once",
             stacklevel=4,
         )

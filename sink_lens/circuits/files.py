@@ -82,7 +82,7 @@ class SavedCircuit:
     def map_to_graph(self, graph: Graph) -> "SavedCircuit":
         """Return the same circuit in a model's graph.
 
-        Edges without a span of positions are put into every span, and those of a whole MLP to its neurons too.
+        Edges without a span of positions are put into every span, and those of a whole MLP into each of its neurons.
 
         Raises:
             InputError: the graph lacks one of the circuit's edges, or its neurons.

@@ -117,11 +117,12 @@ def evaluate(
         )
     masks = [own.chosen, ~own.chosen]
     masks += [draw_random_circuit(graph, own.chosen, generator=generator) for _ in range(random)]
-    masks += swap_tenth(
+    swapped = swap_tenth(
         graph, own.chosen, draws=random, generator=np.random.default_rng([config.seed, 11])
     )
-    names = ["circuit", "without", *["random"] * random, *["swapped"] * random]
-    rows = [{"by": by, "n": mask.sum()} for by, mask in zip(names, masks, strict=False)]
+    masks += swapped
+    names = ["circuit", "without", *["random"] * random, *["swapped"] * len(swapped)]
+    rows = [{"by": by, "n": mask.sum()} for by, mask in zip(names, masks, strict=True)]
     frame = judged_rows(judge, rows, masks)
     if len(sizes):
         asked = CircuitConfig(sizes=tuple(sizes), random=0, nodes=False)

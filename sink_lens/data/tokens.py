@@ -483,15 +483,20 @@ def unmasked_padding_text(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase)
     )
 
 
+def count_copies(*batches: TokenBatch) -> int:
+    """Count the rows that are copies of an earlier one in all ``batches``."""
+    rows = torch.cat([one.tokens.masked_fill(~one.valid, -1).cpu() for one in batches], dim=1)
+    return len(rows) - len(rows.unique(dim=0))
+
+
 def warn_of_copies(*batches: TokenBatch, what: str) -> None:
     """Log a warning if rows are copies of others in all ``batches``: an interval over them is too narrow."""
-    rows = torch.cat([one.tokens.masked_fill(~one.valid, -1).cpu() for one in batches], dim=1)
-    if n := len(rows) - len(rows.unique(dim=0)):
+    if n := count_copies(*batches):
         log.warning(
             "%d of %d %s are copies of others, and intervals take each for one of its own, which makes them too narrow;"
             " give each once",
             n,
-            len(rows),
+            batches[0].n_sequences,
             what,
         )
 

@@ -171,5 +171,6 @@ def growth_ratio(
 
 
 def median_magnitude(magnitude: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-    # torch's median of an even count is the lower middle number, and that of the negated ones the upper
+    """Return the median of each token's magnitudes; of an even number the mean of the two middle ones."""
+    # torch gives the lower of the two, and the upper is the lower of the negated magnitudes
     return magnitude.median(-1).values / 2 - (-magnitude).median(-1).values / 2

@@ -46,7 +46,8 @@ from .study import Measured, command_of, study
 FEWEST = 4
 """Minimum number of sequences, two to choose on and two to judge on."""
 _LEAST_FACTOR, _LAST_DIGIT = 1e-6, 0.3
-"""How far the factors of the stream before layer 0 are from 1 at least; and in units of the type's epsilon."""
+"""The factors of the stream before layer 0 differ from 1 by the first, or by the second times the type's epsilon if
+that is more."""
 
 Channels = Mapping[str, Mapping[int, Sequence[int]]]
 """Site -> layer -> channels."""

@@ -457,7 +457,7 @@ def test_a_beginning_that_is_asked_of_token_ids_is_refused():
 def test_a_pair_that_is_there_twice_chooses_and_judges_and_it_says_so():
     twice = [one[:3].repeat(2, 1) for one in tiny_runs.pair(n=6, length=9)]
     given = {"metric": metrics.logit_difference(5, 7), "method": "eap", "edges": 20}
-    with pytest.warns(UserWarning, match="3 of 6 pairs have the tokens of another one") as told:
+    with pytest.warns(UserWarning, match="3 of 6 pairs are copies") as told:
         circuits.find(speaking("llama"), *twice, **given)
     assert told[0].filename == __file__
 

@@ -58,7 +58,7 @@ class Story:
 
     @property
     def studied(self) -> str:
-        """What is studied, in words: a position or, where sequences were cut around it, a token."""
+        """Return in words what is studied: a position, or the token that sequences were cut around."""
         known = "the sink token" if self.position is None else f"position {self.position}"
         return "the studied token" if self.cut else known
 
