@@ -226,7 +226,9 @@ def link_table(
     has_sink, told = not evidence.panel.lacks_sink, evidence.panel.can_tell_sinks
     rows, starts = [], True
     for link in links:
-        floor = own.get(link.name, link.floor(config, length))
+        floor = own.get(
+            link.name, link.floor(config, length, evidence.panel.location.sink_position)
+        )
         found = link.statistics(evidence, rng)
         primary = found[0]
         by_statistic = statistic_verdict(primary, floor=floor)

@@ -129,7 +129,7 @@ def test_the_floor_of_the_advantage_is_that_of_the_mean_length(tmp_path):
     batch = random_batch(4, 40, first=BOS_ID, lengths=[40, 12, 12, 12])
     links = run(wrap(planted().model), tmp_path / "run", batch=batch, random_init=False).links
     (said,) = links.loc[links["link"].eq("key_sink"), "criterion"].unique()
-    assert f"is above {LINKS[-1].floor(asked(), 19):.3g}" in said
+    assert f"is above {LINKS[-1].floor(asked(), 19, 0):.3g}" in said
 
 
 def test_without_growth_and_without_neurons_the_report_is_drawn_and_their_table_is_typed(tmp_path):

@@ -203,7 +203,7 @@ AGGREGATION_VARIANCE = Link(
     "most.",
     question="does the sink token's aggregated value have a larger standard deviation than that of other tokens?",
     statistics=_compute_statistics,
-    floor=lambda config, length: 1.25,
+    floor=lambda config, length, position: 1.25,
     interventions=_make_interventions,
     freeze=Freeze(name="z", make=_freeze_values),
 )

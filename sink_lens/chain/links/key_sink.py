@@ -107,12 +107,14 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     ]
 
 
-def _advantage_floor(config: TraceConfig, length: int) -> float:
+def _advantage_floor(config: TraceConfig, length: int, position: int) -> float:
     """Compute by how many nats one key's logit must exceed all others to get attention equal to the sink threshold.
 
-    The attention is the mean over the later queries of a sequence of ``length`` tokens.
+    The attention is the mean over the queries behind the key's ``position`` in a sequence of ``length`` tokens.
     """
-    others = np.log(np.arange(1, length))  # of the keys that each later query sees beside it
+    others = np.log(
+        np.arange(position + 1, max(length, position + 2))
+    )  # of the keys that each later query sees beside it
     return cast(
         "float", brentq(lambda nats: expit(nats - others).mean() - config.threshold, -50.0, 50.0)
     )

@@ -89,9 +89,9 @@ class Link:
     """The question that its primary statistic answers."""
     statistics: Callable[[Evidence, np.random.Generator], list[Statistic]]
     """Computes the link's statistics, the primary one first; the generator is for the bootstrap of their intervals."""
-    floor: Callable[[TraceConfig, int], float]
-    """Value that the primary statistic must exceed, as a function of the configuration and the mean length of the
-    sequences."""
+    floor: Callable[[TraceConfig, int, int], float]
+    """Value that the primary statistic must exceed, as a function of the configuration, the mean length of the
+    sequences and the sink position."""
     readings: Callable[[MeasuringPass], list[Reading]] = lambda _: []
     """The readings that this link alone needs; those that all share are in ``readings.py``."""
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -418,7 +418,7 @@ NEURONS_DIMENSION = Link(
     sentence="Super neurons write the outlier dimension of the sink token.",
     question="do the super neurons make the outlier dimension?",
     statistics=_compute_statistics,
-    floor=lambda config, length: 0.5,
+    floor=lambda config, length, position: 0.5,
     interventions=_make_interventions,
     own_direction=(WRITTEN, OWN),
     freeze=Freeze(name="dimensions", make=_freeze_dimensions),

@@ -132,7 +132,7 @@ VARIANCE_NEURONS = Link(
     sentence="The difference makes super neurons fire at the sink token only.",
     question="do the super neurons fire at the sink token only?",
     statistics=_compute_statistics,
-    floor=lambda config, length: 10.0,
+    floor=lambda config, length, position: 10.0,
     can_start=True,
     interventions=_make_interventions,
     freeze=Freeze(name="neurons", make=_freeze_neurons),

@@ -158,7 +158,7 @@ VARIANCE_PRESERVED = Link(
     sentence="The attention output projection W_O passes that difference on.",
     question="does what attention writes at the sink token vary more than what it writes at other tokens?",
     statistics=_compute_statistics,
-    floor=lambda config, length: 1.25,
+    floor=lambda config, length, position: 1.25,
     readings=_make_readings,
     interventions=_make_interventions,
 )

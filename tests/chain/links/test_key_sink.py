@@ -71,8 +71,9 @@ def test_the_share_of_positive_products_is_read_at_each_position():
             )
 
 
-def test_the_floor_gives_one_key_among_equal_ones_the_threshold_of_a_sink():
-    floor = LINK.floor(TraceConfig(model="m", threshold=0.3), 64)
+@pytest.mark.parametrize("position", [0, 8])
+def test_the_floor_gives_one_key_among_equal_ones_the_threshold_of_a_sink(position):
+    floor = LINK.floor(TraceConfig(model="m", threshold=0.3), 64, position)
     scores = torch.zeros(64, 64).masked_fill(torch.ones(64, 64).triu(1).bool(), -math.inf)
-    scores[:, 0] = floor
-    assert float(scores.softmax(1)[1:, 0].mean()) == pytest.approx(0.3)
+    scores[position:, position] = floor
+    assert float(scores.softmax(1)[position + 1 :, position].mean()) == pytest.approx(0.3)
