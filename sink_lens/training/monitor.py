@@ -1,13 +1,10 @@
 """``SinkMonitor``: sinks and outliers watched in anybody's training, from the training batch's own forward.
 
-Every ``every`` steps hooks are put on the decoder layers and their attention modules for one forward, and taken off
-when it has ended. The stream is read as it passes. For attention, each attention module is called once more on the same
-input without gradients, for a few sequences, with an attention function that takes query and key and ends the call
-there. So the model's own forward runs its own kernels, and nothing that it computes is changed. Where the hooks are not
-called, as in a compiled model, the model is called once more on the few sequences instead.
-
-The strongest position is judged on 16 sequences. If a step has fewer, those of as many steps before a reading as that
-takes are gathered. Each reading is appended to the run's log (``records.log``) before the next step begins.
+Every ``every`` steps hooks are put on the decoder layers and their attention modules for one forward. The stream is
+read as it passes. Each attention module is called once more on the same input without gradients, for a few sequences,
+with an attention function that takes query and key and ends the call there. So the model's own forward runs its own
+kernels, and nothing that it computes is changed. Where the hooks are not called, as in a compiled model, the model is
+called once more on the few sequences instead.
 """
 
 import contextlib
@@ -41,6 +38,7 @@ from ..models.private_apis import COMPILED, UNCOMPILED, WRAPPED, kernel_of, stor
 from ..models.running import switch_to_eval_mode
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import (
+    LENGTHS,
     Seen,
     keeps_documents_apart,
     read_queries_and_keys,
@@ -59,10 +57,7 @@ _INPUTS = (
     "attention_mask",
     "position_ids",
     "token_type_ids",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "max_length_q",
-    "max_length_k",
+    *LENGTHS,
     "use_cache",
 )
 """What the monitor gives the model where it calls it once more."""
@@ -139,16 +134,13 @@ class SinkMonitor:
         )
         self._outer, self._model = model, _unwrap_model(model)
         self._family = _find_family(self._model)
-        layers = self._model.get_submodule(
-            self._family.layers
-        )._modules.values()  # one that is shared comes twice
-        self._layers = [_unwrap_module(one) for one in layers if one is not None]
+        layers = self._model.get_submodule(self._family.layers)._modules  # a shared one comes twice
+        self._layers = [_unwrap_module(one) for one in layers.values() if one is not None]
         top = self._family.attention.partition(".")[0]
         self._attending = [
             at for at, one in enumerate(self._layers) if getattr(one, top, None) is not None
         ]
         self._every, self._tokens, self._sequences = every, tokens, sequences
-        self._threshold = threshold
         self._folder, self._step = None if folder is None else Path(folder), first_step
         self._handles: list[Any] = []
         self._end: Any = None
@@ -161,7 +153,7 @@ class SinkMonitor:
         self._gathered: deque[tuple[int, dict[tuple[str, int], Tensor]]] = deque(
             maxlen=COUNTED_SEQUENCES
         )
-        """(Step, its sums by key) of the latest steps that were looked at."""
+        """(Step, its sums by key) of the latest steps."""
         self._n_gathered = 1
         """Steps whose sequences make a reading's strongest position, the reading's own among them."""
         self._valid: Tensor | None = None
@@ -185,27 +177,26 @@ class SinkMonitor:
         if error is None and self._unread and self._last_inputs is not None and _n_processes() == 1:
             self.detach_hooks()
             with self._stop_on_error():
-                self._due, self._sums = True, KeySums(threshold=self._threshold)
+                self._due, self._sums = True, KeySums(threshold=self._rules.threshold)
                 self._read_again(self._last_inputs)
                 self._collect_reading()
         self.close(error)
 
     def open(self) -> None:
-        """Open the run folder, if one was given, and read earlier readings; the ``with`` block calls this method."""
+        """Open the run folder, if one was given, and read earlier readings."""
         if self._folder is None or _process_number() > 0:
             return
         parameter = next(self._model.parameters())
-        config = {
-            "every": self._every,
-            "sequences": self._sequences,
-            "threshold": self._threshold,
-            "fixed_tokens": self._tokens is not None,
-        }
         try:
             log = ReadingLog.open(
                 self._folder,
                 first_step=self._step,
-                config=config,
+                config={
+                    "every": self._every,
+                    "sequences": self._sequences,
+                    "threshold": self._rules.threshold,
+                    "fixed_tokens": self._tokens is not None,
+                },
                 provenance={
                     "model": self._family.architecture,
                     "dtype": str(parameter.dtype).removeprefix("torch."),
@@ -221,7 +212,7 @@ class SinkMonitor:
             self._warn("the readings are kept in memory alone", str(error))
 
     def close(self, error: BaseException | None = None, *, finished: bool = True) -> None:
-        """Take the hooks off, and write the tables. The end of the ``with`` block calls this method.
+        """Take the hooks off, and write the tables.
 
         ``error`` is what ended the training, if anything did. If it has not ``finished``, the folder stays open for a
         training that goes on.
@@ -232,21 +223,18 @@ class SinkMonitor:
 
     @property
     def steps(self) -> int:
-        """Number of training steps so far, counted from the start of the training."""
+        """Number of steps since the start of the training."""
         return self._step
 
     def attach_hooks(self, *, last: bool = False) -> None:
-        """If a reading is due now, put hooks on the model, or read the fixed ``tokens``. ``step`` calls this method.
-
-        ``last`` says that the step is the training's last one, which is read.
-        """
+        """If a reading is due, or the step is the training's ``last``, put hooks on, or read the fixed ``tokens``."""
         self.detach_hooks()
         self._due, self._sums = last or self._step % self._every == 0, None
         ahead = -self._step % self._every
         if self.stopped or not (self._due or (self._tokens is None and ahead < self._n_gathered)):
             return
         with self._stop_on_error():
-            self._sums = KeySums(threshold=self._threshold)
+            self._sums = KeySums(threshold=self._rules.threshold)
             if self._tokens is not None:  # then they are run through the model now
                 self._read_again({"input_ids": self._tokens})
                 return
@@ -265,17 +253,17 @@ class SinkMonitor:
                 self._hook_layers()
 
     def step(self) -> dict[str, float] | None:
-        """End a training step, after the optimizer's step; return its reading (``sinks/KEY`` -> number), or None.
+        """End a training step, after the optimizer's step; return its reading, ``sinks/KEY`` -> number.
 
-        An alarm of the reading is in it as ``sinks/alarm_RULE``: 1.
-        The reading is None at steps between two readings, and once the monitor has stopped after an error of its own.
+        An alarm of the reading is in it as ``sinks/alarm_RULE``: 1. The reading is None at steps between two readings,
+        and once the monitor has stopped after an error of its own.
         """
         reading = self.finish()
         self.attach_hooks()
         return reading
 
     def finish(self) -> dict[str, float] | None:
-        """End a step as ``step`` does and return its reading or None, but put no hooks on for the next step."""
+        """End a step as ``step`` does, but put no hooks on for the next one."""
         self.detach_hooks()
         reading, before = None, len(self.alarms)
         if (self._due or self._step % self._every == 0) and not self._all_stopped:
@@ -283,9 +271,7 @@ class SinkMonitor:
                 reading = self._collect_reading()
         elif self._sums is not None and not self.stopped:
             with self._stop_on_error():
-                if not self._sums.without_first and self._sums.is_complete(
-                    len(self._layers), attention=self._attending
-                ):
+                if not self._sums.without_first and self._is_complete(self._sums):
                     self._sums.sum_values()
                     self._gathered.append((self._step, self._sums.sums_by_key()))
         self._step += 1
@@ -307,17 +293,13 @@ class SinkMonitor:
         self._sums = None
         if not self.stopped:
             with self._stop_on_error():
-                if sums is not None and sums.is_complete(
-                    len(self._layers), attention=self._attending
-                ):
+                if sums is not None and self._is_complete(sums):
                     sums.sum_values()
-                    own = sums.sums_by_key()
-                    earlier = [
-                        one for step, one in self._gathered if step > self._step - self._n_gathered
-                    ]
                     if self._tokens is None and not sums.without_first:
-                        for one in earlier:
-                            sums.gather(one)
+                        own = sums.sums_by_key()
+                        for step, one in self._gathered:
+                            if step > self._step - self._n_gathered:
+                                sums.gather(one)
                         self._gathered.append((self._step, own))
                     state = _READY
                 else:
@@ -333,11 +315,10 @@ class SinkMonitor:
                     )
                     state = _NOTHING
         device = torch.device("cpu")
-        if _n_processes() > 1 and not self._met and not self._meet_other_processes():
-            return None
-        if (
-            _n_processes() > 1
-        ):  # all act on the lowest of their states, so that none waits for another's numbers
+        if _n_processes() > 1:
+            if not (self._met or self._meet_other_processes()):
+                return None
+            # All act on the lowest of their states, so that none waits for another's numbers.
             if torch.distributed.get_backend() == "nccl":
                 device = next(self._model.parameters()).device
             shared = torch.tensor([state], device=device)
@@ -366,6 +347,9 @@ class SinkMonitor:
             self._readings.add(self._step, reading, raised)
         return reading
 
+    def _is_complete(self, sums: KeySums) -> bool:
+        return sums.is_complete(len(self._layers), attention=self._attending)
+
     # --- the training goes on
 
     def _meet_other_processes(self) -> bool:
@@ -387,10 +371,10 @@ class SinkMonitor:
             with contextlib.suppress(RuntimeError):
                 store.delete_key(own)
             self.stopped = self._all_stopped = True
-            why = f"after {_PATIENCE:g} seconds not every process had one at step {self._step}"
             self._warn(
                 "it stops and the training goes on",
-                f"{why}; need a monitor in each, with the same every",
+                f"after {_PATIENCE:g} seconds not every process had one at step {self._step}; need a monitor in each, "
+                "with the same every",
             )
         return self._met
 
@@ -398,7 +382,7 @@ class SinkMonitor:
     def _stop_on_error(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever it is
+        except Exception as error:
             self.stopped = True
             self._warn(
                 "it stops and the training goes on",
@@ -410,7 +394,7 @@ class SinkMonitor:
     def _warn_on_error(self, what: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # whatever it is
+        except Exception as error:  # noqa: BLE001
             self._warn(what, str(error))
 
     def _guard_hook(self, hook: Callable[..., None]) -> Callable[..., None]:
@@ -429,7 +413,7 @@ class SinkMonitor:
     # --- hooks ---
 
     def detach_hooks(self) -> None:
-        """Take all hooks off the model. ``step`` and the end of a forward pass call this method."""
+        """Take all hooks off the model."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -450,9 +434,10 @@ class SinkMonitor:
             if (layer := next(once, None)) is not None:
                 self._add_stream(args[0] if args else kwargs["hidden_states"], layer=layer)
 
-        first_hook = self._guard_hook(add_first_stream)
         self._handles.append(
-            self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True)
+            self._layers[0].register_forward_pre_hook(
+                self._guard_hook(add_first_stream), with_kwargs=True
+            )
         )
         for layer, numbers in _layers_by_module(self._layers, layers=range(len(self._layers))):
 
@@ -499,7 +484,6 @@ class SinkMonitor:
             self._last_inputs = self._inputs
 
     def _set_documents(self, inputs: Mapping[str, Any], *, batch: int, length: int) -> None:
-        """Set ``_documents`` to those in the rows of ``inputs``; None if each row is one from its first token on."""
         self._documents = find_documents(inputs, batch=batch, length=length, most=self._sequences)
         if self._documents is not None and not self._documents.n_rows:
             self._documents = None
@@ -515,7 +499,6 @@ class SinkMonitor:
         )
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Take the hooks off after a forward pass; if some layer was not read, run the model once more."""
         inputs, kept = self._inputs, None
         if inputs is None and not self.stopped:  # no forward of the training
             return
@@ -532,8 +515,7 @@ class SinkMonitor:
         self._end = kept
         if inputs is not None and output is not None and not self.stopped:
             with self._stop_on_error():
-                sums, n_layers = self._sums, len(self._layers)
-                if sums is not None and not sums.is_complete(n_layers, attention=self._attending):
+                if self._sums is not None and not self._is_complete(self._sums):
                     self._rerun_forward(inputs, call=self._model.forward)
 
     def _make_attention_hook(self, numbers: Iterator[int]) -> Callable[..., None]:
@@ -560,9 +542,7 @@ class SinkMonitor:
         return read_attention
 
     def _add_stream(self, h: Tensor, *, layer: int) -> None:
-        if (
-            self._sums is None or self._valid is None
-        ):  # a part of the model was called, and not the model
+        if self._sums is None or self._valid is None:  # a part of the model was called
             return
         with _without_gradients_or_autocast(h.device):
             h, valid = h.detach()[: len(self._valid)], self._valid
@@ -648,7 +628,6 @@ def _without_gradients_or_autocast(device: torch.device) -> Iterator[None]:
 
 
 def _token_mask(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch position"]:
-    """Return a mask of the last ``length`` tokens of ``inputs``: False at padding."""
     first = next(iter(inputs.values()))
     mask = mask_without_window(inputs.get("attention_mask"))
     if not isinstance(mask, Tensor) or mask.dim() != 2:
@@ -674,14 +653,11 @@ def _layers_by_module(
     modules: Sequence[nn.Module], *, layers: Sequence[int]
 ) -> Iterator[tuple[nn.Module, Iterator[int]]]:
     """Yield each distinct module with an endless cycle of its layers; ``layers`` is parallel to ``modules``."""
-    for index, module in enumerate(modules):
-        if not any(module is one for one in modules[:index]):
-            yield (
-                module,
-                itertools.cycle(
-                    [layer for layer, one in zip(layers, modules, strict=True) if one is module]
-                ),
-            )
+    by_module: dict[nn.Module, list[int]] = {}
+    for layer, module in zip(layers, modules, strict=True):
+        by_module.setdefault(module, []).append(layer)
+    for module, numbers in by_module.items():
+        yield module, itertools.cycle(numbers)
 
 
 def _unwrap_module(module: nn.Module) -> nn.Module:
@@ -722,11 +698,8 @@ def _find_family(model: PreTrainedModel) -> Family:
 
 def _n_processes() -> int:
     distributed = torch.distributed
-    return (
-        distributed.get_world_size()
-        if distributed.is_available() and distributed.is_initialized()
-        else 1
-    )
+    joined = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if joined else 1
 
 
 def _process_number() -> int:

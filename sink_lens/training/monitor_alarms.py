@@ -3,9 +3,8 @@
 Each rule is a one-sided cumulative sum (Page 1954): what a number has in excess of the median of earlier readings and
 an allowance is added up, never under 0; the alarm is where the sum passes a limit, and it comes again only after the
 sum has been 0. A birth is of one position: the sum begins again where the strongest position changes, and it takes two
-readings in a row, each of 16 sequences and with a sink rate of at least 5%. Allowances and limits were chosen on toy
-trainings with and without a birth, and judged on others: ``benchmarks/monitor_births.py`` has the readings and says how
-often the alarms err.
+readings in a row, each of 16 sequences and with a sink rate of at least 5%. ``benchmarks/monitor_births.py`` has the
+toy trainings that allowances and limits were chosen and judged on, and says how often the alarms err.
 """
 
 import math
@@ -38,7 +37,7 @@ class Rule:
     of_position: bool = False
     """True if the number is the strongest position's, which must be the same in two readings in a row."""
     least: float = 0.0
-    """With ``of_position``: the least number, in both readings."""
+    """The least number, in both readings of a position."""
     limit: float
     """The alarm is where the sum passes it."""
     sentence: str
@@ -117,11 +116,8 @@ class Alarms:
 
     def add_reading(self, reading: Reading, *, step: int) -> list[Alarm]:
         found = []
-        position = (
-            None
-            if math.isnan(at := reading.get(("strongest_position", None), math.nan))
-            else int(at)
-        )
+        at = reading.get(("strongest_position", None), math.nan)
+        position = None if math.isnan(at) else int(at)
         enough = reading.get(("strongest_sequences", None), 0) >= self.fewest_sequences
         for rule in self.rules:
             values = {
@@ -156,21 +152,20 @@ class Alarms:
                         if layers
                         else "no layer alone"
                     )
-                    told = {
-                        "value": values[None],
-                        "before": rule.median(before[None]),
-                        "threshold": self.threshold,
-                    }
                     sentence = rule.sentence.format(
-                        step=step, layers=where, position=position, **told
+                        step=step,
+                        layers=where,
+                        position=position,
+                        value=values[None],
+                        before=rule.median(before[None]),
+                        threshold=self.threshold,
                     )
-                    own = position if rule.of_position else None
                     found.append(
                         Alarm(
                             rule=rule.name,
                             step=step,
                             layers=layers,
-                            position=own,
+                            position=position if rule.of_position else None,
                             sentence=sentence,
                         )
                     )
@@ -180,9 +175,9 @@ class Alarms:
 
 
 def _excess_over_median(value: float, before: Sequence[float], *, rule: Rule) -> float | None:
-    """Return ``value`` minus the median of the earlier values, ``before``, and minus what the rule allows.
+    """Return ``value`` minus the median of the earlier values and what the rule allows.
 
-    Some rules compare logarithms instead. None if there are too few earlier values, or if a logarithm is undefined.
+    None if there are too few earlier values, or if a logarithm is undefined.
     """
     if len(before) < rule.fewest:
         return None

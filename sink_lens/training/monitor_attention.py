@@ -1,9 +1,8 @@
 """Queries and keys of an attention module, from a second call of it on the same input.
 
-The module looks up an attention
-function of ours, which ends the call at query and key, in a copy of the configuration that the module alone has during
-this call: neither the model's configuration nor a function of transformers is changed, so that other models, and other
-threads, notice nothing.
+During this call the module alone has a copy of the configuration, which names an attention function of ours that ends
+the call at query and key. The model's configuration and transformers' functions stay as they are, so that other models
+and other threads notice nothing.
 """
 
 import contextlib
@@ -29,6 +28,8 @@ from .monitor_documents import Documents, keys_of_mask
 Seen = tuple[AttentionScores, Tensor | None, bool, Tensor | None]
 """The scores, the learned sink logits where there are any, whether the weights are sigmoids, and the pattern if an
 attention function of the user's own makes it."""
+LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""Arguments of a flash kernel, which say how long the documents of a row are."""
 _NAME = "sink_lens_monitor"
 
 
@@ -44,10 +45,9 @@ def read_queries_and_keys(
 ) -> Seen:
     """Read the queries and keys of the first ``n`` sequences by calling an attention module a second time.
 
-    The call ends as soon as they are known. If the module's class computes attention without transformers' attention
-    interface, a subclass that uses the interface takes its place during the call. ``args`` and ``kwargs`` are those of
-    its first call, of ``batch`` sequences. ``documents`` are those within the batch's rows that are read, one row each;
-    None reads rows as they are.
+    If the module's class computes attention without transformers' attention interface, a subclass that uses the
+    interface takes its place during the call. ``args`` and ``kwargs`` are those of its first call, of ``batch``
+    sequences. Each of ``documents`` gets a row of its own; None reads rows as they are.
 
     Raises:
         ModelError: the module does not compute its attention through the attention interface.
@@ -102,7 +102,7 @@ def read_queries_and_keys(
 
 @contextlib.contextmanager
 def uncached_autocast(device: torch.device) -> Iterator[None]:
-    """Within the block, switch off the cache of autocast, so that training never reuses weights without gradients."""
+    """Switch off the cache of autocast, so that training never reuses weights without gradients."""
     on = torch.is_autocast_enabled(device.type)
     with torch.autocast(
         device.type, dtype=torch.get_autocast_dtype(device.type), enabled=on, cache_enabled=False
@@ -111,7 +111,7 @@ def uncached_autocast(device: torch.device) -> Iterator[None]:
 
 
 def take_sequences(value: Any, n: int, batch: int) -> Any:
-    """Return ``value``, in which each tensor of ``batch`` sequences keeps the first ``n`` of them alone."""
+    """Keep the first ``n`` sequences of each tensor of ``batch`` sequences in ``value``."""
     if isinstance(value, Tensor):
         return value.detach()[:n] if value.dim() > 0 and value.shape[0] == batch else value
     if isinstance(value, tuple | list) and not isinstance(value, Cache | BlockMask):
@@ -133,7 +133,6 @@ def keeps_documents_apart(
 
     The mask tells it. Without a mask, a flash ``kernel`` keeps documents apart if it is given their lengths, or if it
     is given positions and the ``batch`` has one row; any other kernel attends over the whole row.
-    Padding is always kept apart.
     """
     if not documents.packed:
         return True
@@ -147,8 +146,7 @@ def keeps_documents_apart(
         ).are_kept_apart(visible)
     if "flash" not in kernel or kwargs.get("attention_mask") is not None:
         return False
-    lengths = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    return all(kwargs.get(name) is not None for name in lengths) or (
+    return all(kwargs.get(name) is not None for name in LENGTHS) or (
         batch == 1 and kwargs.get("position_ids") is not None
     )
 
@@ -160,17 +158,13 @@ class _SeenError(Exception):
 def _stop_at_query_and_key(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> Any:
-    """End the second call of an attention module: raise an exception with query, key, mask and the other arguments."""
     raise _SeenError(query, key, value, attention_mask, given, module)
 
 
 def _build_scores(
     query: Tensor, key: Tensor, mask: Any, given: Mapping[str, Any], *, documents: Documents | None
 ) -> tuple[AttentionScores, Tensor | None, bool]:
-    """Return (scores, learned sink logits or None, True if weights are sigmoids) from the arguments of attention.
-
-    ``given`` has the other arguments. Each of ``documents`` gets a row of its own; if None, rows stay as they are.
-    """
+    """Return the first three parts of ``Seen`` from the arguments of attention."""
     if isinstance(mask, BlockMask):
         mask = keys_of_mask(mask)
     if isinstance(mask, Tensor) and mask.dim() == 4:
@@ -196,7 +190,7 @@ def _build_scores(
         mask = query.new_zeros(1, 1, length, length).masked_fill_(hidden, -math.inf)
     if alibi is not None:
         query, key = append_alibi_dimension(query, key, slopes=alibi / scale)
-    score = AttentionScores(
+    scores = AttentionScores(
         query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap")
     )
-    return score, sink, given.get("weighting") == "sigmoid"
+    return scores, sink, given.get("weighting") == "sigmoid"

@@ -17,16 +17,16 @@ STEP = "sinks/step"
 class SinkMonitorCallback(TrainerCallback):
     """Watches sinks and outliers in a ``transformers.Trainer``: ``Trainer(..., callbacks=[SinkMonitorCallback()])``.
 
-    Each reading is an entry of its own in the Trainer's log history; the losses are logged as before, and nothing more
-    is printed. To have the readings in its trackers too (TensorBoard, W&B and the others of ``report_to``), give it
-    the trainer: ``trainer.add_callback(SinkMonitorCallback(trainer=trainer))``. A reading is of the weights before the
-    step at which it is logged: ``sinks/step`` is the number of steps that made them. A model that cannot be watched is
-    a warning, and is trained.
+    Each reading is an entry of its own in the Trainer's log history. To have the readings in its trackers too
+    (TensorBoard, W&B and the others of ``report_to``), give it the trainer:
+    ``trainer.add_callback(SinkMonitorCallback(trainer=trainer))``. A reading is of the weights before the step at
+    which it is logged: ``sinks/step`` is the number of steps that made them. A model that cannot be watched is a
+    warning, and is trained.
     """
 
     @check_calls
     def __init__(self, every: int = 50, *, trainer: Trainer | None = None, **options: Any) -> None:
-        """Prepare to watch the Trainer's model every so many steps.
+        """Prepare to watch the Trainer's model.
 
         Args:
             every: steps between readings.
@@ -46,7 +46,7 @@ class SinkMonitorCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Begin to watch the model that the Trainer gives; if it cannot be watched, log a warning."""
+        """Begin to watch the model; one that cannot be watched is a warning."""
         if self.monitor is not None:  # of a training that ended with an error
             self.monitor.close(finished=False)
         self.monitor = None
@@ -71,17 +71,15 @@ class SinkMonitorCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Put hooks on the model if a reading is due at this step, as at the last one."""
+        """Put hooks on the model if a reading is due."""
         if self.monitor is not None:
             self.monitor.attach_hooks(last=state.global_step + 1 == state.max_steps)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Log the reading of this step, if there is one, in ``state.log_history`` and the given trainer's trackers."""
-        if self.monitor is None:
-            return
-        if (reading := self.monitor.finish()) is None:
+        """Log the reading of this step, if there is one."""
+        if self.monitor is None or (reading := self.monitor.finish()) is None:
             return
         logs = dict(reading)
         if state.epoch is not None:
@@ -104,6 +102,6 @@ class SinkMonitorCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Take the hooks off, and write the tables if a folder was given."""
+        """Take the hooks off, and write the tables."""
         if self.monitor is not None:
             self.monitor.close()

@@ -1,9 +1,8 @@
 """Documents that are packed into the rows of a training batch, or stand behind padding, and their tensors.
 
 Most trainers pack several documents into one row, and say where each begins by ``position_ids`` that begin again, by
-``cu_seq_lens_q``, or by a block mask. The first token of a document is then what position 0 of a row is elsewhere, so
-what a monitor reads is laid out again with one document a row, padded on the right. A row that begins with padding is
-laid out in the same way: it holds one document, which begins at its first real token.
+``cu_seq_lens_q``, or by a block mask. What a monitor reads is laid out again with one document a row, padded on the
+right. A row that begins with padding holds one document, which begins at its first real token.
 """
 
 from collections.abc import Mapping
@@ -25,7 +24,6 @@ class Documents:
     position: Int[Tensor, "document position"]
     """Where its tokens stand in that row; at padding any place that the row has."""
     valid: Bool[Tensor, "document position"]
-    """True at its tokens."""
     segment: Int[Tensor, "batch packed"]
     """Number of the document that each token of these rows is of; -1 where it is of none that is read."""
     packed: bool
@@ -37,8 +35,8 @@ class Documents:
         return self.segment.shape[0]
 
     def to(self, device: torch.device) -> "Documents":
-        own = {name: getattr(self, name) for name in ("row", "position", "valid", "segment")}
-        moved = {name: one.to(device, non_blocking=True) for name, one in own.items()}
+        names = ("row", "position", "valid", "segment")
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
         return replace(self, **moved)
 
     def split_states(
@@ -52,7 +50,7 @@ class Documents:
         return self.split_states(by_head.transpose(1, 2)).transpose(1, 2)
 
     def split_mask(self, additive: Float[Tensor, "#batch #head packed packed"]) -> Tensor:
-        """Rearrange an additive mask of packed rows to "document head position position"; padding sees only itself."""
+        """Split as ``split_pattern``; padding sees only itself."""
         found = self.split_pattern(additive.expand(len(self.segment), -1, -1, -1))
         own = torch.eye(self.position.shape[1], dtype=torch.bool, device=found.device)
         return found.masked_fill(~(self.valid[:, None, None, :] | own), -torch.inf)
@@ -112,7 +110,7 @@ def _document_starts(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return two masks, "batch position": the first tokens of documents, and the tokens that are not padding.
 
-    They are read off the model's ``inputs``; both are None if these do not say that a document begins within a row.
+    Both are None if no document begins within a row.
     """
     mask = mask_without_window(inputs.get("attention_mask"))
     real = mask[:, -length:].bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
@@ -128,9 +126,7 @@ def _document_starts(
         starts[ends[(ends >= 0) & (ends < batch * length)].long()] = True
         starts = starts.view(batch, length)
     elif isinstance(ids, Tensor) and ids.dim() in (2, 3):
-        ids = (
-            ids[0] if ids.dim() == 3 else ids
-        )  # by axis of an image and a text: text counts alike on all
+        ids = ids[0] if ids.dim() == 3 else ids  # axes of image and text: text counts alike on all
         if ids.shape[-1] != length:
             return None, None
         starts = (ids.diff(dim=-1, prepend=ids[:, :1] - 1) != 1).expand(batch, -1).clone()
@@ -144,7 +140,7 @@ def _document_starts(
 
 
 def keys_of_mask(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
-    """Return a mask of the keys that each query sees, from a block mask or a mask with four axes; None for others."""
+    """Return the keys that each query sees, from a block mask or a mask with four axes; None for others."""
     if isinstance(mask, BlockMask):
         rows, heads, queries, keys = mask.shape
         return create_mask(

@@ -1,4 +1,4 @@
-"""The monitor's log: its keys with their meanings, the sums that a reading takes, and the numbers from them."""
+"""The keys of the monitor's log with their meanings, and the sums from which a reading's numbers are computed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -132,7 +132,7 @@ class KeySums:
         layer: int,
         valid: Bool[Tensor, "batch position"],
     ) -> None:
-        """Add the stream ``h`` after a layer (-1: before layer 0) to the totals, at the tokens marked ``valid``."""
+        """Add the stream ``h`` after a layer (-1: before layer 0) to the totals."""
         h = h.float()
         ordinary = valid & (torch.arange(h.shape[1], device=h.device) >= OTHERS_FROM)
         norms = h.norm(dim=-1)
@@ -174,12 +174,11 @@ class KeySums:
         valid: Bool[Tensor, "batch position"],
         reach: int | None,
     ) -> None:
-        """Add a layer's attention to the totals: of all queries to position 0, of sampled queries to every key.
+        """Add a layer's attention to the totals.
 
         ``column`` has the weights of all queries on position 0. The sampled queries stand at ``row_positions``:
-        ``logs`` has the logarithms of their weights and ``highest`` their largest score. The sink score, mass and rate
-        of every other key are estimated from the sampled queries. Only tokens marked ``valid`` count, and keys within
-        a query's sliding window of ``reach`` positions (None: all).
+        ``logs`` has the logarithms of their weights and ``highest`` their largest score. Other keys' numbers are
+        estimated from them. A query sees a sliding window of ``reach`` positions (None: all).
         """
         self._values["mass_first", layer] = attention.sink_mass(
             column, valid=valid, key=0, reach=reach
@@ -243,7 +242,6 @@ class KeySums:
             self.added["loss", 0] = torch.stack([loss, torch.ones(())])
 
     def sums_by_key(self) -> dict[tuple[str, int], Tensor]:
-        """Return the totals by key, which sums of later steps may have added to theirs (``gather``)."""
         return {key: one for key, one in self.added.items() if "by_key" in key[0]}
 
     def gather(self, earlier: Mapping[tuple[str, int], Tensor]) -> None:
@@ -258,16 +256,13 @@ class KeySums:
     def sum_over_processes(self, *, device: torch.device) -> "KeySums":
         """Return the totals over all processes, exchanged on ``device``; each must call this, after ``sum_values``."""
         distributed = torch.distributed
-        length = torch.tensor(
-            [max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)]
-        )
-        length = length.to(device)
+        by_key = self.sums_by_key()
+        longest = max((one.shape[-1] for one in by_key.values()), default=0)
+        length = torch.tensor([longest], device=device)
         distributed.all_reduce(length, op=distributed.ReduceOp.MAX)
-        padded = {
+        padded = self.added | {
             key: torch.nn.functional.pad(one, (0, int(length) - one.shape[-1]))
-            if "by_key" in key[0]
-            else one
-            for key, one in self.added.items()
+            for key, one in by_key.items()
         }
         padded["without_first", 0] = next(iter(padded.values())).new_tensor(
             [float(self.without_first)]
@@ -280,32 +275,23 @@ class KeySums:
         )
 
     def compute_reading(self, *, n_layers: int) -> Reading:
-        """Compute the reading, (key, layer) -> number; layer None is the whole model. Undefined numbers are absent."""
+        """Compute the reading from ``sum_values``; undefined numbers are absent."""
         added = {key: tensor.double().cpu() for key, tensor in self.added.items()}
         layers = range(n_layers)
         attention = [layer for layer in layers if ("score_by_key", layer) in added]
-        by_layer: dict[str, list[float]] = {}
-        for name in ("rate_first", "mass_first", "entropy", "kurtosis"):
-            by_layer[name] = [
-                float(torch.div(*added.get((name, layer), _NOTHING))) for layer in layers
-            ]
+        by_layer = {
+            name: _means(added, name, layers=layers)
+            for name in ("rate_first", "mass_first", "entropy", "kurtosis")
+        }
         for name in ("norm_ratio", "dominance"):
-            by_layer[name] = [
-                float(torch.div(*added[name, layer])) for layer in range(-1, n_layers)
-            ]
+            by_layer[name] = _means(added, name, layers=range(-1, n_layers))
         for name in ("max_activation", "max_logit"):
             by_layer[name] = [float(self.largest.get((name, layer), math.nan)) for layer in layers]
         whole = {"loss": float(torch.div(*added["loss", 0]))}
-        if self.without_first:
-            anywhere = (
-                "max_activation",
-                "kurtosis",
-                "entropy",
-                "max_logit",
-            )  # they do not ask where a sequence begins
-            return _finite_reading(
-                {name: by_layer[name] for name in anywhere}, whole, n_layers=n_layers
-            )
+        if self.without_first:  # these do not ask where a sequence begins
+            anywhere = ("max_activation", "kurtosis", "entropy", "max_logit")
+            known = {name: by_layer[name] for name in anywhere}
+            return _finite_reading(known, whole, n_layers=n_layers)
         scores = torch.stack([added["score_by_key", layer] for layer in attention]).sum(0)
         mean = scores[0] / scores[1]
         sequences = torch.stack([added["sequences_by_key", layer][0] for layer in attention]).amax(
@@ -319,10 +305,11 @@ class KeySums:
                 "strongest_sequences": float(sequences[strongest]),
             }
             for name in ("rate", "mass"):
-                pairs = {layer: added[f"{name}_by_key", layer][:, strongest] for layer in attention}
-                by_layer[f"{name}_strongest"] = [
-                    float(torch.div(*pairs.get(layer, _NOTHING))) for layer in layers
-                ]
+                pairs = {
+                    (name, layer): added[f"{name}_by_key", layer][:, strongest]
+                    for layer in attention
+                }
+                by_layer[f"{name}_strongest"] = _means(pairs, name, layers=layers)
         shares = [added["coverage", layer] for layer in layers]
         by_layer["coverage"] = [float(share[:-1].max() / share[-1]) for share in shares]
         widest = _argmax_without_nan(by_layer["coverage"])
@@ -334,7 +321,7 @@ class KeySums:
         return _finite_reading(by_layer, whole, n_layers=n_layers)
 
     def _store_by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
-        """Store as ``name`` the sum and count of each key's ``values``, over the sequences and heads in ``where``."""
+        """Store the sum and count of each key's ``values``, over the sequences and heads in ``where``."""
         where = where & ~values.isnan()
         total = torch.where(where, values, 0.0).sum(dim=(0, 1))
         self.added[name, layer] = torch.stack(
@@ -350,9 +337,7 @@ def _count_queries_by_key(
     reach: int | None,
     threshold: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Count the sampled queries that see each key of the attention, and mark the keys that enough queries see.
-
-    ``real`` is False at padding. A query sees ``reach`` positions (None: all). Of key 0 all queries are counted.
+    """Count the sampled queries that see each key; of key 0 all queries are counted.
 
     Returns:
         Queries that see each key, those of them after it, its sink score under uniform attention, and the keys with
@@ -386,6 +371,12 @@ def _reduce_over_processes(
     return {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
 
 
+def _means(
+    sums: Mapping[tuple[str, int], Tensor], name: str, *, layers: Sequence[int]
+) -> list[float]:
+    return [float(torch.div(*sums.get((name, layer), _NOTHING))) for layer in layers]
+
+
 def _argmax_without_nan(values: Sequence[float]) -> int | None:
     known = [index for index, value in enumerate(values) if not math.isnan(value)]
     return max(known, key=lambda index: values[index]) if known else None
@@ -394,10 +385,9 @@ def _argmax_without_nan(values: Sequence[float]) -> int | None:
 def _finite_reading(
     by_layer: Mapping[str, Sequence[float]], whole: Mapping[str, float], *, n_layers: int
 ) -> dict[tuple[str, int | None], float]:
-    """Return the finite numbers as (key, layer) -> number, with None as layer for the whole model.
+    """Return the finite numbers as a reading; lists of ``by_layer`` may begin with layer -1.
 
-    ``by_layer`` has a list for each key, which may begin with layer -1. The number of the whole model is taken from
-    ``whole``; if it is not there, it is the mean or the largest of the layers.
+    The number of the whole model, if it is not in ``whole``, is the mean or the largest of the layers.
     """
     reading: dict[tuple[str, int | None], float] = {}
     for name, key in KEYS.items():

@@ -1,4 +1,4 @@
-"""Storage of a monitor's readings: in memory, or in the log of a run folder, each one before the next step."""
+"""A monitor's readings: in memory, or in the log of a run folder, each one before the next step."""
 
 import functools
 import logging
@@ -28,25 +28,23 @@ _COLUMNS = {
     "monitor": {"step": "int64", "key": "str", "layer": "Int64", "value": "float64", "unit": "str"},
     "alarms": {"step": "int64", "rule": "str", "position": "Int64", "sentence": "str"},
 }
+_Names = tuple[tuple[str, int | None], ...]
 _MOST_BESIDE = 100
 _PATIENCE = 5.0
 """Seconds to wait for a folder whose page is being drawn."""
 
 
 class Readings:
-    """Store of a monitor's readings in memory, for a monitor without a run folder."""
+    """Readings in memory, for a monitor without a run folder."""
 
     def __init__(self) -> None:
-        self._names: dict[
-            tuple[tuple[str, int | None], ...], tuple[tuple[str, int | None], ...]
-        ] = {}
-        self._held: list[tuple[int, tuple[tuple[str, int | None], ...], array[float]]] = []
+        self._names: dict[_Names, _Names] = {}
+        self._held: list[tuple[int, _Names, array[float]]] = []
 
     def add(self, step: int, reading: Reading, alarms: Sequence[Alarm]) -> None:
         names = tuple(reading)
-        self._held.append(
-            (step, self._names.setdefault(names, names), array("d", reading.values()))
-        )
+        names = self._names.setdefault(names, names)
+        self._held.append((step, names, array("d", reading.values())))
 
     def frame(self) -> pd.DataFrame:
         rows = [
@@ -58,11 +56,11 @@ class Readings:
         return pd.DataFrame(rows, columns=list(dtypes)).astype(dtypes)
 
     def close(self, error: BaseException | None, *, finished: bool) -> None:
-        """Do nothing, since readings in memory are written nowhere."""
+        """Do nothing."""
 
 
 class ReadingLog:
-    """Store of a monitor's readings in the log of a run folder; none is kept in memory."""
+    """Readings in the log of a run folder; none is kept in memory."""
 
     def __init__(
         self,
@@ -84,14 +82,11 @@ class ReadingLog:
         """Open a log in the folder, or in a folder beside it if the folder holds another training or other files.
 
         A training that goes on (``first_step`` above 0) appends to the log in its folder, even if a monitor of this
-        process left it open after an error. A new training never touches an existing log. ``config`` and
-        ``provenance`` are written into its run.json.
+        process left it open after an error. A new training never touches an existing log.
         """
         refused: RunError | None = None
-        beside = [
-            folder,
-            *(folder.with_name(f"{folder.name}.beside-{n}") for n in range(2, _MOST_BESIDE)),
-        ]
+        others = (folder.with_name(f"{folder.name}.beside-{n}") for n in range(2, _MOST_BESIDE))
+        beside = [folder, *others]
         latest = max((number for number, one in enumerate(beside) if one.exists()), default=0)
         for place in beside[latest:]:  # the latest that exists, then free ones
             making = functools.partial(
@@ -136,10 +131,10 @@ class ReadingLog:
                 yield line.at, reading
 
     def add(self, step: int, reading: Reading, alarms: Sequence[Alarm]) -> None:
-        """Write the reading of a step and its alarms to the log.
+        """Write a reading to the log.
 
         Raises:
-            OSError: they cannot be written now; the next call tries again.
+            OSError: it cannot be written now; the next call tries again.
         """
         by_key: dict[str, tuple[list[int | None], list[float]]] = {}
         for (key, layer), value in reading.items():
@@ -150,8 +145,7 @@ class ReadingLog:
             {"step": step, "key": key, "layer": layers, "value": values, "unit": KEYS[key].unit}
             for key, (layers, values) in by_key.items()
         ]
-        columns = _COLUMNS["alarms"]
-        raised = [{name: getattr(one, name) for name in columns} for one in alarms]
+        raised = [{name: getattr(one, name) for name in _COLUMNS["alarms"]} for one in alarms]
         tables = {"monitor": rows, "alarms": raised}
         try:
             self._log.append(step, tables)
