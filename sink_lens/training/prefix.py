@@ -1,18 +1,16 @@
 """Prefix-Tuning+: a trained module beside each attention head, where prefix-tuning puts trained keys inside it.
 
-Prefix-tuning gives every head p more keys and values. They share one softmax with the input, so that the head's
-output becomes ``(1 - a) z + a (mean of the prefix's values)``, a the attention that the prefix gets: a long prefix
-crowds out the input, a long input dilutes the prefix. Prefix-Tuning+ (arXiv 2506.13674, later PrefixMemory-Tuning)
-takes the prefix out of the softmax::
+Prefix-tuning gives every head more keys and values, which share one softmax with the input: a long prefix crowds out
+the input, a long input dilutes the prefix. Prefix-Tuning+ (arXiv 2506.13674, later PrefixMemory-Tuning) takes the
+prefix out of the softmax::
 
     z + phi(q) M
 
-z is the output of a head ("what W_O reads", the site ``z``), q its query, phi a feature map and M a trained matrix of
-``d_head`` x ``d_head`` for each layer and key-value head. M begins at zero, so that the model begins as it was. The
-attention pattern of the layer is left as it is, and with it the layer's sinks; later layers read another stream.
+z is the output of a head (the site ``z``), q its query, phi a feature map and M a trained matrix of ``d_head`` x
+``d_head`` for each layer and key-value head. M begins at zero, so that the model begins as it was. The attention
+pattern of the layer is left as it is, and with it the layer's sinks; later layers read another stream.
 
-``get_prefix_model`` does what ``peft.get_peft_model`` does, and what it returns has the methods that a ``PeftModel``
-has, but for those that merge it or switch it off. It is not registered with PEFT, which is not needed here.
+``get_prefix_model`` does what ``peft.get_peft_model`` does, without PEFT.
 """
 
 import json
@@ -58,7 +56,7 @@ _PHI: dict[Phi, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixConfig:
-    """Configuration of the module beside the heads. The defaults are the paper's where it says what it does."""
+    """Configuration of the module beside the heads. The defaults are the paper's, as far as it says."""
 
     phi: Phi = "elu"
     """Feature map of the query. ``elu`` is the paper's; ``elu_plus_one`` is linear attention's, where every feature is
@@ -96,7 +94,7 @@ def prefix_output(
         query: queries as they are projected, before a norm or a rotation, so that equal queries add the same at every
             position. (The paper does not say which queries; its phi(q) M has no position.)
         *matrices: M with the shape "kv_head d_head d_head"; or keys and values, "kv_head prefix d_head" each, whose
-            outer products add up to M. Query heads that share a key-value head share its M.
+            outer products add up to M.
         phi: the feature map; see ``PrefixConfig.phi``.
     """
     features = rearrange(
@@ -104,19 +102,14 @@ def prefix_output(
         "batch position (kv group) d -> batch position kv group d",
         kv=len(matrices[0]),
     )
-    if len(matrices) == 2:
-        keys, values = matrices
-        weights = einsum(
-            features, keys, "batch position kv group d, kv key d -> batch position kv group key"
+    *keys, values = matrices
+    if keys:
+        features = einsum(
+            features, *keys, "batch position kv group d, kv f d -> batch position kv group f"
         )
-        added = einsum(
-            weights, values, "batch position kv group key, kv key d -> batch position kv group d"
-        )
-    else:
-        (memory,) = matrices
-        added = einsum(
-            features, memory, "batch position kv group f, kv f d -> batch position kv group d"
-        )
+    added = einsum(
+        features, values, "batch position kv group f, kv f d -> batch position kv group d"
+    )
     return added.flatten(2, 3)
 
 
@@ -126,10 +119,9 @@ def bridge_hooks(
     phi: Phi = "elu",
     family: Family | None = None,
 ) -> list[tuple[str, Callable[..., Tensor | None]]]:
-    """Return hooks that add ``phi(q) M`` to the heads of one layer of a TransformerLens bridge.
+    """Return the ``fwd_hooks`` that add ``prefix_output`` to the heads of one layer of a TransformerLens bridge.
 
-    They are the ``fwd_hooks`` of ``run_with_hooks``; ``matrices`` are as in ``prefix_output``. The family is needed if
-    the bridge's hook point of the queries holds more than queries, as in Qwen3.5.
+    The family is needed if the bridge's hook point of the queries holds more than queries, as in Qwen3.5.
     """
     held: list[Tensor] = []
 
@@ -147,7 +139,7 @@ def bridge_hooks(
 
 
 class PrefixMemory(nn.Module):
-    """M of one layer, trained in float32 (float64 in a model of that type), with the two hooks that put it in place."""
+    """M of one layer, trained in float32 (float64 in a model of that type), with the hooks that put it in place."""
 
     def __init__(
         self, family: Family, *, config: PrefixConfig, sizes: Mapping[str, int], dtype: torch.dtype
@@ -157,9 +149,9 @@ class PrefixMemory(nn.Module):
         self.phi: Phi = config.phi
         self._query: Tensor | None = None
         n = sizes["n_heads"] if config.share == "head" else sizes["n_kv_heads"]
-        d_head, rows = sizes["d_head"], 1 if config.phi == "constant" else sizes["d_head"]
-        exact = torch.promote_types(torch.float32, dtype)
+        d_head, exact = sizes["d_head"], torch.promote_types(torch.float32, dtype)
         if config.rank is None:
+            rows = 1 if config.phi == "constant" else d_head
             self.memory = nn.Parameter(torch.zeros(n, rows, d_head, dtype=exact))
         else:
             self.keys = nn.Parameter(torch.zeros(n, config.rank, d_head, dtype=exact))
@@ -176,7 +168,7 @@ class PrefixMemory(nn.Module):
         return prefix_output(query.to(self.matrices[0].dtype), *self.matrices, phi=self.phi)
 
     def attach(self, attention: nn.Module) -> list[Any]:
-        """Put hooks on the attention module that read its queries and change the input of W_O; return their handles."""
+        """Put hooks on the attention module that read its queries and change the input of W_O."""
         q, o = (attention.get_submodule(name) for name in (self._family.q, self._family.o))
         return [
             q.register_forward_hook(self._keep_queries),
@@ -203,9 +195,8 @@ class PrefixMemory(nn.Module):
 class PrefixModel(nn.Module):
     """A Hugging Face model with a module outside its heads; made by ``get_prefix_model``, used as a ``PeftModel`` is.
 
-    It cannot be merged: no weight of the model computes phi, so that there is none to add M to (LoRA has one).
-    Calls, ``generate`` and attributes go to the model. ``state_dict`` has the trained matrices alone, so the
-    checkpoints of a ``transformers.Trainer`` are small, and hold no copy of the model.
+    It cannot be merged: no weight of the model computes phi, so that there is none to add M to. Calls, ``generate``
+    and attributes go to the model. ``state_dict``, and so a checkpoint of a Trainer, has the trained matrices alone.
     """
 
     def __init__(self, model: PreTrainedModel, config: PrefixConfig) -> None:
@@ -237,10 +228,8 @@ class PrefixModel(nn.Module):
         self.base_model, self.prefix_config = model, config
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         model.requires_grad_(requires_grad=False)
-        sizes, generator = (
-            head_sizes(model.config, family=family, layer=0),
-            torch.Generator().manual_seed(config.seed),
-        )
+        sizes = head_sizes(model.config, family=family, layer=0)
+        generator = torch.Generator().manual_seed(config.seed)
         self.memories: dict[int, PrefixMemory] = {}
         """Layer -> its module, which is a part of the attention module ``prefix_memory``."""
         self._hooks: list[Any] = []
@@ -274,7 +263,7 @@ class PrefixModel(nn.Module):
         )
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate text with the model and its prefix."""
+        """Generate text with the prefix."""
         return self.base_model.generate(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     def __getattr__(self, name: str) -> Any:
@@ -286,11 +275,11 @@ class PrefixModel(nn.Module):
             return getattr(self.base_model, name)
 
     def get_base_model(self) -> PreTrainedModel:
-        """Return the Hugging Face model, with the prefix still on its heads."""
+        """Return the Hugging Face model, the prefix still on its heads."""
         return self.base_model
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
-        """Return (number of trained parameters, number of all parameters, the model's among them)."""
+        """Return the numbers of trained and of all parameters, the model's among them."""
         counted = [(parameter.requires_grad, parameter.numel()) for parameter in self.parameters()]
         return sum(n for trained, n in counted if trained), sum(n for _, n in counted)
 
@@ -298,9 +287,7 @@ class PrefixModel(nn.Module):
         """Print the numbers of trainable and of all parameters, and the percentage, in PEFT's words."""
         trained, every = self.get_nb_trainable_parameters()
         line = f"trainable params: {trained:,d} || all params: {every:,d} || trainable%: {100 * trained / every:.4f}\n"
-        sys.stdout.write(
-            line
-        )  # a library that prints nothing else: PEFT's method of this name prints
+        sys.stdout.write(line)  # as PEFT's method; the library prints nothing else
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the trained matrices by name, without the model's weights."""
@@ -312,7 +299,7 @@ class PrefixModel(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load the trained matrices that ``state_dict`` returned. All must be there, whatever ``strict`` says.
+        """Load what ``state_dict`` returned. All must be there, whatever ``strict`` says.
 
         Raises:
             ModelError: other names or shapes.
@@ -341,11 +328,10 @@ class PrefixModel(nn.Module):
             name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
         }
         save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-        config = self.base_model.config
         about = {
             "peft_type": _TYPE,
             "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": source_of_config(config),
+            "base_model_name_or_path": source_of_config(self.base_model.config),
             "base_model_class": type(self.base_model).__name__,
         }
         text = json.dumps(about | asdict(self.prefix_config), indent=2)
@@ -360,10 +346,10 @@ class PrefixModel(nn.Module):
         is_trainable: bool = False,
         config: PrefixConfig | None = None,
     ) -> "PrefixModel":
-        """Put the module that was saved in ``model_id`` onto a model.
+        """Put the module that was saved in ``model_id`` onto the model that it was trained on.
 
         Args:
-            model: the model that it was trained on.
+            model: the model.
             model_id: folder of ``save_pretrained``, or a checkpoint of a Trainer.
             is_trainable: True to train the module on; otherwise nothing has a gradient.
             config: needed for a checkpoint of a Trainer, which holds matrices alone; None reads the folder's.
@@ -374,20 +360,17 @@ class PrefixModel(nn.Module):
         folder = Path(model_id)
         if config is None:
             config = _read_saved_config(folder, architecture=type(model).__name__)
-        files = [
-            folder / name
-            for name in (WEIGHTS_FILE, "model.safetensors")
-            if (folder / name).is_file()
-        ]
-        if not files:
+        files = (folder / name for name in (WEIGHTS_FILE, "model.safetensors"))
+        file = next((one for one in files if one.is_file()), None)
+        if file is None:
             raise ModelError(
                 f"{folder} has no {WEIGHTS_FILE}; need the folder that save_pretrained wrote"
             )
         try:
-            tensors = load_file(files[0])
+            tensors = load_file(file)
         except SafetensorError as error:
             raise ModelError(
-                f"{files[0]} cannot be read ({error}); need it whole. Save it again"
+                f"{file} cannot be read ({error}); need it whole. Save it again"
             ) from error
         made = cls(model, config)
         try:
@@ -415,14 +398,11 @@ class PrefixModel(nn.Module):
 
         The bridge is that of the model without the module; make it before ``get_prefix_model``, or after ``unload``.
         """
-        options: Any = {
-            "phi": self.prefix_config.phi,
-            "family": checks.checked_family(self.get_base_model()),
-        }
+        family = checks.checked_family(self.base_model)
         return [
             one
             for layer, each in self.memories.items()
-            for one in bridge_hooks(layer, *each.matrices, **options)
+            for one in bridge_hooks(layer, *each.matrices, phi=each.phi, family=family)
         ]
 
 
@@ -430,9 +410,9 @@ class PrefixModel(nn.Module):
 def get_prefix_model(
     model: PreTrainedModel, config: PrefixConfig | None = None, **fields: Any
 ) -> PrefixModel:
-    """Put a trained module outside the attention heads of a model, and freeze the rest.
+    """Put a trained module outside the attention heads of a model, and freeze the rest, in place.
 
-    The model is changed in place, as PEFT does it: ``unload`` undoes it.
+    ``unload`` undoes it.
 
     Args:
         model: a Hugging Face model of a known family; ``load(...).plain`` is one.
