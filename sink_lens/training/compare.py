@@ -1,7 +1,4 @@
-"""``compare``: variants of training runs, seed by seed: who is ahead, by how much, how sure, and its sink.
-
-The unit is the seed. Variants see the same data in the same order, so that differences are taken seed by seed.
-"""
+"""``compare``: variants of training runs, seed by seed: who is ahead, by how much, how sure, and its sink."""
 
 import itertools
 import os
@@ -31,7 +28,6 @@ from ..text import (
     as_text,
     interval_text,
     join_and,
-    name_in_words,
     plural,
     short_count,
     signed_change,
@@ -40,7 +36,7 @@ from .config import CompareConfig
 from .logged import LogComparison, are_logged, compare_logged
 from .loss_curves import curve_table, final_table, mean_curve_table, seed_means
 from .sink_birth import Birth, find_birth, whole_model_rows
-from .variants import DATA, FEWEST_SEEDS, Variants, group_runs
+from .variants import DATA, FEWEST_SEEDS, Variants, fields_in_words, group_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,28 +108,26 @@ def compare(
     curves, finals = curve_table(variants), final_table(variants)
     notes, differences = list(variants.notes), []
     sentences, of_training = [_opening_sentence(variants, finals)], []
-    for variant, curve in itertools.product(
-        variants.others, dict.fromkeys(finals["curve"].tolist())
-    ):
-        one = summarise_differences(
-            _rows_of_curve(finals, variant, curve)["difference"], generator=generator
-        )
+    for variant, curve in itertools.product(variants.others, finals["curve"].unique()):
+        rows = _rows_of_curve(finals, variant, curve)
+        one = summarise_differences(rows["difference"], generator=generator)
         differences.append({"variant": variant, "curve": curve} | asdict(one))
-        own, base = (
-            float(_rows_of_curve(finals, name, curve)["loss"].to_numpy().mean())
-            for name in (variant, variants.baseline)
-        )
+        own = float(rows["loss"].to_numpy().mean())
+        base = float(_rows_of_curve(finals, variants.baseline, curve)["loss"].to_numpy().mean())
         differs = one.excludes_zero and abs(one.mean) > ROUNDING * base
-        ends = (
-            f"The {curve} loss ends at {own:.4f} nats for {_quote(variant)} and at {base:.4f} for "
-        )
-        ends += _quote(variants.baseline)
         said = of_training if curve == "training" else sentences
-        said.append(f"{ends}. {_difference_sentence(variant, one, differs=differs)}")
-        told = differs and one.n >= FEWEST_SEEDS
-        said.append(_speed_up_sentence(variant, curve, finals, decided=told))
-    tables = {"curves": curves, "bands": mean_curve_table(curves), "finals": finals}
-    tables["differences"] = pd.DataFrame(differences)
+        said.append(
+            f"The {curve} loss ends at {own:.4f} nats for {_quote(variant)} and at {base:.4f} for "
+            f"{_quote(variants.baseline)}. {_difference_sentence(variant, one, differs=differs)}"
+        )
+        decided = differs and one.n >= FEWEST_SEEDS
+        said.append(_speed_up_sentence(variant, curve, rows, decided=decided))
+    tables = {
+        "curves": curves,
+        "bands": mean_curve_table(curves),
+        "finals": finals,
+        "differences": pd.DataFrame(differences),
+    }
     watched, why_not = _read_watch_tables(variants)
     if why_not:
         notes.append(why_not)
@@ -153,18 +147,20 @@ def compare(
         tables["course"] = _course_table(variants, side)
         born: dict[str, list[Birth]] = {}
         for frame in watched:
-            born.setdefault(frame["variant"].iloc[0], []).append(
-                find_birth(frame, threshold=config.threshold)
-            )
+            birth = find_birth(frame, threshold=config.threshold)
+            born.setdefault(frame["variant"].iloc[0], []).append(birth)
         sentences += [_sink_sentences(variant, one) for variant, one in born.items()]
         sentences += _dominance_and_rank_sentences(variants, tables["measures"])
-    told_all = "\n".join(
-        [*sentences, *of_training]
-    )  # the training loss says the same as the evaluation, less well
-    of = {"config": config, "variants": variants, "tables": tables}
+    sentences += of_training  # which say the same as those of the evaluation, less well
     with place_of_run(out, name="compare") as place:
         found = Comparison(
-            folder=place.named, place=place, headline=told_all, notes=tuple(notes), **of
+            folder=place.named,
+            place=place,
+            config=config,
+            variants=variants,
+            tables=tables,
+            headline="\n".join(sentences),
+            notes=tuple(notes),
         )
         write_comparison(found, place.folder, overwrite=overwrite)
     return found
@@ -178,12 +174,9 @@ def _opening_sentence(variants: Variants, finals: pd.DataFrame) -> str:
     tokens: Any = finals.groupby(["variant", "seed"])["tokens"].max()
     amount = " to ".join(dict.fromkeys(map(short_count, (tokens.min(), tokens.max()))))
     others = join_and(map(_quote, variants.others))
-    differing = [
-        "learning rate" if name == "lr" else name_in_words(name) for name in variants.group_by
-    ]
     same = "" if "data_seed" in variants.group_by else ", on the same data in the same order"
     return (
-        f"The runs differ in {join_and(differing)}: {others} against "
+        f"The runs differ in {fields_in_words(variants.group_by)}: {others} against "
         f"{_quote(variants.baseline)}, {plural(len(variants.seeds), 'seed')} each "
         f"({', '.join(map(str, variants.seeds))}), {amount} tokens per run{same}."
     )
@@ -197,10 +190,9 @@ def _difference_sentence(variant: str, gap: Difference, *, differs: bool) -> str
     change = signed_change(gap.mean, 4)
     if gap.n < 2:
         return f"The difference, {change}, is of one seed, so it has no interval."
-    bounds = interval_text(gap.low, gap.high)
-    sure = f"{gap.n} seeds; " + (
-        f"paired t test: p = {as_text(gap.t_p)}; " if gap.t_p == gap.t_p else ""
-    )
+    sure = f"{gap.n} seeds; "
+    if not np.isnan(gap.t_p):
+        sure += f"paired t test: p = {as_text(gap.t_p)}; "
     sure += f"sign flips: p = {as_text(gap.flip_p)}, at least {as_text(gap.flip_smallest)} with so many seeds"
     if gap.n < FEWEST_SEEDS:
         told = f"{FEWEST_SEEDS} seeds are needed to tell a difference"
@@ -208,11 +200,10 @@ def _difference_sentence(variant: str, gap: Difference, *, differs: bool) -> str
         told = "No difference can be told"
     else:
         told = f"{_quote(variant)} is {'behind' if gap.mean > 0 else 'ahead of'} the baseline"
-    return f"{told}: {change} {bounds} ({sure})."
+    return f"{told}: {change} {interval_text(gap.low, gap.high)} ({sure})."
 
 
-def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame, *, decided: bool) -> str:
-    rows = _rows_of_curve(finals, variant, curve)
+def _speed_up_sentence(variant: str, curve: str, rows: pd.DataFrame, *, decided: bool) -> str:
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"{_quote(variant)} {{}} the baseline's final {curve} loss"
     if untrained := int((at == 0).sum()):
@@ -220,8 +211,7 @@ def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame, *, decide
         return f"{begins} in {untrained} of {plural(len(at), 'seed')}, so no speed is compared."
     if not decided:
         return _undecided_speed_up_sentence(variant, curve, ratio)
-    there = ~np.isnan(at)
-    n = len(at)
+    there, n = ~np.isnan(at), len(at)
     if not there.any():
         return f"{target.format('does not reach')} in any of {plural(n, 'seed')}."
     each = join_and((f"{one:.2f}" for one in ratio[there]), most=8)
@@ -229,23 +219,25 @@ def _speed_up_sentence(variant: str, curve: str, finals: pd.DataFrame, *, decide
         short_count(float(one[there].mean())) for one in (at, rows["baseline_reached"].to_numpy())
     )
     when = f"after {own} tokens, the baseline after {base}"
+    reaches = target.format("reaches")
     if not there.all():
         return (
-            f"{target.format('reaches')} in {there.sum()} of {plural(n, 'seed')}, {when} ({each} times as fast); "
+            f"{reaches} in {there.sum()} of {plural(n, 'seed')}, {when} ({each} times as fast); "
             "in the others it never does."
         )
     mean = float(np.exp(np.log(ratio).mean()))
     told = f"{mean:.2f}"
     word = "at the same time" if told == "1.00" else "sooner" if mean > 1 else "later"
-    return f"{target.format('reaches')} {word}: {when}, {told} times as fast (by seed {each})."
+    return f"{reaches} {word}: {when}, {told} times as fast (by seed {each})."
 
 
 def _undecided_speed_up_sentence(variant: str, curve: str, ratio: np.ndarray) -> str:
     target = f"the baseline's final {curve} loss"
     if np.isnan(ratio).all():
+        several = len(ratio) > 1
         none = (
             f"No seed of {_quote(variant)} reaches"
-            if len(ratio) > 1
+            if several
             else f"{_quote(variant)} does not reach"
         )
         return f"{none} {target}."
@@ -272,19 +264,13 @@ def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:
 
 def _dominance_and_rank_sentences(variants: Variants, measures: pd.DataFrame) -> list[str]:
     sentences = []
-    for measure, word in (
-        ("dominance_ratio", "dominance ratio"),
-        ("effective_rank", "effective rank"),
-    ):
-        means = (
-            measures.loc[measures["measure"] == measure]
-            .drop_duplicates("variant")
-            .set_index("variant")["mean"]
+    for measure in ("dominance_ratio", "effective_rank"):
+        rows = measures.loc[measures["measure"] == measure].drop_duplicates("variant")
+        means = rows.set_index("variant")["mean"]
+        parts = [f"{as_text(float(means[one]))} for {_quote(one)}" for one in variants.runs]
+        sentences.append(
+            f"The {measure.replace('_', ' ')}, averaged over layers, is {join_and(parts)}."
         )
-        parts = [
-            f"{as_text(float(means[variant]))} for {_quote(variant)}" for variant in variants.runs
-        ]
-        sentences.append(f"The {word}, averaged over layers, is {join_and(parts)}.")
     return sentences
 
 
@@ -295,10 +281,10 @@ def write_comparison(
     config = asdict(comparison.config) | {
         "group_by": list(variants.group_by),
         "baseline": variants.baseline,
-    }
-    config["runs"] = {
-        variant: {str(one): str(run.folder) for one, run in runs.items()}
-        for variant, runs in variants.runs.items()
+        "runs": {
+            variant: {str(seed): str(run.folder) for seed, run in runs.items()}
+            for variant, runs in variants.runs.items()
+        },
     }
     of_first = variants.runs[variants.baseline][variants.seeds[0]].provenance
     provenance = {name: of_first.get(name) for name in DATA} | {"versions": package_versions()}
@@ -333,9 +319,8 @@ KEYS = ["measure", "threshold"]
 
 
 def _read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
-    """Return (tables, reason): each run's table ``watch`` with its variant and seed as columns, and an empty text.
+    """Return (each run's table ``watch`` with its variant and seed, ""), or ([], the reason why there is none).
 
-    If a run was not watched, or not on the same sequences as the others, there are no tables, and ``reason`` says why.
     Checkpoints that could not be measured are left out.
     """
     todo = "sink and disparity are not compared: "
@@ -348,10 +333,8 @@ def _read_watch_tables(variants: Variants) -> tuple[list[pd.DataFrame], str]:
                 return [], f"{todo}{run.folder} was not watched. Run sink-lens watch on every run."
             frames.append(frame.assign(variant=variant, seed=seed))
     if len(set(pd.concat(frames)["tokens_sha256"])) > 1:
-        return (
-            [],
-            f"{todo}the runs were watched on different sequences. Watch all with the same options.",
-        )
+        why = "the runs were watched on different sequences. Watch all with the same options."
+        return [], todo + why
     return frames, ""
 
 
@@ -371,9 +354,9 @@ def _rows_to_compare(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the variants' measures at the last number of tokens with a checkpoint of every run, a row for each.
+    """Return the variants' measures at the last number of tokens with a checkpoint of every run.
 
-    ``table`` has the rows to compare of all runs' ``watch``. Differences are to the baseline, paired by seed.
+    Differences are to the baseline, paired by seed.
     """
     shared = set.intersection(
         *(set(rows["tokens"].tolist()) for _, rows in table.groupby(["variant", "seed"]))
@@ -398,27 +381,18 @@ def _final_measure_table(variants: Variants, table: pd.DataFrame) -> pd.DataFram
     frames = []
     for variant in variants.runs:
         pivot = by_variant[variant]
-        values, base = (
-            pivot.to_numpy(dtype=float),
-            by_variant[variants.baseline].reindex(pivot.index),
-        )
+        values = pivot.to_numpy(dtype=float)
+        base = by_variant[variants.baseline].reindex(pivot.index).to_numpy(dtype=float)
         one = pivot.index.to_frame(index=False).assign(variant=variant, step=steps[variant])
-        intervals = {
-            "": t_intervals(values),
-            "difference": t_intervals(values - base.to_numpy(dtype=float)),
-        }
-        for name, found in intervals.items():
-            one[name or "mean"] = [each.estimate for each in found]
-            one[f"{name}_low".strip("_")] = [each.low for each in found]
-            one[f"{name}_high".strip("_")] = [each.high for each in found]
-        frames.append(
-            one.assign(unit=one["measure"].map(units), n=[each.n for each in intervals[""]])
-        )
+        ends = ["estimate", "low", "high"]
+        own = pd.DataFrame(t_intervals(values))
+        one[["mean", "low", "high"]] = own[ends]
+        gap = pd.DataFrame(t_intervals(values - base))
+        one[["difference", "difference_low", "difference_high"]] = gap[ends]
+        frames.append(one.assign(unit=one["measure"].map(units), n=own["n"]))
     every = pd.concat(frames, ignore_index=True)
-    every = every.assign(order=every["measure"].map(SIDES.index)).sort_values(
-        ["order", "threshold"], ignore_index=True
-    )
-    return every.drop(columns="order")
+    every["order"] = every["measure"].map(SIDES.index)
+    return every.sort_values(["order", "threshold"], ignore_index=True).drop(columns="order")
 
 
 def _course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
@@ -426,11 +400,8 @@ def _course_table(variants: Variants, table: pd.DataFrame) -> pd.DataFrame:
     for key, rows in table.groupby(KEYS, dropna=False):
         measure, threshold = key if isinstance(key, tuple) else (key, np.nan)
         for variant in variants.runs:
-            pivot = (
-                rows.loc[rows["variant"] == variant]
-                .pivot(index="tokens", columns="seed", values="value")
-                .dropna()
-            )
+            own = rows.loc[rows["variant"] == variant]
+            pivot = own.pivot(index="tokens", columns="seed", values="value").dropna()
             if len(pivot):
                 known = {"variant": variant, "measure": measure, "threshold": threshold}
                 frames.append(seed_means(pivot, known))
@@ -466,13 +437,6 @@ def show_comparison(found: Comparison | LogComparison) -> "Iterator[RenderableTy
 
 
 def answer_of_comparison(found: Comparison | LogComparison) -> dict[str, Any]:
-    """Return the ``--json`` answer: sentences, notes, and the tables ``finals`` and (for watched runs) ``measures``.
-
-    For logs of the user's own Trainer, the table is ``logged``.
-    """
-    tables = {
-        name: found.tables[name]
-        for name in ("finals", "measures", "logged")
-        if name in found.tables
-    }
+    names = ("finals", "measures", "logged")
+    tables = {name: found.tables[name] for name in names if name in found.tables}
     return {"sentences": found.sentences, "notes": found.notes, **tables}

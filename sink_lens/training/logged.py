@@ -1,14 +1,13 @@
 """Runs of the user's own Trainer beside each other: the losses in ``trainer_state.json``, the sinks of a monitor.
 
-The monitor's readings are those in the Trainer's log history or, where it has none, those of the one run of the monitor
-in the folder.
+The monitor's readings are those in the Trainer's log history, or else of the one run of the monitor in the folder.
 """
 
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -40,7 +39,7 @@ class LogComparison(Result):
     config: CompareConfig
 
     def notebook_parts(self) -> tuple[object, ...]:
-        """Return what a notebook shows below the headline: the figure."""
+        """Return the figure."""
         return (self.figure(),)
 
     def figure(self) -> "Figure":
@@ -50,7 +49,7 @@ class LogComparison(Result):
         return draw_logged(self.tables["logged"])
 
     def write(self, folder: Path, *, overwrite: bool) -> None:
-        """Write the comparison into a run folder; ``overwrite`` replaces the run that it holds."""
+        """Write the comparison into a run folder."""
         with create_run(
             folder,
             kind="compare",
@@ -104,8 +103,10 @@ def compare_logged(config: CompareConfig) -> LogComparison:
     for name, path in zip(names, paths, strict=True):
         frame, note, threshold = _read_logged(path)
         frames.append(frame.assign(run=name))
-        notes += [note] if note else []
-        thresholds |= {} if threshold is None else {name: threshold}
+        if note:
+            notes.append(note)
+        if threshold is not None:
+            thresholds[name] = threshold
     if len(set(thresholds.values())) > 1:
         told = join_and(f"{threshold:g} for “{name}”" for name, threshold in thresholds.items())
         notes.append(f"the sink rates are not alike: their thresholds of the sink score are {told}")
@@ -118,10 +119,13 @@ def compare_logged(config: CompareConfig) -> LogComparison:
         "no difference can be told from chance."
     ]
     for quantity in QUANTITIES:
-        values: dict[str, dict[int, float]] = {}
-        for row in table.loc[table["quantity"] == quantity].to_dict("records"):
-            values.setdefault(str(row["run"]), {})[int(row["step"])] = float(row["value"])
-        told += [_sentence(quantity, values)] if values else []
+        rows = table.loc[table["quantity"] == quantity]
+        values = {
+            str(name): dict(zip(own["step"], own["value"], strict=True))
+            for name, own in rows.groupby("run", sort=False)
+        }
+        if values:
+            told.append(_sentence(quantity, values))
     return LogComparison(
         folder=None,
         config=config,
@@ -136,7 +140,7 @@ def _sentence(quantity: str, values: dict[str, dict[int, float]]) -> str:
     shared = set.intersection(*(set(own) for own in values.values()))
     for name, own in values.items():
         at = max(shared or own)
-        value = f"{percent(own[at])}" if is_rate else f"{own[at]:.4f}"
+        value = percent(own[at]) if is_rate else f"{own[at]:.4f}"
         each.append(f"{value} for “{name}”" + ("" if shared else f" (step {at:,})"))
         if is_rate:
             low = [step for step in own if own[step] < MIN_SINK_RATE]
@@ -152,22 +156,19 @@ def _sentence(quantity: str, values: dict[str, dict[int, float]]) -> str:
 
 
 def _read_logged(path: Path) -> tuple[pd.DataFrame, str, float | None]:
-    """Read a run: (step, quantity, value and unit of all that was logged, a note if sinks are left out, the threshold).
+    """Return (step, quantity, value and unit of all that was logged, a note if sinks are left out, the threshold).
 
     The threshold of the sink score is None where the sinks are not those of a monitor's run.
-
-    Raises:
-        RunError: the newest ``trainer_state.json`` is damaged, or there are neither losses nor sinks.
     """
-    history: list[dict[str, Any]] = []
+    rows: list[tuple[object, ...]] = []
     states = _states(path.parent if _kind_of(path) == "monitor" and not _states(path) else path)
     if states:
         try:
             read = [parse_json(one.read_text(encoding="utf-8")) for one in states]
-            history = max(read, key=lambda state: state["global_step"])["log_history"]
-            rows = [
+            newest = max(read, key=lambda state: state["global_step"])
+            rows += [
                 (int(entry.get(_STEP, entry["step"])), quantity, float(entry[name]), unit)
-                for entry in history
+                for entry in newest["log_history"]
                 for quantity, (name, unit) in QUANTITIES.items()
                 if name in entry
             ]
@@ -175,13 +176,8 @@ def _read_logged(path: Path) -> tuple[pd.DataFrame, str, float | None]:
             raise RunError(
                 f"{states[-1]} is no state of a Trainer ({error}); need the file as it was saved"
             ) from error
-    else:
-        rows = []
-    frame, note, threshold = (
-        pd.DataFrame(rows, columns=["step", "quantity", "value", "unit"]),
-        "",
-        None,
-    )
+    frame = pd.DataFrame(rows, columns=["step", "quantity", "value", "unit"])
+    note, threshold = "", None
     if "sink rate" not in set(frame["quantity"].tolist()):
         inside = [path, *(path.iterdir() if path.is_dir() else ())]
         monitors = [one for one in inside if _kind_of(one) == "monitor"]
@@ -189,10 +185,8 @@ def _read_logged(path: Path) -> tuple[pd.DataFrame, str, float | None]:
             run = read_run(monitors[0])
             threshold = run.config.get("threshold")
             table = run.need("monitor", columns=["step", "key", "layer", "value"])
-            rate = table.loc[
-                (table["key"] == "rate_first") & table["layer"].isna(), ["step", "value"]
-            ]
-            rate = rate.assign(quantity="sink rate", unit="1")
+            rate = table.loc[(table["key"] == "rate_first") & table["layer"].isna()]
+            rate = rate[["step", "value"]].assign(quantity="sink rate", unit="1")
             frame = rate if frame.empty else pd.concat([frame, rate], ignore_index=True)
         elif monitors:
             note = (

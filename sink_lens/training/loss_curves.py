@@ -1,4 +1,4 @@
-"""Loss curves of variants, seed by seed: smoothed, compared with the baseline's, and when they reach its final loss."""
+"""Loss curves of variants, seed by seed, beside the baseline's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ _MOST_POINTS = 400
 
 
 def running_mean(loss: np.ndarray, *, window: int) -> np.ndarray:
-    """Return the running mean of a loss: each value averaged with the ``window - 1`` before it (fewer at the start)."""
+    """Average each value with the ``window - 1`` before it (fewer at the start)."""
     window = max(1, min(window, len(loss)))
     total = np.concatenate([[0.0], np.cumsum(loss, dtype=np.float64)])
     ends = np.arange(1, len(loss) + 1)
@@ -41,13 +41,7 @@ def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, *, target: float) -> f
 
 
 def _read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read the losses of a run's curve, ``training`` (smoothed) or ``evaluation``, as two arrays: (tokens, losses).
-
-    Both arrays are empty if the run has no such losses.
-
-    Raises:
-        RunError: the log lacks a column, or its loss is not finite.
-    """
+    """Read (tokens, losses) of a run's curve; both are empty if the run has no such losses."""
     log = run.need("log", columns=["tokens", *CURVES.values()])
     log = log.dropna(subset=CURVES[curve]).sort_values("tokens", kind="stable")
     tokens, loss = (log[name].to_numpy(dtype=float) for name in ("tokens", CURVES[curve]))
@@ -61,10 +55,9 @@ def _read_losses(run: Run, curve: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def curve_table(variants: Variants) -> pd.DataFrame:
-    """Return the losses of every run at the same numbers of tokens, and their difference to the baseline.
+    """Return the losses of every run at the same numbers of tokens, and their difference to the baseline by seed.
 
-    The difference is to the baseline's run with the same seed. The baseline's first run gives the numbers of tokens, as
-    far as all runs have logged.
+    The baseline's first run gives the numbers of tokens, as far as all runs have logged.
     """
     frames = []
     for curve in CURVES:
@@ -76,15 +69,12 @@ def curve_table(variants: Variants) -> pd.DataFrame:
         if any(len(tokens) == 0 for tokens, _ in every):
             continue
         grid = every[0][0]
-        inside = (grid >= max(tokens[0] for tokens, _ in every)) & (
-            grid <= min(tokens[-1] for tokens, _ in every)
-        )
-        grid = grid[inside]
+        grid = grid[grid >= max(tokens[0] for tokens, _ in every)]
+        grid = grid[grid <= min(tokens[-1] for tokens, _ in every)]
         if len(grid) > _MOST_POINTS:
             grid = grid[np.unique(np.linspace(0, len(grid) - 1, _MOST_POINTS).round().astype(int))]
         for variant, runs in found.items():
             for seed, (tokens, loss) in runs.items():
-                base = np.interp(grid, *found[variants.baseline][seed])
                 here = np.interp(grid, tokens, loss)
                 rows = {
                     "variant": variant,
@@ -92,8 +82,9 @@ def curve_table(variants: Variants) -> pd.DataFrame:
                     "curve": curve,
                     "tokens": grid,
                     "loss": here,
+                    "difference": here - np.interp(grid, *found[variants.baseline][seed]),
                 }
-                frames.append(pd.DataFrame(rows | {"difference": here - base}))
+                frames.append(pd.DataFrame(rows))
     if not frames:
         raise RunError(
             "no loss is logged in every run; need the training or the evaluation loss in log.parquet"
@@ -107,27 +98,17 @@ def mean_curve_table(curves: pd.DataFrame) -> pd.DataFrame:
     for (variant, curve), rows in by_curve:
         for quantity in ("loss", "difference"):
             table = rows.pivot(index="tokens", columns="seed", values=quantity)
-            frames.append(
-                seed_means(table, {"variant": variant, "curve": curve, "quantity": quantity})
-            )
+            known = {"variant": variant, "curve": curve, "quantity": quantity}
+            frames.append(seed_means(table, known))
     return pd.concat(frames, ignore_index=True)
 
 
 def seed_means(table: pd.DataFrame, constants: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the mean over seeds, with a 95% t interval, at each number of tokens, below ``constants``.
-
-    ``table`` has a row for each number of tokens and a column for each seed.
-    """
-    found = t_intervals(table.to_numpy(dtype=float))
-    return pd.DataFrame(
-        {
-            **constants,
-            "tokens": table.index.to_numpy(dtype=float),
-            "mean": [one.estimate for one in found],
-            "low": [one.low for one in found],
-            "high": [one.high for one in found],
-            "n": [one.n for one in found],
-        }
+    """Return the mean over seeds, with a 95% t interval, of a table with a row per tokens and a column per seed."""
+    tokens = table.index.to_numpy(dtype=float)
+    found = pd.DataFrame(t_intervals(table.to_numpy(dtype=float)))
+    return pd.DataFrame({**constants, "tokens": tokens}).join(
+        found.rename(columns={"estimate": "mean"})
     )
 
 

@@ -1,4 +1,4 @@
-"""Birth of a sink, found in the table of ``watch``: the first checkpoint from which it stays, in tokens, or never."""
+"""Birth of a sink in the table of ``watch``: the first checkpoint from which it stays."""
 
 from dataclasses import dataclass
 
@@ -18,9 +18,9 @@ class Birth:
     step: int | None
     """The first checkpoint from which the rate stays at or over ``MIN_SINK_RATE``; None if it does not at the last."""
     tokens: int | None
-    """Number of tokens trained on by that checkpoint."""
+    """Tokens of that checkpoint."""
     before: int | None
-    """Tokens of the checkpoint before: the birth lies between the two. None where it was there from the first on."""
+    """Tokens of the checkpoint before; None where the sink was there from the first on."""
     rate: float
     """Sink rate of the last checkpoint."""
     mass: float
@@ -31,13 +31,13 @@ class Birth:
     last: int
     """Tokens of the last checkpoint."""
     unit: str = "tokens"
-    """``steps`` where the tokens of the checkpoints are not known: all numbers of tokens are then steps."""
+    """``steps`` where tokens are not known: all numbers of tokens are then steps."""
     others: tuple[tuple[float, float], ...]
     """(threshold, sink rate) of the last checkpoint at the other thresholds that were measured."""
 
     @property
     def sentence(self) -> str:
-        """Sentence that says when the sink was born, if at all, and its rate and largest mass at the end."""
+        """When the sink was born, if at all, and its rate and largest mass at the end."""
         if self.tokens is None:
             born = f"no sink at threshold {self.threshold:g}"
         elif self.before is None:
@@ -47,10 +47,9 @@ class Birth:
             between = f"{short_count(self.before)} and {short_count(self.tokens)} {self.unit}"
             born = f"the sink was born between {between} (step {self.step})"
         at_others = join_and(f"{rate:.1%} at {threshold:g}" for threshold, rate in self.others)
-        rates = (
-            f"{self.rate:.1%} of layers and heads above {self.threshold:g}"
-            + f" ({at_others})" * bool(at_others)
-        )
+        rates = f"{self.rate:.1%} of layers and heads above {self.threshold:g}"
+        if at_others:
+            rates += f" ({at_others})"
         mass = f"layer {self.layer} has most: mean mass {as_text(self.mass)}, uniform attention {as_text(self.uniform)}"
         return (
             f"{born}; at the last checkpoint ({short_count(self.last)} {self.unit}) {rates}; {mass}"
@@ -58,9 +57,9 @@ class Birth:
 
 
 def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Birth:
-    """Find the birth of the sink: the first checkpoint from which the sink rate stays at ``MIN_SINK_RATE`` or above.
+    """Find the birth of the sink. A rate that passes and falls back is no birth.
 
-    A rate that passes and falls back is no birth. Checkpoints that could not be measured are left out.
+    Checkpoints that could not be measured are left out.
 
     Raises:
         InputError: nothing was measured, or not at this threshold; a rate of nan is not measured.
@@ -112,7 +111,7 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
 
 
 def whole_model_rows(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Return the rows of ``frame`` that have a measure of the whole model, not of a single layer or position."""
+    """Return the rows of a measure of the whole model, not of a single layer or position."""
     return frame.loc[
         (frame["measure"] == measure) & frame["layer"].isna() & frame["position"].isna()
     ]

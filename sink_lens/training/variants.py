@@ -1,15 +1,15 @@
-"""Group runs into variants that differ only in the compared fields; runs of one variant differ only in the seed."""
+"""Runs in groups: variants differ only in the compared fields, the runs of one variant only in the seed."""
 
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError, RunError
 from ..records import CIRCUMSTANCE, Run, read_run
-from ..text import join_and
+from ..text import join_and, name_in_words
 
 SWITCHES = {"attention": "softmax", "value_norm": "none", "norm": "rms", "optimizer": "adamw"}
 """Fields that change the architecture or the optimizer -> their value in the baseline."""
@@ -19,7 +19,7 @@ ONLY_WITH = {
     "decay_unshared_gain": ("value_norm", ("per_head",)),
     "value_norm_init": ("value_norm", ("shared", "per_head")),
 }
-"""Field -> the switch and its value that give the field a meaning: between other runs it makes no difference."""
+"""Field -> the switch and its values without which the field makes no difference."""
 WARNED = ("device", "compile", "fsdp")
 """Fields of the machine and its arithmetic: runs that differ in them are compared, with a note."""
 DATA = ("data_sha256", "tokenizer_sha256")
@@ -61,7 +61,7 @@ def group_runs(
 
     Args:
         folders: of finished training runs.
-        group_by: the field or fields of the configuration that the variants differ in; None finds them.
+        group_by: the fields of the configuration that the variants differ in; None finds them.
         baseline: the variant that comes first; softmax attention without a value norm, or the first run's, if None.
 
     Raises:
@@ -83,9 +83,10 @@ def group_runs(
                 "once."
             )
         variants[variant][seed] = run
-    usual = "/".join(SWITCHES.get(name, "") for name in names)
-    usual = usual if usual in variants else next(iter(variants))
-    first = usual if baseline is None else baseline
+    first = baseline
+    if first is None:
+        usual = "/".join(SWITCHES.get(name, "") for name in names)
+        first = usual if usual in variants else next(iter(variants))
     if first not in variants:
         raise InputError(f"no variant is {first!r}; need one of {', '.join(variants)}")
     if len(variants) < 2:
@@ -112,6 +113,10 @@ def group_runs(
     )
 
 
+def fields_in_words(names: Iterable[object]) -> str:
+    return join_and("learning rate" if name == "lr" else name_in_words(str(name)) for name in names)
+
+
 def _check_finished_training(run: Run) -> Run:
     if run.kind != "train":
         raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train.")
@@ -126,7 +131,7 @@ def _check_finished_training(run: Run) -> Run:
 def _find_compared_fields(
     runs: Sequence[Run], configs: Sequence[dict[str, Any]], *, group_by: str | Sequence[str] | None
 ) -> tuple[str, ...]:
-    """Return the fields that variants differ in: ``group_by``, if given. Refuse runs that differ in a further field."""
+    """Return the fields that variants differ in; refuse runs that differ in a further field."""
     fields = sorted({name for config in configs for name in config} - IGNORED)
     differing = [name for name in fields if _field_differs(configs, name) and name not in WARNED]
     if group_by is not None:
@@ -170,21 +175,21 @@ def _differences_text(
         seen: dict[str, Run] = {}
         for run, config in zip(runs, configs, strict=True):
             seen.setdefault(_value_text(config.get(name)), run)
-        parts.append(
-            f"{name}: " + ", ".join(f"{value} ({run.folder})" for value, run in seen.items())
-        )
+        parts.append(f"{name}: {_values_of_runs(seen)}")
     return (
         f"the runs also differ in {'; '.join(parts)}; need variants that differ in what is compared and the seed only. "
         "Leave runs out, or name all that is compared: group_by=..."
     )
 
 
+def _values_of_runs(seen: dict[str, Run]) -> str:
+    return ", ".join(f"{value} ({run.folder})" for value, run in seen.items())
+
+
 def _check_same_seeds_and_data(variants: dict[str, dict[int, Run]], runs: Sequence[Run]) -> None:
-    seeds = {variant: sorted(runs) for variant, runs in variants.items()}
-    if len({tuple(one) for one in seeds.values()}) > 1:
-        listed_seeds = "; ".join(
-            f"{variant}: {', '.join(map(str, one))}" for variant, one in seeds.items()
-        )
+    seeds = {variant: ", ".join(map(str, sorted(runs))) for variant, runs in variants.items()}
+    if len(set(seeds.values())) > 1:
+        listed_seeds = "; ".join(f"{variant}: {one}" for variant, one in seeds.items())
         raise RunError(
             f"the variants have other seeds ({listed_seeds}); need the same in each, since runs are paired by seed. "
             "Train the missing ones, or leave the others out."
@@ -192,23 +197,23 @@ def _check_same_seeds_and_data(variants: dict[str, dict[int, Run]], runs: Sequen
     for name in DATA:
         seen = {json.dumps(run.provenance.get(name), sort_keys=True): run for run in runs}
         if len(seen) > 1:
-            told = ", ".join(f"{value} ({run.folder})" for value, run in seen.items())
-            raise RunError(f"the runs have another {name}: {told}; need the same data in all.")
+            raise RunError(
+                f"the runs have another {name}: {_values_of_runs(seen)}; need the same data in all."
+            )
 
 
 def _warn_of_differences(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    sentences: dict[str, None] = {}
-    for given, names in (
-        ([run.provenance for run in runs], (*CIRCUMSTANCE, "processes")),
-        (configs, WARNED),
-    ):
+    provenances = [run.provenance for run in runs]
+    sentences = []
+    for given, names in ((provenances, (*CIRCUMSTANCE, "processes")), (configs, WARNED)):
         for name in names:
             if _field_differs(given, name):
                 values = dict.fromkeys(_value_text(one.get(name)) for one in given)
-                sentences[f"the runs differ in {name}: {' and '.join(values)}"] = None
-    for note in sentences:
+                sentences.append(f"the runs differ in {name}: {' and '.join(values)}")
+    notes = tuple(dict.fromkeys(sentences))
+    for note in notes:
         warnings.warn(note, stacklevel=4)
-    return tuple(sentences)
+    return notes
 
 
 def _value_text(value: Any) -> str:

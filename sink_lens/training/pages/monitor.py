@@ -1,12 +1,10 @@
 """The page of a training that ``SinkMonitor`` watched: its alarms, and the course of what it read."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.records import Run
-from sink_lens.report.page import (
+from ...records import Run
+from ...report.page import (
     Drawn,
     Listed,
     Page,
@@ -16,7 +14,7 @@ from sink_lens.report.page import (
     table_maker,
     table_reader,
 )
-from sink_lens.report.style import (
+from ...report.style import (
     BLUE,
     GREEN,
     ORANGE,
@@ -31,8 +29,8 @@ from sink_lens.report.style import (
     set_integer_ticks,
     without_formulas,
 )
-from sink_lens.schema import COUNTED_QUERIES, MIN_SINK_RATE
-from sink_lens.text import as_text, capitalise, plural, safe_line
+from ...schema import COUNTED_QUERIES, MIN_SINK_RATE
+from ...text import as_text, capitalise, plural, safe_line
 
 _COLUMNS = ["step", "key", "layer", "value", "unit"]
 _RULES = {
@@ -59,15 +57,9 @@ _TOO_SHORT = (
 
 
 def _draw_course(
-    readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, threshold: float = 0.3
+    readings: pd.DataFrame, *, alarms: pd.DataFrame | None, threshold: float
 ) -> Figure:
-    """Draw the monitor's keys by step: a panel for each key, layers by colour, alarms as lines.
-
-    Args:
-        readings: step, key, layer (missing for the whole model) and value (see ``SinkMonitor.frame``).
-        alarms: step and rule of each alarm; None draws no alarms.
-        threshold: threshold of the sink score, which an axis label names.
-    """
+    """Draw the monitor's keys by step: a panel for each key, layers by colour, alarms as lines."""
     panels = [one for one in _PANELS if one[0] != "loss" or bool((readings["key"] == "loss").any())]
     lines = 1 + len(panels) // 2
     figure = new_figure(width=9.4, height=2.4 * lines)
@@ -77,22 +69,21 @@ def _draw_course(
         ("rate_strongest", "at the strongest position", QUIET, "s", ":"),
     ):
         rows = readings.loc[(readings["key"] == key) & readings["layer"].isna()].sort_values("step")
-        style: dict[str, Any] = {
-            "color": colour,
-            "marker": marker,
-            "linestyle": line,
-            "linewidth": 1.5,
-        }
-        rate.plot(rows["step"], rows["value"], markersize=3.5, label=label, **style)
+        rate.plot(
+            rows["step"],
+            rows["value"],
+            color=colour,
+            marker=marker,
+            linestyle=line,
+            linewidth=1.5,
+            markersize=3.5,
+            label=label,
+        )
     rate.set_ylim(-0.02, max(0.1, rate.get_ylim()[1]))
     by_layer, images = [], []
     for place, (key, ylabel, is_logarithmic) in enumerate(panels, start=2):
-        axes = panel(
-            figure,
-            place=(lines, 2, place),
-            xlabel="step" if place > len(panels) - 1 else "",
-            ylabel=ylabel,
-        )
+        xlabel = "step" if place > len(panels) - 1 else ""
+        axes = panel(figure, place=(lines, 2, place), xlabel=xlabel, ylabel=ylabel)
         rows = readings.loc[readings["key"] == key].sort_values("step")
         if key == "loss":
             axes.plot(
@@ -143,33 +134,30 @@ def _title(run: Run) -> str:
         said = _TOO_SHORT if short and not len(born) else said
         return f"Training watched: {said}"
     first, last = rate[0], rate[-1]
-    if said == "no sink is born" and min(rate) >= MIN_SINK_RATE:
-        said = "a sink from the first reading on"
-    elif said == "no sink is born" and last >= MIN_SINK_RATE:
-        said = "a sink at the end, and no alarm"
-    elif said == "no sink is born" and first >= MIN_SINK_RATE:
-        said = "a sink at first, and none at the end"
+    if not len(born):
+        if min(rate) >= MIN_SINK_RATE:
+            said = "a sink from the first reading on"
+        elif last >= MIN_SINK_RATE:
+            said = "a sink at the end, and no alarm"
+        elif first >= MIN_SINK_RATE:
+            said = "a sink at first, and none at the end"
     return f"Training watched: {said} ({first:.1%} of heads have it at {place} at first, {last:.1%} at the end)"
 
 
 def _whole_model(readings: pd.DataFrame, key: str) -> list[float]:
-    """Return the whole model's numbers of a key by step, those that were read."""
     rows = readings.loc[(readings["key"] == key) & readings["layer"].isna()]
     return rows.sort_values("step")["value"].dropna().tolist()
 
 
 def _sentences(run: Run) -> list[str]:
-    alarms = _alarm_table(run)
-    told = (
-        [] if alarms is None else [safe_line(one, limit=300) for one in alarms["sentence"].tolist()]
-    )
-    sentences = [f"{capitalise(one)}." for one in told[:_MOST_SENTENCES]]
-    if len(told) > _MOST_SENTENCES:
-        sentences.append(
-            f"{plural(len(told) - _MOST_SENTENCES, 'more alarm')}; all are in the table below."
-        )
-    if alarms is not None and not told:
-        sentences.append("No alarm.")
+    alarms, sentences = _alarm_table(run), []
+    if alarms is not None:
+        told = [safe_line(one, limit=300) for one in alarms["sentence"].tolist()]
+        sentences += [f"{capitalise(one)}." for one in told[:_MOST_SENTENCES]]
+        if (rest := len(told) - _MOST_SENTENCES) > 0:
+            sentences.append(f"{plural(rest, 'more alarm')}; all are in the table below.")
+        if not told:
+            sentences.append("No alarm.")
     value = _last_reading(run)
     if "mass_first" in value:
         steps = set(run.need("monitor", columns=_COLUMNS)["step"].tolist())

@@ -10,9 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sink_lens.errors import InputError, RunError
-from sink_lens.records import Run
-from sink_lens.report.page import (
+from ...errors import InputError, RunError
+from ...records import Run
+from ...report.page import (
     Drawn,
     Listed,
     Page,
@@ -23,7 +23,7 @@ from sink_lens.report.page import (
     table_maker,
     table_reader,
 )
-from sink_lens.report.style import (
+from ...report.style import (
     BLUE,
     COLOURS,
     FONT,
@@ -42,9 +42,9 @@ from sink_lens.report.style import (
     set_integer_ticks,
     without_formulas,
 )
-from sink_lens.schema import SINK_THRESHOLD
-from sink_lens.stats import ROUNDING
-from sink_lens.text import (
+from ...schema import SINK_THRESHOLD
+from ...stats import ROUNDING
+from ...text import (
     as_text,
     interval_text,
     join_and,
@@ -55,8 +55,8 @@ from sink_lens.text import (
     short_count,
     signed_change,
 )
-from sink_lens.training.sink_birth import Birth, find_birth, whole_model_rows
-from sink_lens.training.variants import FEWEST_SEEDS
+from ..sink_birth import Birth, find_birth, whole_model_rows
+from ..variants import FEWEST_SEEDS, fields_in_words
 
 
 def draw_training(
@@ -64,8 +64,7 @@ def draw_training(
 ) -> Figure:
     """Draw the measures of a run's checkpoints by tokens, one panel per measure, with a line at the sink's birth.
 
-    ``watched``: see ``training.watch.watch``. ``log``: tokens, loss and eval_loss of the run. ``born``: tokens at the
-    birth.
+    ``watched``: see ``training.watch.watch``. ``log``: tokens, loss and eval_loss. ``born``: tokens at the birth.
     """
     watched, unit = _use_steps_if_tokens_unknown(watched)
     figure = new_figure(width=9.4, height=9.6)
@@ -88,12 +87,17 @@ def draw_training(
     rows = whole_model_rows(watched, "sink_rate").dropna(subset="value")
     by_level: Any = rows.groupby("threshold")
     for (level, of_level), colour, mark in zip(by_level, cycle(COLOURS), cycle(MARKS)):
-        style = {"color": colour, "marker": mark, "label": f"above {level:g}"}
         width = 2.4 if np.isclose(level, SINK_THRESHOLD) else 1.2
-        _draw_line(rate, of_level, scale, linewidth=width, **style)
-    rate.set_ylim(
-        -0.02, max(0.1, 1.05 * float(np.nanmax(rows["value"].to_numpy(float), initial=0.0)))
-    )
+        _draw_line(
+            rate,
+            of_level,
+            scale,
+            linewidth=width,
+            color=colour,
+            marker=mark,
+            label=f"above {level:g}",
+        )
+    rate.set_ylim(-0.02, max(0.1, 1.05 * rows["value"].to_numpy(float).max(initial=0.0)))
     legend(rate, columns=4)
     by_layer, images = [], []
     for measure, ylabel, level in _BY_LAYER:
@@ -148,9 +152,9 @@ _COUNTS = (
 
 
 def _use_steps_if_tokens_unknown(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    if not bool(watched["tokens"].isna().to_numpy().any()):
-        return watched, "tokens"
-    return watched.assign(tokens=watched["step"]), "steps"
+    if watched["tokens"].isna().any():
+        return watched.assign(tokens=watched["step"]), "steps"
+    return watched, "tokens"
 
 
 def draw_comparison(
@@ -158,8 +162,8 @@ def draw_comparison(
 ) -> Figure:
     """Draw the variants: loss curves with intervals over seeds, differences to the baseline, the sink's course.
 
-    ``tables`` are those of ``training.compare.Comparison``, with ``course`` if the runs were watched. The baseline is
-    the first of ``variants``, which differ in the field ``group_by``.
+    ``tables`` are those of ``training.compare.Comparison``. The baseline is the first of ``variants``, which differ in
+    the field ``group_by``.
     """
     curve = "evaluation" if "evaluation" in set(tables["bands"]["curve"].tolist()) else "training"
     bands, finals, curves, differences = (
@@ -175,38 +179,26 @@ def draw_comparison(
     )
     scale = _TokenScale(tables["bands"]["tokens"].to_numpy(float))
     scales = [(top, scale), (gap, scale)]
-    styles: list[dict[str, Any]] = [
-        {"color": colour, "marker": mark}
-        for colour, mark, _ in zip(cycle(COLOURS), cycle(MARKS), variants)
-    ]
-    for index, (variant, style) in enumerate(zip(variants, styles, strict=True)):
+    styles = list(zip(variants, cycle(COLOURS), cycle(MARKS)))
+    for index, (variant, colour, mark) in enumerate(styles):
         of_variant = bands.loc[bands["variant"] == variant]
+        look: dict[str, Any] = {"color": colour, "marker": mark}
         of_loss = of_variant.query("quantity == 'loss'")
-        _draw_band(top, of_loss, scale, label=f"{group_by} {variant}".lstrip(), **style)
+        _draw_band(top, of_loss, scale, label=f"{group_by} {variant}".lstrip(), **look)
         if not index:
             continue
-        _draw_band(gap, of_variant.query("quantity == 'difference'"), scale, label=variant, **style)
+        _draw_band(gap, of_variant.query("quantity == 'difference'"), scale, label=variant, **look)
         for _, own in curves.loc[curves["variant"] == variant].groupby("seed"):
-            gap.plot(
-                scale.positions(own["tokens"]),
-                own["difference"],
-                color=style["color"],
-                linewidth=0.6,
-                alpha=0.7,
-            )
+            x = scale.positions(own["tokens"])
+            gap.plot(x, own["difference"], color=colour, linewidth=0.6, alpha=0.7)
         dots = finals.loc[finals["variant"] == variant, "difference"].to_numpy(float)
-        ends.scatter(np.full(len(dots), index - 1.12), dots, s=22, label="one seed", **style)
+        ends.scatter(np.full(len(dots), index - 1.12), dots, s=22, label="one seed", **look)
         row = differences.loc[differences["variant"] == variant, ["mean", "low", "high"]]
         mean, lowest, highest = row.to_numpy(float)[0]
         if np.isfinite([lowest, highest]).all():
-            ends.vlines(index - 0.88, lowest, highest, color=style["color"], linewidth=2)
+            ends.vlines(index - 0.88, lowest, highest, color=colour, linewidth=2)
         ends.plot(
-            [index - 0.88],
-            [mean],
-            color=style["color"],
-            marker="_",
-            markersize=14,
-            markeredgewidth=2,
+            [index - 0.88], [mean], color=colour, marker="_", markersize=14, markeredgewidth=2
         )
     base_end = finals.loc[finals["variant"] == variants[0], "loss"].mean()
     top.axhline(base_end, color=QUIET, linestyle=":", linewidth=1.2)
@@ -218,9 +210,9 @@ def draw_comparison(
     if "course" in tables:
         rows = tables["course"].query("measure == 'top_mass'")
         own_scale = _TokenScale(rows["tokens"].to_numpy(float))
-        for variant, style in zip(variants, styles, strict=True):
+        for variant, colour, mark in styles:
             own = rows.loc[rows["variant"] == variant]
-            _draw_band(low, own, own_scale, label=variant, marks=True, **style)
+            _draw_band(low, own, own_scale, label=variant, marks=True, color=colour, marker=mark)
         low.set_ylim(0, max(0.1, low.get_ylim()[1]))
         scales.append((low, own_scale))
     else:
@@ -237,26 +229,23 @@ def draw_logged(logged: pd.DataFrame) -> Figure:
     figure = new_figure(width=9.4, height=6.6)
     losses = panel(figure, place=(2, 1, 1), ylabel="loss, nats")
     rate = panel(figure, place=(2, 1, 2), xlabel="step", ylabel="share of heads with a sink")
-    for name, colour in zip(dict.fromkeys(logged["run"].tolist()), cycle(COLOURS), strict=False):
-        drawn: tuple[tuple[str, Axes, dict[str, Any]], ...] = (
-            ("training loss", losses, {"linewidth": 1.0, "label": name}),
-            (
-                "evaluation loss",
-                losses,
-                {"marker": "o", "linestyle": "--", "label": f"{name}, evaluation"},
-            ),
-            ("sink rate", rate, {"marker": "o", "label": name}),
-        )
-        for quantity, axes, style in drawn:
-            rows = logged.loc[
-                (logged["run"] == name) & (logged["quantity"] == quantity)
-            ].sort_values("step")
+    drawn: tuple[tuple[str, Axes, str, dict[str, Any]], ...] = (
+        ("training loss", losses, "", {"linewidth": 1.0}),
+        ("evaluation loss", losses, ", evaluation", {"marker": "o", "linestyle": "--"}),
+        ("sink rate", rate, "", {"marker": "o"}),
+    )
+    for name, colour in zip(logged["run"].unique(), cycle(COLOURS), strict=False):
+        for quantity, axes, what, style in drawn:
+            rows = logged.loc[(logged["run"] == name) & (logged["quantity"] == quantity)]
             if len(rows):
-                axes.plot(rows["step"], rows["value"], color=colour, markersize=3.5, **style)
+                rows = rows.sort_values("step")
+                style |= {"color": colour, "markersize": 3.5, "label": f"{name}{what}"}
+                axes.plot(rows["step"], rows["value"], **style)
     rate.set_ylim(-0.02, max(0.1, rate.get_ylim()[1]))
     first, last = (float(of(logged["step"].to_numpy(float))) for of in (np.min, np.max))
+    margin = 0.02 * (last - first + 1)
     for axes in (losses, rate):
-        axes.set_xlim(first - 0.02 * (last - first + 1), last + 0.02 * (last - first + 1))
+        axes.set_xlim(first - margin, last + margin)
         set_integer_ticks(axes, y=False)
         legend(axes, columns=4)
         if not axes.lines:
@@ -265,8 +254,16 @@ def draw_logged(logged: pd.DataFrame) -> Figure:
 
 
 def _say_empty(axes: Axes, why: str) -> None:
-    style: dict[str, Any] = {"ha": "center", "va": "center", "color": QUIET, "fontsize": FONT}
-    axes.text(0.5, 0.5, why, transform=axes.transAxes, **style)
+    axes.text(
+        0.5,
+        0.5,
+        why,
+        transform=axes.transAxes,
+        ha="center",
+        va="center",
+        color=QUIET,
+        fontsize=FONT,
+    )
 
 
 def _finite_column(log: pd.DataFrame, column: str) -> pd.Series:
@@ -316,14 +313,8 @@ def _draw_losses(axes: Axes, log: pd.DataFrame, scale: _TokenScale) -> None:
     loss, held_out = _finite_column(log, "loss"), _finite_column(log, "eval_loss")
     axes.plot(scale.positions(loss.index), loss, color=QUIET, linewidth=0.8, label="training")
     if len(held_out):
-        axes.plot(
-            scale.positions(held_out.index),
-            held_out,
-            color=BLUE,
-            marker="o",
-            markersize=3,
-            label="evaluation",
-        )
+        x = scale.positions(held_out.index)
+        axes.plot(x, held_out, color=BLUE, marker="o", markersize=3, label="evaluation")
 
 
 def _draw_band(
@@ -337,10 +328,8 @@ def _draw_band(
     marks: bool = False,
 ) -> None:
     rows = rows.sort_values("tokens")
-    x, (mean, low, high) = (
-        scale.positions(rows["tokens"]),
-        rows[["mean", "low", "high"]].to_numpy(float).T,
-    )
+    x = scale.positions(rows["tokens"])
+    mean, low, high = rows[["mean", "low", "high"]].to_numpy(float).T
     if np.isfinite(low).any():
         axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
     style: dict[str, Any] = {"marker": marker, "markersize": 3.5} if marks or len(x) <= 30 else {}
@@ -352,12 +341,11 @@ _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"
 
 
 def _training_title(run: Run) -> str:
-    kind = run.config.get("attention", "attention")
-    norm = run.config.get("value_norm", "none")
-    title = f"Training with {safe_line(kind)} attention" + f" and value norm {safe_line(norm)}" * (
-        norm != "none"
-    )
-    return f"{title}: {_last_values_text(run)}" if _last_values_text(run) else title
+    title = f"Training with {safe_line(run.config.get('attention', 'attention'))} attention"
+    if (norm := run.config.get("value_norm", "none")) != "none":
+        title += f" and value norm {safe_line(norm)}"
+    last = _last_values_text(run)
+    return f"{title}: {last}" if last else title
 
 
 def _watch_title(run: Run) -> str:
@@ -440,9 +428,9 @@ def _loss_figure(run: Run) -> tuple[str, Figure]:
     _draw_losses(axes, log, scale)
     legend(axes, columns=3)
     scale.apply_to(axes)
-    see = "Loss by tokens (logarithmic): each logged step" + ", and on held-out text." * bool(
-        len(_finite_column(log, "eval_loss"))
-    )
+    see = "Loss by tokens (logarithmic): each logged step"
+    if len(_finite_column(log, "eval_loss")):
+        see += ", and on held-out text."
     return see, without_formulas(figure)
 
 
@@ -470,14 +458,14 @@ BRIEF = {
 def checkpoint_table(
     watch: pd.DataFrame, *, threshold: float, heads: Mapping[str, str] | None = None
 ) -> PageTable:
-    """Return the table of checkpoints: one row per checkpoint, one column per measure of the whole model.
+    """Return a row per checkpoint of the table ``watch``, with a column per measure of the whole model.
 
-    ``watch`` is the table that ``watch`` returned for one run. Of the sink rates, that at this threshold is shown.
+    Of the sink rates, that at this threshold is shown.
     """
     rows = _whole_model_measures(watch)
     level = rows["threshold"].to_numpy(float)
     rows = rows.loc[np.isnan(level) | np.isclose(level, threshold)]
-    index = ["step"] if np.isnan(rows["tokens"].to_numpy(float)).any() else ["step", "tokens"]
+    index = ["step"] if rows["tokens"].isna().any() else ["step", "tokens"]
     wide = rows.pivot_table(
         index=index, columns="measure", values="value", sort=False
     ).reset_index()
@@ -492,9 +480,8 @@ def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
 
 def _log_table(run: Run) -> tuple[str, PageTable]:
     log = run.need("log", columns=_LOG)
-    return "What was logged, newest first." + rest_note(len(log), "log"), page_table(
-        log.iloc[::-1], log.columns
-    )
+    see = "What was logged, newest first." + rest_note(len(log), "log")
+    return see, page_table(log.iloc[::-1], log.columns)
 
 
 _COURSE = Drawn(
@@ -532,21 +519,16 @@ def _variant_names(run: Run) -> list[str]:
 def _compare_title(run: Run) -> str:
     logged = run.optional("logged", columns=["run"])
     if logged is not None:
-        return f"Logs of {safe_line(join_and(dict.fromkeys(logged['run'].tolist())))}"
-    names = [
-        "learning rate" if name == "lr" else name_in_words(str(name))
-        for name in run.config.get("group_by") or ["variants"]
-    ]
-    title = f"{safe_line(join_and(names)).capitalize()} {safe_line(' against '.join(reversed(_variant_names(run))))}"
+        return f"Logs of {safe_line(join_and(logged['run'].unique()))}"
+    compared = fields_in_words(run.config.get("group_by") or ["variants"])
+    title = f"{safe_line(compared).capitalize()} {safe_line(' against '.join(reversed(_variant_names(run))))}"
     table = run.optional("differences", columns=_DRAWN["differences"])
     if table is None or not len(table):
         return title
     rows = table.to_dict("records")
     last = next((row for row in reversed(rows) if row["curve"] == "evaluation"), rows[-1])
-    bounds = (
-        interval_text(last["low"], last["high"])
-        or "(with one seed each, it cannot be told from chance)"
-    )
+    bounds = interval_text(last["low"], last["high"])
+    bounds = bounds or "(with one seed each, it cannot be told from chance)"
     change = signed_change(last["mean"], 3)
     told = f"{safe_line(last['variant'])} is {'behind' if last['mean'] > 0 else 'ahead'}"
     finals = run.optional("finals", columns=["variant", "curve", "target"])
@@ -586,24 +568,19 @@ def _comparison_figure(run: Run) -> tuple[str, Figure]:
         f"interval of {FEWEST_SEEDS} seeds or more leaves out zero, the difference can be told from chance. Bottom "
         "right: attention to position 0."
     )
-    variants = _variant_names(run) or list(dict.fromkeys(tables["bands"]["variant"].tolist()))
+    if course is not None:
+        tables["course"] = course
+    variants = _variant_names(run) or tables["bands"]["variant"].unique().tolist()
     group_by = "/".join(name_in_words(str(name)) for name in run.config.get("group_by") or [])
-    return see, draw_comparison(
-        tables | ({} if course is None else {"course": course}),
-        variants=variants,
-        group_by=group_by,
-    )
+    return see, draw_comparison(tables, variants=variants, group_by=group_by)
 
 
 _LOGGED = ("step", "quantity", "value", "unit")
 
 
 def _logged_figure(run: Run) -> tuple[str, Figure]:
-    logged = run.need("logged", columns=["run", *_LOGGED])
-    return (
-        "One run each: one seed has no interval, so no difference can be told from chance.",
-        draw_logged(logged),
-    )
+    see = "One run each: one seed has no interval, so no difference can be told from chance."
+    return see, draw_logged(run.need("logged", columns=["run", *_LOGGED]))
 
 
 def _final_table(run: Run) -> tuple[str, PageTable]:
@@ -636,18 +613,17 @@ _MEASURES = {
 def variant_measure_table(table: pd.DataFrame) -> PageTable:
     cells: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
-        level = row["threshold"]
-        name = _MEASURES.get(
-            row["measure"], name_in_words(row["measure"])
-        ) + f" above {level:g}" * (level == level)
+        name = _MEASURES.get(row["measure"], name_in_words(row["measure"]))
+        if pd.notna(row["threshold"]):
+            name += f" above {row['threshold']:g}"
         cell = f"{as_text(row['mean'])} {interval_text(row['low'], row['high'])}".strip()
         cells.setdefault(name, {})[str(row["variant"])] = cell
-    variants = list(dict.fromkeys(table["variant"].tolist()))
+    variants = table["variant"].unique().tolist()
     rows = [
         (safe_line(name), *(own.get(variant, "") for variant in variants))
         for name, own in cells.items()
     ]
-    heads = ("measure", *(safe_line(variant) for variant in variants))
+    heads = ("measure", *map(safe_line, variants))
     return PageTable(heads=heads, numeric=(False,) * len(heads), rows=rows, frame=table)
 
 
