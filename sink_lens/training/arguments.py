@@ -1,4 +1,4 @@
-"""The Trainer's arguments for a configuration, and the device and the processes of a training."""
+"""The Trainer's arguments for a configuration, its device and its processes."""
 
 import contextlib
 import gc
@@ -24,12 +24,11 @@ class OneGpuArguments(TrainingArguments):
 
     @property
     def n_gpu(self) -> int:
-        """The number of GPUs of this process: 1, or 0 without one."""
         return min(1, super().n_gpu)
 
 
 def trainer_arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArguments:
-    """Build the Hugging Face Trainer's arguments for ``folder`` on ``device``; under a launcher, join its processes.
+    """Build the Trainer's arguments; under a launcher, join its processes.
 
     Raises:
         InputError: the batch cannot be split evenly over the processes and the forwards of a step.

@@ -1,4 +1,4 @@
-"""The tokens that a configuration is trained on: packed once into the cache, found there by every later run."""
+"""The tokens that a configuration is trained on, packed once into the cache."""
 
 import hashlib
 from dataclasses import dataclass
@@ -38,13 +38,11 @@ class TrainingRows:
     tokenizer: PreTrainedTokenizerBase | None
     source: str
     sha256: str
-    """Hash of the training tokens; of given rows, that of all their tokens and labels."""
+    """Hash of the training tokens; of given rows, of all tokens and labels."""
 
 
 def load_training_rows(config: TrainConfig, *, progress: bool) -> TrainingRows:
-    """Load the rows to train on and the held-out rows of a configuration.
-
-    They are packed from the text that the configuration names, or read from the cache if it has them.
+    """Load the rows of a configuration, packed from the text that it names or read from the cache.
 
     Raises:
         InputError: no such data or tokenizer, more ids than the model has, or too little text.
@@ -74,10 +72,9 @@ def load_training_rows(config: TrainConfig, *, progress: bool) -> TrainingRows:
 def check_given_rows(
     config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: PreTrainedTokenizerBase | None
 ) -> TrainingRows:
-    """Check the rows that were given to ``train``, and return them with their hash.
+    """Check rows that were given to ``train`` (to train on, held out), and return them with their hash.
 
-    ``data`` is (rows to train on, rows held out); ``tokenizer`` is the one that made them, if it was given; None takes
-    the one that the configuration names, if it names one.
+    Without a ``tokenizer``, it is the one that the configuration names, if it names one.
 
     Raises:
         InputError: there are no rows, a row has not the configuration's length, an id is too large for the model, or
@@ -117,11 +114,7 @@ def check_given_rows(
 
 
 def _load_tokenizer(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase:
-    """Load a training's tokenizer; ``bpe`` is trained on its text once and cached under the text's hash, ``source``.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Load a training's tokenizer; ``bpe`` is trained on its text once and cached under the text's hash, ``source``."""
     if config.tokenizer == "bpe":
         folder = cache_folder() / "vocabularies" / f"{source[:24]}-{config.vocab_size}"
         with lock_folder(folder):
@@ -131,11 +124,9 @@ def _load_tokenizer(config: TrainConfig, *, source: str) -> PreTrainedTokenizerB
                     trained.save_pretrained(part)
                     write_manifest(part, {"text_sha256": source, "vocab_size": config.vocab_size})
         return PreTrainedTokenizerFast.from_pretrained(folder)
-    name = (
-        str(converted_folder(bundled_gguf()))
-        if config.tokenizer == DEFAULT_MODEL
-        else config.tokenizer
-    )
+    name = config.tokenizer
+    if name == DEFAULT_MODEL:
+        name = str(converted_folder(bundled_gguf()))
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # tokenizers raises a bare Exception
@@ -154,10 +145,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
 
 
 def training_order(*, n_sequences: int, drawn: int, seed: int) -> np.ndarray:
-    """Return the indices of the sequences in the order of the training: one random permutation of all after another.
-
-    The order does not depend on how a step is cut into forwards and processes.
-    """
+    """Return the indices of the sequences in the order of the training: one random permutation of all after another."""
     generator = torch.Generator().manual_seed(seed)
     passes = [
         torch.randperm(n_sequences, generator=generator) for _ in range(-(-drawn // n_sequences))
@@ -166,7 +154,6 @@ def training_order(*, n_sequences: int, drawn: int, seed: int) -> np.ndarray:
 
 
 def stack_batch(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack rows of one length into the tensors ``input_ids`` and ``labels`` ("batch position")."""
     return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
 
 

@@ -1,13 +1,12 @@
 """Checkpoints on disk: whole or passed over, and no more of them than are needed.
 
 A checkpoint is written in another folder and moved here when ``checkpoint.json``, which lists every file with its size
-and hash, lies in it. ``checkpoint-N`` is kept; ``latest-N`` only serves to go on from. The state of the optimizer is
-twice the size of the model: only the newest two checkpoints have it. A file that ``checkpoint.json`` does not list is
-somebody else's: it is never removed or replaced, and no link is followed.
+and hash, lies in it. ``checkpoint-N`` is kept; ``latest-N`` only serves to go on from. Only the newest two have the
+optimizer's state, which is twice the size of the model. A file that ``checkpoint.json`` does not list is somebody
+else's: it is never removed or replaced, and no link is followed.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import warnings
@@ -16,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from ..data.cache import sha256_of
 from ..errors import RunError
 from ..files import parse_json
 from ..records import write_atomically
@@ -47,18 +47,18 @@ _WRITTEN = (
     "training_args.bin",
     f"*{_MANIFEST}*",
 )
-"""Names of what is in a checkpoint before its ``checkpoint.json`` is."""
+"""What is in a checkpoint before its ``checkpoint.json`` is."""
 
 
 def seal_checkpoint(folder: Path, target: Path) -> None:
-    """Force a checkpoint's files onto the disk, write size and hash beside them, and move ``folder`` to ``target``."""
+    """Force a checkpoint's files onto the disk, write ``checkpoint.json``, and move ``folder`` to ``target``."""
     listed = {}
     for path in sorted(_files(folder)):
         with path.open("rb") as file:
             os.fsync(file.fileno())
         listed[path.relative_to(folder).as_posix()] = {
             "bytes": path.stat().st_size,
-            "sha256": _sha256(path),
+            "sha256": sha256_of(path),
         }
     write_atomically(folder / _MANIFEST, json.dumps({"files": listed}, indent=1).encode())
     remove_checkpoint(target)
@@ -82,7 +82,7 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def remove_unsealed(folder: Path) -> None:
-    """Remove what a training that was stopped had written of a checkpoint into the ``folder`` of the Trainer.
+    """Remove what a training that was stopped had written of a checkpoint.
 
     Raises:
         RunError: something else is in it.
@@ -95,15 +95,13 @@ def remove_unsealed(folder: Path) -> None:
 
 
 def refuse_foreign_folders(folder: Path) -> None:
-    """Refuse links where a training writes, and a folder of a checkpoint that it did not write, before it begins.
+    """Refuse links where a training writes its checkpoints, and checkpoints that it did not write.
 
     Raises:
-        RunError: ``folder``, in which the checkpoints are, or a folder in it is such a folder.
+        RunError: ``folder``, or a folder in it, is one.
     """
-    for path in (
-        folder,
-        *(path for prefix in (KEPT, LATEST, PART) for path in folder.glob(f"{prefix}*")),
-    ):
+    inside = (path for prefix in (KEPT, LATEST, PART) for path in folder.glob(f"{prefix}*"))
+    for path in (folder, *inside):
         number = path.name.removeprefix(KEPT).removeprefix(LATEST)
         foreign = (
             number.isdecimal()
@@ -118,7 +116,7 @@ def refuse_foreign_folders(folder: Path) -> None:
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
-    """Return step -> folder of each checkpoint in ``folder``, newest first: ``checkpoint-N``, or else ``latest-N``."""
+    """Return step -> folder of each checkpoint, newest first: ``checkpoint-N``, or else ``latest-N``."""
     by_step: dict[int, Path] = {}
     for prefix in (KEPT, LATEST):
         for path in folder.glob(f"{prefix}*"):
@@ -129,16 +127,15 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint in ``folder`` that has its state, or None; warn of each damaged one."""
+    """Return the newest whole checkpoint that has its state; warn of each damaged one."""
     newest = None
     for path in list_checkpoints(folder).values():
         try:
             if has_whole_state(path, content=True) and newest is None:
                 newest = path
         except RunError as error:
-            warnings.warn(
-                f"{error}" + "; the one before it is taken" * (newest is None), stacklevel=3
-            )
+            what = "; the one before it is taken" if newest is None else ""
+            warnings.warn(f"{error}{what}", stacklevel=3)
     return newest
 
 
@@ -146,8 +143,7 @@ def has_whole_state(folder: Path, *, content: bool = False) -> bool:
     """Return True if a checkpoint has the state of optimizer, schedule and random numbers, False if it has weights.
 
     Raises:
-        RunError: a file of the weights is missing, or a file has not the size, or with ``content`` not the hash, that
-            it was written with.
+        RunError: a file of the weights is missing, or the size or (with ``content``) the hash of a file is another.
     """
     try:
         listed = _read_manifest(folder)
@@ -156,11 +152,10 @@ def has_whole_state(folder: Path, *, content: bool = False) -> bool:
             path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*")
         }
         for name, entry in listed.items():
-            if (found := sizes.get(name)) != entry["bytes"] and not (
-                found is None and name in state
-            ):
+            found = sizes.get(name)
+            if found != entry["bytes"] and not (found is None and name in state):
                 raise ValueError(f"{name} has {found or 0:,} bytes, not {entry['bytes']:,}")
-            if content and found is not None and _sha256(folder / name) != entry["sha256"]:
+            if content and found is not None and sha256_of(folder / name) != entry["sha256"]:
                 raise ValueError(f"{name} is not the file that was written")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"the checkpoint {folder} is damaged ({error})") from error
@@ -168,9 +163,9 @@ def has_whole_state(folder: Path, *, content: bool = False) -> bool:
 
 
 def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
-    """Remove old checkpoints from ``folder``: ``latest-N`` wholly, of ``checkpoint-N`` the optimizer's state alone.
+    """Remove old checkpoints: ``latest-N`` wholly, of ``checkpoint-N`` the optimizer's state alone.
 
-    The two newest whole checkpoints stay as they are; once the run has ``finished``, only the newest one does.
+    The two newest whole ones stay as they are; once the run has ``finished``, only the newest one does.
     """
     kept: list[Path] = []
     for path in list_checkpoints(folder).values():
@@ -183,22 +178,18 @@ def remove_superseded_checkpoints(folder: Path, *, finished: bool) -> None:
         remove_checkpoint(path)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     return parse_json((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
 
 
 def _files(folder: Path, patterns: Iterable[str] = ("*",)) -> list[Path]:
     """Return the files in a folder and its subfolders whose first names match, no links and nothing behind one."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return [
         path
-        for path in files
-        if any(fnmatch(path.relative_to(folder).parts[0], one) for one in patterns)
+        for path in folder.rglob("*")
+        if path.is_file()
+        and not path.is_symlink()
+        and any(fnmatch(path.relative_to(folder).parts[0], one) for one in patterns)
     ]
 
 

@@ -16,7 +16,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedModel]:
-    """Return the checkpoints of ``source``, a folder or a mapping, as step -> checkpoint.
+    """Return step -> checkpoint, ascending.
 
     In a folder, or in its subfolder ``checkpoints``, a checkpoint is a folder with weights (safetensors) and a
     config.json, or a GGUF file; its name ends in the step (``checkpoint-500``, ``step_1000``).
@@ -35,16 +35,9 @@ def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedMo
         path for one in (folder, folder / "checkpoints") if one.is_dir() for path in one.iterdir()
     ):
         number = re.search(r"(\d+)$", path.name.removesuffix(".gguf"))
-        weights = (
-            [path]
-            if path.suffix == ".gguf"
-            else [one for name in _WEIGHTS for one in path.glob(name)]
-        )
-        if (
-            number is None
-            or not weights
-            or not (path.is_file() or (path / "config.json").is_file())
-        ):
+        has_weights = path.suffix == ".gguf" or any(any(path.glob(name)) for name in _WEIGHTS)
+        is_model = path.is_file() or (path / "config.json").is_file()
+        if number is None or not (has_weights and is_model):
             continue
         if (step := int(number[1])) in by_step:
             raise InputError(
@@ -62,14 +55,13 @@ def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedMo
 def count_tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None) -> int | None:
     """Return the number of tokens that a checkpoint was trained on; None if it is not known.
 
-    It is ``step`` times ``step_tokens`` or, if ``step_tokens`` is None, the count in its ``trainer_state.json``.
+    If ``step_tokens`` is None, it is the count in ``trainer_state.json``.
     """
     if step_tokens is not None:
         return step * step_tokens
+    file = Path(str(checkpoint)) / "trainer_state.json"
     try:
-        state = parse_json(
-            (Path(str(checkpoint)) / "trainer_state.json").read_text(encoding="utf-8")
-        )
+        state = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     seen = state.get("num_input_tokens_seen") if isinstance(state, dict) else None

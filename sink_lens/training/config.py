@@ -1,4 +1,4 @@
-"""Configurations of ``train``, ``watch`` and ``compare``: frozen records, set in Python, in a file or by options."""
+"""Configurations of ``train``, ``watch`` and ``compare``."""
 
 import math
 from collections.abc import Mapping
@@ -154,19 +154,14 @@ class TrainConfig:
     """Measure the chain on every kept checkpoint and write watch.parquet."""
 
     def __post_init__(self) -> None:
-        of_size = (
-            SIZES.get(self.size, {}) if isinstance(self.size, str) else {}
-        )  # another type is refused below
+        # A size of another type is refused below.
+        of_size = SIZES.get(self.size, {}) if isinstance(self.size, str) else {}
         for one in fields(self):
             value = getattr(self, one.name)
-            if (
-                value is None
-                and one.name == "warmup"
-                and "warmup" in of_size
-                and of_size["warmup"] >= self.steps
-            ):
-                value = self.steps // 10  # a training that is shorter than its size's warm-up
-            value = of_size.get(one.name) if value is None else value
+            if value is None:
+                value = of_size.get(one.name)
+                if one.name == "warmup" and value is not None and value >= self.steps:
+                    value = self.steps // 10  # a training that is shorter than its size's warm-up
             if value is not None or self.size in tuple(SIZES):
                 object.__setattr__(self, one.name, convert_field_value(one, one.type, value))
         check_field_types(self)
@@ -176,29 +171,25 @@ class TrainConfig:
 
     @property
     def d_head(self) -> int:
-        """Width of an attention head: ``d_model`` over ``n_heads``."""
+        """Width of an attention head."""
         return self.d_model // self.n_heads
 
     @property
     def step_tokens(self) -> int:
-        """Number of tokens that the model is trained on in one step: ``batch`` times ``length``."""
+        """Tokens that the model is trained on in one step."""
         return self.batch * self.length
 
     @property
     def kept_steps(self) -> tuple[int, ...]:
         """Steps whose checkpoints are kept for good, ascending: 0, powers of two, the last, and ``checkpoints``."""
         powers = {2**power for power in range(self.steps.bit_length())}
-        return tuple(
-            sorted(
-                step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps
-            )
-        )
+        return tuple(sorted({0, *powers, self.steps, *self.checkpoints}))
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate at the update ``step`` of the weights; the first update is step 0.
 
-        The rate rises linearly to ``lr`` over the warm-up (never 0: the first update counts), then falls along a
-        cosine that would reach ``min_lr`` at the update after the last.
+        It rises linearly to ``lr`` over the warm-up (never 0: the first update counts), then falls along a cosine that
+        would reach ``min_lr`` at the update after the last.
         """
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
@@ -260,7 +251,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchConfig:
-    """Configuration of ``watch``: what is measured on every checkpoint of a training."""
+    """Configuration of ``watch``."""
 
     run: str = field(default="", metadata={"positional": True, "metavar": "FOLDER"})
     """Folder of a run of sink-lens train, or of any checkpoints (checkpoint-500, step_1000, ...)."""
@@ -374,9 +365,9 @@ watch = false             # measure the chain on every checkpoint that is kept
 
 
 def read_train_config(config: TrainConfig | str | Path | None, **changes: Any) -> TrainConfig:
-    """Return a training's configuration from its TOML or JSON file; ``changes`` win over it.
+    """Return a training's configuration from the path of its TOML or JSON file; ``changes`` win over it.
 
-    ``config`` is the path of the file; a configuration is returned as it is, and None gives the default one.
+    None gives the default one.
 
     Raises:
         InputError: the file is missing or cannot be read, has a key that is not known, or a value that cannot be used.

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pandas as pd
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -54,13 +53,16 @@ class Loop(Trainer):
     ) -> None:
         self.config = config
         self.undecayed = frozenset(undecayed(model, unshared_gain=not config.decay_unshared_gain))
-        rows, drawn = cast("Any", data.train), config.steps * config.batch
-        order = training_order(n_sequences=len(rows), drawn=drawn, seed=config.data_seed)
+        rows: Any = data.train
+        held_out: Any = data.evaluation
+        order: Any = training_order(
+            n_sequences=len(rows), drawn=config.steps * config.batch, seed=config.data_seed
+        )
         super().__init__(
             model=model,
             args=args,
-            train_dataset=Subset(rows, cast("Any", order)),
-            eval_dataset=cast("Any", data.evaluation),
+            train_dataset=Subset(rows, order),
+            eval_dataset=held_out,
             data_collator=stack_batch,
             processing_class=data.tokenizer,
         )
@@ -71,13 +73,13 @@ class Loop(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         if self.config.optimizer == "muon" and self.optimizer is None:
-            own, config = cast("nn.Module", self.model if model is None else model), self.config
-            how: dict[str, Any] = {
-                "lr": config.lr,
-                "weight_decay": config.weight_decay,
-                "betas": config.betas,
-            }
-            self.optimizer = MuonWithAdamW(own, undecayed=self.undecayed, **how)
+            self.optimizer = MuonWithAdamW(
+                cast("nn.Module", self.model if model is None else model),
+                lr=self.config.lr,
+                weight_decay=self.config.weight_decay,
+                betas=cast("tuple[float, float]", self.config.betas),
+                undecayed=self.undecayed,
+            )
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -102,14 +104,10 @@ class Steps(TrainerCallback):
     def __init__(
         self, loop: Loop, *, writer: RunWriter | None = None, progress: bool = False
     ) -> None:
-        self.loop, self.config, self.writer, self.model = (
-            loop,
-            loop.config,
-            writer,
-            cast("PreTrainedModel", loop.model),
-        )
+        self.loop, self.config, self.writer = loop, loop.config, writer
+        self.model = cast("PreTrainedModel", loop.model)
         self.part = Path(str(loop.args.output_dir))
-        """Folder in which the Trainer writes a checkpoint; the checkpoints are in the one around it."""
+        """Folder in which the Trainer writes a checkpoint, within that of the checkpoints."""
         self.folder, self.stopping = self.part.parent, False
         self._begun = self._written = time.perf_counter()
         self._bar = tqdm(
@@ -201,9 +199,8 @@ class Steps(TrainerCallback):
             return  # the Trainer's summary at the end
         broken = [name for name in ("loss", "grad_norm") if not math.isfinite(told.get(name, 0.0))]
         if control.should_save and "loss" in told and not self.loop.is_fsdp_enabled:
-            broken += ["weights"] * any(
-                not bool(torch.isfinite(one).all()) for one in self.model.parameters()
-            )
+            whole = all(bool(one.isfinite().all()) for one in self.model.parameters())
+            broken += [] if whole else ["weights"]
         if broken:
             raise RunError(
                 f"{' and '.join(broken)} not finite by step {step}; need numbers. {self._last_checkpoint_text()} "
@@ -223,20 +220,15 @@ class Steps(TrainerCallback):
         self._written = time.perf_counter()
 
     def on_save(self, args: TrainingArguments, state: Any, control: Any, **named: Any) -> None:
-        """Complete the checkpoint that the Trainer wrote, give it its name, and remove those that it supersedes."""
         step, wait = state.global_step, self.loop.accelerator.wait_for_everyone
         kept = step in self.config.kept_steps
         wait()  # each process writes its random state
         if args.should_save:
             self.write_log()
             written = self.part / f"{checkpoint_files.KEPT}{step}"
-            (written / "training_args.bin").unlink(
-                missing_ok=True
-            )  # a pickle, and nothing reads it
+            (written / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
             saved = copy.copy(self.model.config)
-            saved.use_cache = (
-                True  # the Trainer puts it out for training; a saved model generates with it
-            )
+            saved.use_cache = True  # which the Trainer puts out for training
             saved.save_pretrained(written)
             prefix = checkpoint_files.KEPT if kept else checkpoint_files.LATEST
             checkpoint_files.seal_checkpoint(written, self.folder / f"{prefix}{step}")
@@ -254,15 +246,10 @@ class Steps(TrainerCallback):
                     device=self.config.device,
                     progress=False,
                 )
-            self._begun += (
-                time.perf_counter() - begun
-            )  # the seconds of the log are those of training
+            # The seconds of the log are those of training.
+            self._begun += time.perf_counter() - begun
         wait()
 
     def _last_checkpoint_text(self) -> str:
-        there = checkpoint_files.list_checkpoints(self.folder)
-        return (
-            f"The last good checkpoint is {there[max(there)]}."
-            if there
-            else "There is no checkpoint yet."
-        )
+        newest = next(iter(checkpoint_files.list_checkpoints(self.folder).values()), None)
+        return f"The last good checkpoint is {newest}." if newest else "There is no checkpoint yet."

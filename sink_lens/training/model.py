@@ -1,6 +1,4 @@
-"""The model that a configuration describes, with its initial weights."""
-
-from typing import Any
+"""The model that a configuration describes."""
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -17,7 +15,7 @@ def model_of(
     """Build the model that a configuration describes, with weights drawn from its seed, on the CPU in float32.
 
     Variants with the same seed start from the same weights, but for the parameters that plain softmax attention lacks.
-    ``tokenizer`` gives the ids of BOS and EOS. The caller's random state is left alone.
+    ``tokenizer`` gives the ids of BOS and EOS.
 
     Raises:
         InputError: the tokenizer has more ids than the model.
@@ -58,31 +56,30 @@ def _build_variant(
     attention: str,
     value_norm: str,
 ) -> HeadNormForCausalLM:
-    asked: Any = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_mlp,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": config.n_kv_heads,
-        "max_position_embeddings": config.length,
-        "rms_norm_eps": config.rms_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "tie_word_embeddings": config.tied,
-        "initializer_range": config.init_std,
-        "norm": config.norm,
-        "attention": attention,
-        "value_norm": value_norm,
-        "value_norm_init": config.value_norm_init,
-        "value_norm_length": config.length if config.value_norm_init == "matched" else None,
-        "bos_token_id": None if tokenizer is None else tokenizer.bos_token_id,
-        "eos_token_id": None if tokenizer is None else tokenizer.eos_token_id,
-        "pad_token_id": None,
-    }
     with keep_random_state(), torch.device("cpu"):
-        torch.default_generator.manual_seed(
-            config.seed
-        )  # torch.manual_seed would reseed the GPUs of the caller too
-        model = HeadNormForCausalLM(HeadNormConfig(**asked))
+        # torch.manual_seed would reseed the caller's GPUs too.
+        torch.default_generator.manual_seed(config.seed)
+        described = HeadNormConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.d_model,
+            intermediate_size=config.d_mlp,
+            num_hidden_layers=config.n_layers,
+            num_attention_heads=config.n_heads,
+            num_key_value_heads=config.n_kv_heads,
+            max_position_embeddings=config.length,
+            rms_norm_eps=config.rms_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            tie_word_embeddings=config.tied,
+            initializer_range=config.init_std,
+            norm=config.norm,
+            attention=attention,
+            value_norm=value_norm,
+            value_norm_init=config.value_norm_init,
+            value_norm_length=config.length if config.value_norm_init == "matched" else None,
+            bos_token_id=None if tokenizer is None else tokenizer.bos_token_id,
+            eos_token_id=None if tokenizer is None else tokenizer.eos_token_id,
+            pad_token_id=None,
+        )
+        model = HeadNormForCausalLM(described)
     model.set_attn_implementation("sdpa")
     return model

@@ -1,4 +1,4 @@
-"""Muon for the matrices of the layers and AdamW for the rest, as one optimizer."""
+"""Muon and AdamW as one optimizer."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 class MuonWithAdamW(torch.optim.Optimizer):
     """``torch.optim.Muon`` for the matrices within the layers, ``torch.optim.AdamW`` for everything else.
 
-    Everything else is the embedding, the unembedding, gains, biases and sink logits, which are no maps from one hidden
-    space to another. Muon's steps are scaled to the size of AdamW's (``match_rms_adamw``, arXiv 2502.16982), so that
-    both have the same learning rate and weight decay.
+    Muon's steps are scaled to the size of AdamW's (``match_rms_adamw``, arXiv 2502.16982), so that both have the same
+    learning rate and weight decay.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ def _count_training_passes(config: TrainConfig) -> PassCounts:
 
 
 def estimate_training_cost(config: TrainConfig) -> Cost:
-    """Estimate the time, memory and disk of a training: on the CPU by a formula, on a GPU from one timed step.
+    """Estimate the time, memory and disk of a training.
 
     Raises:
         InputError: ``train`` would refuse the configuration (the data are not looked at).
@@ -63,12 +63,10 @@ def estimate_training_cost(config: TrainConfig) -> Cost:
 
         on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
     if on_cpu:
-        multiplied = (
-            n_parameters + config.n_layers * config.d_model * config.length
-        )  # and the causal half of attention
+        attention = config.n_layers * config.d_model * config.length  # its causal half
         return Cost(
             device="cpu",
-            seconds_per_token=seconds_per_token(multiplied, slowness=_OVERHEAD),
+            seconds_per_token=seconds_per_token(n_parameters + attention, slowness=_OVERHEAD),
             bytes_peak=LIBRARIES + 4 * n_parameters + asked.bytes,
             source=OF_A_MATRIX,
             **shared,
@@ -81,10 +79,7 @@ def estimate_training_cost(config: TrainConfig) -> Cost:
 
 
 def time_training_step(config: TrainConfig) -> tuple[float, int, str]:
-    """Time a training step on random tokens, after one that is not timed; nothing is written, and no data is read.
-
-    Returns:
-        The seconds of a step, the peak of memory in bytes, and the device.
+    """Return the seconds of a training step on random tokens, the peak of memory in bytes, and the device.
 
     Raises:
         InputError: ``train`` would refuse the configuration (the data are not looked at).
@@ -123,9 +118,8 @@ def count_parameters(config: TrainConfig) -> tuple[int, int]:
     heads, kv_heads = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
     norm = config.d_model if config.norm == "rms" else 1
     gates = {"gate_elementwise": heads, "gate_headwise": config.n_heads}.get(config.attention, 0)
-    own = {"sink_logit": config.n_heads, "off_by_one": config.n_heads, "key_bias": heads}.get(
-        config.attention, 0
-    )
+    own = {"sink_logit": config.n_heads, "off_by_one": config.n_heads, "key_bias": heads}
+    own = own.get(config.attention, 0)
     gains = {"shared": config.d_head, "per_head": heads}.get(config.value_norm, 0)
     matrices = config.d_model * (2 * heads + 2 * kv_heads + gates + 3 * config.d_mlp)
     embeddings = config.vocab_size * config.d_model * (1 if config.tied else 2)

@@ -1,4 +1,4 @@
-"""``train``: a run folder from a configuration; the same call on a folder that holds part of it goes on from there."""
+"""``train``: a run folder from a configuration; on a folder that holds part of the run, the rest of it."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ class TrainResult(Result):
     """True if this is the process that wrote the run."""
 
     def notebook_parts(self) -> tuple[object, ...]:
-        """Return the end of the log, which a notebook shows below the headline."""
+        """Return the end of the log."""
         return (self.frame.tail(5),)
 
 
@@ -56,8 +56,8 @@ def train(
 
     It goes on from the newest checkpoint whose files are whole; on the CPU every later checkpoint is that of a training
     that was not stopped, bit for bit. Ctrl-C ends the step and saves it, with a row of its own in the log; whatever
-    else stops a training, within a step too, takes it back to the last step that was saved.
-    Under ``torchrun`` or ``accelerate launch`` every process calls this; the first one writes.
+    else stops a training takes it back to the last step that was saved. Under ``torchrun`` or ``accelerate launch``
+    every process calls this; the first one writes.
 
     Args:
         out: the run folder.
@@ -73,16 +73,13 @@ def train(
         RunError: the folder is in use or holds another run; the loss is not finite; a checkpoint cannot be written.
         KeyboardInterrupt: it was stopped; everything up to that step is saved.
     """
-    fields |= {
-        k: str(v)
-        for k, v in {"data": data, "tokenizer": tokenizer}.items()
-        if isinstance(v, str | Path)
-    }
-    rows = None if isinstance(data, str | Path) else data
-    own_tokenizer = None if isinstance(tokenizer, str | Path) else tokenizer
-    if own_tokenizer is not None and rows is None:
+    if isinstance(data, str | Path):
+        fields, data = fields | {"data": str(data)}, None
+    if isinstance(tokenizer, str | Path):
+        fields, tokenizer = fields | {"tokenizer": str(tokenizer)}, None
+    if tokenizer is not None and data is None:
         raise InputError(
-            f"tokenizer is a {type(own_tokenizer).__name__} and no rows were given; need data=(rows, rows) beside it, "
+            f"tokenizer is a {type(tokenizer).__name__} and no rows were given; need data=(rows, rows) beside it, "
             "or the name of a tokenizer"
         )
     config = read_train_config(config, **fields)
@@ -90,10 +87,10 @@ def train(
     with keep_random_state(), silence_transformers():
         args = trainer_arguments(config, folder, device=choose_device(config))
         with args.main_process_first(local=False, desc="packing"):
-            if rows is None:
+            if data is None:
                 corpus = load_training_rows(config, progress=progress and args.should_save)
             else:
-                corpus = check_given_rows(config, rows, tokenizer=own_tokenizer)
+                corpus = check_given_rows(config, data, tokenizer=tokenizer)
         model = model_of(config, tokenizer=corpus.tokenizer)
         gains = tuple(model.mean_gains())  # before a checkpoint is read
         with _open_run_folder(config, corpus, args, folder=folder, overwrite=overwrite) as (
@@ -107,9 +104,8 @@ def train(
             folder=folder,
             config=config,
             tables={"log": log},
-            headline=_headline(config, log, gains)
-            if len(log)
-            else "",  # another process may have none
+            # Another process may have no log.
+            headline=_headline(config, log, gains) if len(log) else "",
             checkpoints=checkpoint_folders(read_run(folder)),
             first=args.should_save,
         )
@@ -120,11 +116,8 @@ def _headline(config: TrainConfig, log: pd.DataFrame, gains: tuple[float, ...]) 
     norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
     if gains:
         least, most = f"{min(gains):.3g}", f"{max(gains):.3g}"
-        norm += (
-            f" (first gain, {config.value_norm_init}: {least}"
-            + f" to {most} over layers" * (least != most)
-            + ")"
-        )
+        over_layers = "" if least == most else f" to {most} over layers"
+        norm += f" (first gain, {config.value_norm_init}: {least}{over_layers})"
     tail = f", held out {held_out.iloc[-1]:.4f}" if len(held_out) else ""
     return (
         f"{config.size}, {config.attention}{norm}, seed {config.seed}: {int(last['step']):,} steps, "
@@ -141,7 +134,7 @@ def _open_run_folder(
     folder: Path,
     overwrite: bool,
 ) -> Iterator[tuple[RunWriter | None, Path | None]]:
-    """Yield (the run folder's writer, the checkpoint to resume from or None); only the first process has a writer."""
+    """Yield (the run folder's writer in the first process, the checkpoint to resume from or None)."""
     provenance = {
         "data_source": corpus.source,
         "data_sha256": corpus.sha256,
@@ -156,21 +149,22 @@ def _open_run_folder(
         "versions": package_versions(),
         "seeds": {"weights": config.seed, "order": config.data_seed},
     }
-    expects = ("config", "log", *["watch"] * config.watch)
-    record: dict[str, Any] = {
-        "config": asdict(config),
-        "provenance": provenance,
-        "expects": expects,
-    }
+    written = asdict(config)
     writer, outcome = None, [None, None]
     with contextlib.ExitStack() as stack:
         if args.should_save:
             try:
                 opened = create_run(
-                    folder, kind="train", overwrite=overwrite, reopen=True, **record
+                    folder,
+                    kind="train",
+                    config=written,
+                    provenance=provenance,
+                    expects=("config", "log", *["watch"] * config.watch),
+                    overwrite=overwrite,
+                    reopen=True,
                 )
                 writer = stack.enter_context(opened)
-                outcome = [None, _prepare_run(record["config"], writer, overwrite=overwrite)]
+                outcome = [None, _prepare_run(written, writer, overwrite=overwrite)]
             except SinkLensError as error:
                 outcome = [error, None]
         if args.world_size > 1:

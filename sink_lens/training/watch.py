@@ -1,6 +1,6 @@
 """The chain's measures on every checkpoint of a training run, by the same passes and finders that ``trace`` uses.
 
-Position 0 is studied, whether or not it is a sink: the question is when it becomes one.
+Position 0 is studied, whether or not it is a sink.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ COLUMNS = {
 """Columns of ``watch.parquet`` and their types. ``layer`` is missing for the whole model, -1 before layer 0."""
 
 _IDENTITIES = "checkpoints.json"
-"""File of a run folder: step -> identities of the checkpoint that was measured, the quick one and its content's."""
+"""File of a run folder: step -> [quick identity, content's identity] of the checkpoint that was measured."""
 
 
 def measure_checkpoint(
@@ -67,8 +67,7 @@ def measure_checkpoint(
     """Measure the chain on one checkpoint, and return its rows of ``watch.parquet``.
 
     A model that is being trained goes on as if nothing had happened; it is not wrapped for several devices. A
-    checkpoint's folder is loaded on ``device``. ``step`` and ``seen`` are the optimiser steps and tokens so far. The
-    sink rate is taken at ``threshold``, beside the usual thresholds.
+    checkpoint's folder is loaded on ``device``. ``step`` and ``seen`` are the optimiser steps and tokens so far.
 
     Raises:
         ModelError, InputError: the checkpoint cannot be loaded, or cannot be measured on these tokens.
@@ -93,9 +92,9 @@ def watch(
     """Measure the chain on every checkpoint of a training; return the table, which is also ``watch.parquet``.
 
     A run of ``sink-lens train`` keeps the table itself. Other checkpoints (a folder of ``checkpoint-*`` of the Hugging
-    Face Trainer, a list of what ``load`` takes) get a run folder of their own.
-    Each checkpoint is added when it is measured, so that a stopped watch goes on from there. A checkpoint that cannot
-    be read becomes one row whose ``error`` says why, and a warning; it is tried again the next time.
+    Face Trainer, step -> what ``load`` takes) get a run folder of their own. A stopped watch goes on where it was. A
+    checkpoint that cannot be read becomes one row whose ``error`` says why, and a warning; it is tried again the next
+    time.
 
     Args:
         run_folder: the run, finished or not, or other checkpoints (see ``checkpoint_folders.find_checkpoints``).
@@ -139,7 +138,7 @@ def watch(
 
 
 def _is_run_folder(source: Checkpoints) -> TypeGuard[str | Path]:
-    """Check whether ``source`` is a run's folder (it has a run.json), or a path at which nothing is yet."""
+    """Check whether ``source`` is a run's folder, or a path at which nothing is yet."""
     return isinstance(source, str | Path) and (
         (Path(source) / RUN_FILE).exists() or not Path(source).exists()
     )
@@ -218,10 +217,9 @@ def _measure_missing_checkpoints(
     config: WatchConfig,
     progress: bool,
 ) -> pd.DataFrame:
-    """Measure all checkpoints that the table ``watch`` of the run folder lacks, and return the whole table.
+    """Measure the checkpoints that the run folder's table ``watch`` lacks, write it after each, and return it.
 
-    The table is written by ``writer`` after each checkpoint. ``seen`` gives the number of tokens trained on until a
-    step; ``tokens`` are the sequences that the models read.
+    ``seen`` gives the number of tokens trained on until a step.
     """
     frame, identities = pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS), dict[int, list[str]]()
     if config.resume and "watch" in (tables := read_run(writer.folder).tables):
@@ -267,7 +265,7 @@ def _measure_missing_checkpoints(
 
 
 def _identify(checkpoint: str | Path | PreTrainedModel, *, content: bool = False) -> str:
-    """Return a hash by which a checkpoint is told from another of the same step: see ``model_identity``."""
+    """Return a hash by which a checkpoint is told from another of the same step."""
     if not isinstance(checkpoint, PreTrainedModel):
         return model_identity(checkpoint, content=content)
     digest = hashlib.sha256(checkpoint.config.to_json_string().encode())
@@ -279,7 +277,7 @@ def _identify(checkpoint: str | Path | PreTrainedModel, *, content: bool = False
 def _rows_of_same_checkpoints(
     frame: pd.DataFrame, folder: Path, checkpoints: Mapping[int, str | Path | PreTrainedModel]
 ) -> tuple[pd.DataFrame, dict[int, list[str]]]:
-    """Return the rows of checkpoints that are the ones that were measured, and step -> identities of these.
+    """Return the rows of checkpoints that are still the ones that were measured, and step -> their identities.
 
     Rows of checkpoints that are gone are kept if those that are there are the same; else a warning says what is left
     out.
@@ -290,15 +288,14 @@ def _rows_of_same_checkpoints(
         known = {}
     steps, same = set(frame["step"].tolist()), dict[int, list[str]]()
     for step in sorted(steps & set(checkpoints)):
-        quick, before = (
-            _identify(checkpoints[step]),
-            known.get(str(step)) if isinstance(known, dict) else None,
-        )
-        if isinstance(before, list) and before and before[0] != quick:  # moved, or another
-            content = _identify(checkpoints[step], content=True)
-            before = [quick, content] if before[-1] == content else None
-        if isinstance(before, list) and before:
+        before = known.get(str(step)) if isinstance(known, dict) else None
+        if not (isinstance(before, list) and before):
+            continue
+        quick = _identify(checkpoints[step])
+        if before[0] == quick:
             same[step] = before
+        elif before[-1] == (content := _identify(checkpoints[step], content=True)):  # moved
+            same[step] = [quick, content]
     changed = (steps & set(checkpoints)) - set(same)
     gone = steps - set(checkpoints) if changed else set()
     if gone:
@@ -335,7 +332,7 @@ def _reusable_rows(
         raise RunError(
             f"{what} on other tokens ({others[0][:12]}; these are {batch.hash[:12]}); need the same. {todo}"
         )
-    levels = sorted(set(whole["threshold"].dropna().tolist()))
+    levels = sorted(whole["threshold"].dropna().unique().tolist())
     if len(whole) and threshold not in levels:
         raise RunError(
             f"{what} at the thresholds {', '.join(f'{one:g}' for one in levels)}, not {threshold:g}. {todo}"
@@ -365,8 +362,8 @@ def load_evaluation_tokens(
 ) -> TokenBatch:
     """Load the first ``length`` tokens of a run's evaluation sequences, or else pieces of the bundled prose.
 
-    If the data has changed since, or was given to ``train`` as rows, a warning says that the prose is used. If there
-    are fewer sequences than ``sequences``, all are returned, with a warning.
+    The prose is used, with a warning, if the data has changed since or was given to ``train`` as rows. If there are
+    fewer sequences than ``sequences``, all are returned, with a warning.
 
     Raises:
         RunError: there is neither evaluation data nor a tokenizer.
@@ -390,9 +387,8 @@ def load_evaluation_tokens(
                         stacklevel=3,
                     )
                 ids = torch.stack([rows[index]["input_ids"][:length] for index in range(len(rows))])
-                return replace(
-                    from_tensor(ids, tokenizer=tokenizer), source=f"evaluation:{corpus.source}"
-                )
+                batch = from_tensor(ids, tokenizer=tokenizer)
+                return replace(batch, source=f"evaluation:{corpus.source}")
             why = f"{corpus.source} has changed since"
     if tokenizer is None:
         raise RunError(
