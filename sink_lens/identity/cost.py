@@ -1,4 +1,4 @@
-"""``--dry-run`` of ``preference``, ``contraction`` and ``fingerprint``, which have many models, some without a file."""
+"""``--dry-run`` of ``preference``, ``contraction`` and ``fingerprint``."""
 
 import time
 from collections.abc import Iterator
@@ -23,19 +23,16 @@ _FLOPS = 2e11
 
 
 def dry_run_output(config: SurveyConfig | FingerprintConfig) -> Iterator[str | PageTable]:
-    """Yield the output of ``--dry-run``: an estimate of size, tokens, time and memory for each variant in ``config``.
+    """Yield an estimate of size, tokens, time and memory for each variant.
 
     One forward pass over a few sequences of each variant's first model is timed. Memory is that of this process after
-    the pass; the number of sequences does not change it.
+    the pass.
 
     Raises:
         SinkLensError: what measuring the first model of a variant would raise.
     """
-    found = (
-        models_to_survey(config)
-        if isinstance(config, SurveyConfig)
-        else models_to_compare((), config)
-    )
+    is_survey = isinstance(config, SurveyConfig)
+    found = models_to_survey(config) if is_survey else models_to_compare((), config)
     draws = RandomSequences(sequences=config.sequences, length=config.length, seed=config.seed)
     rows = []
     for variant, of_variant in groupby(found, key=lambda one: one.variant):
@@ -64,15 +61,13 @@ def dry_run_output(config: SurveyConfig | FingerprintConfig) -> Iterator[str | P
         parameters=frame["parameters"].map(short_count),
         tokens=frame["tokens"].map(short_count),
         seconds=frame["seconds"].map(duration_text),
-        memory=[f"{held / 1e9:.2f} GB" for held in frame["memory"]],
+        memory=frame["memory"].map(lambda held: f"{held / 1e9:.2f} GB"),
     )
-    heads = {"variant": "models", "models": "how many", "seconds": "time"}
-    yield replace(
-        page_table(shown, {name: heads.get(name, name) for name in shown}, most=len(shown)),
-        frame=frame,
-    )
+    names = {"variant": "models", "models": "how many", "seconds": "time"}
+    heads = {name: names.get(name, name) for name in shown}
+    yield replace(page_table(shown, heads, most=len(shown)), frame=frame)
     in_all = f"in all {duration_text(sum(frame['seconds'].tolist()))} for opening models and for their passes"
-    if isinstance(config, FingerprintConfig):
+    if not is_survey:
         in_all += (
             f", and about a second per pair ({plural(len(found) * (len(found) - 1) // 2, 'pair')})"
         )

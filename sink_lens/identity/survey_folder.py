@@ -13,46 +13,36 @@ from ..files import parse_json
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..records import RunWriter, read_run
+from ..schema import column_names
 from .models_to_measure import ModelToMeasure
 
-_COLUMNS = (
-    "model",
-    "variant",
-    "seed",
-    "step",
-    "n_layers",
-    "d_model",
-    "d_vocab",
-    "weights_sha256",
-    "seconds",
-    "error",
-)
 _IDENTITIES = "identities.json"
-"""File of a survey with name -> identity of each model that it has measured."""
+"""File of a survey: name -> identity of each model that it has measured."""
+_KEY = ["model", "variant", "seed", "step"]
 
 
 class SurveyTables:
-    """Tables of a survey, which are written to its run folder again after each measured model."""
+    """Tables of a survey, written to its run folder again after each model."""
 
     def __init__(
         self, writer: RunWriter, *, tables: Sequence[str], found: Sequence[ModelToMeasure]
     ) -> None:
         self._writer, self._tables = writer, tables
-        earlier = read_run(writer.folder).tables
-        models = earlier.get("models", pd.DataFrame(columns=list(_COLUMNS)))
-        self._identities = (
-            _identities_of_same(writer.folder, found) if writer.has(_IDENTITIES) else {}
-        )
-        self.names = set(models.loc[models["error"].isna(), "model"].tolist()) & set(
-            self._identities
-        )
+        run = read_run(writer.folder)
+        self._columns = column_names("preference", "models")  # as those of contraction
+        models = run.tables.get("models", pd.DataFrame(columns=self._columns))
+        known = _identities_of_same(writer.folder, found) if writer.has(_IDENTITIES) else {}
+        self._identities = known
+        self.names = set(models.loc[models["error"].isna(), "model"].tolist()) & set(known)
         # A stop may have come between two tables of one model: its rows are left out.
-        kept = {"models": models} | {name: earlier[name] for name in tables if name in earlier}
+        kept = {"models": models} | {
+            name: run.tables[name] for name in tables if name in run.tables
+        }
         self.frames = {
             name: [frame.loc[frame["model"].isin(sorted(self.names))]]
             for name, frame in kept.items()
         }
-        tensors = read_run(writer.folder).tensors("directions") if writer.has("directions") else {}
+        tensors = run.tensors("directions") if writer.has("directions") else {}
         self.tensors = {
             key: tensor for key, tensor in tensors.items() if key.rpartition("|")[0] in self.names
         }
@@ -81,8 +71,8 @@ class SurveyTables:
                 "d_model": lens.d_model,
                 "d_vocab": lens.d_vocab,
                 "seconds": seconds,
+                "weights_sha256": weights_hash(lens),
             }
-            row["weights_sha256"] = weights_hash(lens)
             self._identities[one.name] = identity
             self._writer.write_text(_IDENTITIES, json.dumps(self._identities) + "\n")
             for name in self._tables:
@@ -92,7 +82,7 @@ class SurveyTables:
                 self.tensors |= {f"{one.name}|{name}": tensor for name, tensor in tensors.items()}
                 self._writer.write_tensors("directions", self.tensors)
             self.names.add(one.name)
-        self.frames["models"].append(pd.DataFrame([row], columns=list(_COLUMNS)))
+        self.frames["models"].append(pd.DataFrame([row], columns=self._columns))
         if self.names:  # where no model can be measured, nothing is written
             self._write_table("models")
 
@@ -103,20 +93,12 @@ class SurveyTables:
     def _join_rows(self, name: str) -> pd.DataFrame:
         frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
         whole = pd.concat(frames, ignore_index=True)
-        front = [
-            column for column in ("model", "variant", "seed", "step") if column in whole.columns
-        ]
-        whole = whole.reindex(
-            columns=[*front, *(column for column in whole.columns if column not in front)]
-        )
-        for column in ("seed", "step"):
-            whole[column] = whole[column].astype("Int64")
-        return whole
+        others = [column for column in whole.columns if column not in _KEY]
+        return whole[[*_KEY, *others]].astype({"seed": "Int64", "step": "Int64"})
 
     def _write_table(self, name: str) -> None:
-        write = (
-            self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
-        )
+        as_csv = name in ("models", "summary")
+        write = self._writer.write_csv if as_csv else self._writer.write_table
         write(name, self._join_rows(name))
 
 

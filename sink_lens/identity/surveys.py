@@ -1,7 +1,4 @@
-"""``survey``: one measurement of many models, from its configuration; what each kind of survey reads and computes.
-
-Each model is opened, measured, written and closed, so that a stopped survey can be continued.
-"""
+"""``survey``: one measurement of many models; each is opened, measured, written and closed."""
 
 import os
 import time
@@ -36,7 +33,7 @@ _TABLES = {
     "preference": ("summary", "coverage", "tokens"),
     "contraction": ("summary", "layers", "positions", "alignment"),
 }
-"""Kind -> the tables that each model adds to."""
+"""Kind -> tables that each model adds to."""
 
 
 def survey(
@@ -68,17 +65,16 @@ def survey(
     else:
         config = make_config(type(config), config, fields)
     kind = "contraction" if isinstance(config, ContractionConfig) else "preference"
-    draws, found, device = (
-        _random_sequences(config),
-        models_to_survey(config),
-        str(find_device(config.device)),
-    )
+    draws, found = _random_sequences(config), models_to_survey(config)
+    device = str(find_device(config.device))
     asked = {
         "models": list(config.models),
         "untrained": [one.label for one in _untrained_models(config)],
+        "seeds": list(config.seeds),
+        **asdict(draws),
     }
-    asked |= {"seeds": list(config.seeds)} | asdict(draws)
-    asked |= {"sinks": config.sinks} if isinstance(config, ContractionConfig) else {}
+    if isinstance(config, ContractionConfig):
+        asked["sinks"] = config.sinks
     provenance = {
         "models": [one.name for one in found],
         "token_source": "random, of each model's own ordinary tokens",
@@ -90,13 +86,15 @@ def survey(
         "device": device,
         "versions": package_versions(),
     }
-    how: dict[str, Any] = {
-        "expects": ["models", *_TABLES[kind], "variants"],
-        "overwrite": overwrite,
-    }
-    folder = default_run_folder(kind) if out is None else out
     try:
-        writer = create_run(folder, kind=kind, config=asked, provenance=provenance, **how)
+        writer = create_run(
+            default_run_folder(kind) if out is None else out,
+            kind=kind,
+            config=asked,
+            provenance=provenance,
+            expects=["models", *_TABLES[kind], "variants"],
+            overwrite=overwrite,
+        )
     except UndrawnError as error:
         refuse_other_models(error.folder, found)
         return _finish_survey(error.folder)
@@ -118,9 +116,13 @@ def survey(
                 failed = failed or error
                 grown.add_model(one, error=str(error))
                 continue
-            seconds = time.perf_counter() - begun
             grown.add_model(
-                one, identity=identity, lens=lens, frames=frames, tensors=tensors, seconds=seconds
+                one,
+                identity=identity,
+                lens=lens,
+                frames=frames,
+                tensors=tensors,
+                seconds=time.perf_counter() - begun,
             )
         if not grown.names and failed is not None:
             raise failed
@@ -128,9 +130,8 @@ def survey(
         no_checkpoints = whole["summary"]["step"].isna()  # those of a training are no repetitions
         writer.write_csv("variants", variant_table(whole["summary"].loc[no_checkpoints]))
         if kind == "contraction":
-            writer.write_csv(
-                "agreement", _agreement_rows(whole["models"]["model"].tolist(), grown.tensors)
-            )
+            names = whole["models"]["model"].tolist()
+            writer.write_csv("agreement", _agreement_rows(names, grown.tensors))
     return _finish_survey(writer.folder)
 
 
@@ -139,9 +140,9 @@ def _finish_survey(folder: Path) -> Result:
     display.draw_page(folder)
     errors = run.tables["models"]["error"].tolist()
     failed = sum(isinstance(one, str) for one in errors)
-    said = f"{run.kind} of {len(errors) - failed} models" + (
-        f"; {failed} could not be measured" if failed else ""
-    )
+    said = f"{run.kind} of {len(errors) - failed} models"
+    if failed:
+        said += f"; {failed} could not be measured"
     return Result(folder=folder, tables=run.tables, headline=said)
 
 
@@ -152,12 +153,10 @@ def _random_sequences(config: SurveyConfig) -> RandomSequences:
 
 
 def _untrained_models(config: SurveyConfig) -> list[UntrainedConfig]:
-    bases = [read_untrained(text) for text in config.untrained]
-    return list(
-        dict.fromkeys(
-            one for base in bases for one in switched_configs(base, switches=config.switches)
-        )
-    )
+    found: list[UntrainedConfig] = []
+    for text in config.untrained:
+        found += switched_configs(read_untrained(text), switches=config.switches)
+    return list(dict.fromkeys(found))
 
 
 def models_to_survey(config: SurveyConfig) -> list[ModelToMeasure]:
@@ -172,9 +171,10 @@ def _measure_model(
     given: dict[str, Any] = asdict(_random_sequences(config)) | {"progress": progress}
     if isinstance(config, ContractionConfig):
         measured = contraction(lens, **given, sinks=config.sinks)
-        directions = measured.directions.items()
         return measured.tables, {
-            name: one.astype(np.float32) for name, one in directions if ".attention" not in name
+            name: one.astype(np.float32)
+            for name, one in measured.directions.items()
+            if ".attention" not in name
         }
     found, tokenizer = preference(lens, **given), lens.tokenizer
     top = found.top()
@@ -188,11 +188,9 @@ def _measure_model(
 
 
 def _agreement_rows(models: Sequence[str], directions: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """Return the table ``agreement``: cosines of every two models' ``directions`` (``MODEL|LAYER.STAGE`` -> vector)."""
+    """Return the table ``agreement`` from ``MODEL|LAYER.STAGE`` -> direction."""
     by_model: dict[str, dict[str, np.ndarray]] = {model: {} for model in models}
-    for name, tensor in sorted(
-        directions.items(), key=lambda one: int(one[0].rpartition("|")[2].partition(".")[0])
-    ):
+    for name in sorted(directions, key=lambda one: int(one.rpartition("|")[2].partition(".")[0])):
         model, _, place = name.rpartition("|")
-        by_model[model][place] = tensor
+        by_model[model][place] = directions[name]
     return direction_cosines({model: places for model, places in by_model.items() if places})

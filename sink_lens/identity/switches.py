@@ -1,7 +1,4 @@
-"""Contrasts: one setting of an untrained model is switched at a time; the table of these variants, paired by seed.
-
-The unit of every interval is the seed.
-"""
+"""Contrasts: one setting of an untrained model is switched at a time; the table of these variants, paired by seed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import InputError
+from ..schema import column_names
 from ..stats import summarise_differences
 from .untrained_models import ACTIVATIONS, UntrainedConfig
 
@@ -42,14 +40,11 @@ def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[
     for name in switches:
         field, values = SWITCHES[name]
         change: dict[str, Any] = {}
-        if (
-            field == "gated"
-        ):  # as many weights, beside a width that was given as beside the style's own
-            own = replace(base, d_mlp=None).d_mlp
-            given = None if base.d_mlp == own else base.d_mlp
-            change["d_mlp"] = (
-                None if given is None else round(given * (3 / 2 if base.gated else 2 / 3))
-            )
+        if field == "gated":  # as many weights, beside a given width as beside the style's own
+            own, given = replace(base, d_mlp=None).d_mlp, base.d_mlp
+            assert given is not None
+            factor = 3 / 2 if base.gated else 2 / 3
+            change["d_mlp"] = None if given == own else round(given * factor)
         variants += [
             replace(base, **change | {field: value})
             for value in values
@@ -59,11 +54,7 @@ def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[
 
 
 def variant_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return for each measure and variant of ``summary`` the mean over seeds, and the difference from the first one.
-
-    Columns: measure, variant, n, mean, low, high, difference, difference_low, difference_high, p (the paired t test).
-    The intervals are 95% t intervals over seeds; the t interval of one seed is undefined.
-    """
+    """Return for each measure and variant of ``summary`` the mean over seeds, and the difference from the first one."""
     generator = np.random.default_rng(0)
     rows = []
     for measure, of_measure in summary.groupby("measure", sort=False):
@@ -78,8 +69,8 @@ def variant_table(summary: pd.DataFrame) -> pd.DataFrame:
                 "n": found.n,
                 "mean": found.mean,
                 "low": found.low,
+                "high": found.high,
             }
-            row["high"] = found.high
             if values is not base and values.index.is_unique and base.index.is_unique:
                 shared = values.index.intersection(base.index)
                 apart = summarise_differences(
@@ -89,19 +80,7 @@ def variant_table(summary: pd.DataFrame) -> pd.DataFrame:
                     "difference": apart.mean,
                     "difference_low": apart.low,
                     "difference_high": apart.high,
+                    "p": apart.t_p,
                 }
-                row["p"] = apart.t_p
             rows.append(row)
-    names = [
-        "measure",
-        "variant",
-        "n",
-        "mean",
-        "low",
-        "high",
-        "difference",
-        "difference_low",
-        "difference_high",
-        "p",
-    ]
-    return pd.DataFrame(rows).reindex(columns=names)
+    return pd.DataFrame(rows).reindex(columns=column_names("preference", "variants"))

@@ -7,9 +7,30 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.errors import RunError
-from sink_lens.identity.pages import survey
-from sink_lens.identity.pages.survey import (
+from ...errors import RunError
+from ...records import Result, Run
+from ...report.page import (
+    Drawn,
+    Listed,
+    Page,
+    PageTable,
+    page_table,
+    rest_note,
+    table_reader,
+)
+from ...report.style import (
+    COLOURS,
+    INK,
+    QUIET,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
+from ...text import as_text, plural, safe_line
+from . import survey
+from .survey import (
     MOST_NAMED,
     MOST_SAID,
     SUMMARY,
@@ -27,27 +48,6 @@ from sink_lens.identity.pages.survey import (
     unnamed_variants_sentence,
     variant_names,
 )
-from sink_lens.records import Result, Run
-from sink_lens.report.page import (
-    Drawn,
-    Listed,
-    Page,
-    PageTable,
-    page_table,
-    rest_note,
-    table_reader,
-)
-from sink_lens.report.style import (
-    COLOURS,
-    INK,
-    QUIET,
-    legend,
-    log_scale,
-    new_figure,
-    panel,
-    without_formulas,
-)
-from sink_lens.text import as_text, plural, safe_line
 
 _DEPTHS = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
 """Stage -> its depth in a figure, beside that of its layer; the embedding is of layer -1."""
@@ -64,20 +64,16 @@ def _layer_figure(run: Run) -> tuple[str, Figure]:
     )
     variants = variant_names(layers)
     figure = new_figure(width=9.2, height=3.7)
-    for place, (measure, label) in enumerate(
-        (("inter", "between sequences"), ("intra", "between positions")), start=1
-    ):
+    layers = layers.assign(depth=layers["layer"] + layers["stage"].map(_DEPTHS))
+    sides = (("inter", "between sequences"), ("intra", "between positions"))
+    for place, (measure, label) in enumerate(sides, start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=f"excess cosine {label}")
         rows = layers.loc[layers["measure"] == measure]
         for variant, style in line_styles(variants).items():
             own = rows.loc[rows["variant"] == variant]
-            own = own.assign(depth=own["layer"] + own["stage"].map(_DEPTHS))
             spread = own.groupby("depth")["excess"].agg(["mean", "min", "max"])
-            x, low, high = (
-                spread.index.to_numpy(float),
-                spread["min"].to_numpy(float),
-                spread["max"].to_numpy(float),
-            )
+            x = spread.index.to_numpy(float)
+            low, high = spread[["min", "max"]].to_numpy(float).T
             axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
             axes.plot(x, spread["mean"], color=style["color"], linestyle=style["linestyle"], linewidth=1.5,
                       marker=".", markersize=4, label=legend_name(variant, among=variants))  # fmt: skip
@@ -87,7 +83,7 @@ def _layer_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _first_and_last_checkpoints(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep only the first and the last checkpoint of each training run, as two variants; keep all other models."""
+    """Keep only the first and the last checkpoint of each training run, as two variants, and all other models."""
     step = rows["step"].to_numpy(float)
     if np.isnan(step).all():
         return rows
@@ -143,9 +139,8 @@ def _agreement_figure(run: Run) -> tuple[str, Figure]:
     groups: dict[str, list[float]] = {}
     for row in pairs.loc[pairs["stage"] == "last"].to_dict("records"):
         if {row["a"], row["b"]} <= set(facts):
-            groups.setdefault(relation_text(facts[row["a"]], facts[row["b"]]), []).append(
-                float(row["cosine"])
-            )
+            relation = relation_text(facts[row["a"]], facts[row["b"]])
+            groups.setdefault(relation, []).append(float(row["cosine"]))
     if not groups:
         raise RunError("this figure needs two models of one width; there are none.")
     figure = new_figure(width=7.6, height=1.2 + 0.45 * len(groups))
@@ -158,9 +153,8 @@ def _agreement_figure(run: Run) -> tuple[str, Figure]:
         axes.plot(
             [np.mean(values)], [line], color=INK, marker="|", markersize=16, markeredgewidth=2
         )
-    axes.set_yticks(
-        range(len(groups)), [f"{group} ({len(values)})" for group, values in groups.items()]
-    )
+    names = [f"{group} ({len(values)})" for group, values in groups.items()]
+    axes.set_yticks(range(len(groups)), names)
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     return see, without_formulas(figure)
@@ -175,13 +169,14 @@ def relation_text(a: dict[Any, Any], b: dict[Any, Any]) -> str:
     return "one training, two steps" if a["variant"] == b["variant"] else "two variants, one seed"
 
 
+_BETWEEN_SEQUENCES = ("inter_excess", "excess between sequences", False)
 _EXCESS = (
-    ("inter_excess", "excess between sequences", False),
+    _BETWEEN_SEQUENCES,
     ("inter_by_attention", "… gained at attention", False),
     ("inter_by_mlp", "… gained at MLPs", False),
 )
 _BESIDE = (
-    ("inter_excess", "excess between sequences", False),
+    _BETWEEN_SEQUENCES,
     ("intra_excess", "excess between positions", False),
     ("discrepancy", "last position − first", False),
     ("sink_mass", "attention to position 0", False),
@@ -198,9 +193,9 @@ def _title(run: Run) -> str:
     rows = variants.loc[variants["measure"] == "inter_excess"].sort_values("mean", ascending=False)
     names = variant_names(variants)
     best = rows.to_dict("records")[0]
-    name = safe_line(
-        legend_name(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0]
-    )
+    several = len(names) > 1
+    name = legend_name(str(best["variant"]), among=names) if several else names[0].split(",")[0]
+    name = safe_line(name)
     cosine = (
         f"the cosine between two sequences' states rises by {mean_text(best)} through the layers"
     )
@@ -237,10 +232,8 @@ def _headline(run: Run) -> list[str]:
             f"{step[-1]:.0f}."
         )
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
-    models = {
-        row["model"]: row
-        for row in run.need("models", columns=["model", "variant", "seed"]).to_dict("records")
-    }
+    rows = run.need("models", columns=["model", "variant", "seed"])
+    models = {row["model"]: row for row in rows.to_dict("records")}
     apart = [
         (abs(row["cosine"]), 2 * row["chance"])
         for row in pairs.loc[pairs["stage"] == "last"].to_dict("records")
@@ -259,9 +252,8 @@ def _headline(run: Run) -> list[str]:
 
 def _measure_table(run: Run) -> tuple[str, PageTable]:
     summary = run.need("summary", columns=SUMMARY)
-    wide = summary.pivot_table(
-        index=["model", "variant"], columns="measure", values="value", sort=False
-    )
+    index = ["model", "variant"]
+    wide = summary.pivot_table(index=index, columns="measure", values="value", sort=False)
     wide = shorten_model_names(wide.reset_index())
     heads = {
         "model": "model",
@@ -297,9 +289,8 @@ def _alignment_table(run: Run) -> tuple[str, PageTable]:
         "How well the contraction direction aligns with the unembedding of the preferred tokens, and with the "
         "first token's largest dimension. Rank 1: nothing aligns better."
     )
-    return see + rest_note(len(table), "alignment", most=60), page_table(
-        shorten_model_names(table), heads, most=60
-    )
+    see += rest_note(len(table), "alignment", most=60)
+    return see, page_table(shorten_model_names(table), heads, most=60)
 
 
 CONTRACTION = Page(

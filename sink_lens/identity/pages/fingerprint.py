@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.errors import RunError
-from sink_lens.identity.config import NO_ANSWER, NOT_SHOWN, SAME
-from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, rest_note
-from sink_lens.report.style import (
+from ...errors import RunError
+from ...records import Run
+from ...report.page import Drawn, Listed, Page, PageTable, page_table, rest_note
+from ...report.style import (
     COLOURS,
     FONT,
     INK,
@@ -22,8 +21,9 @@ from sink_lens.report.style import (
     panel,
     without_formulas,
 )
-from sink_lens.schema import FINGERPRINT_ERRORS
-from sink_lens.text import as_text, join_and, plural, safe_line
+from ...schema import FINGERPRINT_ERRORS
+from ...text import as_text, join_and, plural, safe_line
+from ..config import NO_ANSWER, NOT_SHOWN, SAME
 
 _PAIRS = ("a", "b", "verdict", "why", "shared", "tau_bar", "too_narrow", "shares_scale")
 _NULLS = ("a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_code", "p_draws")
@@ -34,10 +34,7 @@ _FEW, _MOST_SHORT = 4, 34
 def pair_sentences(
     pairs: pd.DataFrame, *, inputs: str, decides: str, alpha: float
 ) -> tuple[str, ...]:
-    """Return sentences: which pairs of models share an initialisation, and how often such an answer is wrong.
-
-    The models read ``inputs``, such as tokens; a p value under the null ``decides`` of less than ``alpha`` decides.
-    """
+    """Return sentences: which pairs of models share an initialisation, and how often such an answer is wrong."""
     names, shared = short_names(list(dict.fromkeys([*pairs["a"].tolist(), *pairs["b"].tolist()])))
     pairs = _rename_models(pairs, names)
     said = [f"All models: {', '.join(shared)}."] if shared else []
@@ -60,22 +57,18 @@ def pair_sentences(
             "Models for which nothing is shown may still have begun with the same weights: more inputs (sequences) "
             "show more."
         )
-    return (
-        (*said, FINGERPRINT_ERRORS)
-        if (inputs, decides, alpha) == ("tokens", "relabelled", 0.01)
-        else tuple(said)
-    )
+    if (inputs, decides, alpha) == ("tokens", "relabelled", 0.01):
+        said.append(FINGERPRINT_ERRORS)
+    return tuple(said)
 
 
 def _sentence_of_pair(row: dict) -> str:
     pair = f"{row['a']} and {row['b']}"
     if row["verdict"] == NO_ANSWER:
         return f"{pair} have no answer: {row['why']}."
-    found = (
-        f"{pair} look as if they began with the same weights"
-        if row["verdict"] == SAME
-        else f"Nothing shows that {pair} began with the same weights"
-    )
+    found = f"Nothing shows that {pair} began with the same weights"
+    if row["verdict"] == SAME:
+        found = f"{pair} look as if they began with the same weights"
     return (
         f"{found} ({row['why']}; mean tau {as_text(row['tau_bar'])} over {row['shared']} shared coordinates, of which "
         f"chance gives {as_text(row['expected'])})."
@@ -97,20 +90,15 @@ def draw_pairs(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]
 def _draw_against_nulls(figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame) -> None:
     axes = panel(figure, xlabel="mean tau over the shared coordinates")
     tau_of = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
-    kinds = list(dict.fromkeys(nulls["null"].tolist()))
+    kinds = nulls["null"].unique().tolist()
     ticks: list[str] = []
     for row in nulls.to_dict("records"):
         pair, kind = (row["a"], row["b"]), row["null"]
         if kind == kinds[0] and len(tau_of) > 1:
             ticks.append(f"{_shorten_at_front(pair[0])} · {_shorten_at_front(pair[1])}")
-        line, reach = len(ticks), 1.96 * row["sd"]
-        axes.hlines(
-            line,
-            row["mean"] - reach,
-            row["mean"] + reach,
-            color=COLOURS[kinds.index(kind)],
-            linewidth=4,
-        )
+        line, mean, reach = len(ticks), row["mean"], 1.96 * row["sd"]
+        colour = COLOURS[kinds.index(kind)]
+        axes.hlines(line, mean - reach, mean + reach, color=colour, linewidth=4)
         axes.plot([tau_of[pair]], [line], marker="|", color=INK, markersize=11, linestyle="none")
         ticks.append(kind)
     axes.set_yticks(range(len(ticks)), ticks)
@@ -147,11 +135,8 @@ def short_names(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     Names stay whole, and the list is empty, if short names would be empty or equal.
     """
     parts = {name: re.findall(r"(?:seed|step) \d+|[^ ,]+", name) for name in names}
-    shared = [
-        part
-        for part in next(iter(parts.values()), [])
-        if all(part in own for own in parts.values())
-    ]
+    first = next(iter(parts.values()), [])
+    shared = [part for part in first if all(part in own for own in parts.values())]
     short = {
         name: " ".join(part for part in own if part not in shared) for name, own in parts.items()
     }
@@ -178,11 +163,11 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    asked = {
-        name: run.config.get(name, own)
-        for name, own in (("inputs", "tokens"), ("decides", "relabelled"), ("alpha", 0.01))
-    }
-    return list(pair_sentences(run.tables["pairs"], **asked)) if "pairs" in run.tables else []
+    if "pairs" not in run.tables:
+        return []
+    usual = {"inputs": "tokens", "decides": "relabelled", "alpha": 0.01}
+    asked = {name: run.config.get(name, own) for name, own in usual.items()}
+    return list(pair_sentences(run.tables["pairs"], **asked))
 
 
 def _rename_models(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
@@ -225,7 +210,7 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
         "log10_p_analytical": "analytical",
         "too_narrow": "analytical too narrow by",
     }
-    scaled = len(pairs.loc[pairs["shares_scale"].eq(True)])
+    scaled = int(pairs["shares_scale"].eq(True).sum())
     see = (
         "The effect is the mean tau; p only says how sure it is that the effect is not 0. A pair with an effect "
         "near 0 may still share a seed."
@@ -235,9 +220,7 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
             f" In {plural(scaled, 'pair')} an input scales all coordinates of both models alike, so the analytical p "
             "(the published one) means nothing."
         )
-    ordered = pairs.iloc[
-        np.argsort(-np.nan_to_num(pairs["tau_bar"].to_numpy(float), nan=-2), kind="stable")
-    ]
+    ordered = pairs.sort_values("tau_bar", ascending=False, kind="stable")
     return see + rest_note(len(pairs), "pairs"), page_table(ordered, heads)
 
 
@@ -275,17 +258,16 @@ FINGERPRINT = Page(
 
 def show_fingerprint(found: Any) -> Iterator[str | PageTable]:
     names, _ = short_names(found.tables["models"]["model"].tolist())
-    pairs, decides = (
-        _rename_models(found.frame, names).sort_values("tau_bar", ascending=False),
-        found.config.decides,
-    )
+    pairs = _rename_models(found.frame, names).sort_values("tau_bar", ascending=False)
+    decides = found.config.decides
     heads = {
         "a": "model",
         "b": "and",
         "verdict": "verdict",
         "tau_bar": "mean tau",
         "shared": "shared",
+        f"log10_p_{decides}": f"log10 p, {decides}",
     }
-    yield page_table(pairs, heads | {f"log10_p_{decides}": f"log10 p, {decides}"}, most=20)
+    yield page_table(pairs, heads, most=20)
     yield rest_note(len(pairs), "pairs", most=20).strip()
     yield from found.sentences

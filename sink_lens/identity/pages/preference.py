@@ -6,8 +6,29 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.identity.pages import survey
-from sink_lens.identity.pages.survey import (
+from ...records import Result, Run
+from ...report.page import (
+    Drawn,
+    Listed,
+    Page,
+    PageTable,
+    page_table,
+    rest_note,
+    table_reader,
+)
+from ...report.style import (
+    GRID,
+    INK,
+    QUIET,
+    legend,
+    log_scale,
+    new_figure,
+    panel,
+    without_formulas,
+)
+from ...text import as_text, token_text
+from . import survey
+from .survey import (
     MOST_NAMED,
     SUMMARY,
     VARIANTS_LISTED,
@@ -20,27 +41,6 @@ from sink_lens.identity.pages.survey import (
     unnamed_variants_sentence,
     variant_names,
 )
-from sink_lens.records import Result, Run
-from sink_lens.report.page import (
-    Drawn,
-    Listed,
-    Page,
-    PageTable,
-    page_table,
-    rest_note,
-    table_reader,
-)
-from sink_lens.report.style import (
-    GRID,
-    INK,
-    QUIET,
-    legend,
-    log_scale,
-    new_figure,
-    panel,
-    without_formulas,
-)
-from sink_lens.text import as_text, token_text
 
 
 def _coverage_figure(run: Run) -> tuple[str, Figure]:
@@ -73,11 +73,8 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
             lines = list(rows.loc[rows["variant"] == variant].groupby("model", sort=False))
             for index, (_, one) in enumerate(lines):
                 label = legend_name(variant, among=variants) if index == len(lines) - 1 else None
-                fade = (
-                    (index + 1) / len(lines)
-                    if bool(one["step"].notna().any())
-                    else 1 / len(lines) ** 0.5
-                )
+                is_course = one["step"].notna().any()
+                fade = (index + 1) / len(lines) if is_course else 1 / len(lines) ** 0.5
                 axes.plot(one["tokens"], one["share"], label=label, alpha=fade, linewidth=1.4,
                           color=style["color"], linestyle=style["linestyle"])  # fmt: skip
         axes.axhline(0.8, color=GRID, linewidth=1)
@@ -102,27 +99,24 @@ def _title(run: Run) -> str:
     ratio, most = (as_text(float(strongest[name])) for name in ("value", "null_high"))
     if len(rows) == 1:
         how = "more often than" if over else "no more often than"
-        return (
-            f"The model predicts one token {how} chance would: {ratio} times as often as the average token (chance: up "
-            f"to {most})"
+        found = f"The model predicts one token {how} chance would:"
+    else:
+        found = (
+            f"{over} of {len(rows)} models predict one token more often than chance would: up to"
         )
-    return (
-        f"{over} of {len(rows)} models predict one token more often than chance would: up to {ratio} times as often "
-        f"as the average token (chance: up to {most})"
-    )
+    return f"{found} {ratio} times as often as the average token (chance: up to {most})"
 
 
 def _headline(run: Run) -> list[str]:
     summary = run.need("summary", columns=[*SUMMARY, "null", "null_high"])
-    variants = list(dict.fromkeys(summary["variant"].tolist()))
+    variants = summary["variant"].unique().tolist()
     sentences = shared_settings_sentence(variants)
     for variant in variants[:MOST_NAMED]:
         rows = summary.loc[summary["variant"] == variant]
-        models = list(dict.fromkeys(rows["model"].tolist()))
-        if bool(rows["step"].notna().any()):
+        if rows["step"].notna().any():
             sentences += [
                 _preference_sentence(rows.loc[rows["model"] == model], str(model))
-                for model in (models[0], models[-1])
+                for model in rows["model"].unique()[[0, -1]]
             ]
         else:
             sentences.append(_preference_sentence(rows, legend_name(str(variant), among=variants)))
@@ -131,9 +125,8 @@ def _headline(run: Run) -> list[str]:
 
 def _preference_sentence(rows: pd.DataFrame, name: str) -> str:
     def mean(measure: str, column: str = "value") -> str:
-        return as_text(
-            round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1)
-        )
+        found = rows.loc[rows["measure"] == measure, column].to_numpy(float).mean()
+        return as_text(round(float(found), 1))
 
     return (
         f"{name}: the most frequent prediction comes {mean('argmax_top_ratio')} times as often as the average token "
@@ -144,23 +137,8 @@ def _preference_sentence(rows: pd.DataFrame, name: str) -> str:
 
 
 def _token_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need(
-        "tokens",
-        columns=[
-            "model",
-            "variant",
-            "kind",
-            "token",
-            "text",
-            "count",
-            "share",
-            "probability_ratio",
-        ],
-    )
-    first = table.groupby(["model", "kind"], sort=False).head(3)
-    first = shorten_model_names(first).assign(
-        text=[token_text(text) for text in first["text"].tolist()]
-    )
+    columns = ["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
+    table = run.need("tokens", columns=columns)
     heads = {
         "model": "model",
         "kind": "kind",
@@ -170,6 +148,8 @@ def _token_table(run: Run) -> tuple[str, PageTable]:
         "share": "share",
         "probability_ratio": "mean probability × vocabulary",
     }
+    first = shorten_model_names(table.groupby(["model", "kind"], sort=False).head(3))
+    first = first.assign(text=[token_text(text) for text in first["text"].tolist()])
     see = "The three tokens that each model predicts most often; tokens.parquet has twenty."
     return see + rest_note(len(first), "tokens", most=60), page_table(first, heads, most=60)
 

@@ -9,10 +9,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sink_lens.errors import RunError
-from sink_lens.records import Result, Run
-from sink_lens.report.page import Drawn, Listed, PageTable, page_table, rest_note
-from sink_lens.report.style import (
+from ...errors import RunError
+from ...records import Result, Run
+from ...report.page import Drawn, Listed, PageTable, page_table, rest_note
+from ...report.style import (
     COLOURS,
     INK,
     MARKS,
@@ -23,7 +23,7 @@ from sink_lens.report.style import (
     panel,
     without_formulas,
 )
-from sink_lens.text import as_text, name_in_words, plural, safe_line
+from ...text import as_text, name_in_words, plural, safe_line
 
 MOST_VARIANTS = 10
 """More variants than these are not drawn."""
@@ -33,20 +33,25 @@ _WORDS = {"attention=False": "no attention", "mlp=False": "no MLP", "gated=False
 
 
 def variant_names(table: pd.DataFrame) -> list[str]:
-    return [str(variant) for variant in dict.fromkeys(table["variant"].tolist())][:MOST_VARIANTS]
+    return [str(variant) for variant in table["variant"].unique()][:MOST_VARIANTS]
 
 
 def legend_name(variant: str, *, among: Sequence[str]) -> str:
     """Return a variant's name in plain words, without the parts that all names in ``among`` have."""
-    shared = (
-        set.intersection(*(set(other.split(",")) for other in among)) if len(among) > 1 else set()
-    )
+    shared = _shared_parts(among)
     own = [
         _WORDS.get(part.strip(), part.strip().removeprefix("activation="))
         for part in variant.split(",")
         if part not in shared
     ]
     return safe_line(", ".join(part for part in own if part) or "as it is", limit=44, counted=False)
+
+
+def _shared_parts(variants: Sequence[str]) -> list[str]:
+    if len(variants) < 2:
+        return []
+    first, *others = (variant.split(",") for variant in variants)
+    return [part for part in first if all(part in other for other in others)]
 
 
 def line_styles(variants: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -88,21 +93,15 @@ def _seed_figure(run: Run, measures: Measures) -> Figure:
                     markersize=6,
                 )
         if "null_high" in of_models.columns and len(of_models):
-            low, high = (
-                of_models["null_low"].to_numpy(float).min(),
-                of_models["null_high"].to_numpy(float).max(),
-            )
+            low = of_models["null_low"].to_numpy(float).min()
+            high = of_models["null_high"].to_numpy(float).max()
             axes.axvspan(low, high, color=QUIET, alpha=0.25, linewidth=0)
         if log:
             log_scale(axes, axis="x")
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=max(2, 9 // len(measures))))
             axes.axvline(0, color=QUIET, linewidth=0.9)
-        shown = (
-            [legend_name(variant, among=names) for variant in names]
-            if place == 1
-            else [""] * len(names)
-        )
+        shown = [legend_name(one, among=names) if place == 1 else "" for one in names]
         axes.set_yticks(range(len(names)), shown)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
@@ -113,15 +112,11 @@ def _step_figure(run: Run, measures: Measures) -> Figure:
     rows = _select_measures(run, measures=measures, with_step=True)
     if not len(rows):
         raise RunError("this figure needs the checkpoints of a training; there is none.")
-    figure = new_figure(width=9.2, height=2.9 * -(-len(measures) // 3))
+    down, across = -(-len(measures) // 3), min(3, len(measures))
+    figure = new_figure(width=9.2, height=2.9 * down)
     variants = variant_names(rows)
     for place, (measure, label, log) in enumerate(measures, start=1):
-        axes = panel(
-            figure,
-            place=(-(-len(measures) // 3), min(3, len(measures)), place),
-            xlabel="step",
-            ylabel=label,
-        )
+        axes = panel(figure, place=(down, across, place), xlabel="step", ylabel=label)
         of_measure = rows.loc[rows["measure"] == measure]
         for variant, style in line_styles(variants).items():
             course = of_measure.loc[of_measure["variant"] == variant].sort_values("step")
@@ -153,24 +148,21 @@ def _mean_with_half_width(row: dict) -> str:
     mean, half = float(row["mean"]), (float(row["high"]) - float(row["low"])) / 2
     places = 3 if abs(mean) < 10 else 0
     text = f"{mean:,.{places}f}".replace("-", "−")
-    return (
-        text if np.isnan(half) else f"{text} ±{half:,.{max(places - 1, 0)}f}".replace("±0.", "±.")
-    )
+    if np.isnan(half):
+        return text
+    return f"{text} ±{half:,.{max(places - 1, 0)}f}".replace("±0.", "±.")
 
 
 def unnamed_variants_sentence(variants: Sequence[str]) -> list[str]:
     rest = len(variants) - MOST_NAMED
-    return (
-        [f"{plural(rest, 'more variant')}: see the figures and tables below."] if rest > 0 else []
-    )
+    said = f"{plural(rest, 'more variant')}: see the figures and tables below."
+    return [said] if rest > 0 else []
 
 
 def read_variants_and_models(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Read both tables; a model without a seed, alone in its variant, has its interval over sequences."""
-    variants, summary = (
-        run.need("variants", columns=VARIANTS),
-        run.need("summary", columns=SUMMARY),
-    )
+    variants = run.need("variants", columns=VARIANTS)
+    summary = run.need("summary", columns=SUMMARY)
     alone = summary.loc[summary["seed"].isna(), ["variant", "measure", "low", "high"]]
     alone = alone.loc[~alone.duplicated(["variant", "measure"], keep=False)]
     own = variants[["variant", "measure"]].merge(alone, how="left", on=["variant", "measure"])
@@ -179,7 +171,7 @@ def read_variants_and_models(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _variant_table(run: Run) -> tuple[str, PageTable]:
     variants = run.need("variants", columns=VARIANTS)
-    among = list(dict.fromkeys(variants["variant"].tolist()))
+    among = variants["variant"].unique().tolist()
     heads = {
         "variant": "model",
         "measure": "measure",
@@ -196,45 +188,34 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
         variant=[legend_name(variant, among=among) for variant in variants["variant"].tolist()],
         measure=[name_in_words(str(name)) for name in variants["measure"]],
     )
-    return see + rest_note(len(variants), "variants.csv", most=200), page_table(
-        shown, heads, most=200
-    )
+    see += rest_note(len(variants), "variants.csv", most=200)
+    return see, page_table(shown, heads, most=200)
 
 
 def find_mean_row(variants: pd.DataFrame, variant: str, measure: str) -> dict[Any, Any]:
-    rows = variants.loc[
-        (variants["variant"] == variant) & (variants["measure"] == measure)
-    ].to_dict("records")
-    return rows[0] if rows else {}
+    rows = variants.loc[(variants["variant"] == variant) & (variants["measure"] == measure)]
+    return next(iter(rows.to_dict("records")), {})
 
 
 def mean_text(row: Mapping[Any, Any]) -> str:
     if not row:
         return "not measured"
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
-    return (
-        as_text(mean)
-        if np.isnan(low) or np.isnan(high)
-        else f"{as_text(mean)} ({as_text(low)} to {as_text(high)})"
-    )
+    if np.isnan(low) or np.isnan(high):
+        return as_text(mean)
+    return f"{as_text(mean)} ({as_text(low)} to {as_text(high)})"
 
 
 def shorten_model_names(frame: pd.DataFrame) -> pd.DataFrame:
-    among = list(dict.fromkeys(frame["variant"].tolist()))
+    among = frame["variant"].unique().tolist()
     pairs = zip(frame["model"].tolist(), frame["variant"].tolist(), strict=True)
-    names = [
-        model.replace(variant, legend_name(variant, among=among), 1) for model, variant in pairs
-    ]
-    return frame.assign(model=names)
+    return frame.assign(
+        model=[model.replace(one, legend_name(one, among=among), 1) for model, one in pairs]
+    )
 
 
 def shared_settings_sentence(variants: Sequence[str]) -> list[str]:
-    parts = [variant.split(",") for variant in dict.fromkeys(variants)]
-    shared = (
-        [part for part in parts[0] if all(part in other for other in parts)]
-        if len(parts) > 1
-        else []
-    )
+    shared = _shared_parts(list(dict.fromkeys(variants)))
     return [f"All models: {', '.join(shared)}."] if shared else []
 
 
@@ -253,12 +234,11 @@ def seeds_differ(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
 
 
 def figure_over_seeds(key: str, *, title: str, see: str, measures: Measures) -> Drawn:
-    data = partial(_select_measures, measures=measures)
     return Drawn(
         key=key,
         title=title,
         make=lambda run: (see, _seed_figure(run, measures)),
-        data=data,
+        data=partial(_select_measures, measures=measures),
         when=_has_variants,
     )
 
@@ -287,18 +267,16 @@ def show_survey(
     yield found.headline
     yield f"{title} (± 95% over seeds)"
     yield from shared_settings_sentence(variants["variant"].tolist())
-    among, lines = list(dict.fromkeys(variants["variant"].tolist())), []
+    among, lines = variants["variant"].unique().tolist(), []
     for variant, rows in variants.groupby("variant", sort=False):
         texts = {row["measure"]: _mean_with_half_width(row) for row in rows.to_dict("records")}
-        lines.append(
-            (legend_name(str(variant), among=among), *(texts.get(one, "") for one in measures))
-        )
+        name = legend_name(str(variant), among=among)
+        lines.append((name, *(texts.get(one, "") for one in measures)))
     for model, rows in summary.loc[summary["step"].notna()].groupby("model", sort=False):
         texts = {row["measure"]: as_text(row["value"]) for row in rows.to_dict("records")}
         lines.append((str(model), *(texts.get(one, "") for one in measures)))
-    yield PageTable(
-        heads=("", *measures.values()), numeric=(False, *(True for _ in measures)), rows=lines
-    )
+    numeric = (False, *(True for _ in measures))
+    yield PageTable(heads=("", *measures.values()), numeric=numeric, rows=lines)
 
 
 def answer_of_survey(found: Result) -> dict[str, pd.DataFrame]:
