@@ -1,4 +1,4 @@
-"""Configurations of ``preference``, ``contraction`` and ``fingerprint``: frozen records; torch is not imported."""
+"""Configurations of ``preference``, ``contraction`` and ``fingerprint``; torch is not imported."""
 
 import math
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ TWO = "need two or more to compare: names, folders, or untrained='gpt2' with see
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsConfig:
-    """Fields that all configurations of this file share: which models are measured, and on which device."""
+    """Fields that all configurations of this file share."""
 
     models: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "MODEL"})
     """Names, folders of save_pretrained, .gguf files, or folders of sink-lens train (their checkpoints)."""
@@ -49,7 +49,7 @@ def _refuse_idle_seeds(config: ModelsConfig, *, own: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurveyConfig(ModelsConfig):
-    """Fields that ``PreferenceConfig`` and ``ContractionConfig`` share: models, and the random sequences they read."""
+    """Fields that ``PreferenceConfig`` and ``ContractionConfig`` share."""
 
     switches: tuple[str, ...] = field(default=(), metadata={"option": "switch", "metavar": "NAME"})
     """Also measure the untrained model with every other value of one part: activation, gating, attention, mlp, norm,
@@ -74,12 +74,12 @@ class SurveyConfig(ModelsConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceConfig(SurveyConfig):
-    """Configuration of ``sink-lens preference``: the models whose token preferences are measured."""
+    """Configuration of ``sink-lens preference``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContractionConfig(SurveyConfig):
-    """Configuration of ``sink-lens contraction``: the models whose contraction is measured."""
+    """Configuration of ``sink-lens contraction``."""
 
     sequences: int = 128
     """Random sequences, 50 at least."""
@@ -100,7 +100,7 @@ def check_contraction_length(length: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FingerprintConfig(ModelsConfig):
-    """Configuration of ``sink-lens fingerprint``: the models to compare in pairs, and the settings of the test.
+    """Configuration of ``sink-lens fingerprint``.
 
     Raises:
         InputError: a value that cannot be used.
@@ -160,7 +160,7 @@ class FingerprintConfig(ModelsConfig):
                 raise InputError(f"{name} is {n}; need {need} for a p under {self.alpha:g}")
 
     def n_coordinates(self, width: int) -> int:
-        """Return how many of a model's ``width`` state dimensions are compared, its identity coordinates.
+        """Return how many of a model's ``width`` state dimensions are its identity coordinates.
 
         Raises:
             InputError: more coordinates than ``width``, or too few for any answer.
@@ -175,7 +175,7 @@ class FingerprintConfig(ModelsConfig):
 
 
 FEWEST = 50
-"""Sequences below which shares, cosines and Kendall's tau over them say little."""
+"""Fewer sequences say little."""
 MOST = 100_000_000
 """Sequences above which nobody waits for the end."""
 

@@ -4,10 +4,9 @@
 cosine between two positions of one sequence. Both are taken of the stream before the first layer, after each
 attention, after each MLP, and of the last norm's output. What the states share from the start, such as the embedding
 of the last position, is no contraction: the value before the first layer is the *floor*, and *excess* is the value over
-it. The *direction* is the unit mean of the last position's unit states, what they share from the start included.
+it. The *direction* is the unit mean of the last position's unit states.
 
-The claims (arXiv 2602.05927): representations contract along a direction that the seed sets, MLP activations make
-sequences alike, attention makes positions alike, and the contraction differs by position. The definitions are ours.
+The claims are of arXiv 2602.05927, the definitions ours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +50,7 @@ _SINK_SEQUENCES, _SINK_LENGTH = 32, 64
 
 @dataclass(frozen=True, kw_only=True)
 class Contraction(Finding):
-    """Contraction of one model: how large it is after each sublayer, in which direction, and the model's sink measures.
+    """Contraction of one model after each sublayer, its direction, and the model's sink measures.
 
     Its tables are ``summary`` (measure, value, low, high (95%, over sequences), unit), ``layers`` (layer, stage,
     measure (inter, intra), value, low, high, floor, excess, excess_low, excess_high, gain), ``positions`` (layer,
@@ -75,8 +74,7 @@ def contraction(
 ) -> Contraction:
     """Measure the mean cosine of states of random sequences, and of one sequence's positions, after each sublayer.
 
-    One pass of the plain model over the sequences, which are drawn as they are needed, and one over 32 of them for the
-    sink measures.
+    One pass over the sequences, and one over 32 of them for the sink measures.
 
     Args:
         model: the model, trained or not.
@@ -84,7 +82,7 @@ def contraction(
         length: tokens of each, 10 at least.
         seed: of the sequences.
         bos: ``without``, ``with`` or ``auto``; with BOS position 0 is the same in all sequences.
-        sinks: measure the attention to position 0 and what goes with it, of the same model on the same tokens.
+        sinks: measure the attention to position 0 and what goes with it.
         progress: show a bar.
 
     Raises:
@@ -112,9 +110,8 @@ def contraction(
         for chunk in draws.chunks(lens):
             stream(lens, chunk, readings, progress=False)
             bar.update(chunk.n_sequences)
-    return _make_contraction(
-        sums, ends=ends, lens=lens, sinks=_measure_sinks(lens, draws) if sinks else {}
-    )
+    beside = _measure_sinks(lens, draws) if sinks else {}
+    return _make_contraction(sums, ends=ends, lens=lens, sinks=beside)
 
 
 def _make_contraction(
@@ -124,45 +121,34 @@ def _make_contraction(
     lens: LensModel,
     sinks: Mapping[str, tuple[float, str]],
 ) -> Contraction:
-    inter, intra, first = sums.inter_cosines(), sums.intra_cosines(), sums.inter_cosines(end=0)
+    both = {"inter": sums.inter_cosines(), "intra": sums.intra_cosines()}
     last = sums.places.index((lens.n_layers - 1, "mlp"))
-    by_attention = [index for index, (_, name) in enumerate(sums.places) if name == "attention"]
-    rows: list[tuple[object, ...]] = []
-    for name, found in (("inter", inter), ("intra", intra)):
+    attention = [index for index, (_, name) in enumerate(sums.places) if name == "attention"]
+    cosines: dict[str, np.ndarray] = {}
+    for name, found in both.items():
         gain = np.diff(found[:, : last + 1], axis=1, prepend=found[:, :1])
-        rows.append((f"{name}_floor", *jackknife_interval(found[:, 0]), "cosine"))
-        rows.append((f"{name}_last", *jackknife_interval(found[:, last]), "cosine"))
-        rows.append((f"{name}_excess", *jackknife_interval(found[:, last] - found[:, 0]), "cosine"))
-        rows.append(
-            (f"{name}_by_attention", *jackknife_interval(gain[:, by_attention].sum(1)), "cosine")
-        )
-        rows.append(
-            (
-                f"{name}_by_mlp",
-                *jackknife_interval(gain.sum(1) - gain[:, by_attention].sum(1)),
-                "cosine",
-            )
-        )
-    first_excess = first[:, last] - first[:, 0]
-    rows.append(("inter_excess_first", *jackknife_interval(first_excess), "cosine"))
-    rows.append(
-        ("discrepancy", *jackknife_interval(inter[:, last] - inter[:, 0] - first_excess), "cosine")
-    )
-    n = sums.sequences
-    most = int(ends.smallest.max())
+        by_attention = gain[:, attention].sum(1)
+        cosines[f"{name}_floor"] = found[:, 0]
+        cosines[f"{name}_last"] = found[:, last]
+        cosines[f"{name}_excess"] = found[:, last] - found[:, 0]
+        cosines[f"{name}_by_attention"] = by_attention
+        cosines[f"{name}_by_mlp"] = gain.sum(1) - by_attention
+    first = sums.inter_cosines(end=0)
+    cosines["inter_excess_first"] = first[:, last] - first[:, 0]
+    cosines["discrepancy"] = cosines["inter_excess"] - cosines["inter_excess_first"]
+    rows: list[tuple[object, ...]] = [
+        (name, *jackknife_interval(found), "cosine") for name, found in cosines.items()
+    ]
+    n, most = sums.sequences, int(ends.smallest.max())
     rows.append(
         ("smallest_dimension_share", most / n, *wilson_interval(most, n), "share of sequences")
     )
     rows += [(name, value, np.nan, np.nan, unit) for name, (value, unit) in sinks.items()]
-    layers = [
-        _layer_rows(sums.places, name, found)
-        for name, found in (("inter", inter), ("intra", intra))
-    ]
+    summary = pd.DataFrame(rows, columns=["measure", "value", "low", "high", "unit"])
+    layers = [_layer_rows(sums.places, name, found) for name, found in both.items()]
     return Contraction(
         tables={
-            "summary": pd.DataFrame(
-                rows, columns=["measure", "value", "low", "high", "unit"]
-            ).astype({"value": float}),
+            "summary": summary.astype({"value": float}),
             "layers": pd.concat(layers, ignore_index=True),
             "positions": _position_rows(sums),
             "alignment": _alignment_rows(sums, ends=ends, lens=lens),
@@ -176,26 +162,23 @@ def _make_contraction(
 def direction_cosines(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFrame:
     """Return the cosine of the contraction directions of every two models of one width.
 
-    The columns are a, b, stage, cosine and chance. ``stage`` is ``last`` (after the last layer) or ``final`` (after the
-    last norm); ``chance`` is the standard deviation of the cosine of two random directions, ``1 / sqrt(d_model)``.
+    ``stage`` is ``last`` (after the last layer) or ``final`` (after the last norm); ``chance`` is the standard
+    deviation of the cosine of two random directions, ``1 / sqrt(d_model)``.
 
     Args:
         directions: model -> its ``Contraction.directions``.
     """
     rows: list[tuple[object, ...]] = []
     for (a, of_a), (b, of_b) in combinations(directions.items(), 2):
-        for name, one, other in (
-            ("last", list(of_a)[-2], list(of_b)[-2]),
-            ("final", list(of_a)[-1], list(of_b)[-1]),
-        ):
-            first, second = of_a[one], of_b[other]
+        ends = (list(one.values())[-2:] for one in (of_a, of_b))
+        for name, first, second in zip(("last", "final"), *ends, strict=True):
             if first.shape == second.shape:
                 rows.append((a, b, name, float(first @ second), len(first) ** -0.5))
     return pd.DataFrame(rows, columns=["a", "b", "stage", "cosine", "chance"])
 
 
 def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.DataFrame:
-    """Return a row per place: a measure's cosine ``found``, its excess over the first place and gain over the last."""
+    """Return a row per place: a measure's cosine, its excess over the first place and gain over the last."""
     value, low, high = jackknife_interval(found)
     excess, excess_low, excess_high = jackknife_interval(found - found[:, :1])
     return pd.DataFrame(
@@ -217,24 +200,27 @@ def _layer_rows(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.
 
 def _position_rows(sums: CosineSums) -> pd.DataFrame:
     n, frames = sums.sequences, []
-    floor = (sums.units[sums.places[0]].double().square().sum(-1) - n) / (n * (n - 1))
+    cosines = {
+        place: ((units.double().square().sum(-1) - n) / (n * (n - 1))).numpy()
+        for place, units in sums.units.items()
+    }
     for layer, name in sums.places:
-        cosine = (sums.units[layer, name].double().square().sum(-1) - n) / (n * (n - 1))
         columns = {
             "layer": layer,
             "stage": name,
             "position": sums.positions,
-            "inter": cosine.numpy(),
+            "inter": cosines[layer, name],
+            "excess": cosines[layer, name] - cosines[sums.places[0]],
+            "norm": (sums.norms[layer, name] / n).double().numpy(),
         }
-        norm = (sums.norms[layer, name] / n).double().numpy()
-        frames.append(pd.DataFrame(columns | {"excess": (cosine - floor).numpy(), "norm": norm}))
+        frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
 
 
 def _alignment_rows(sums: CosineSums, *, ends: PredictionCounts, lens: LensModel) -> pd.DataFrame:
-    """Return the table ``alignment``: the contraction direction's cosine with two tokens and with one dimension.
+    """Return the table ``alignment``: the direction's cosine with two tokens and with one dimension.
 
-    The tokens are those most often most and least probable (``ends``); the dimension is the largest at position 0.
+    The tokens are those most often most and least probable; the dimension is the largest at position 0.
     """
     n = sums.sequences
     final = torch.from_numpy(sums.direction(sums.places[-1]))
@@ -264,9 +250,9 @@ def _measure_sinks(lens: LensModel, draws: RandomSequences) -> dict[str, tuple[f
     few = min(_SINK_SEQUENCES, draws.sequences)
     tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]
     frame = chain_measures(lens, from_tensor(tokens), threshold=SINK_THRESHOLD)
-    found = {}
-    for row in frame.loc[frame["layer"].isna()].to_dict("records"):
-        elsewhere = row["measure"] == "sink_rate" and row["threshold"] != SINK_THRESHOLD
-        if row["measure"] in SINK_MEASURES and not elsewhere:
-            found[str(row["measure"])] = (float(row["value"]), str(row["unit"]))
-    return found
+    elsewhere = (frame["measure"] == "sink_rate") & (frame["threshold"] != SINK_THRESHOLD)
+    rows = frame.loc[frame["layer"].isna() & frame["measure"].isin(SINK_MEASURES) & ~elsewhere]
+    return {
+        str(row["measure"]): (float(row["value"]), str(row["unit"]))
+        for row in rows.to_dict("records")
+    }

@@ -1,10 +1,9 @@
-"""Sums of unit states over sequences, which contraction is computed from; memory does not grow with the sequences.
+"""Sums of unit states over sequences, from which contraction is computed.
 
 The mean cosine of all pairs of n unit vectors u is ``(|sum u|^2 - n) / (n (n - 1))``. The sums are kept in ``BLOCKS``
 blocks of sequences, so that leaving out one block at a time gives an interval (the delete-a-group jackknife).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ Place = tuple[int, str]
 
 
 class CosineSums:
-    """Sums over sequences of states scaled to norm 1, from which the cosines are computed; filled by ``stream``."""
+    """Sums over sequences of states scaled to norm 1; filled by ``stream``."""
 
     def __init__(self, n_layers: int, *, sequences: int, length: int) -> None:
         self.places: list[Place] = [(-1, "embedding")]
@@ -53,29 +52,19 @@ class CosineSums:
         return (start + torch.arange(n)) * BLOCKS // self.sequences
 
     def readings(self) -> list[Reading]:
-        def of(
-            name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None
-        ) -> Reading:
+        def of(name: str, *sites: str, layer: int | None = None) -> Reading:
             def add(view: LayerView) -> None:
-                self.add((-1 if name == "embedding" else view.layer, name), states(view))
+                first, *others = (view[site] for site in sites)
+                self.add((-1 if name == "embedding" else view.layer, name), sum(others, first))
 
-            return Reading(
-                name=name,
-                sites=sites,
-                function=add,
-                layers=None if layer is None else frozenset({layer}),
-            )
+            layers = None if layer is None else frozenset({layer})
+            return Reading(name=name, sites=sites, function=add, layers=layers)
 
         return [
-            of("embedding", lambda view: view["resid_pre"], "resid_pre", layer=0),
-            of(
-                "attention",
-                lambda view: view["resid_pre"] + view["attn_out"],
-                "resid_pre",
-                "attn_out",
-            ),
-            of("mlp", lambda view: view["resid_post"], "resid_post"),
-            of("final", lambda view: view["final"], "final"),
+            of("embedding", "resid_pre", layer=0),
+            of("attention", "resid_pre", "attn_out"),
+            of("mlp", "resid_post"),
+            of("final", "final"),
         ]
 
     def add(self, place: Place, states: Float[Tensor, "batch position d_model"]) -> None:
@@ -114,27 +103,25 @@ class CosineSums:
 
         The array is [1 + block, place]: row 0 has all sequences, row 1 + g all but the sequences of block g.
         """
-        found = [
-            _mean_pair_cosines(self.ends[place][:, end].double(), self.sizes)
-            for place in self.places
-        ]
+        n, found = _all_and_without_each(self.sizes), []
+        for place in self.places:
+            sums = _all_and_without_each(self.ends[place][:, end].double())
+            found.append(((sums.square().sum(-1) - n) / (n * (n - 1))).numpy())
         return np.stack(found, axis=1)
 
     def intra_cosines(self) -> np.ndarray:
         """Return the mean cosine between the states at two positions of one sequence; rows as in ``inter_cosines``."""
         sums = torch.stack([self.within[place] for place in self.places], dim=1).double()
-        kept = torch.cat([sums.sum(0)[None], sums.sum(0) - sums])
-        sizes = torch.cat([self.sizes.sum()[None], self.sizes.sum() - self.sizes])
-        return (kept / sizes[:, None]).numpy()
+        return (_all_and_without_each(sums) / _all_and_without_each(self.sizes)[:, None]).numpy()
 
     def direction(self, place: Place) -> np.ndarray:
-        """Return the contraction direction [d_model]: the mean of the sequences' last unit states, scaled to norm 1."""
+        """Return the mean of the sequences' last unit states, scaled to norm 1 [d_model]."""
         mean = self.units[place][-1].double()
         return (mean / mean.norm()).numpy()
 
 
 class PredictionCounts:
-    """Counts of the tokens that are the most and the least probable next one, and of the smallest dimensions."""
+    """Counts of the most and the least probable next tokens, and of the smallest dimensions."""
 
     def __init__(self, n_vocab: int, d_model: int) -> None:
         self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
@@ -142,7 +129,7 @@ class PredictionCounts:
         self.smallest = torch.zeros(d_model, dtype=torch.int64)
 
     def add(self, last: Float[Tensor, "batch d_model"], *, lens: LensModel) -> None:
-        """Count most and least probable tokens and smallest dimensions, from states after the final norm (``last``)."""
+        """Count them, from states after the final norm."""
         with torch.no_grad():
             unembed: Any = lens.plain.get_output_embeddings()
             logits = unembed(last)
@@ -154,21 +141,13 @@ class PredictionCounts:
             counts += torch.bincount(which.cpu(), minlength=len(counts))
 
 
-def _mean_pair_cosines(sums: Tensor, sizes: Tensor) -> np.ndarray:
-    """Return the mean cosine of all pairs of unit vectors: first of all vectors, then without those of each block.
-
-    ``sums`` has the sum of each block's vectors [block, d_model], and ``sizes`` their number.
-    """
-    kept = torch.cat([sums.sum(0)[None], sums.sum(0) - sums])
-    n = torch.cat([sizes.sum()[None], sizes.sum() - sizes])
-    return ((kept.square().sum(-1) - n) / (n * (n - 1))).numpy()
+def _all_and_without_each(blocks: Tensor) -> Tensor:
+    """Return the sum of all blocks, then the sums without each of them."""
+    return torch.cat([blocks.sum(0)[None], blocks.sum(0) - blocks])
 
 
 def jackknife_interval(found: np.ndarray) -> tuple[Any, Any, Any]:
-    """Return an estimate and the bounds of its 95% jackknife interval.
-
-    ``found[0]`` is computed from all blocks of sequences, ``found[1 + g]`` without block g.
-    """
+    """Return an estimate and the bounds of its 95% jackknife interval, from rows as in ``inter_cosines``."""
     left = found[1:]
     half = _T * np.sqrt((BLOCKS - 1) / BLOCKS * ((left - left.mean(0)) ** 2).sum(0))
     return found[0], found[0] - half, found[0] + half

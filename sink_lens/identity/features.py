@@ -1,8 +1,7 @@
 """Identity features: the last token's last state after the final norm, over inputs that several models share.
 
-Inputs are random token ids that every model knows, or random embeddings where all have one width. They are drawn and
-read chunk by chunk; only the states are kept, 4 d_model bytes an input. Kept states lie in the cache under the hash of
-the weights, the configuration and the inputs, so that no model reads the same inputs twice.
+Inputs are drawn and read chunk by chunk; only the states are kept. They lie in the cache under the hash of the weights,
+the configuration and the inputs, so that no model reads the same inputs twice.
 """
 
 import hashlib
@@ -31,6 +30,7 @@ from ..models.packed import unpacked_weight
 from ..models.running import prepare_pass
 from ..progress import tqdm
 from .config import InputKind, check_number_and_length
+from .models_to_measure import generator_of_chunk
 
 _CHUNK = 50
 _TOKENS_A_FORWARD = 4096
@@ -40,28 +40,27 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Facts about a model, such as width and vocabulary, that decide which inputs it can share with other models."""
+    """Facts about a model that decide which inputs it can share with other models."""
 
     weights: str
     """Hash of its parameters."""
     config: str
     """Hash of its configuration and buffers: the same weights under another activation are another model."""
     texts: Mapping[int, str] | None = field(repr=False)
-    """Id -> text of each token of its tokenizer; None if the model has no tokenizer."""
+    """Id -> text of each token; None if the model has no tokenizer."""
     ids: tuple[int, ...]
     """The ordinary token ids that it knows, ascending."""
     width: int
     context: int | None
     dtype: str
     embedding: tuple[float, float]
-    """Mean and standard deviation over all entries of its embedding matrix."""
+    """Mean and standard deviation of its embedding matrix."""
 
 
 def read_facts(lens: LensModel) -> ModelFacts:
     size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
-    buffers = (
-        hashlib.sha256()
-    )  # what is neither a weight nor configured, as rotary frequencies that were switched off
+    # What is neither a weight nor configured, as rotary frequencies that were switched off.
+    buffers = hashlib.sha256()
     for name, buffer in lens.plain.named_buffers():
         buffers.update(name.encode())
         buffers.update(buffer.detach().cpu().flatten().view(torch.uint8).numpy().data)
@@ -106,20 +105,15 @@ class Inputs:
 
     def chunks(self) -> Iterator[Tensor]:
         """Yield the inputs in order: token ids [batch, length], or embeddings [batch, length, width]."""
-        ids = torch.tensor(self.ids)
+        ids, (mean, deviation) = torch.tensor(self.ids), self.embedding
+        shape = (_CHUNK, self.length)
         for index in range(-(-self.sequences // _CHUNK)):
-            draw = np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]
-            generator = torch.Generator().manual_seed(int(draw >> np.uint64(1)))
+            generator = generator_of_chunk(self.seed, index)
             rows = min(_CHUNK, self.sequences - index * _CHUNK)
             if self.kind == "tokens":
-                yield ids[torch.randint(len(ids), (_CHUNK, self.length), generator=generator)][
-                    :rows
-                ]
+                yield ids[torch.randint(len(ids), shape, generator=generator)][:rows]
             else:
-                drawn = torch.randn(
-                    (_CHUNK, self.length, self.width), generator=generator, dtype=torch.float32
-                )
-                mean, deviation = self.embedding
+                drawn = torch.randn((*shape, self.width), generator=generator, dtype=torch.float32)
                 yield drawn[:rows] * deviation + mean
 
 
@@ -131,14 +125,9 @@ def shared_inputs(
     length: int,
     seed: int,
 ) -> Inputs:
-    """Return random inputs that all of the given models can read.
+    """Return random inputs that all of the models (name -> its facts) can read.
 
-    Args:
-        known: model name -> its facts; released embeddings have the mean and deviation of the first model's.
-        kind: token ids or embeddings; see ``FingerprintConfig``.
-        sequences: how many, 50 at least.
-        length: tokens of each.
-        seed: of the draw.
+    ``kind`` is as in ``FingerprintConfig``; released embeddings have the mean and deviation of the first model's.
 
     Raises:
         InputError: too few sequences, a length over a model's context, models whose tokenizers give an id
@@ -175,9 +164,9 @@ def shared_inputs(
 
 
 def read_features(lens: LensModel, inputs: Inputs, *, progress: bool = False) -> np.ndarray:
-    """Run the model; return each input's state at the last token after the final norm [n, d_model].
+    """Return each input's state at the last token after the final norm [n, d_model].
 
-    One forward pass without the unembedding; only the result grows in memory with the number of inputs.
+    One forward pass without the unembedding.
 
     Raises:
         ModelError: states that are not finite, as where half precision overflows.
@@ -197,14 +186,13 @@ def read_features(lens: LensModel, inputs: Inputs, *, progress: bool = False) ->
         for chunk in inputs.chunks():
             for part in chunk.split(size):
                 given = part.to(lens.device)
-                kind = (
+                named = (
                     {"input_ids": given}
                     if inputs.kind == "tokens"
                     else {"inputs_embeds": given.to(lens.dtype)}
                 )
-                states = (
-                    lens.plain.base_model(**kind, use_cache=False).last_hidden_state[:, -1].float()
-                )
+                states = lens.plain.base_model(**named, use_cache=False).last_hidden_state
+                states = states[:, -1].float()
                 if not bool(states.isfinite().all()):
                     raise ModelError(
                         f"the last states of {lens.name} in {str(lens.dtype).removeprefix('torch.')} are not finite "
@@ -219,19 +207,9 @@ def read_features(lens: LensModel, inputs: Inputs, *, progress: bool = False) ->
 def cached_features(
     open_lens: Callable[[], LensModel], inputs: Inputs, *, of: ModelFacts, progress: bool = False
 ) -> np.ndarray:
-    """Return what ``read_features`` gives, from the cache if it is there; else compute and store it.
-
-    Args:
-        open_lens: function that opens the model; called only if the features are not in the cache.
-        inputs: the inputs that the model reads.
-        of: facts about the model, by which the cache finds its states.
-        progress: show a bar.
-    """
-    folder = (
-        cache_folder()
-        / "features"
-        / _hash_of_json([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
-    )
+    """Return what ``read_features`` gives, from the cache if it is there; else open the model and store it."""
+    key = _hash_of_json([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
+    folder = cache_folder() / "features" / key
     with lock_folder(folder):
         manifest = read_manifest(folder)
         if manifest is not None and describe_damage(folder, manifest) is None:

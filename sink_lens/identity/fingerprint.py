@@ -1,4 +1,4 @@
-"""``fingerprint``: many models on the same random inputs, each with each, by a test of one initialisation."""
+"""``fingerprint``: many models on the same random inputs, each compared with each."""
 
 import os
 from collections.abc import Sequence
@@ -48,14 +48,11 @@ class Fingerprint(Result):
     config: FingerprintConfig
 
     def notebook_parts(self) -> tuple[object, ...]:
-        """Return what a notebook shows below the headline: the figure of all pairs."""
+        """Return the figure of all pairs."""
         from .pages.fingerprint import draw_pairs
 
-        return (
-            draw_pairs(
-                self.frame, self.tables["nulls"], names=self.tables["models"]["model"].tolist()
-            ),
-        )
+        names = self.tables["models"]["model"].tolist()
+        return (draw_pairs(self.frame, self.tables["nulls"], names=names),)
 
 
 @takes(FingerprintConfig, loads=True)
@@ -70,12 +67,12 @@ def fingerprint(
 ) -> Fingerprint:
     """Test for every pair of models whether both come from one initialisation (SeedPrint).
 
-    Each model is opened twice, and let go before the next: to find inputs that all can take, and then, unless its
-    states are in the cache, to read them.
+    Each model is opened twice, and let go before the next: to find inputs that all can take, and to read them, unless
+    its states are in the cache.
 
     Args:
-        models: names, folders (of ``sink-lens train``: its first and last checkpoint) or open models, besides those
-            that the configuration names.
+        models: names, folders (of ``sink-lens train``: its first and last checkpoint) or open models, besides the
+            configuration's.
         config: how the models are compared.
         out: the run folder; nothing is written if None.
         overwrite: replace the run that the folder holds.
@@ -103,8 +100,13 @@ def fingerprint(
     }
     for one in known.values():
         config.n_coordinates(one.width)
-    how = {name: getattr(config, name) for name in ("sequences", "length", "seed")}
-    inputs = shared_inputs(known, kind=config.inputs, **how)
+    inputs = shared_inputs(
+        known,
+        kind=config.inputs,
+        sequences=config.sequences,
+        length=config.length,
+        seed=config.seed,
+    )
     states = {
         name: cached_features(open_it, inputs, of=known[name], progress=progress)
         if config.cache
@@ -112,8 +114,8 @@ def fingerprint(
         for name, open_it in opened.items()
     }
     compared = []
-    names = list(combinations(states.items(), 2))
-    for index, pair in enumerate(tqdm(names, desc="pairs", unit="pair", **bar)):
+    both = list(combinations(states.items(), 2))
+    for index, pair in enumerate(tqdm(both, desc="pairs", unit="pair", **bar)):
         generator = np.random.default_rng([config.seed, index])
         compared.append(compare_states(*pair, config=config, generator=generator))
     models_table = pd.DataFrame(
@@ -122,12 +124,12 @@ def fingerprint(
                 "model": one.name,
                 "seed": one.seed,
                 "step": one.step,
-                "d_model": known[one.name].width,
-                "ids": len(known[one.name].ids),
-                "dtype": known[one.name].dtype,
-                "weights_sha256": known[one.name].weights,
+                "d_model": facts.width,
+                "ids": len(facts.ids),
+                "dtype": facts.dtype,
+                "weights_sha256": facts.weights,
             }
-            for one in found
+            for one, facts in zip(found, known.values(), strict=True)
         ]
     )
     pairs = pd.DataFrame([pair.pair_row() for pair in compared])
@@ -135,9 +137,9 @@ def fingerprint(
     nulls = pd.DataFrame(null_rows, columns=column_names("fingerprint", "nulls"))
     from .pages.fingerprint import pair_sentences
 
-    tables = {"models": models_table, "pairs": pairs, "nulls": nulls}
-    how = {name: getattr(config, name) for name in ("inputs", "decides", "alpha")}
-    sentences = pair_sentences(pairs, **how)
+    sentences = pair_sentences(
+        pairs, inputs=config.inputs, decides=config.decides, alpha=config.alpha
+    )
     notes = tuple(_make_notes(pairs, known=known, config=config))
     with (
         place_of_run(out, name="fingerprint") as place,
@@ -167,7 +169,7 @@ def fingerprint(
         folder=place.named,
         place=place,
         config=config,
-        tables=tables,
+        tables={"models": models_table, "pairs": pairs, "nulls": nulls},
         headline="\n".join(sentences),
         notes=notes,
     )
@@ -178,15 +180,16 @@ def models_to_compare(
 ) -> list[ModelToMeasure]:
     texts = [*config.models, *(str(one) for one in models if isinstance(one, (str, os.PathLike)))]
     named = models_to_measure(texts) if texts else []
-    found = []
+    steps: dict[str, list[int]] = {}
     for one in named:
-        steps = [
-            other.step for other in named if other.variant == one.variant and other.step is not None
-        ]
-        if one.step is None or one.step in (min(steps), max(steps)):
-            found.append(one)
-    lenses = [as_lens(one) for one in models if not isinstance(one, (str, os.PathLike))]
-    for lens in lenses:
+        if one.step is not None:
+            steps.setdefault(one.variant, []).append(one.step)
+    found = [
+        one
+        for one in named
+        if one.step is None or one.step in (min(steps[one.variant]), max(steps[one.variant]))
+    ]
+    for lens in [as_lens(one) for one in models if not isinstance(one, (str, os.PathLike))]:
         alike = [other.source for other in found if other.variant == lens.name]
         again = any(isinstance(other, LensModel) and other.plain is lens.plain for other in alike)
         name = f"{lens.name} ({len(alike) + 1})" if alike and not again else lens.name
@@ -231,12 +234,8 @@ def _make_notes(
         said.append(
             f"decided by the {config.decides} null, which assumes that coordinates and inputs are independent"
         )
-    same = [
-        name
-        for name, one in known.items()
-        if [o.weights for o in known.values()].count(one.weights) > 1
-    ]
-    if same:
+    weights = [one.weights for one in known.values()]
+    if same := [name for name, one in known.items() if weights.count(one.weights) > 1]:
         said.append(f"{', '.join(same)}: some of these have the very same weights")
     return said
 

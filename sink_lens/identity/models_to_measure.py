@@ -20,25 +20,24 @@ from .config import NOTHING, check_number_and_length
 from .untrained_models import UntrainedConfig, untrained
 
 CHUNK = 64
-"""Sequences that are drawn at a time: each chunk has a generator of its own, so that any of them can be drawn alone."""
+"""Sequences that are drawn at a time, with a generator of their own, so that each chunk can be drawn alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelToMeasure:
-    """Name and source of a model that is to be measured and not yet loaded."""
+    """Name and source of a model that is not yet loaded."""
 
     name: str
     variant: str
-    """Name of the variant: models of one variant differ only in their seed or their training step."""
+    """Models of one variant differ only in their seed or their training step."""
     seed: int | None = None
     """Seed of the weights, if it is known."""
     step: int | None = None
-    """Training step, if the model is a checkpoint."""
     source: str | UntrainedConfig | LensModel
 
     @property
     def identity(self) -> str:
-        """A text by which the model is told from another of its name: see ``model_identity``."""
+        """A text by which the model is told from another of its name."""
         return model_identity(self.source) if isinstance(self.source, str) else repr(self.source)
 
     def open(self, *, device: str | None = None, dtype: str | None = None) -> LensModel:
@@ -74,12 +73,11 @@ def models_to_measure(
         folder = Path(model)
         if (folder / RUN_FILE).is_file():
             run = read_run(folder)
-            seed = run.config.get("seed")
             found += [
                 ModelToMeasure(
                     name=f"{folder.name} step {step}",
                     variant=folder.name,
-                    seed=seed,
+                    seed=run.config.get("seed"),
                     step=step,
                     source=str(path),
                 )
@@ -100,22 +98,26 @@ def models_to_measure(
     for one in found:
         path = expand_home(one.source) if isinstance(one.source, str) else None
         places.append(str(path.resolve()) if path and path.exists() else one.name)
+    names = [one.name for one in found]
     if twice := sorted(
-        {one.name for one, place in zip(found, places, strict=True) if places.count(place) > 1}
+        {name for name, place in zip(names, places, strict=True) if places.count(place) > 1}
     ):
         raise InputError(f"{', '.join(twice)} is there twice; need each model once")
-    if same := sorted(
-        {one.name for one in found if [other.name for other in found].count(one.name) > 1}
-    ):
+    if same := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(
             f"two models are called {', '.join(same)}; need names that differ: give longer paths"
         )
     return found
 
 
+def generator_of_chunk(seed: int, index: int) -> torch.Generator:
+    draw = np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(draw >> np.uint64(1)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSequences:
-    """Random sequences of tokens of a model's vocabulary but special ones, drawn chunk by chunk to save memory."""
+    """Random sequences of a model's ordinary tokens, drawn chunk by chunk to save memory."""
 
     sequences: int
     length: int
@@ -127,13 +129,12 @@ class RandomSequences:
         check_tokens(lens, self.chunk(lens, 0))
 
     def chunk(self, lens: LensModel, index: int) -> TokenBatch:
-        draw = np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]
         size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
         return random_tokens(
             lens.tokenizer,
             sequences=min(CHUNK, self.sequences - index * CHUNK),
             length=self.length,
-            generator=torch.Generator().manual_seed(int(draw >> np.uint64(1))),
+            generator=generator_of_chunk(self.seed, index),
             bos=self.bos,
             vocab_size=size,
         )

@@ -1,24 +1,22 @@
 """Null distributions of a mean Kendall tau, and the steps from two models' states to that tau.
 
-``tau_bar`` is the mean over the shared coordinates S of tau between two models, over n inputs (arXiv 2509.26404). The
-nulls are the formula of the paper, its simulations, and two of our own:
+``tau_bar`` is the mean over the shared coordinates S of tau between two models, over n inputs (arXiv 2509.26404).
 
 * ``analytical`` (paper): n independent inputs, |S| independent coordinates: ``sigma(n) / sqrt(|S|)``.
 * ``matrices`` (paper): random normal [n, |S|], softmax and tau.
 * ``pipeline`` (paper): random normal [n, d] through the whole of it, the choice of coordinates included.
 * ``shuffled`` (ours): the two models' own states, the inputs of one in random order. Keeps how the coordinates of a
-  model go together, which the three above do not know of.
+  model go together.
 * ``relabelled`` (ours): the two models' own states, input by input, coordinate j of one with coordinate pi(j) of the
   other. Keeps also what any two models have in common because they read the same inputs, such as a factor by which one
   input scales all coordinates. Its mean and variance over all |S|! relabellings have a closed form (Hoeffding 1951).
 
-On *token inputs*, no coordinate of one model belongs to any of another that was initialised and trained apart: their
-numbering could have been another, so ``relabelled`` is exact for them, given S. The published nulls hold nearly for
-untrained models and fail for trained ones. On *embedding inputs*, coordinate j of an input enters coordinate j of both
-streams, and no null here knows of that. How often either errs is in ``docs/identity.md``.
+On *token inputs*, ``relabelled`` is exact for models that were initialised and trained apart, given S: their
+coordinates could have been numbered otherwise. The published nulls hold nearly for untrained models and fail for
+trained ones. On *embedding inputs*, coordinate j of an input enters coordinate j of both streams, and no null here
+knows of that. How often either errs is in ``docs/identity.md``.
 
-All are summarised by mean and standard deviation, so that a p far below what any number of draws can show can be given
-(in log space); the share of draws is given beside it.
+All are summarised by mean and standard deviation, so that a p far below what any number of draws can show can be given.
 """
 
 import functools
@@ -36,10 +34,7 @@ from ..measures.kendall import tau_b
 from ..schema import NULLS as NULLS
 
 Convention = Literal["paper", "code"]
-"""The rule by which z becomes p.
-
-In the text of arXiv 2509.26404 it is 1 - Phi(z); in its released code min(1, 2 (1 - Phi(z))), two-sided for z > 0 only.
-"""
+"""How z becomes p: in the text of arXiv 2509.26404 by 1 - Phi(z), in its code by min(1, 2 (1 - Phi(z)))."""
 _VALUES_AT_ONCE = 2**21
 
 
@@ -73,12 +68,12 @@ class Null:
     """log10 of the smallest p that there is: of |S|! relabellings, 1 / |S|!."""
 
     def z(self, tau_bar: float) -> float:
-        """Return by how many standard deviations ``tau_bar`` is above the null's mean; nan if the deviation is 0."""
+        """Return the distance from the mean in standard deviations; nan if these are 0."""
         return (tau_bar - self.mean) / self.sd if self.sd > 0 else math.nan
 
     @check_calls
     def log10_p(self, tau_bar: float, *, convention: Convention = "paper") -> float:
-        """Return log10 of the p value of ``tau_bar`` (normal approximation) by a ``Convention``; at least ``floor``."""
+        """Return log10 of the p value of ``tau_bar`` (normal approximation); at least ``floor``."""
         return max(log10_p(self.z(tau_bar), convention=convention), self.floor)
 
     def p_by_draws(self, tau_bar: float) -> float:
@@ -89,7 +84,6 @@ class Null:
 
 
 def analytical_null(n: int, *, shared: int) -> Null:
-    """Return the null that the paper's formula gives for ``n`` inputs and ``shared`` common coordinates."""
     return Null(name="analytical", mean=0.0, sd=tau_deviation(n) / math.sqrt(shared))
 
 
@@ -101,10 +95,7 @@ def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
 def log_softmax_states(
     features: np.ndarray, *, coordinates: np.ndarray, temperature: float
 ) -> np.ndarray:
-    """Return the log softmax of states (``features`` [n, d]) over the given coordinates alone, at a temperature.
-
-    The log keeps the order and therefore tau, and it cannot underflow to ties.
-    """
+    """Return the log softmax of states [n, d] over the given coordinates alone; the log cannot underflow to ties."""
     return log_softmax(np.asarray(features[:, coordinates], dtype=np.float64) / temperature, axis=1)
 
 
@@ -119,8 +110,7 @@ def simulate_null(
     """Return a null with random normal matrices [n, width] in place of the states of the two models.
 
     In ``pipeline`` the matrices are as wide as the states, and ``count`` coordinates are chosen as from states. In
-    ``matrices`` they have the shared coordinates alone, so that all are used. At least two pairs are simulated
-    (``draws``).
+    ``matrices`` they have the shared coordinates alone, so that all are used.
     """
     generator, found = np.random.default_rng([seed, NULLS.index(name), width, count]), []
     for _ in range(draws):
@@ -138,10 +128,7 @@ def simulate_null(
 def shuffled_null(
     x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.random.Generator
 ) -> Null:
-    """Return the null ``shuffled``: ``tau_bar`` of softened states ``x`` and ``y``, with the rows of ``y`` shuffled.
-
-    Each of ``draws`` values is from another shuffle.
-    """
+    """Return the null ``shuffled``: ``tau_bar`` of softened states, with the rows of ``y`` shuffled."""
     at_once = max(1, min(draws, _VALUES_AT_ONCE // x.size))
     found: list[float] = []
     while len(found) < draws:
@@ -152,10 +139,9 @@ def shuffled_null(
 
 
 def relabelled_null(matrix: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
-    """Return the null ``relabelled``: ``tau_bar`` if one model's coordinates are renumbered at random.
+    """Return the null ``relabelled``, with exact mean and deviation.
 
-    ``matrix[i, j]`` is tau of coordinate i of one model with coordinate j of the other. Mean and deviation are exact;
-    ``draws`` random renumberings are kept beside them.
+    ``matrix[i, j]`` is tau of coordinate i of one model with coordinate j of the other.
     """
     size = len(matrix)
     found = np.array(

@@ -5,9 +5,8 @@ it counts is not public, so the definitions are ours. Over N random sequences th
 argmax, an argmin and probabilities. Reported: the most frequent token's share of the N events; how many tokens cover
 80% of them; the largest mean probability times the size of the vocabulary.
 
-Nulls. For the counts: N draws from all tokens alike (multinomial), simulated. For the mean probability: each
-sequence's probabilities shifted around the vocabulary by an offset of its own, which keeps how peaked they are and
-takes away what sequences share.
+Nulls: for the counts, N draws from all tokens alike; for the mean probability, each sequence's probabilities shifted
+around the vocabulary by an offset of its own, which keeps how peaked they are.
 """
 
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ class Votes:
         self._generator = generator
 
     def add(self, logits: Float[Tensor, "batch vocab"]) -> None:
-        """Count the predictions of a batch of sequences: ``logits`` are those after each sequence's last token.
+        """Count the predictions of a batch, from the logits after each sequence's last token.
 
         Raises:
             InputError: the logits are not finite, as where a half-precision type overflows.
@@ -102,14 +101,14 @@ class Preference(Finding):
         for kind, counts in (("argmax", self.argmax), ("argmin", self.argmin)):
             order = np.argsort(-counts, kind="stable")[:most]
             order = order[counts[order] > 0]
-            ratio = self.probability[order] * len(counts)
             columns = {
                 "kind": kind,
                 "token": order,
                 "count": counts[order],
                 "share": counts[order] / self.n,
+                "probability_ratio": self.probability[order] * len(counts),
             }
-            frames.append(pd.DataFrame(columns | {"probability_ratio": ratio}))
+            frames.append(pd.DataFrame(columns))
         return pd.concat(frames, ignore_index=True)
 
 
@@ -124,7 +123,7 @@ def preference(
 ) -> Preference:
     """Count which tokens a model predicts after random sequences of ordinary tokens, and compare with chance.
 
-    One forward pass over the sequences, which are drawn as they are needed: memory does not grow with their number.
+    One forward pass over the sequences; memory does not grow with their number.
 
     Args:
         model: the model, trained or not.
@@ -155,7 +154,6 @@ def preference(
 
 
 def sequences_that_fit(lens: LensModel, *, length: int) -> int:
-    """Return how many sequences of ``length`` tokens one forward pass takes, so that its logits fit in memory."""
     return max(1, min(_TOKENS_A_FORWARD // length, _LOGITS_A_FORWARD // lens.d_vocab))
 
 
@@ -177,11 +175,9 @@ def make_preference(votes: Votes, *, length: int, generator: np.random.Generator
     chance = np.stack(
         [_sort_descending(np.bincount(one, minlength=n_vocab))[:ranks] for one in every_event]
     )
-    chance_covering = np.array([_count_tokens_of_80_percent(one, n) for one in chance])
     rows: list[tuple[object, ...]] = []
-    share, ratio, covering = map(
-        _mean_and_band, (chance[:, 0] / n, chance[:, 0] / n * n_vocab, chance_covering)
-    )
+    share, ratio = _mean_and_band(chance[:, 0] / n), _mean_and_band(chance[:, 0] / n * n_vocab)
+    covering = _mean_and_band(np.array([_count_tokens_of_80_percent(one, n) for one in chance]))
     for kind, found in counts.items():
         top = int(found.max())
         bounds = np.array(wilson_interval(top, n))
@@ -193,16 +189,14 @@ def make_preference(votes: Votes, *, length: int, generator: np.random.Generator
         rows.append((f"{kind}_covering", covered, np.nan, np.nan, *covering, "tokens"))
     mean = votes.probability.numpy() / n
     most = int(mean.argmax())
-    error = (
-        _NORMAL * np.sqrt(max(votes.square.numpy()[most] / n - mean[most] ** 2, 0.0) / n) * n_vocab
-    )
+    variance = max(votes.square.numpy()[most] / n - mean[most] ** 2, 0.0)
+    error = _NORMAL * np.sqrt(variance / n) * n_vocab
     value = mean[most] * n_vocab
-    shifted = votes.shifted.numpy().max(1) / n * n_vocab
+    null = _mean_and_band(votes.shifted.numpy().max(1) / n * n_vocab)
     bounds = (value - error, value + error)
-    rows.append(
-        ("mean_probability_ratio", value, *bounds, *_mean_and_band(shifted), "times chance")
-    )
+    rows.append(("mean_probability_ratio", value, *bounds, *null, "times chance"))
     names = ["measure", "value", "low", "high", "null", "null_low", "null_high", "unit"]
+    curves = [_coverage_curve(*one, chance, n) for one in counts.items()]
     return Preference(
         n=n,
         headline=f"What follows {n:,} random sequences of {length} tokens.",
@@ -211,9 +205,7 @@ def make_preference(votes: Votes, *, length: int, generator: np.random.Generator
         probability=mean,
         tables={
             "summary": pd.DataFrame(rows, columns=names).astype({"value": float}),
-            "coverage": pd.concat(
-                [_coverage_curve(*one, chance, n) for one in counts.items()], ignore_index=True
-            ),
+            "coverage": pd.concat(curves, ignore_index=True),
         },
     )
 
@@ -227,20 +219,16 @@ def _count_tokens_of_80_percent(ordered: np.ndarray, n: int) -> int:
 
 
 def _coverage_curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -> pd.DataFrame:
-    """Return rows of the table ``coverage`` for ``kind``: the share of ``n`` predictions that the top k tokens make up.
-
-    ``counts`` has how often each token is predicted. Each row of ``chance`` has the sorted counts of one simulation.
-    """
+    """Return the share of ``n`` predictions that the top k tokens make up; ``chance``: sorted counts by simulation."""
     ranks = chance.shape[1]
     places = np.unique(np.geomspace(1, ranks, 60).round().astype(int))
     shares = chance.cumsum(1)[:, places - 1] / n
-    null, low, high = shares.mean(0), *np.quantile(shares, [0.025, 0.975], axis=0)
-    found = _sort_descending(counts)[:ranks].cumsum()[places - 1] / n
+    low, high = np.quantile(shares, [0.025, 0.975], axis=0)
     columns = {
         "kind": kind,
         "tokens": places,
-        "share": found,
-        "null": null,
+        "share": _sort_descending(counts)[:ranks].cumsum()[places - 1] / n,
+        "null": shares.mean(0),
         "null_low": low,
         "null_high": high,
     }

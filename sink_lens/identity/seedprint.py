@@ -5,8 +5,8 @@
     x_j                     = log softmax over S, at temperature 10, of coordinate j: one number an input
     tau_bar                 = mean over S of Kendall's tau-b of x_j of the one with x_j of the other
 
-tau_bar is the effect size; p, from the nulls of ``nulls``, says how sure we are, and grows with the number of inputs
-alone. The null that decides here is ``relabelled``; the others are reported beside it.
+tau_bar is the effect size; p, from the nulls of ``nulls``, says how sure we are. The null that decides is
+``relabelled``; the others are reported beside it.
 
 Reference: Tong et al., arXiv 2509.26404 (the statistic, ``analytical``, ``matrices`` and ``pipeline``); ``shuffled``,
 ``relabelled`` and the test of a common factor are ours.
@@ -37,7 +37,7 @@ from .nulls import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPair:
-    """Result of comparing two models: the verdict, the effect size ``tau_bar``, and the null distributions."""
+    """Result of comparing two models."""
 
     a: str
     b: str
@@ -52,7 +52,7 @@ class ModelPair:
     tau_bar: float = math.nan
     """The effect size: mean tau over the shared coordinates; 1 for equal models, about 0 for unrelated ones."""
     across: float = math.nan
-    """Mean Kendall tau between different coordinates: agreement that is not tied to one coordinate."""
+    """Mean Kendall tau between different coordinates."""
     too_narrow: float = math.nan
     """Standard deviation of tau_bar were no coordinate matched, from tau between different ones, over the formula's."""
     scale_tau: float = math.nan
@@ -73,12 +73,6 @@ class ModelPair:
         return by_chance and self.scale_log10_p < -4 and self.too_narrow > 1.5
 
     def null_rows(self) -> list[dict[str, object]]:
-        """Return the pair's rows of the table ``nulls``: each null's mean, deviation, and p of ``tau_bar``.
-
-        ``z`` is the distance from the mean in standard deviations. ``log10_p_paper`` and ``log10_p_code`` are log10 of
-        p by the convention of the paper (one-sided) and of its code (twice as large). ``p_draws`` is
-        (1 + draws at least as large as ``tau_bar``) / (1 + all draws); nan for a null that is a formula.
-        """
         return [
             {
                 "a": self.a,
@@ -171,26 +165,22 @@ def compare_states(
     by_name = {one.name: one for one in every}
     null = by_name[config.decides]  # the analytical one is a formula, which has no draws
     p = 10 ** null.log10_p(tau_bar) if null.draws is None else null.p_by_draws(tau_bar)
-    verdict, why = (
-        SAME if p < config.alpha else NOT_SHOWN,
-        f"p {p:.3g} under the {config.decides} null",
-    )
+    verdict = SAME if p < config.alpha else NOT_SHOWN
+    why = f"p {p:.3g} under the {config.decides} null"
     if math.isnan(p):
         verdict, why = NO_ANSWER, f"the {config.decides} null has no draws"
     if verdict == SAME and config.inputs != "tokens":
         why += ", which does not hold on embedding inputs of narrow or untrained models"
     sizes = [np.linalg.norm(one - one.mean(1, keepdims=True), axis=1)[:, None] for one in soft]
     scale = float(tau_by_column(*sizes)[0])
+    unmatched = np.where(np.eye(len(matrix), dtype=bool), across, matrix)
     return ModelPair(
         **pair,
         verdict=verdict,
         why=why,
         tau_bar=tau_bar,
         across=across,
-        too_narrow=nulls.spread_over_permutations(
-            np.where(np.eye(len(matrix), dtype=bool), across, matrix)
-        )
-        / by_name["analytical"].sd,
+        too_narrow=nulls.spread_over_permutations(unmatched) / by_name["analytical"].sd,
         scale_tau=scale,
         scale_log10_p=log10_p(abs(scale) / tau_deviation(n), convention="code"),
         nulls=by_name,

@@ -3,10 +3,8 @@
 A model is a Hugging Face class of its style (Llama, Qwen3 or GPT-2) whose parts may be switched one by one. Variants
 that differ in one switch and share a seed draw the same weights, so that they are compared in pairs, but for the gate,
 which changes the width of the MLP. An attention or MLP that is off has an output projection of zeros; an MLP without
-its gate reads a gate of ones; the norm and the positions are replaced where the class has others.
-
-Untrained transformers are the subject of arXiv 2602.05927. Which configurations that paper used is not public: the
-defaults here are the sizes of GPT-2 small for every style, and ours.
+its gate reads a gate of ones. The configurations of arXiv 2602.05927 are not public: the defaults have the sizes of
+GPT-2 small.
 """
 
 import math
@@ -37,32 +35,22 @@ from ..models.wrapping import assemble_lens, keep_random_state
 
 Style = Literal["llama", "qwen", "gpt2"]
 ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "identity")
-"""The activations of the experiments; every other name that Hugging Face knows is taken too."""
+"""The activations of the experiments; every other name of Hugging Face is taken too."""
 
+_LIKE_LLAMA = {"activation": "silu", "gated": True, "norm": "rms", "positions": "rotary"}
 _OWN: dict[str, dict[str, Any]] = {
-    "llama": {
-        "activation": "silu",
-        "gated": True,
-        "norm": "rms",
-        "positions": "rotary",
-        "tied": False,
-    },
-    "qwen": {
-        "activation": "silu",
-        "gated": True,
-        "norm": "rms",
-        "positions": "rotary",
-        "tied": True,
-    },
+    "llama": {**_LIKE_LLAMA, "tied": False, "scaled_writers": False},
+    "qwen": {**_LIKE_LLAMA, "tied": True, "scaled_writers": False},
     "gpt2": {
         "activation": "gelu",
         "gated": False,
         "norm": "layer",
         "positions": "learned",
         "tied": True,
+        "scaled_writers": True,
     },
 }
-"""Defaults of each style; only GPT-2 initialises the projections into the stream smaller."""
+"""Defaults of each style."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +93,7 @@ class UntrainedConfig:
 
     def __post_init__(self) -> None:
         check_field_types(self)
-        for name, own in {**_OWN[self.style], "scaled_writers": self.style == "gpt2"}.items():
+        for name, own in _OWN[self.style].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, own)
         if self.n_kv_heads is None:
@@ -118,20 +106,11 @@ class UntrainedConfig:
                 f"activation is {self.activation!r}; need one of {', '.join(ACTIVATIONS)}, or another "
                 "name of transformers.activations.ACT2FN"
             )
-        check_at_least(
-            self,
-            1,
-            "n_layers",
-            "d_model",
-            "n_heads",
-            "n_kv_heads",
-            "d_mlp",
-            "vocab_size",
-            "n_context",
-        )
+        widths, lengths = ("d_model", "n_heads", "n_kv_heads", "d_mlp"), ("vocab_size", "n_context")
+        check_at_least(self, 1, "n_layers", *widths, *lengths)
         check_at_most(self, 10_000, "n_layers")
-        check_at_most(self, 1_000_000, "d_model", "n_heads", "n_kv_heads", "d_mlp")
-        check_at_most(self, 10_000_000, "vocab_size", "n_context")
+        check_at_most(self, 1_000_000, *widths)
+        check_at_most(self, 10_000_000, *lengths)
         if not self.init_std > 0:
             raise InputError(f"init_std is {self.init_std!r}; need a positive number")
         assert self.n_kv_heads is not None
@@ -155,23 +134,16 @@ class UntrainedConfig:
     @property
     def label(self) -> str:
         """The configuration as text, such as ``gpt2,activation=relu``; ``read_untrained`` reads it back."""
-        own = UntrainedConfig(style=self.style)
-        sized = UntrainedConfig(
-            style=self.style, gated=self.gated, d_model=self.d_model, n_heads=self.n_heads
-        )
-        plain = asdict(sized) | {
-            "gated": own.gated,
-            "d_model": own.d_model,
-            "n_heads": own.n_heads,
-            "activation": None,
-        }
-        return ",".join(
-            [self.style, *(f"{k}={v}" for k, v in asdict(self).items() if plain[k] != v)]
-        )
+        sized = ("gated", "d_model", "n_heads")  # they decide the defaults of others
+        plain = UntrainedConfig(style=self.style, **{name: getattr(self, name) for name in sized})
+        own = asdict(UntrainedConfig(style=self.style))
+        usual = asdict(plain) | {name: own[name] for name in sized} | {"activation": None}
+        changed = (f"{k}={v}" for k, v in asdict(self).items() if usual[k] != v)
+        return ",".join([self.style, *changed])
 
 
 def read_untrained(text: str) -> UntrainedConfig:
-    """Read a configuration from a text that names a style and fields, such as ``gpt2,activation=relu,n_layers=4``.
+    """Read a configuration from a text such as ``gpt2,activation=relu,n_layers=4``.
 
     Raises:
         InputError: an unknown field, or a value that is not of its kind.
@@ -208,9 +180,7 @@ def untrained(
     check_seeds({"seed": seed})
     place = find_device(device)
     with keep_random_state(), torch.device("cpu"), torch.no_grad():
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed would reseed the GPUs of the caller too
+        torch.default_generator.manual_seed(seed)  # and not the caller's GPUs
         model: Any = AutoModelForCausalLM.from_config(
             _base_configuration(config), dtype=torch.float32, attn_implementation="sdpa"
         )
@@ -237,9 +207,8 @@ class PositionedEmbedding(nn.Embedding):
 
 
 def _base_configuration(config: UntrainedConfig) -> PreTrainedConfig:
-    special: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     activation = _activation_name(config.activation)
-    shared = special | {
+    shared: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "num_hidden_layers": config.n_layers,
@@ -247,11 +216,18 @@ def _base_configuration(config: UntrainedConfig) -> PreTrainedConfig:
         "max_position_embeddings": config.n_context,
         "initializer_range": config.init_std,
         "tie_word_embeddings": config.tied,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
     }
     if config.style == "gpt2":
-        dropouts = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
         return GPT2Config(
-            **shared, **dropouts, n_inner=config.d_mlp, activation_function=activation
+            **shared,
+            n_inner=config.d_mlp,
+            activation_function=activation,
+            attn_pdrop=0.0,
+            embd_pdrop=0.0,
+            resid_pdrop=0.0,
         )
     of_class = Qwen3Config if config.style == "qwen" else LlamaConfig
     assert config.d_mlp is not None
@@ -269,37 +245,27 @@ def _activation_name(name: str | None) -> str:
 
 
 def _switch_modules(model: Any, *, family: Family, config: UntrainedConfig) -> None:
-    """Change in place what ``config`` sets in a new model and its Hugging Face configuration cannot set.
-
-    ``family`` has the names of the model's modules.
-    """
-    drawn_scaled = config.style == "gpt2"
-    shrink = (2 * config.n_layers) ** -0.5
-    scale = (
-        1.0
-        if config.scaled_writers == drawn_scaled
-        else shrink
-        if config.scaled_writers
-        else 1 / shrink
-    )
+    """Change in a new model what its Hugging Face configuration cannot set."""
+    scale, own = (2 * config.n_layers) ** -0.5, _OWN[config.style]
+    if config.scaled_writers == own["scaled_writers"]:  # as they were drawn
+        scale = 1.0
+    elif not config.scaled_writers:
+        scale = 1 / scale
     for layer in model.get_submodule(family.layers):
         mlp = layer.get_submodule(str(family.mlp))
-        writers = {layer.get_submodule(f"{family.attention}.{family.o}"): config.attention}
-        writers[mlp.get_submodule(str(family.down))] = config.mlp
-        for writer, on in writers.items():
+        for writer, on in (
+            (layer.get_submodule(f"{family.attention}.{family.o}"), config.attention),
+            (mlp.get_submodule(str(family.down)), config.mlp),
+        ):
             writer.weight.mul_(scale if on else 0.0)
         if family.gate is not None and not config.gated:
             mlp.up_proj = nn.Linear(config.d_model, config.d_mlp)  # type: ignore[arg-type]  # filled in
             mlp.up_proj.weight.zero_()
             mlp.up_proj.bias.fill_(1.0)
-    if config.norm != _OWN[config.style]["norm"]:
+    if config.norm != own["norm"]:
         of_class = nn.LayerNorm if config.norm == "layer" else LlamaRMSNorm
-        layers = range(config.n_layers)
-        paths = [
-            f"{family.layers}.{n}.{norm}"
-            for n in layers
-            for norm in (family.attn_norm, family.mlp_norm)
-        ]
+        norms = (family.attn_norm, family.mlp_norm)
+        paths = [f"{family.layers}.{n}.{norm}" for n in range(config.n_layers) for norm in norms]
         for path in (*paths, family.final_norm):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, of_class(config.d_model, eps=1e-5))
