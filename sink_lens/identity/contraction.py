@@ -44,7 +44,7 @@ SINK_MEASURES = (
     "dominance_ratio",
     "loss",
 )
-"""Measures of ``chain_measures`` for the whole model, reported beside the contraction."""
+"""Measures of ``chain_measures`` that are reported beside the contraction."""
 _SINK_SEQUENCES, _SINK_LENGTH = 32, 64
 
 
@@ -110,17 +110,6 @@ def contraction(
         for chunk in draws.chunks(lens):
             stream(lens, chunk, readings, progress=False)
             bar.update(chunk.n_sequences)
-    beside = _measure_sinks(lens, draws) if sinks else {}
-    return _make_contraction(sums, ends=ends, lens=lens, sinks=beside)
-
-
-def _make_contraction(
-    sums: CosineSums,
-    *,
-    ends: PredictionCounts,
-    lens: LensModel,
-    sinks: Mapping[str, tuple[float, str]],
-) -> Contraction:
     both = {"inter": sums.inter_cosines(), "intra": sums.intra_cosines()}
     last = sums.places.index((lens.n_layers - 1, "mlp"))
     attention = [index for index, (_, name) in enumerate(sums.places) if name == "attention"]
@@ -139,11 +128,11 @@ def _make_contraction(
     rows: list[tuple[object, ...]] = [
         (name, *jackknife_interval(found), "cosine") for name, found in cosines.items()
     ]
-    n, most = sums.sequences, int(ends.smallest.max())
-    rows.append(
-        ("smallest_dimension_share", most / n, *wilson_interval(most, n), "share of sequences")
-    )
-    rows += [(name, value, np.nan, np.nan, unit) for name, (value, unit) in sinks.items()]
+    most = int(ends.smallest.max())
+    share = (most / sequences, *wilson_interval(most, sequences))
+    rows.append(("smallest_dimension_share", *share, "share of sequences"))
+    beside = _measure_sinks(lens, draws) if sinks else {}
+    rows += [(name, value, np.nan, np.nan, unit) for name, (value, unit) in beside.items()]
     summary = pd.DataFrame(rows, columns=["measure", "value", "low", "high", "unit"])
     layers = [_layer_rows(sums.places, name, found) for name, found in both.items()]
     return Contraction(

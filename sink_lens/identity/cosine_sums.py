@@ -18,10 +18,9 @@ from ..measures.reductions import widen
 from ..models.lens import LensModel
 
 BLOCKS = 20
-"""Number of blocks that the sequences are split into."""
 _T = float(student.ppf(0.975, BLOCKS - 1))
 Place = tuple[int, str]
-"""Layer and what it is after: (-1, "embedding"), (3, "attention"), (3, "mlp"), (n_layers, "final")."""
+"""(-1, "embedding"), (layer, "attention"), (layer, "mlp") or (n_layers, "final")."""
 
 
 class CosineSums:
@@ -68,7 +67,7 @@ class CosineSums:
         ]
 
     def add(self, place: Place, states: Float[Tensor, "batch position d_model"]) -> None:
-        """Add the states of the next sequences at a place (layer and sublayer, see ``Place``).
+        """Add the states of the next sequences at a place.
 
         Raises:
             InputError: states are not finite, as where a half-precision type overflows.
@@ -129,7 +128,6 @@ class PredictionCounts:
         self.smallest = torch.zeros(d_model, dtype=torch.int64)
 
     def add(self, last: Float[Tensor, "batch d_model"], *, lens: LensModel) -> None:
-        """Count them, from states after the final norm."""
         with torch.no_grad():
             unembed: Any = lens.plain.get_output_embeddings()
             logits = unembed(last)

@@ -35,7 +35,7 @@ from .models_to_measure import generator_of_chunk
 _CHUNK = 50
 _TOKENS_A_FORWARD = 4096
 _FORMAT = 1
-"""Raised when the states of today would differ from those that lie in a cache."""
+"""Raised when states would differ from those in a cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +90,8 @@ class Inputs:
     ids: tuple[int, ...] = ()
     """Tokens are drawn from these, uniformly."""
     width: int = 0
-    """Width of the embeddings."""
     embedding: tuple[float, float] = (0.0, 0.02)
-    """Mean and standard deviation of the embeddings: what most models initialise theirs with (ours: arXiv 2509.26404
-    does not say)."""
+    """Mean and standard deviation of the embeddings (ours: arXiv 2509.26404 does not say)."""
 
     @property
     def digest(self) -> str:

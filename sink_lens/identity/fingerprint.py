@@ -73,11 +73,11 @@ def fingerprint(
     Args:
         models: names, folders (of ``sink-lens train``: its first and last checkpoint) or open models, besides the
             configuration's.
-        config: how the models are compared.
+        config: the defaults if None.
         out: the run folder; nothing is written if None.
         overwrite: replace the run that the folder holds.
         progress: show bars.
-        **fields: fields of ``FingerprintConfig``, as ``sequences=500``; they win over ``config``.
+        **fields: of ``FingerprintConfig``; they win over ``config``.
 
     Raises:
         InputError: fewer than two models, one model twice, models with different tokenizers, too few inputs.

@@ -20,7 +20,7 @@ from .config import NOTHING, check_number_and_length
 from .untrained_models import UntrainedConfig, untrained
 
 CHUNK = 64
-"""Sequences that are drawn at a time, with a generator of their own, so that each chunk can be drawn alone."""
+"""Sequences that are drawn at a time, by a generator of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

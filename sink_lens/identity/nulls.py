@@ -14,9 +14,7 @@
 On *token inputs*, ``relabelled`` is exact for models that were initialised and trained apart, given S: their
 coordinates could have been numbered otherwise. The published nulls hold nearly for untrained models and fail for
 trained ones. On *embedding inputs*, coordinate j of an input enters coordinate j of both streams, and no null here
-knows of that. How often either errs is in ``docs/identity.md``.
-
-All are summarised by mean and standard deviation, so that a p far below what any number of draws can show can be given.
+knows of that (``docs/identity.md``).
 """
 
 import functools
@@ -88,7 +86,7 @@ def analytical_null(n: int, *, shared: int) -> Null:
 
 
 def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
-    """Return, sorted, the ``count`` dimensions of states (``features`` [n, d]) with the smallest means over inputs."""
+    """Return, sorted, the ``count`` dimensions of states [n, d] with the smallest means over inputs."""
     return np.sort(np.argsort(features.mean(0, dtype=np.float64), kind="stable")[:count])
 
 

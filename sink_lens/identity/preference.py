@@ -1,9 +1,9 @@
 """Token preference: how often a model predicts which token after random sequences, and what chance would do.
 
-arXiv 2602.05927 claims that untrained transformers predict some tokens orders of magnitude more often than others; how
-it counts is not public, so the definitions are ours. Over N random sequences the last position's logits give an
-argmax, an argmin and probabilities. Reported: the most frequent token's share of the N events; how many tokens cover
-80% of them; the largest mean probability times the size of the vocabulary.
+arXiv 2602.05927 claims that untrained transformers predict some tokens orders of magnitude more often than others; the
+definitions are ours. Over N random sequences the last position's logits give an argmax, an argmin and probabilities.
+Reported: the most frequent token's share of the N events; how many tokens cover 80% of them; the largest mean
+probability times the size of the vocabulary.
 
 Nulls: for the counts, N draws from all tokens alike; for the mean probability, each sequence's probabilities shifted
 around the vocabulary by an offset of its own, which keeps how peaked they are.
@@ -31,7 +31,6 @@ from ..stats import wilson_interval
 from .models_to_measure import RandomSequences
 
 COVERED = 0.8
-"""Share of the events of which the number of tokens is given."""
 _TOKENS_A_FORWARD = 4096
 _LOGITS_A_FORWARD = 2**24
 _SHIFTS = 20

@@ -42,15 +42,14 @@ class ModelPair:
     a: str
     b: str
     verdict: str
-    """``same lineage``, ``no common lineage shown``, or ``no answer``."""
     why: str
     """The number that decided, or the reason why there is no answer."""
     shared: int = 0
-    """|S|, the number of coordinates that both models have."""
+    """|S|."""
     expected: float = math.nan
-    """Number of coordinates that two unrelated models share on average: m m' / d."""
+    """Coordinates that two unrelated models share on average: m m' / d."""
     tau_bar: float = math.nan
-    """The effect size: mean tau over the shared coordinates; 1 for equal models, about 0 for unrelated ones."""
+    """The effect size: 1 for equal models, about 0 for unrelated ones."""
     across: float = math.nan
     """Mean Kendall tau between different coordinates."""
     too_narrow: float = math.nan
@@ -58,7 +57,6 @@ class ModelPair:
     scale_tau: float = math.nan
     """tau of the size of a row over S (norm, centred) between the models: a factor common to all coordinates."""
     scale_log10_p: float = math.nan
-    """log10 of its two-sided p."""
     nulls: Mapping[str, Null] = field(repr=False, default_factory=dict)
 
     @property

@@ -33,7 +33,6 @@ _TABLES = {
     "preference": ("summary", "coverage", "tokens"),
     "contraction": ("summary", "layers", "positions", "alignment"),
 }
-"""Kind -> tables that each model adds to."""
 
 
 def survey(

@@ -50,7 +50,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "scaled_writers": True,
     },
 }
-"""Defaults of each style."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ from .checkpoint_files import PART
 from .config import TrainConfig
 
 LAUNCH = "torchrun --nproc_per_node N --no-python sink-lens train FILE"
-"""Distribution of a training over processes."""
 
 
 class OneGpuArguments(TrainingArguments):

@@ -25,24 +25,18 @@ KEPT, LATEST, PART = "checkpoint-", "latest-", ".part"
 """Beginnings of the names of checkpoints, and the folder beside them in which the Trainer writes one."""
 _MANIFEST = "checkpoint.json"
 _STATE = ("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model_fsdp*")
-_WEIGHTS = (
+_WRITTEN = (
+    *_STATE,
     "model*.safetensors",
     "model.safetensors.index.json",
     "config.json",
     "generation_config.json",
-)
-_TOKENIZER = (
     "tokenizer*",
     "vocab*",
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
-)
-_WRITTEN = (
-    *_STATE,
-    *_WEIGHTS,
-    *_TOKENIZER,
     "trainer_state.json",
     "training_args.bin",
     f"*{_MANIFEST}*",

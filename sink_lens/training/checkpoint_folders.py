@@ -9,13 +9,14 @@ from transformers import PreTrainedModel
 from ..errors import InputError, RunError
 from ..files import parse_json
 
-Checkpoints = str | Path | Mapping[int, str | Path | PreTrainedModel]
+Checkpoint = str | Path | PreTrainedModel
+Checkpoints = str | Path | Mapping[int, Checkpoint]
 """A folder of checkpoints, or step -> what ``load`` takes."""
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
-def find_checkpoints(source: Checkpoints) -> dict[int, str | Path | PreTrainedModel]:
+def find_checkpoints(source: Checkpoints) -> dict[int, Checkpoint]:
     """Return step -> checkpoint, ascending.
 
     In a folder, or in its subfolder ``checkpoints``, a checkpoint is a folder with weights (safetensors) and a

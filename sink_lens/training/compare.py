@@ -84,13 +84,13 @@ def compare(
     """Compare finished training runs that differ in one thing and in the seed, or the logs of your own Trainer.
 
     Args:
-        runs: folders of the training runs, which win over the configuration's; or of your own Trainer's runs (folders
-            with a ``trainer_state.json``, or runs of the monitor), of which the logs are put beside each other.
-        config: how the runs are compared; the default configuration if None.
+        runs: folders of training runs; or of your own Trainer's (folders with a ``trainer_state.json``, or runs of the
+            monitor), of which the logs are put beside each other.
+        config: the defaults if None.
         out: the run folder; nothing is written if None.
         overwrite: replace the run that ``out`` holds.
         generator: random generator of the bootstrap; None makes one from the configuration's seed.
-        **fields: fields of ``CompareConfig``, as ``group_by="lr", threshold=0.1``; they win over the configuration.
+        **fields: of ``CompareConfig``; they win over ``config``.
 
     Raises:
         InputError, RunError: runs that cannot be compared, and why (see ``variants.group_runs``); a threshold that
@@ -209,8 +209,16 @@ def _speed_up_sentence(variant: str, curve: str, rows: pd.DataFrame, *, decided:
     if untrained := int((at == 0).sum()):
         begins = target.format("begins at or under")
         return f"{begins} in {untrained} of {plural(len(at), 'seed')}, so no speed is compared."
+    if not decided and np.isnan(ratio).all():
+        several = len(ratio) > 1
+        none = "No seed of {} reaches" if several else "{} does not reach"
+        return f"{none.format(_quote(variant))} the baseline's final {curve} loss."
     if not decided:
-        return _undecided_speed_up_sentence(variant, curve, ratio)
+        each = ("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio)
+        return (
+            f"It cannot be told either if {_quote(variant)} reaches the baseline's final {curve} loss sooner "
+            f"(seed by seed: {join_and(each, most=8)})."
+        )
     there, n = ~np.isnan(at), len(at)
     if not there.any():
         return f"{target.format('does not reach')} in any of {plural(n, 'seed')}."
@@ -229,20 +237,6 @@ def _speed_up_sentence(variant: str, curve: str, rows: pd.DataFrame, *, decided:
     told = f"{mean:.2f}"
     word = "at the same time" if told == "1.00" else "sooner" if mean > 1 else "later"
     return f"{reaches} {word}: {when}, {told} times as fast (by seed {each})."
-
-
-def _undecided_speed_up_sentence(variant: str, curve: str, ratio: np.ndarray) -> str:
-    target = f"the baseline's final {curve} loss"
-    if np.isnan(ratio).all():
-        several = len(ratio) > 1
-        none = (
-            f"No seed of {_quote(variant)} reaches"
-            if several
-            else f"{_quote(variant)} does not reach"
-        )
-        return f"{none} {target}."
-    each = join_and(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
-    return f"It cannot be told either if {_quote(variant)} reaches {target} sooner (seed by seed: {each})."
 
 
 def _sink_sentences(variant: str, born: Sequence[Birth]) -> str:

@@ -12,7 +12,7 @@ from ..stats import t_intervals
 from .variants import Variants
 
 CURVES = {"evaluation": "eval_loss", "training": "loss"}
-"""Curve -> column of ``log.parquet``; the evaluation's is drawn as it is, the training's smoothed."""
+"""Curve -> column of ``log.parquet``."""
 _MOST_POINTS = 400
 
 

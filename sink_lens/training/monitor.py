@@ -46,7 +46,7 @@ from .monitor_attention import (
     uncached_autocast,
 )
 from .monitor_documents import Documents, find_documents, mask_without_window
-from .monitor_keys import COUNTED_SEQUENCES, PREFIX, KeySums, Reading
+from .monitor_keys import COUNTED_SEQUENCES, PREFIX, KeySums, Reading, Totals
 from .monitor_readings import ReadingLog, Readings
 
 _LOGGER = logging.getLogger(__name__)
@@ -150,9 +150,7 @@ class SinkMonitor:
         self._last_inputs: dict[str, Any] | None = None if tokens is None else {"input_ids": tokens}
         self._labels: tuple[Tensor | None, Any] = None, None
         self._due = self._unread = False
-        self._gathered: deque[tuple[int, dict[tuple[str, int], Tensor]]] = deque(
-            maxlen=COUNTED_SEQUENCES
-        )
+        self._gathered: deque[tuple[int, Totals]] = deque(maxlen=COUNTED_SEQUENCES)
         """(Step, its sums by key) of the latest steps."""
         self._n_gathered = 1
         """Steps whose sequences make a reading's strongest position, the reading's own among them."""

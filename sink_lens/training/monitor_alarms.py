@@ -1,4 +1,4 @@
-"""Alarms of the monitor: change-point rules on its readings, with error rates known from toy trainings.
+"""Alarms of the monitor: change-point rules on its readings.
 
 Each rule is a one-sided cumulative sum (Page 1954): what a number has in excess of the median of earlier readings and
 an allowance is added up, never under 0; the alarm is where the sum passes a limit, and it comes again only after the
@@ -25,17 +25,17 @@ class Rule:
     key: str
     """Without the prefix."""
     logarithm: bool
-    """True if the rule reads the value's logarithm, so that factors count instead of differences."""
+    """The rule reads the value's logarithm: factors count, not differences."""
     window: int | None
-    """Number of earlier readings that the median is taken over; None takes all."""
+    """Earlier readings that the median is taken over; None takes all."""
     fewest: int
-    """Number of earlier readings that the rule needs."""
+    """Earlier readings that the rule needs."""
     allowance: float
     """Taken from each reading's excess over the median of the earlier ones."""
     relative: float = 0.0
     """This share of the median is taken from the excess too."""
     of_position: bool = False
-    """True if the number is the strongest position's, which must be the same in two readings in a row."""
+    """The number is the strongest position's, which must be the same in two readings in a row."""
     least: float = 0.0
     """The least number, in both readings of a position."""
     limit: float
@@ -103,7 +103,6 @@ class Alarms:
     """All rules of a training, with the readings and sums that each has so far."""
 
     threshold: float
-    """Sink score from which a head has a sink."""
     rules: tuple[Rule, ...] = RULES
     fewest_sequences: int = COUNTED_SEQUENCES
     """A position's number of fewer sequences raises no alarm."""

@@ -26,8 +26,7 @@ from ..models.running import switch_to_eval_mode
 from .monitor_documents import Documents, keys_of_mask
 
 Seen = tuple[AttentionScores, Tensor | None, bool, Tensor | None]
-"""The scores, the learned sink logits where there are any, whether the weights are sigmoids, and the pattern if an
-attention function of the user's own makes it."""
+"""The scores, learned sink logits, whether the weights are sigmoids, and the pattern of a user's own attention."""
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Arguments of a flash kernel, which say how long the documents of a row are."""
 _NAME = "sink_lens_monitor"
@@ -129,7 +128,7 @@ def keeps_documents_apart(
     kernel: str,
     batch: int,
 ) -> bool:
-    """Check whether tokens attend within their own document alone, in a call of attention with ``args`` and ``kwargs``.
+    """Check whether tokens attend within their own document alone, in a call of attention.
 
     The mask tells it. Without a mask, a flash ``kernel`` keeps documents apart if it is given their lengths, or if it
     is given positions and the ``batch`` has one row; any other kernel attends over the whole row.

@@ -17,11 +17,10 @@ from ..measures.reductions import median_where
 from ..schema import COUNTED_QUERIES
 
 PREFIX = "sinks/"
-"""What every key begins with."""
 OTHERS_FROM = 8
 """Ordinary tokens are those from this position on."""
 SAMPLED = 64
-"""The most query rows of a sequence, and the most of its ordinary tokens, that are looked at one by one."""
+"""The most query rows, and the most ordinary tokens, of a sequence that are looked at one by one."""
 COUNTED_SEQUENCES = 16
 """The strongest position is taken among those that count in this many sequences, if any does."""
 UNIFORM_FACTOR = 2.0
@@ -111,19 +110,23 @@ Reading = Mapping[tuple[str, int | None], float]
 """(Key without the prefix, layer) -> number; layer -1 is the stream before the first, None the whole model."""
 
 
+Totals = dict[tuple[str, int], Tensor]
+"""(Name, layer) -> sums, or largest values."""
+
+
 @dataclass(slots=True, kw_only=True)
 class KeySums:
-    """Running totals of one reading, from which its numbers are computed: (name, layer) -> sums, or largest values."""
+    """Running totals of one reading, from which its numbers are computed."""
 
     threshold: float
     without_first: bool = False
-    """Where the sequences begin is not known, so that only the keys that do not ask it are given."""
-    added: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    largest: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    _values: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    """Few values each, whose sums are taken for all layers at once."""
+    """It is not known where sequences begin: only keys that do not ask it are given."""
+    added: Totals = field(default_factory=dict)
+    largest: Totals = field(default_factory=dict)
+    _values: Totals = field(default_factory=dict)
+    """Values whose sums are taken for all layers at once."""
     _seen: dict[int | None, tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=dict)
-    """Reach -> what ``_count_queries_by_key`` gives, which is the same in all such layers of a reading."""
+    """Reach -> what ``_count_queries_by_key`` gives, the same in all such layers."""
 
     def add_state(
         self,
@@ -241,10 +244,10 @@ class KeySums:
         if loss.isfinite():
             self.added["loss", 0] = torch.stack([loss, torch.ones(())])
 
-    def sums_by_key(self) -> dict[tuple[str, int], Tensor]:
+    def sums_by_key(self) -> Totals:
         return {key: one for key, one in self.added.items() if "by_key" in key[0]}
 
-    def gather(self, earlier: Mapping[tuple[str, int], Tensor]) -> None:
+    def gather(self, earlier: Totals) -> None:
         for key, one in earlier.items():
             own, other = self.added[key], one.to(self.added[key].device)
             length = max(own.shape[-1], other.shape[-1])
@@ -361,9 +364,7 @@ def _count_queries_by_key(
     return seen, later, uniform, (after >= fewest) & can_tell
 
 
-def _reduce_over_processes(
-    tensors: Mapping[tuple[str, int], Tensor], *, op: Any, device: torch.device
-) -> dict[tuple[str, int], Tensor]:
+def _reduce_over_processes(tensors: Totals, *, op: Any, device: torch.device) -> Totals:
     names = sorted(tensors)
     flat = torch.cat([tensors[name].flatten() for name in names]).to(device)
     torch.distributed.all_reduce(flat, op=op)
@@ -371,9 +372,7 @@ def _reduce_over_processes(
     return {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
 
 
-def _means(
-    sums: Mapping[tuple[str, int], Tensor], name: str, *, layers: Sequence[int]
-) -> list[float]:
+def _means(sums: Totals, name: str, *, layers: Sequence[int]) -> list[float]:
     return [float(torch.div(*sums.get((name, layer), _NOTHING))) for layer in layers]
 
 

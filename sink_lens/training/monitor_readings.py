@@ -116,9 +116,8 @@ class ReadingLog:
                 cls.open, folder, first_step=0, config=config, provenance=provenance
             )
             return cls(log, making, other)
-        raise refused or RunError(
-            f"{folder} and {_MOST_BESIDE} folders beside it are taken. Choose another one."
-        )
+        assert refused is not None
+        raise refused
 
     def read_before(self, step: int) -> Iterator[tuple[int, Reading]]:
         for line in read_log_lines(self._log.path):
@@ -159,9 +158,7 @@ class ReadingLog:
         return read_log(self._log.path)["monitor"]
 
     def close(self, error: BaseException | None, *, finished: bool) -> None:
-        """Write what is still to be written and close the log.
-
-        If the training has ``finished``, by itself or with an ``error``, also make the tables and end the run.
+        """Close the log; if the training has ``finished``, make the tables and end the run.
 
         Raises:
             OSError: readings that waited still cannot be written.

@@ -22,12 +22,17 @@ _COPIES = 4
 """Copies of the parameters: weights, gradients and the two moments of the optimizer."""
 
 
-def _count_training_passes(config: TrainConfig) -> PassCounts:
+def estimate_training_cost(config: TrainConfig) -> Cost:
+    """Estimate the time, memory and disk of a training.
+
+    Raises:
+        InputError: ``train`` would refuse the configuration (the data are not looked at).
+    """
     n_parameters, undecayed = count_parameters(config)
     micro, tokens = config.batch // config.accumulation, config.batch * config.length
     width = config.n_layers * (16 * config.d_model + 4 * config.d_mlp) + 4 * config.vocab_size
     kept = len(config.kept_steps)
-    return PassCounts(
+    asked = PassCounts(
         parts=(PassCount(forwards=0, backwards=config.steps, tokens=tokens),),
         sequences=config.batch,
         positions=config.length,
@@ -43,38 +48,27 @@ def _count_training_passes(config: TrainConfig) -> PassCounts:
         apart="evaluations",
         memory=f", at {micro} x {config.length} tokens per forward",
     )
-
-
-def estimate_training_cost(config: TrainConfig) -> Cost:
-    """Estimate the time, memory and disk of a training.
-
-    Raises:
-        InputError: ``train`` would refuse the configuration (the data are not looked at).
-    """
-    asked, n_parameters = _count_training_passes(config), count_parameters(config)[0]
-    shared: dict[str, Any] = {
-        "model": config.size,
-        "passes": asked,
-        "bytes_weights": 4 * n_parameters,
-    }
-    on_cpu = config.device == "cpu"
-    if config.device is None:
+    device, source = config.device, "one timed step"
+    if device is None:
         import torch
 
-        on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    if on_cpu:
+        if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+            device = "cpu"
+    if device == "cpu":
         attention = config.n_layers * config.d_model * config.length  # its causal half
-        return Cost(
-            device="cpu",
-            seconds_per_token=seconds_per_token(n_parameters + attention, slowness=_OVERHEAD),
-            bytes_peak=LIBRARIES + 4 * n_parameters + asked.bytes,
-            source=OF_A_MATRIX,
-            **shared,
-        )
-    seconds, peak, device = time_training_step(config)
-    a_token = seconds / (BACKWARD * config.batch * config.length)
+        a_token = seconds_per_token(n_parameters + attention, slowness=_OVERHEAD)
+        peak, source = LIBRARIES + 4 * n_parameters + asked.bytes, OF_A_MATRIX
+    else:
+        seconds, peak, device = time_training_step(config)
+        a_token = seconds / (BACKWARD * tokens)
     return Cost(
-        device=device, seconds_per_token=a_token, bytes_peak=peak, source="one timed step", **shared
+        model=config.size,
+        passes=asked,
+        bytes_weights=4 * n_parameters,
+        device=device,
+        seconds_per_token=a_token,
+        bytes_peak=peak,
+        source=source,
     )
 
 

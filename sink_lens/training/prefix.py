@@ -159,7 +159,7 @@ class PrefixMemory(nn.Module):
 
     @property
     def matrices(self) -> tuple[Tensor, ...]:
-        """The trained tensors: (M,), or (keys, values) if the rank of M is limited."""
+        """(M,), or (keys, values) if the rank of M is limited."""
         return tuple(self.parameters())
 
     def forward(
@@ -168,7 +168,6 @@ class PrefixMemory(nn.Module):
         return prefix_output(query.to(self.matrices[0].dtype), *self.matrices, phi=self.phi)
 
     def attach(self, attention: nn.Module) -> list[Any]:
-        """Put hooks on the attention module that read its queries and change the input of W_O."""
         q, o = (attention.get_submodule(name) for name in (self._family.q, self._family.o))
         return [
             q.register_forward_hook(self._keep_queries),
@@ -416,8 +415,8 @@ def get_prefix_model(
 
     Args:
         model: a Hugging Face model of a known family; ``load(...).plain`` is one.
-        config: what stands beside the heads; the defaults if None.
-        **fields: fields of ``PrefixConfig``, as ``phi="elu_plus_one"``; they win over ``config``.
+        config: the defaults if None.
+        **fields: of ``PrefixConfig``; they win over ``config``.
 
     Raises:
         ModelError: the class is of no known family, or the model has such a module already.
@@ -434,8 +433,8 @@ def _read_saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
             f"{folder} has no {CONFIG_FILE} that can be read; need the folder that save_pretrained wrote. For a "
             "Trainer's checkpoint, which holds matrices alone, give config="
         ) from error
-    if not isinstance(saved, dict) or saved.get("peft_type") != _TYPE:
-        kind = saved.get("peft_type") if isinstance(saved, dict) else None
+    kind = saved.get("peft_type") if isinstance(saved, dict) else None
+    if kind != _TYPE:
         raise ModelError(
             f"{folder} is an adapter of the type {kind}; need {_TYPE}. Open others with PEFT"
         )
@@ -444,6 +443,6 @@ def _read_saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
             f"the adapter is of a {saved.get('base_model_class')}; need that and not {architecture}"
         )
     about = ("peft_type", "task_type", "base_model_name_or_path", "base_model_class")
-    fields = {name: value for name, value in saved.items() if name not in about}
+    fields = {name: saved[name] for name in saved if name not in about}
     refuse_unknown_names(fields, PrefixConfig.__dataclass_fields__, where=str(folder / CONFIG_FILE))
     return make_config(PrefixConfig, None, fields)

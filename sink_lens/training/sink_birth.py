@@ -91,7 +91,7 @@ def find_birth(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD) -> Bir
     layer = int(masses["layer"].iloc[mass.argmax()])
     uniform = last.loc[last["measure"] == "uniform_mass"]
     of_layer = uniform.loc[uniform["layer"] == layer]  # older tables have one number for all layers
-    at_last = whole_model_rows(last, "sink_rate").dropna(subset="value")
+    at_last = rates.loc[rates["step"] == step[-1]]
     pairs = zip(at_last["threshold"].tolist(), at_last["value"].tolist(), strict=True)
     return Birth(
         threshold=threshold,

@@ -66,7 +66,7 @@ def train(
         progress: show a bar.
         data: (rows to train on, rows held out) instead of text; or a value of the configuration's field ``data``.
         tokenizer: tokenizer of such rows, saved with the model; or a value of the configuration's field ``tokenizer``.
-        **fields: fields of ``TrainConfig``, as ``size="small", seed=1``; they win over ``config``.
+        **fields: of ``TrainConfig``; they win over ``config``.
 
     Raises:
         InputError: a configuration, data or tokenizer that cannot be used here.

@@ -21,7 +21,7 @@ ONLY_WITH = {
 }
 """Field -> the switch and its values without which the field makes no difference."""
 WARNED = ("device", "compile", "fsdp")
-"""Fields of the machine and its arithmetic: runs that differ in them are compared, with a note."""
+"""Fields of the machine: runs that differ in them are compared, with a note."""
 DATA = ("data_sha256", "tokenizer_sha256")
 """Provenance that all runs must share."""
 FEWEST_SEEDS = 3
@@ -33,10 +33,8 @@ class Variants:
     """Runs in groups: variant -> seed -> run, the baseline first, the seeds ascending."""
 
     group_by: tuple[str, ...]
-    """The fields in which the variants differ."""
     runs: dict[str, dict[int, Run]]
     notes: tuple[str, ...]
-    """Warnings that belong to the comparison."""
 
     @property
     def baseline(self) -> str:
@@ -70,7 +68,17 @@ def group_runs(
     """
     if len(folders) < 2:
         raise InputError(f"{len(folders)} runs were given; need two at least, of two variants.")
-    runs = [_check_finished_training(read_run(folder)) for folder in folders]
+    runs: list[Run] = []
+    for folder in folders:
+        run = read_run(folder)
+        if run.kind != "train":
+            raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train.")
+        if run.status != "finished":
+            raise RunError(
+                f"{run.folder} is {run.status}, not finished; need whole runs, or their ends would be compared with "
+                "others' middles. Train it to the end, or leave it out."
+            )
+        runs.append(run)
     configs = [run.config for run in runs]
     names = _find_compared_fields(runs, configs, group_by=group_by)
     variants: dict[str, dict[int, Run]] = {}
@@ -115,17 +123,6 @@ def group_runs(
 
 def fields_in_words(names: Iterable[object]) -> str:
     return join_and("learning rate" if name == "lr" else name_in_words(str(name)) for name in names)
-
-
-def _check_finished_training(run: Run) -> Run:
-    if run.kind != "train":
-        raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train.")
-    if run.status != "finished":
-        raise RunError(
-            f"{run.folder} is {run.status}, not finished; need whole runs, or their ends would be compared with "
-            "others' middles. Train it to the end, or leave it out."
-        )
-    return run
 
 
 def _find_compared_fields(

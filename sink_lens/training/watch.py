@@ -33,7 +33,7 @@ from ..signatures import takes
 from ..text import plural
 from .batches import load_training_rows
 from .checkpoint_files import has_whole_state
-from .checkpoint_folders import Checkpoints, count_tokens_seen, find_checkpoints
+from .checkpoint_folders import Checkpoint, Checkpoints, count_tokens_seen, find_checkpoints
 from .config import WatchConfig, build_train_config
 
 COLUMNS = {
@@ -55,7 +55,7 @@ _IDENTITIES = "checkpoints.json"
 
 
 def measure_checkpoint(
-    model: PreTrainedModel | str | Path,
+    model: Checkpoint,
     tokens: TokenBatch,
     *,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -98,11 +98,11 @@ def watch(
 
     Args:
         run_folder: the run, finished or not, or other checkpoints (see ``checkpoint_folders.find_checkpoints``).
-        config: what is measured; the default one if None; ``run_folder`` wins over the folder that it names.
+        config: the defaults if None; ``run_folder`` wins over the folder that it names.
         tokens: sequences to use instead of the run's own evaluation data (the bundled prose if it has none).
         writer: writer of the run folder, if the caller has it open already.
         progress: show a bar.
-        **fields: fields of ``WatchConfig``, as ``sequences=8, threshold=0.1``; they win over the configuration.
+        **fields: of ``WatchConfig``; they win over ``config``.
 
     Raises:
         RunError: no checkpoints, a run that is in use, or what was measured before on other tokens.
@@ -145,7 +145,7 @@ def _is_run_folder(source: Checkpoints) -> TypeGuard[str | Path]:
 
 
 def watch_output_folder(config: WatchConfig) -> Path:
-    """Return the folder that the measurements are written to: the run's, else ``out`` or ``runs/watch-NAME``."""
+    """Return the folder of the measurements: the run's, else ``out`` or ``runs/watch-NAME``."""
     if config.out is not None:
         return Path(config.out)
     if _is_run_folder(config.run):
@@ -208,7 +208,7 @@ def _watch_other_checkpoints(
 
 
 def _measure_missing_checkpoints(
-    checkpoints: Mapping[int, str | Path | PreTrainedModel],
+    checkpoints: Mapping[int, Checkpoint],
     tokens: TokenBatch,
     *,
     writer: RunWriter,
@@ -264,7 +264,7 @@ def _measure_missing_checkpoints(
     return frame
 
 
-def _identify(checkpoint: str | Path | PreTrainedModel, *, content: bool = False) -> str:
+def _identify(checkpoint: Checkpoint, *, content: bool = False) -> str:
     """Return a hash by which a checkpoint is told from another of the same step."""
     if not isinstance(checkpoint, PreTrainedModel):
         return model_identity(checkpoint, content=content)
@@ -275,7 +275,7 @@ def _identify(checkpoint: str | Path | PreTrainedModel, *, content: bool = False
 
 
 def _rows_of_same_checkpoints(
-    frame: pd.DataFrame, folder: Path, checkpoints: Mapping[int, str | Path | PreTrainedModel]
+    frame: pd.DataFrame, folder: Path, checkpoints: Mapping[int, Checkpoint]
 ) -> tuple[pd.DataFrame, dict[int, list[str]]]:
     """Return the rows of checkpoints that are still the ones that were measured, and step -> their identities.
 
@@ -341,11 +341,7 @@ def _reusable_rows(
 
 
 def load_run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer in a training run's newest checkpoint; return None if it has none.
-
-    Raises:
-        RunError: its files cannot be read.
-    """
+    """Load the tokenizer in a training run's newest checkpoint; return None if it has none."""
     folder = list(checkpoint_folders(run).values())[-1]
     if not (folder / "tokenizer_config.json").is_file():
         return None

@@ -76,7 +76,7 @@ def _sentence_of_pair(row: dict) -> str:
 
 
 def draw_pairs(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str]) -> Figure:
-    """Draw ``tau_bar`` of up to four pairs on its nulls, or of more pairs as a heat map of the models ``names``."""
+    """Draw ``tau_bar`` of a few pairs on its nulls, or of more as a heat map of the models ``names``."""
     few = len(pairs) <= _FEW
     tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
     figure = new_figure(width=6.4, height=tall)

@@ -26,7 +26,6 @@ from ...report.style import (
 from ...text import as_text, name_in_words, plural, safe_line
 
 MOST_VARIANTS = 10
-"""More variants than these are not drawn."""
 _DASHES = ("-", "--", ":")
 _WORDS = {"attention=False": "no attention", "mlp=False": "no MLP", "gated=False": "no gate"}
 """Field of an untrained model -> what a legend says."""

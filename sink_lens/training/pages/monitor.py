@@ -158,11 +158,16 @@ def _sentences(run: Run) -> list[str]:
             sentences.append(f"{plural(rest, 'more alarm')}; all are in the table below.")
         if not told:
             sentences.append("No alarm.")
-    value = _last_reading(run)
+    readings = run.optional("monitor", columns=_COLUMNS)
+    if readings is None or not len(readings):
+        return sentences
+    step = readings["step"].max()
+    last = readings.loc[(readings["step"] == step) & readings["layer"].isna()]
+    value = {str(key): float(one) for key, one in zip(last["key"], last["value"], strict=True)}
     if "mass_first" in value:
-        steps = set(run.need("monitor", columns=_COLUMNS)["step"].tolist())
+        n_steps = readings["step"].nunique()
         shortened = run.tables.shortened.get("monitor")
-        total = len(steps) if shortened is None else shortened.steps or len(steps)
+        total = n_steps if shortened is None else shortened.steps or n_steps
         rate = (
             f"{value['rate_first']:.1%} of layers and heads have a sink at position 0 (sink score above "
             f"{_sink_threshold(run):g} and twice what uniform attention gives)"
@@ -170,18 +175,10 @@ def _sentences(run: Run) -> list[str]:
             else f"{_TOO_SHORT} at position 0"
         )
         sentences.append(
-            f"At step {max(steps):,}, the last of {plural(total, 'reading')}: {rate}; it receives "
+            f"At step {step:,}, the last of {plural(total, 'reading')}: {rate}; it receives "
             f"{as_text(value['mass_first'])} of the attention on average."
         )
     return sentences
-
-
-def _last_reading(run: Run) -> dict[str, float]:
-    readings = run.optional("monitor", columns=_COLUMNS)
-    if readings is None or not len(readings):
-        return {}
-    last = readings.loc[(readings["step"] == readings["step"].max()) & readings["layer"].isna()]
-    return {str(key): float(one) for key, one in zip(last["key"], last["value"], strict=True)}
 
 
 def _sink_threshold(run: Run) -> float:

@@ -62,11 +62,10 @@ from ..variants import FEWEST_SEEDS, fields_in_words
 def draw_training(
     watched: pd.DataFrame, *, log: pd.DataFrame | None = None, born: float | int | None = None
 ) -> Figure:
-    """Draw the measures of a run's checkpoints by tokens, one panel per measure, with a line at the sink's birth.
-
-    ``watched``: see ``training.watch.watch``. ``log``: tokens, loss and eval_loss. ``born``: tokens at the birth.
-    """
-    watched, unit = _use_steps_if_tokens_unknown(watched)
+    """Draw the table ``watch`` by tokens, one panel per measure, the losses of ``log``, and a line at the birth."""
+    unit = "tokens"
+    if watched["tokens"].isna().any():
+        watched, unit = watched.assign(tokens=watched["step"]), "steps"
     figure = new_figure(width=9.4, height=9.6)
     scale = _TokenScale(watched["tokens"].to_numpy(float))
     places = iter(range(1, 9))
@@ -151,20 +150,10 @@ _COUNTS = (
 """Measure of the whole model, label, colour and mark."""
 
 
-def _use_steps_if_tokens_unknown(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    if watched["tokens"].isna().any():
-        return watched.assign(tokens=watched["step"]), "steps"
-    return watched, "tokens"
-
-
 def draw_comparison(
     tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], group_by: str = ""
 ) -> Figure:
-    """Draw the variants: loss curves with intervals over seeds, differences to the baseline, the sink's course.
-
-    ``tables`` are those of ``training.compare.Comparison``. The baseline is the first of ``variants``, which differ in
-    the field ``group_by``.
-    """
+    """Draw the tables of a ``Comparison``; the baseline is the first of ``variants``."""
     curve = "evaluation" if "evaluation" in set(tables["bands"]["curve"].tolist()) else "training"
     bands, finals, curves, differences = (
         tables[name].loc[tables[name]["curve"] == curve]
@@ -370,10 +359,11 @@ def _training_sentences(run: Run) -> list[str]:
     sentences = []
     log = run.optional("log", columns=_LOG)
     if log is not None and len(log):
-        parts = []
-        for column, name in (("loss", "training"), ("eval_loss", "held-out")):
-            if len(values := _finite_column(log, column)):
-                parts.append(f"{name} loss {values.iloc[-1]:.4f} nats")
+        parts = [
+            f"{name} loss {values.iloc[-1]:.4f} nats"
+            for column, name in (("loss", "training"), ("eval_loss", "held-out"))
+            if len(values := _finite_column(log, column))
+        ]
         at = f"{log['step'].max():,.0f} steps, {short_count(log['tokens'].to_numpy(float).max())} tokens"
         sentences.append(f"After {at}: {join_and(parts) or 'no loss was logged'}.")
     watch = run.optional("watch", columns=_WATCH)
