@@ -52,22 +52,19 @@ def read_queries_and_keys(
         ModelError: the module does not compute its attention through the attention interface.
     """
     own: Any = vars(module).get("config")
-    function = own_function(module, name=kernel_of(config if own is None else own))
+    ours = copy.copy(config if own is None else own)
+    function = own_function(module, name=kernel_of(ours))
     if function is not None and documents is not None and documents.packed:
         raise ModelError(
             f"attention is computed by {function}, and SinkMonitor reads its pattern in batches that are not packed; "
             "need packing off, or model.set_attn_implementation('eager' or 'sdpa')"
         )
     AttentionInterface.register(_NAME, _stop_at_query_and_key)
-    ours = copy.copy(config if own is None else own)
     vars(ours)[INNER_KERNEL] = _NAME
     device = next(module.parameters()).device
-    given = {
-        name: None if isinstance(one, Cache) else take_sequences(one, n, batch)
-        for name, one in kwargs.items()
-    }
+    given = {name: take_sequences(one, n, batch) for name, one in kwargs.items()}
     given |= {"use_cache": False} if "use_cache" in given else {}
-    few = (None if isinstance(one, Cache) else take_sequences(one, n, batch) for one in args)
+    few = (take_sequences(one, n, batch) for one in args)
     kind = type(module)
     try:
         module.config = ours
@@ -110,10 +107,12 @@ def uncached_autocast(device: torch.device) -> Iterator[None]:
 
 
 def take_sequences(value: Any, n: int, batch: int) -> Any:
-    """Keep the first ``n`` sequences of each tensor of ``batch`` sequences in ``value``."""
+    """Keep the first ``n`` sequences of each tensor of ``batch`` sequences in ``value``, and no cache."""
+    if isinstance(value, Cache):
+        return None
     if isinstance(value, Tensor):
         return value.detach()[:n] if value.dim() > 0 and value.shape[0] == batch else value
-    if isinstance(value, tuple | list) and not isinstance(value, Cache | BlockMask):
+    if isinstance(value, tuple | list) and not isinstance(value, BlockMask):
         return type(value)(take_sequences(one, n, batch) for one in value)
     if type(value) is dict:  # a mask for each kind of layer
         return {name: take_sequences(one, n, batch) for name, one in value.items()}
