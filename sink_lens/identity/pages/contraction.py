@@ -29,7 +29,6 @@ from ...report.style import (
     without_formulas,
 )
 from ...text import as_text, plural, safe_line
-from . import survey
 from .survey import (
     MOST_NAMED,
     MOST_SAID,
@@ -45,6 +44,7 @@ from .survey import (
     seeds_differ,
     shared_settings_sentence,
     shorten_model_names,
+    show_survey,
     unnamed_variants_sentence,
     variant_names,
 )
@@ -346,4 +346,4 @@ def show_contraction(found: Result) -> Iterator[str | PageTable]:
         "intra_excess": "intra",
         "intra_by_attention": "by att.",
     }
-    return survey.show_survey(found, title=title, measures=columns)
+    return show_survey(found, title=title, measures=columns)

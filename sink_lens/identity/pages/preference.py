@@ -27,7 +27,6 @@ from ...report.style import (
     without_formulas,
 )
 from ...text import as_text, token_text
-from . import survey
 from .survey import (
     MOST_NAMED,
     SUMMARY,
@@ -38,6 +37,7 @@ from .survey import (
     line_styles,
     shared_settings_sentence,
     shorten_model_names,
+    show_survey,
     unnamed_variants_sentence,
     variant_names,
 )
@@ -190,4 +190,4 @@ def show_preference(found: Result) -> Iterator[str | PageTable]:
         "argmin_covering": "80% ",
         "mean_probability_ratio": "mean p",
     }
-    return survey.show_survey(found, title=title, measures=columns)
+    return show_survey(found, title=title, measures=columns)
