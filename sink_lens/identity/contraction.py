@@ -6,7 +6,7 @@ attention, after each MLP, and of the last norm's output. What the states share 
 of the last position, is no contraction: the value before the first layer is the *floor*, and *excess* is the value over
 it. The *direction* is the unit mean of the last position's unit states.
 
-The claims are of arXiv 2602.05927, the definitions ours.
+Reference: arXiv 2602.05927 (the claims; definitions ours).
 """
 
 from collections.abc import Mapping, Sequence
@@ -151,11 +151,8 @@ def contraction(
 def direction_cosines(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFrame:
     """Return the cosine of the contraction directions of every two models of one width.
 
-    ``stage`` is ``last`` (after the last layer) or ``final`` (after the last norm); ``chance`` is the standard
-    deviation of the cosine of two random directions, ``1 / sqrt(d_model)``.
-
-    Args:
-        directions: model -> its ``Contraction.directions``.
+    ``directions`` is model -> ``Contraction.directions``. ``stage`` is ``last`` (after the last layer) or ``final``
+    (after the last norm); ``chance`` is the standard deviation for two random directions, ``1 / sqrt(d_model)``.
     """
     rows: list[tuple[object, ...]] = []
     for (a, of_a), (b, of_b) in combinations(directions.items(), 2):

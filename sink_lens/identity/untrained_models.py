@@ -63,7 +63,7 @@ class UntrainedConfig:
     style: Style = "gpt2"
     """``llama``; ``qwen``: Qwen3, which norms queries and keys in each head; or ``gpt2``."""
     activation: str | None = None
-    """Activation function of the MLP: relu, gelu, silu, tanh, identity, or another name of Hugging Face."""
+    """Of the MLP: relu, gelu, silu, tanh, identity, or another name of Hugging Face."""
     gated: bool | None = None
     """``act(gate x) * up x``, or ``act(gate x)`` alone; a gate needs the style llama or qwen."""
     norm: Literal["rms", "layer"] | None = None
@@ -71,9 +71,9 @@ class UntrainedConfig:
     positions: Literal["rotary", "learned", "none"] | None = None
     """``rotary`` (not in gpt2), ``learned`` (added to the embedding) or ``none``."""
     tied: bool | None = None
-    """True if embeddings are tied; an untrained model with tied embeddings predicts the current token."""
+    """Tie the embeddings; an untrained model then predicts the current token."""
     scaled_writers: bool | None = None
-    """True if projections that write to the stream begin at ``init_std / sqrt(2 n_layers)``; GPT-2's do."""
+    """Projections that write to the stream begin at ``init_std / sqrt(2 n_layers)``, as GPT-2's."""
     n_layers: int = 12
     d_model: int = 768
     n_heads: int = 12
@@ -84,11 +84,11 @@ class UntrainedConfig:
     vocab_size: int = 50257
     n_context: int = 1024
     init_std: float = 0.02
-    """Standard deviation of every weight at first."""
+    """Initial standard deviation of every weight."""
     attention: bool = True
-    """True if attention writes to the stream."""
+    """Attention writes to the stream."""
     mlp: bool = True
-    """True if the MLP does."""
+    """The MLP does."""
 
     def __post_init__(self) -> None:
         check_field_types(self)

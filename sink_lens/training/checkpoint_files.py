@@ -2,8 +2,8 @@
 
 A checkpoint is written in another folder and moved here when ``checkpoint.json``, which lists every file with its size
 and hash, lies in it. ``checkpoint-N`` is kept; ``latest-N`` only serves to go on from. Only the newest two have the
-optimizer's state, which is twice the size of the model. A file that ``checkpoint.json`` does not list is somebody
-else's: it is never removed or replaced, and no link is followed.
+optimizer's state. A file that ``checkpoint.json`` does not list is somebody else's: it is never removed or replaced,
+and no link is followed.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from ..records import write_atomically
 from ..records.writing import refuse_foreign_files
 
 KEPT, LATEST, PART = "checkpoint-", "latest-", ".part"
-"""Beginnings of the names of checkpoints, and the folder beside them in which the Trainer writes one."""
+"""Prefixes of checkpoints' names, and the folder beside them in which the Trainer writes one."""
 _MANIFEST = "checkpoint.json"
 _STATE = ("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model_fsdp*")
 _WRITTEN = (

@@ -52,7 +52,7 @@ _OF_SIZE: Any = None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """A model, its data, and how the one is trained on the other; every field that a size sets may be given."""
+    """A model, its data, and how it is trained; every field that a size sets may be given."""
 
     size: Size = "toy"
     """toy (3M parameters), small (10M), medium (40M) or paper (152M); it sets the fields without a default."""
@@ -390,7 +390,7 @@ def read_train_config(config: TrainConfig | str | Path | None, **changes: Any) -
 def build_train_config(
     given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any
 ) -> TrainConfig:
-    """Build a training's configuration from the mapping ``given``, called ``where`` in errors; ``changes`` win over it.
+    """Build a training's configuration from a mapping, called ``where`` in errors; ``changes`` win over it.
 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.

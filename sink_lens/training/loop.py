@@ -37,7 +37,7 @@ from .muon import MuonWithAdamW
 
 _FLOATS = ("loss", "lr", "grad_norm", "seconds", "eval_loss")
 COLUMNS = {"step": "int64", "tokens": "int64"} | dict.fromkeys(_FLOATS, "float64")
-"""Columns of the log: the loss is the mean over the steps since the row before; nan where there is nothing."""
+"""Columns of the log; the loss is the mean over the steps since the row before."""
 
 
 class Loop(Trainer):
@@ -115,7 +115,7 @@ class Steps(TrainerCallback):
         )
 
     def run(self, checkpoint: Path | None) -> None:
-        """Train to the end, from a checkpoint or, if it is None, from the initial weights.
+        """Train to the end, from a checkpoint or from the initial weights.
 
         Raises:
             RunError: the loss or the gradient is not finite, or a checkpoint cannot be written.

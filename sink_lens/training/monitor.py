@@ -84,11 +84,11 @@ class SinkMonitor:
     The keys are ``sink_lens.training.monitor_keys.KEYS`` under ``sinks/``. Where documents are packed into rows
     (``position_ids`` that begin again, ``cu_seq_lens_q``, or a block mask), each is read as a sequence of its own;
     if attention crosses them, the keys of first tokens are left out, with a warning. A row that begins with padding is
-    read from its first real token. A forward without gradients, such as that of an evaluation, is passed over. A
-    reading is of the weights before the step. If the last step was not read, the end of the ``with`` block reads the
-    last weights on the sequences read before, in one process. With several processes, each reads its own share and all
-    must call ``step()``; they get the same numbers. From its first hook on the monitor raises nothing: an error of its
-    own is one warning, and the training goes on.
+    read from its first real token. A forward without gradients is passed over. A reading is of the weights before the
+    step. If the last step was not read, the end of the ``with`` block reads the last weights on the sequences read
+    before, in one process. With several processes, each reads its own share and all must call ``step()``; they get the
+    same numbers. From its first hook on the monitor raises nothing: an error of its own is one warning, and the
+    training goes on.
     """
 
     @check_calls
@@ -109,9 +109,9 @@ class SinkMonitor:
             model: a Hugging Face decoder of a known family, as it is: wrapped by DDP or FSDP, compiled, or bare.
             every: steps between readings.
             tokens: a small fixed batch without padding to read instead of the training batch.
-            sequences: how many sequences of the training batch (of its first forward in a step, on each process) are
-                read; documents of two tokens or more in a packed batch. The strongest position needs 16, which are
-                gathered over the steps up to a reading.
+            sequences: how many of the training batch (of its first forward in a step, on each process) are read;
+                documents of two tokens or more in a packed batch. The strongest position needs 16, which are gathered
+                over the steps up to a reading.
             threshold: of the sink score, in (0, 1).
             folder: run folder for the readings and alarms, which the first process writes. A training that goes on
                 continues it. Where it holds something else, the readings go into a folder beside it, with a warning.
@@ -153,7 +153,7 @@ class SinkMonitor:
         self._gathered: deque[tuple[int, Totals]] = deque(maxlen=COUNTED_SEQUENCES)
         """(Step, its sums by key) of the latest steps."""
         self._n_gathered = 1
-        """Steps whose sequences make a reading's strongest position, the reading's own among them."""
+        """Steps whose sequences make a reading's strongest position, its own among them."""
         self._valid: Tensor | None = None
         self._documents: Documents | None = None
         self._apart: bool | None = None
@@ -353,8 +353,8 @@ class SinkMonitor:
     def _meet_other_processes(self) -> bool:
         """Wait until every process has a monitor at this step; if one has none, stop, and return False.
 
-        A reduction in which a process takes no part would wait for ever, and so would the training. Processes meet in
-        their store, since a ``monitored_barrier`` that fails leaves connections that the training cannot use.
+        A reduction in which a process takes no part would wait for ever. Processes meet in their store, since a
+        ``monitored_barrier`` that fails leaves connections that the training cannot use.
         """
         store, about = store_of_processes(), f"sink_lens/monitor/{self._step}/"
         own = f"{about}{_process_number()}"

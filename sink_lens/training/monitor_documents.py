@@ -25,13 +25,13 @@ class Documents:
     """Where its tokens stand in that row; at padding any place that the row has."""
     valid: Bool[Tensor, "document position"]
     segment: Int[Tensor, "batch packed"]
-    """Number of the document that each token of these rows is of; -1 where it is of none that is read."""
+    """Number of the document of each token of these rows; -1 where it is of none that is read."""
     packed: bool
-    """True if some row of the batch has several documents; False if rows only begin with padding."""
+    """Some row of the batch has several documents; if not, rows only begin with padding."""
 
     @property
     def n_rows(self) -> int:
-        """Number of rows of the batch up to the last one that holds one of these documents."""
+        """Rows of the batch up to the last one that holds one of these documents."""
         return self.segment.shape[0]
 
     def to(self, device: torch.device) -> "Documents":
@@ -76,10 +76,9 @@ def find_documents(
 ) -> Documents | None:
     """Find the first ``most`` documents of a batch of ``batch`` rows and ``length`` tokens.
 
-    None if every row is one document that begins at its first token. The model's inputs (``inputs``, by name) tell
-    where documents begin: a block mask or, without one, ``cu_seq_lens_q`` or, without both, ``position_ids``; and the
-    attention mask, where rows begin with padding. Documents of a single token are left out: no later token
-    attends to them, and some trainers pad with them.
+    None if every row is one document that begins at its first token. The model's ``inputs`` tell where documents begin:
+    a block mask, else ``cu_seq_lens_q``, else ``position_ids``; and the attention mask, where rows begin with padding.
+    Documents of a single token are left out: no later token attends to them, and some trainers pad with them.
     """
     starts, real = _document_starts(inputs, batch=batch, length=length)
     if starts is None or real is None or not starts.any():
@@ -152,7 +151,7 @@ def keys_of_mask(mask: Any) -> Bool[Tensor, "#row #head query key"] | None:
 
 
 def mask_without_window(mask: Any) -> Any:
-    """If ``mask`` is a dict of masks, return the one for layers without a sliding window; else return ``mask``."""
+    """If ``mask`` is a dict of masks, return the one for layers without a sliding window."""
     if isinstance(mask, Mapping):
         return mask.get("full_attention", next(iter(mask.values()), None))
     return mask
