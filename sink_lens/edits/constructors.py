@@ -1,8 +1,7 @@
 """Edits: an edit names a site, the part of it to change, and the function that computes the new values.
 
-Edits compose. Within a layer they are applied in the order in which the layer computes their sites. At one site they
-are applied in the given order, each to the result of the previous one. No edit changes a tensor in place, so tensors
-that were read earlier keep their values.
+Edits compose: within a layer in the order in which the layer computes their sites, and at one site in the given order,
+each on the result of the previous one. No edit changes a tensor in place.
 
 The arguments ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` choose the part, as ``edits.Part`` says.
 """
@@ -35,17 +34,14 @@ class EditError(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class At:
-    """Facts that an edit's function gets beside the values: the layer, the sequences, the positions, another site."""
+    """Facts that an edit's function gets beside the values."""
 
     layer: int
     part: Part
-    """The part whose values are changed."""
     sequences: slice
     """The sequences of the whole batch that this pass runs."""
     n_sequences: int
-    """Number of sequences in the whole batch."""
     positions: Int[Tensor, " value"]
-    """The positions of the values that are changed."""
     valid: Bool[Tensor, "batch position"]
     """True at real tokens; covers all positions, not only the changed ones."""
     read: Tensor | None
@@ -53,7 +49,6 @@ class At:
 
 
 Change = Callable[[Tensor, At], Tensor]
-"""Function from the values of the chosen part to new values of the same shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +65,6 @@ class Edit:
     reads: str | None = None
     """A site of the same layer, computed before this one, whose values the change needs."""
     label: str = ""
-    """Name of the edit in tables and messages."""
     whole_batch: bool = False
     """True if the new values of a sequence hang on other sequences, so that a pass must have all of them."""
     hides: bool = False
@@ -89,11 +83,9 @@ class Edit:
 
     @property
     def part(self) -> Part:
-        """The part of the site that the edit changes: its layers, positions, heads, units and keys."""
         return Part(**{field.name: getattr(self, field.name) for field in fields(Part)})
 
     def edited_layers(self, n_layers: int) -> tuple[int, ...]:
-        """Return the layers that the edit changes in a model with ``n_layers``."""
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
     def with_layers_from_start(self, n_layers: int) -> "Edit":
@@ -132,7 +124,7 @@ def edit(
         InputError: a chosen set of indices is empty or has an index twice.
         SiteError: there is no such site.
     """
-    for name in (site, *([] if reads is None else [reads])):
+    for name in (site,) if reads is None else (site, reads):
         if name not in SITES:
             raise unknown_site_error(name)
     if reads is not None and ORDER[reads] >= ORDER[site]:

@@ -61,8 +61,8 @@ def effect_table(
 def share_of_difference(values: np.ndarray, before: np.ndarray, source: np.ndarray) -> np.ndarray:
     """Return each row's mean effect as a share of the mean difference between the source run and the baseline run.
 
-    Both means are over the sequences on which all three are defined. The share is nan if the two runs differ by no more
-    than rounding. ``values`` has a row for each cell, ``before`` and ``source`` are of the two runs.
+    Both means are over the sequences on which all three are defined; the share is nan if the two runs differ by no more
+    than rounding. ``values`` has a row for each cell.
     """
     known = ~np.isnan(values + before + source)
     of_run, *both = (
@@ -131,12 +131,14 @@ def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 def rows_beyond_chance(rows: pd.DataFrame) -> np.ndarray:
     """Return True for each row whose interval excludes 0; if any row has controls, that above them must too."""
-    low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
-    told = (low > 0) | (high < 0)
+    told = _excludes_zero(rows, "ci_low", "ci_high")
     if {"over_low", "over_high"} <= set(rows.columns):
-        low, high = (rows[name].to_numpy(float) for name in ("over_low", "over_high"))
-        told &= (low > 0) | (high < 0) | lacks_controls(rows).all()
+        told &= _excludes_zero(rows, "over_low", "over_high") | lacks_controls(rows).all()
     return told
+
+
+def _excludes_zero(rows: pd.DataFrame, low: str, high: str) -> np.ndarray:
+    return (rows[low].to_numpy(float) > 0) | (rows[high].to_numpy(float) < 0)
 
 
 def lacks_controls(rows: pd.DataFrame) -> np.ndarray:

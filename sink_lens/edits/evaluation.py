@@ -26,11 +26,11 @@ class Metric:
     """Function from an Outcome to one number per sequence; with ``whole_batch``, to one number for all of them."""
     unit: str = ""
     positions: tuple[int, ...] = (0,)
-    """Positions whose attention and residual stream the metric reads."""
+    """Those whose attention and residual stream the metric reads."""
     layers: tuple[int, ...] | None = None
     """Layers at which the metric reads attention, stream and sites; None means all, () means none."""
     sites: tuple[str, ...] = ()
-    """Sites whose tensors the metric reads."""
+    """Those whose tensors the metric reads."""
     loss: bool = False
     logits: bool = False
     state: bool = True
@@ -97,7 +97,7 @@ def on_logits(function: Callable[..., Any], /, **by_sequence: Any) -> Metric:
 
 
 def _as_rows(value: Any) -> Any:
-    """Return what has an entry for each sequence as a tensor, or as it is if its entries are no numbers."""
+    """Return a tensor, or the value itself if its entries are no numbers."""
     try:
         return torch.as_tensor(value)
     except (ValueError, TypeError, RuntimeError):
@@ -119,13 +119,16 @@ def on_outcome(
     The outcome has the loss, the logits, and of ``layers`` (None: all) the attention and the stream at ``positions``
     and the tensors of ``sites``. ``name`` is that of the function by default.
     """
-    read = {
-        "positions": tuple(positions),
-        "layers": None if layers is None else tuple(layers),
-        "sites": tuple(sites),
-    }
-    found = name or getattr(function, "__name__", "metric")
-    return Metric(name=found, function=function, unit=unit, loss=True, logits=True, **read)
+    return Metric(
+        name=name or getattr(function, "__name__", "metric"),
+        function=function,
+        unit=unit,
+        positions=tuple(positions),
+        layers=None if layers is None else tuple(layers),
+        sites=tuple(sites),
+        loss=True,
+        logits=True,
+    )
 
 
 @check_calls
@@ -135,9 +138,8 @@ def on_batch(function: Callable[..., Any] | Metric) -> Metric:
     The function is of the logits, or ``on_outcome(function)``. If lengths differ, logits and tensors are nan at
     padding.
     """
-    return replace(
-        function if isinstance(function, Metric) else on_logits(function), whole_batch=True
-    )
+    metric = function if isinstance(function, Metric) else on_logits(function)
+    return replace(metric, whole_batch=True)
 
 
 def as_metric(metric: Any, model: LensModel, *batches: TokenBatch) -> Metric:
@@ -161,12 +163,10 @@ def as_metric(metric: Any, model: LensModel, *batches: TokenBatch) -> Metric:
     for batch in batches:
         if metric.scored is not None:
             refuse_integer_positions(batch, [metric.scored], of=metric.name)
-        if metric.layers != () and metric.positions != (
-            0,
-        ):  # 0, the default, is each text's first token
-            metric = replace(
-                metric, positions=positions_in_all(metric.positions, batch, of=metric.name)
-            )
+        # 0, the default, is each text's first token
+        if metric.layers != () and metric.positions != (0,):
+            positions = positions_in_all(metric.positions, batch, of=metric.name)
+            metric = replace(metric, positions=positions)
     n_sequences, n_positions = batches[0].tokens.shape
     _check_n_sequences(metric, n_sequences, whole=True)
     for layer in metric.layers or ():
@@ -249,12 +249,8 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
 
 
 def _checked_values(found: Any, metric: Metric, *, n: int) -> Float[Tensor, " sample"]:
-    """Return what a metric gave for ``n`` sequences in float64, with nan for infinity; refuse another shape."""
-    shape, need = (
-        (n,),
-        f"one number per sequence, shape ({n},). A function of all sequences at once is ",
-    )
-    need += "metrics.on_batch(f)"
+    shape = (n,)
+    need = f"one number per sequence, shape ({n},). A function of all sequences at once is metrics.on_batch(f)"
     if metric.whole_batch:
         shape, need = (), "one number for all of them"
         if isinstance(found, float | int):
@@ -285,11 +281,9 @@ def check_per_sequence(metric: Metric, run: Outcome) -> None:
     except Exception as error:  # noqa: BLE001  # a function that needs all sequences may fail in any way
         why = f"alone it fails ({type(error).__name__}: {first_line_of_error(error)})"
     else:
-        kind = torch.float32 if run.logits is None else run.logits.dtype
-        eps, largest = (
-            torch.finfo(kind).eps,
-            1.0 if run.logits is None else float(run.logits.abs().nan_to_num().amax()),
-        )
+        dtype = torch.float32 if run.logits is None else run.logits.dtype
+        largest = 1.0 if run.logits is None else float(run.logits.abs().nan_to_num().amax())
+        eps = torch.finfo(dtype).eps
         sizes = torch.stack([together, alone]).nan_to_num().abs().amax(1)
         allowed = max(1e-4, 4 * eps) * float(sizes.amax()) + 8 * eps * max(1.0, largest)
         unlike = (together.isnan() != alone.isnan()) | ((together - alone).abs() > allowed)

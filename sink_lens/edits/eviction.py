@@ -1,8 +1,7 @@
 """A cache that evicts: which keys each query still sees when only some tokens are kept for good.
 
-The cache holds a number of tokens. When it is full, the oldest token that is not kept leaves it. Since a token's key
-and value are computed once, from what it saw itself, a mask in every layer gives exactly what generating with such a
-cache gives, one token after the other.
+When the cache is full, the oldest token that is not kept leaves it. Since a token's key and value are computed once,
+from what it saw itself, a mask in every layer gives exactly what generating with such a cache gives.
 """
 
 from dataclasses import replace
@@ -21,8 +20,7 @@ def visible_keys(
 ) -> Bool[Tensor, "batch query key"]:
     """Return a mask that is True at the keys that each query sees: itself and the earlier tokens still in the cache.
 
-    The cache holds ``size`` tokens, the query's own included. It evicts the oldest that is not ``kept``; each sequence
-    must have fewer ``kept`` tokens than ``size``.
+    The cache holds ``size`` tokens, the query's own included; each sequence must have fewer ``kept`` ones.
     """
     length = kept.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()

@@ -1,8 +1,4 @@
-"""Edits as hooks of TransformerLens, hooks of TransformerLens as edits, and edits that do not fit are refused.
-
-``fwd_hooks`` gives edits in the form that ``bridge.run_with_hooks`` and ``bridge.hooks`` take; ``from_hook`` makes an
-edit of a function that was written for them.
-"""
+"""Edits as hooks of TransformerLens, hooks of TransformerLens as edits, and edits that do not fit are refused."""
 
 import operator
 import sys
@@ -51,15 +47,13 @@ def fwd_hooks(
 ) -> list[tuple[str, HookFunction]]:
     """Make hooks of the bridge from edits, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)`` and ``bridge.hooks``.
 
-    The bridge then computes what ``run_with`` does with these edits. Unlike ``run_with``, it does not warn about edits
-    that change nothing.
+    The bridge then computes what ``run_with`` does with these edits, but does not warn about edits that change nothing.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
-        edits: applied in this order.
+        edits: applied in this order. Those that need positions need whole passes:
+            ``bridge.generate(..., use_past_kv_cache=False)``.
         tokens: all sequences of the run, which tell where padding is; None takes every token for a real one.
-
-    An edit that needs positions needs whole passes: ``bridge.generate(..., use_past_kv_cache=False)``.
 
     Raises:
         ModelError: the model can only be measured.
@@ -70,15 +64,13 @@ def fwd_hooks(
     if lens.why_measured_only is not None:
         raise ModelError(lens.why_measured_only)
     check_unchanged(lens)
-    given = edits_for_model(
-        lens, edits, n_positions=sys.maxsize if tokens is None else tokens.n_positions
-    )
-    applied = Applied(
-        lens=lens, edits=given, n_sequences=0 if tokens is None else tokens.n_sequences
-    )
-    valid = None if tokens is None else tokens.valid
-    return applied.fwd_hooks(
-        sequences=slice(0, applied.n_sequences), valid=valid, layers=range(lens.n_layers)
+    if tokens is None:
+        n_positions, n_sequences, valid = sys.maxsize, 0, None
+    else:
+        n_positions, n_sequences, valid = tokens.n_positions, tokens.n_sequences, tokens.valid
+    given = edits_for_model(lens, edits, n_positions=n_positions)
+    return Applied(lens=lens, edits=given, n_sequences=n_sequences).fwd_hooks(
+        sequences=slice(0, n_sequences), valid=valid, layers=range(lens.n_layers)
     )
 
 
@@ -158,25 +150,30 @@ class Applied:
 
     def steps(
         self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range
-    ) -> list["Step"]:
-        """Make the steps of a pass of ``sequences`` through ``layers``: each applies an edit, or reads a site for one.
+    ) -> list[Step]:
+        """Make the steps of a pass: each applies an edit, or reads a site for one, after all edits of that site.
 
-        They are sorted by the order of their sites within a layer. ``valid`` is True at real tokens; None says that all
-        are real. A site is read for an edit after all edits of that site.
+        They are sorted by the order of their sites within a layer. ``valid`` is as for ``fwd_hooks``.
         """
         found = []
         for number, one in enumerate(self.edits):
-            for layer in layers_of_edit(one, self.lens) if SITES[one.site].per_layer else (0,):
+            own = layers_of_edit(one, self.lens) if SITES[one.site].per_layer else (0,)
+            for layer in own:
                 if SITES[one.site].per_layer and layer not in layers:
                     continue
                 held: dict[str, Tensor] = {}
                 if one.reads is not None:
                     reads = partial(held.__setitem__, "read")
-                    found.append(
-                        Step(order=2 * ORDER[one.reads] + 1, site=one.reads, layer=layer, act=reads)
-                    )
-                of_pass = {"sequences": sequences, "valid": valid, "held": held}
-                act = partial(self._edit_tensor, number=number, layer=layer, **of_pass)
+                    order = 2 * ORDER[one.reads] + 1
+                    found.append(Step(order=order, site=one.reads, layer=layer, act=reads))
+                act = partial(
+                    self._edit_tensor,
+                    number=number,
+                    layer=layer,
+                    sequences=sequences,
+                    valid=valid,
+                    held=held,
+                )
                 found.append(Step(order=2 * ORDER[one.site], site=one.site, layer=layer, act=act))
         return sorted(found, key=operator.attrgetter("order"))
 
@@ -226,18 +223,17 @@ class Applied:
         old = tensor if index is None else tensor[index]
         positions, where = torch.arange(self.begin, valid.shape[1]), "all positions"
         if one.positions is not None:
-            positions, where = (
-                torch.tensor(one.positions),
-                f"positions {', '.join(map(str, one.positions))}",
-            )
-        places = {
-            "layer": layer,
-            "part": one.part,
-            "sequences": sequences,
-            "n_sequences": n_sequences,
-            "positions": positions,
-        }
-        at = At(**places, valid=valid, read=held.get("read"))
+            positions = torch.tensor(one.positions)
+            where = f"positions {', '.join(map(str, one.positions))}"
+        at = At(
+            layer=layer,
+            part=one.part,
+            sequences=sequences,
+            n_sequences=n_sequences,
+            positions=positions,
+            valid=valid,
+            read=held.get("read"),
+        )
         version = n_in_place_changes(old)
         with note_whose_function_failed(
             f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"
@@ -252,12 +248,10 @@ class Applied:
                 f"the edit {one.label!r} mixes sequences, and this pass has {len(old)} of {n_sequences}; need all in "
                 f"one: batch_size={n_sequences}, or leave it out"
             )
-        row = min(1, len(old) - 1)  # the second, which then stands in the first row
-        alone = (
-            None
-            if one.whole_batch or not first or n_sequences < 2
-            else (row, _values_beside_others(one, old, at, row=row))
-        )
+        alone = None
+        if not one.whole_batch and first and n_sequences > 1:
+            row = min(1, len(old) - 1)  # the second, which then stands in the first row
+            alone = row, _values_beside_others(one, old, at, row=row)
         hidden = None
         if one.site == "pattern":
             hidden = _hidden_keys(tensor, reach=self.lens.reach(layer)).expand(tensor.shape)

@@ -15,7 +15,7 @@ from .part import Indices
 
 
 def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:
-    """Turn an axis of a grid, as a user writes it, into its values: sets of indices that one edit changes together.
+    """Turn an axis of a grid into its values: sets of indices that one edit changes together.
 
     Args:
         given: ``each``, ``all``, a number, a range such as ``0-3,7``, or a list of these.
@@ -50,15 +50,11 @@ def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Ind
 
 
 def _entry_indices(given: Any, *, name: str, need: range, also: str = "") -> tuple[int, ...]:
-    """Parse ``given``, an entry of the axis ``name``, into sorted indices: a number, a range as ``0-3,7``, or a list.
+    """Parse an entry of the axis ``name`` into sorted indices: a number, a range as ``0-3,7`` in ``need``, or a list.
 
-    A range must lie in ``need``. ``also`` are other words that the axis accepts, for the error.
+    ``also`` are other words that the axis accepts, for the error.
     """
-    if isinstance(given, bool):
-        raise InputError(
-            f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers"
-        )
-    if isinstance(given, int):
+    if isinstance(given, int) and not isinstance(given, bool):
         return (given,)
     if isinstance(given, str):
         for digits in re.findall(

@@ -32,7 +32,6 @@ class Averaged:
     mask: Bool[Tensor, "batch position"]
     """True at the tokens that count."""
     n_sinks: int
-    """Number of sinks that are left out."""
 
     @property
     def words(self) -> str:

@@ -1,11 +1,11 @@
 """Metrics of a run: one number per sequence, used to judge patches and edits.
 
-A metric declares the parts of an ``Outcome`` that it reads, and a sweep computes only those. A metric of attention at
-layer 3 ends every run at that layer; a metric of logits runs all layers. Every built-in metric is differentiable, as
-attribution patching requires. Negative positions count back from the last real token of each sequence.
-``on_logits``, ``on_outcome`` and ``on_batch`` make one of a function of your own.
+A metric declares the parts of an ``Outcome`` that it reads, and a sweep computes only those: a metric of attention at
+layer 3 ends every run at that layer. Every built-in metric is differentiable, as attribution patching requires.
+Negative positions count back from the last real token of each sequence.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -114,13 +114,13 @@ def logit_difference(
 
     def behind(prompts: Sequence[Sequence[str | list[int]]], reads: Any) -> Metric:
         first, *others = (_read_answers(sides, some, reads) for some in prompts)
-        rows = [
-            (one, row % len(prompts[0]))
+        answers = (
+            (one, prompts[0][row % len(prompts[0])])
             for side in sides
             for row, own in enumerate(side)
             for one in own
-        ]
-        warn_of_forgotten_space(((one, prompts[0][row]) for one, row in rows), reads)
+        )
+        warn_of_forgotten_space(answers, reads)
         if any(other != first for other in others):
             raise InputError(
                 "the text of an answer is one token behind clean prompts, another behind corrupted ones; give ids"
@@ -130,10 +130,9 @@ def logit_difference(
             return made
         texts = [str(reads.decode([side[0][0]])) for side in first]
         names = [text.strip() for text in texts]
-        for number, one in enumerate(side[0][0] for side in sides):
-            if (
-                isinstance(one, str) and one[0].isalpha()
-            ):  # told from the token with a space in front
+        for number, side in enumerate(sides):
+            one = side[0][0]
+            if isinstance(one, str) and one[0].isalpha():  # not the token with a space in front
                 names[number] = repr(one)
         if not all(names) or names[0] == names[1]:  # only a space tells them apart
             names = [token_text(text) for text in texts]
@@ -159,7 +158,7 @@ def logit_difference(
 def _tokens_by_sequence(given: Answers) -> list[tuple[Token, ...]]:
     every = [given] if isinstance(given, str | int) else given
     found = [(own,) if isinstance(own, str | int) else tuple(own) for own in every]
-    for token in (token for own in found for token in own):
+    for token in itertools.chain.from_iterable(found):
         if not isinstance(token, str):
             answer_id(token, (), None)
     if not found or not all(found):
@@ -168,10 +167,10 @@ def _tokens_by_sequence(given: Answers) -> list[tuple[Token, ...]]:
 
 
 def _prompts_up_to(batch: TokenBatch, position: int) -> list[list[int]]:
-    ends = [
-        n + position + 1 if position < 0 else min(n, position + 1) for n in batch.lengths.tolist()
+    end = position + 1 or None
+    return [
+        row[:n][:end].tolist() for row, n in zip(batch.tokens, batch.lengths.tolist(), strict=True)
     ]
-    return [row[: max(0, end)].tolist() for row, end in zip(batch.tokens, ends, strict=True)]
 
 
 def _read_answers(
@@ -185,12 +184,13 @@ def _read_answers(
                 f"{len(one)} answers or prompts were given for {n} sequences; need one, or one for each"
             )
     for side in sides:
-        read: list[tuple[Token, ...]] = []
-        for row in range(n):
-            prompt = prompts[row % len(prompts)]
-            read.append(
-                tuple(answer_id(token, prompt, tokenizer) for token in side[row % len(side)])
+        read = [
+            tuple(
+                answer_id(token, prompts[row % len(prompts)], tokenizer)
+                for token in side[row % len(side)]
             )
+            for row in range(n)
+        ]
         found.append(read[:1] if len(set(read)) == 1 else read)
     return found[0], found[1]
 
@@ -206,9 +206,15 @@ def _difference_of_ids(sides: _Sides, *, position: int) -> Metric:
         raise InputError(
             f"there are {len(sides[0])} right and {len(sides[1])} wrong answers; need one for each sequence"
         )
-    read = {"unit": "logits", "layers": (), "logits": True, "scored": position, "padded": True}
     return Metric(
-        name="logit difference", function=function, n_sequences=max(counts, default=None), **read
+        name="logit difference",
+        function=function,
+        unit="logits",
+        layers=(),
+        logits=True,
+        scored=position,
+        padded=True,
+        n_sequences=max(counts, default=None),
     )
 
 
@@ -217,8 +223,7 @@ def loss() -> Metric:
     """Mean next-token loss of each sequence, in nats.
 
     Its targets are the run's own tokens. Clean and corrupted tokens differ, so their targets differ too: patching
-    everything reproduces the predictions of the other run, but not its loss. ``kl_to`` and ``logit_difference`` do not
-    have this problem.
+    everything reproduces the predictions of the other run, but not its loss.
     """
 
     def function(run: Outcome) -> Tensor:
@@ -262,8 +267,16 @@ def kl_to(logits: Float[Tensor, "batch position vocab"]) -> Metric:
     def on(batches: Sequence[TokenBatch], tokenizer: PreTrainedTokenizerBase | None) -> Metric:
         return kl_to(by_text(logits, batches[0].given))
 
-    read = {"unit": "nats", "layers": (), "logits": True, "padded": True}
-    return Metric(name="KL divergence", function=function, n_sequences=len(own), on=on, **read)
+    return Metric(
+        name="KL divergence",
+        function=function,
+        unit="nats",
+        layers=(),
+        logits=True,
+        padded=True,
+        n_sequences=len(own),
+        on=on,
+    )
 
 
 @check_calls
@@ -283,9 +296,8 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
         _refuse_padding(run, sink_position)
         values = run.tensors[site, layer]
         at = positions_from_start(run.lengths, sink_position).to(values.device)
-        return (
-            values[torch.arange(len(at), device=values.device), at].flatten(1).float().norm(dim=-1)
-        )
+        rows = torch.arange(len(at), device=values.device)
+        return values[rows, at].flatten(1).float().norm(dim=-1)
 
     return Metric(
         name=f"norm of {site} at position {sink_position}, layer {layer}",
@@ -322,15 +334,14 @@ def _refuse_padding(run: Outcome, position: int) -> None:
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    return logits - logits.logsumexp(
-        -1, keepdim=True
-    )  # log_softmax is 5e-5 off on a CPU with 262,144 tokens
+    # log_softmax is 5e-5 off on a CPU with 262,144 tokens
+    return logits - logits.logsumexp(-1, keepdim=True)
 
 
 def positions_from_start(lengths: Int[Tensor, " batch"], position: int) -> Int[Tensor, " batch"]:
-    """Return the index of ``position`` in each sequence, from its end if negative; refuse a sequence that lacks it."""
+    """Return the index of ``position`` in each sequence, from its end if negative; refuse one that a sequence lacks."""
     at = lengths + position if position < 0 else torch.full_like(lengths, position)
-    if bool((at < 0).any()) or bool((at >= lengths).any()):
+    if bool(((at < 0) | (at >= lengths)).any()):
         shortest = int(lengths.min())
         raise InputError(
             f"position {position} is outside a sequence of {shortest} tokens; need {-shortest} to {shortest - 1}"
@@ -343,7 +354,7 @@ def _answer_logits(
 ) -> Float[Tensor, " batch"]:
     n, d_vocab = logits.shape
     answers = [side[0] if len(side) == 1 else side[row] for row in run.indices]
-    ids = [one for own in answers for one in own]
+    ids = list(itertools.chain.from_iterable(answers))
     if min(ids) < 0 or max(ids) >= d_vocab:
         raise InputError(f"token ids {ids} are not all in the vocabulary; need 0 to {d_vocab - 1}")
     if len(ids) == n:

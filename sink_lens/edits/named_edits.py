@@ -18,12 +18,12 @@ from ..text import edit_strength
 from .part import AXES, Part
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .constructors import Edit
     from .references import References
 
 
-_ONLY_WHERE_GIVEN = ("vector",)
-"""Options that a cell without them does not name, as cells did before there were these options."""
 _LARGEST = 1e38
 """Largest factor that is accepted: just under the largest float32."""
 
@@ -105,18 +105,15 @@ class EditSpec:
         """All that determines the edit, by name: kind, site, indices, options, and the hash of a vector's file."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
         found = {"kind": self.kind, "site": self.part.site} | chosen | self._named_options
-        return found | (
-            {"vector_hash": hash_vector(self.options["vector"])}
-            if "vector" in self._named_options
-            else {}
-        )
+        if "vector" in found:
+            found["vector_hash"] = hash_vector(found["vector"])
+        return found
 
     @property
     def _named_options(self) -> dict[str, Any]:
+        # a cell without a vector does not name it, as cells did before there were vectors
         return {
-            name: one
-            for name, one in self.options.items()
-            if one is not None or name not in _ONLY_WHERE_GIVEN
+            name: one for name, one in self.options.items() if one is not None or name != "vector"
         }
 
     @property
@@ -127,15 +124,15 @@ class EditSpec:
     @property
     def columns(self) -> dict[str, Any]:
         """Column -> value of the edit's row in a table; an axis has None unless a single index of it is edited."""
-        chosen = {axis: self.part.indices_on(axis) or () for axis in AXES}
-        single = {
-            axis: indices[0] if len(indices) == 1 else None for axis, indices in chosen.items()
+        found: dict[str, Any] = {
+            "kind": self.kind,
+            "site": self.part.site,
+            "where": self.part.words,
         }
-        return (
-            {"kind": self.kind, "site": self.part.site, "where": self.part.words}
-            | single
-            | self._named_options
-        )
+        for axis in AXES:
+            indices = self.part.indices_on(axis) or ()
+            found[axis] = indices[0] if len(indices) == 1 else None
+        return found | self._named_options
 
     @property
     def label(self) -> str:
@@ -155,7 +152,7 @@ Make = Callable[[EditSpec, "References"], "Edit"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of edit that a grid can name: how it is made, and the options, site and positions that it takes."""
+    """A kind of edit that a grid can name."""
 
     meaning: str
     make: Make
@@ -170,7 +167,6 @@ class Kind:
 
 
 def look_up_kind(name: str, *, site: str) -> Kind:
-    """Look up a kind of edit by its name; refuse a kind that cannot edit the site."""
     if name not in KINDS:
         raise InputError(f"there is no kind of edit {name!r}; need one of {', '.join(KINDS)}")
     kind = KINDS[name]
@@ -217,7 +213,7 @@ def _make_addition(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def hash_vector(path: str) -> str:
-    """Return the SHA-256 of a vector's file, so that a run is not resumed with another vector under the same name."""
+    """Return the SHA-256 of a vector's file: a run is not resumed with another vector under the same name."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError(
@@ -235,10 +231,7 @@ def _make_mean_edit(spec: EditSpec, refs: "References") -> "Edit":
     from .constructors import freeze
 
     mean: Any = spec.kind
-    values = {
-        layer: spec.part.select(refs.mean(spec.part.site, layer, mean))
-        for layer in _layers_to_edit(spec, refs)
-    }
+    values = _by_layer(spec, refs, lambda site, layer: refs.mean(site, layer, mean))
     return freeze(spec.part.site, values, **spec.arguments)
 
 
@@ -253,16 +246,18 @@ def _make_resampling(spec: EditSpec, refs: "References") -> "Edit":
             f"{spec.label} would put padding under real tokens: the shortest sequence has {shortest} tokens, the "
             f"longest {refs.tokens.n_positions}; need sequences of one length, or positions below {shortest}"
         )
-    values = {
-        layer: spec.part.select(refs.values(spec.part.site, layer))
+    values = _by_layer(spec, refs, refs.values)
+    generator = Generator().manual_seed(spec.options["seed"])
+    return resample(spec.part.site, values, generator=generator, **spec.arguments)
+
+
+def _by_layer(
+    spec: EditSpec, refs: "References", values: "Callable[[str, int], Tensor]"
+) -> "dict[int, Tensor]":
+    return {
+        layer: spec.part.select(values(spec.part.site, layer))
         for layer in _layers_to_edit(spec, refs)
     }
-    return resample(
-        spec.part.site,
-        values,
-        generator=Generator().manual_seed(spec.options["seed"]),
-        **spec.arguments,
-    )
 
 
 def _make_isolation(spec: EditSpec, refs: "References") -> "Edit":

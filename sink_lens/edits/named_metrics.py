@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .metrics import Metric
 
 Predictions = Callable[[], "Tensor"]
-"""Computes the logits of a baseline run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +93,7 @@ def _read_layer(model: Sized, name: str, given: Any) -> int:
 
 
 def _option_reader(kinds: Any, needs: str) -> Callable[[Sized, str, Any], Any]:
-    """Make a function that returns an option's value if it is one of the types ``kinds``; its error says ``needs``."""
+    """Make a function that returns an option's value if its type is one of ``kinds``; its error says ``needs``."""
 
     def read(model: Sized, name: str, given: Any) -> Any:
         if isinstance(given, bool) or not isinstance(given, kinds):

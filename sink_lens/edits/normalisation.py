@@ -1,16 +1,14 @@
 """Variance calibration and head-wise RMSNorm as edits, to measure their effect on sink and loss without training.
 
 Both change the aggregated values z of a token before W_O. Calibration moves z towards a centre or away from it,
-``z <- mu + factor (z - mu)``, which attenuates or amplifies its variance (the claim is from arXiv 2602.05927; the
-formula is ours). Head-wise RMSNorm gives every token's z the same size, ``z <- z / RMS(z) * gamma`` in each head
-(arXiv 2605.06611, which trains a model with it). A trained model expects z at its usual size. ``natural_rms`` measures
-this size, so that the norm removes the differences between tokens but keeps the size.
+``z <- mu + factor (z - mu)`` (the claim is from arXiv 2602.05927; the formula is ours). Head-wise RMSNorm is
+``z <- z / RMS(z) * gamma`` in each head (arXiv 2605.06611, which trains a model with it). A trained model expects z at
+its usual size, which ``natural_rms`` measures.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -67,10 +65,15 @@ def variance_calibration(
         return torch.where(by_head == 1, z, (mu + by_head * (widen(z) - mu)).to(z.dtype))
 
     spoken = f"{given.item():g}" if given.dim() == 0 else "a factor by head"
-    where: Any = {"layers": layers, "positions": positions, "heads": heads}
     return edit(
-        "z_raw", change, reads="q", label=label or f"calibration x {spoken}", **where
-    )  # q has the heads of z
+        "z_raw",
+        change,
+        reads="q",  # it has the heads of z
+        label=label or f"calibration x {spoken}",
+        layers=layers,
+        positions=positions,
+        heads=heads,
+    )
 
 
 def head_rms_norm(
@@ -114,10 +117,15 @@ def head_rms_norm(
         return normed * _select_heads(target[at.layer], d_value=z.shape[-1], at=at, what="target")
 
     spoken = "target by layer" if isinstance(target, Mapping) else f"target {target:g}"
-    where: Any = {"layers": layers, "positions": positions, "heads": heads}
     return edit(
-        "z_raw", change, reads="q", label=label or f"head RMSNorm, {spoken}", **where
-    )  # q has the heads of z
+        "z_raw",
+        change,
+        reads="q",  # it has the heads of z
+        label=label or f"head RMSNorm, {spoken}",
+        layers=layers,
+        positions=positions,
+        heads=heads,
+    )
 
 
 def natural_rms(
@@ -130,8 +138,8 @@ def natural_rms(
 ) -> dict[int, Float[Tensor, " head"]]:
     """Measure layer -> mean root mean square of each head's aggregated values over real tokens, a target for the norm.
 
-    This takes one pass of the plain model. Tokens before ``first_position`` are left out, because they average few
-    values, or are the sink, and are larger than the others.
+    This takes one pass of the plain model. Tokens before ``first_position`` average few values, or are the sink, and
+    are larger than the others.
 
     Raises:
         InputError: there is no real token at ``first_position`` or later, or layers do not exist.

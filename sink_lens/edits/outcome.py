@@ -1,4 +1,4 @@
-"""The quantities that were read of a run, edited or not."""
+"""The outcome of a run: the quantities that were read of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,15 +25,15 @@ class Outcome:
     """
 
     positions: tuple[int, ...]
-    """The positions whose attention and residual stream were read; below 0 from the end of each text."""
+    """Positions whose attention and residual stream were read; below 0 from the end of each text."""
     layers: tuple[int, ...]
-    """The layers that were read, in the order in which they were asked for."""
+    """Layers that were read, in the order in which they were asked for."""
     valid: Bool[Tensor, "given position"] = field(repr=False)
     """True at real tokens."""
     mass: Float[Tensor, "layer batch head key"]
     """Mean attention to each of the positions, over the queries after it that can see it."""
     state: Float[Tensor, "layer batch key d_model"] = field(repr=False)
-    """The residual stream at each of the positions after each layer; nan where a sequence has ended, and if a sweep
+    """The residual stream at each of the positions after each layer; nan where a sequence has ended, and where a sweep
     ended the pass before it."""
     loss: Float[Tensor, " given"] | None
     """Mean next-token loss of each sequence in nats; None if it was not requested."""
@@ -58,26 +58,19 @@ class Outcome:
         """The index of each sequence among all sequences of the metric."""
         if isinstance(self.sequences, Tensor):
             return self.sequences.tolist()
-        start = self.sequences.start or 0
-        return list(
-            range(start, start + len(self.valid) * (step := self.sequences.step or 1), step)
-        )
+        start, step = self.sequences.start or 0, self.sequences.step or 1
+        return list(range(start, start + len(self.valid) * step, step))
 
     def select(self, rows: Sequence[int], *, length: int | None = None) -> "Outcome":
         """Copy the outcome with the sequences ``rows`` alone, up to ``length`` positions (None: all)."""
-        at, cut, targets = (
-            torch.tensor(rows),
-            slice(length),
-            slice(None if length is None else length - 1),
-        )
+        at, cut = torch.tensor(rows), slice(length)
+        targets = slice(None if length is None else length - 1)
         scored, logits = self.scored, None if self.logits is None else self.logits[at]
-        if logits is not None and scored is not None and length is not None:
-            logits = logits[
-                :, [place for place, position in enumerate(scored) if position < length]
-            ]
-            scored = tuple(position for position in scored if position < length)
-        elif logits is not None:
+        if logits is not None and scored is None:
             logits = logits[:, cut]
+        elif logits is not None and scored is not None and length is not None:
+            logits = logits[:, [position < length for position in scored]]
+            scored = tuple(position for position in scored if position < length)
         return replace(
             self,
             valid=self.valid[at, cut],
@@ -95,14 +88,14 @@ class Outcome:
 
     def parts_of_one_length(self) -> "list[tuple[list[int], Outcome]]":
         """Return, for each length, the rows of the sequences that have it and the outcome of these without padding."""
-        lengths = self.valid.sum(1).tolist()
-        if lengths == [self.valid.shape[1]] * len(lengths):
+        lengths = self.valid.sum(1)
+        if bool(self.valid.all()):
             return [(list(range(len(lengths))), self)]
-        rows = {
-            length: [row for row, own in enumerate(lengths) if own == length]
-            for length in sorted(set(lengths))
-        }
-        return [(some, self.select(some, length=length)) for length, some in rows.items()]
+        found = []
+        for length in lengths.unique().tolist():
+            rows = (lengths == length).nonzero()[:, 0].tolist()
+            found.append((rows, self.select(rows, length=length)))
+        return found
 
     def with_nan_at_padding(self) -> "Outcome":
         """Copy the outcome with nan at padding in the logits and in tensors with an axis of positions."""
@@ -110,24 +103,19 @@ class Outcome:
             return self
         scored, real = slice(None) if self.scored is None else list(self.scored), {}
         for key, one in self.tensors.items():
-            axis, (n, length) = SITES[key[0]].position_axis, self.valid.shape
-            shape = (n, *(length if at == axis else 1 for at in range(1, one.dim())))
+            shape = [1] * one.dim()
+            shape[0], shape[SITES[key[0]].position_axis] = self.valid.shape
             real[key] = one.where(self.valid.view(shape), torch.nan)
-        logits = (
-            None
-            if self.logits is None
-            else self.logits.where(self.valid[:, scored, None], torch.nan)
-        )
+        logits = self.logits
+        if logits is not None:
+            logits = logits.where(self.valid[:, scored, None], torch.nan)
         return replace(self, logits=logits, tensors=real)
 
     def __repr__(self) -> str:
         means = ", ".join(f"{name} {value:.4g}" for name, value in self._means().items())
-        read = {"logits": self.logits is not None, **{name: True for name, _ in self.tensors}}
-        has = (
-            f"; with {', '.join(name for name, there in read.items() if there)}"
-            if any(read.values())
-            else ""
-        )
+        read = [] if self.logits is None else ["logits"]
+        read = dict.fromkeys([*read, *(name for name, _ in self.tensors)])
+        has = f"; with {', '.join(read)}" if read else ""
         return f"Outcome of {plural(self.mass.shape[1], 'sequence')}, {plural(len(self.layers), 'layer')}: {means}{has}"
 
     def _repr_html_(self) -> str:
@@ -141,7 +129,7 @@ class Outcome:
             f"attention to position {one}": float(self.mass_or_nan(one).nanmean())
             for one in self.positions
         }
-        return means | ({} if self.loss is None else {"loss, nats": float(self.loss.nanmean())})
+        return means if self.loss is None else {**means, "loss, nats": float(self.loss.nanmean())}
 
     def mass_at(
         self, position: int, *, layers: Sequence[int] | None = None
@@ -174,12 +162,9 @@ class Outcome:
         return self.state[:, :, self._place_of(position)]
 
     def _place_of(self, position: int) -> int:
-        if (
-            position < 0
-            and position not in self.positions
-            and len(ends := set(self.lengths.tolist())) == 1
-        ):
-            position += ends.pop()
+        if position < 0 and position not in self.positions:
+            ends = set(self.lengths.tolist())
+            position += ends.pop() if len(ends) == 1 else 0
         if position not in self.positions:
             raise InputError(
                 f"position {position} was not read; need one of {', '.join(map(str, self.positions))}"
@@ -222,9 +207,10 @@ class Outcome:
         valid: Bool[Tensor, "given position"],
         laid: Given | None,
     ) -> "Outcome":
-        """Return the outcome with what is of each token laid by ``lay``, which is ``as_given`` or ``by_text``."""
-        losses = None if self.token_loss is None else lay(self.token_loss, given, first=1)
-        losses = None if losses is None else losses.masked_fill(~valid[:, 1:], nan)
+        """Return the outcome with what is of each token laid by ``lay``: ``as_given`` or ``by_text``."""
+        losses = None
+        if self.token_loss is not None:
+            losses = lay(self.token_loss, given, first=1).masked_fill(~valid[:, 1:], nan)
         rows = given.index[:, 0] // given.shape[1]
         packed = rows.tolist() != [*range(given.shape[0])]  # a loss of each text, or of each row
         return replace(

@@ -46,7 +46,7 @@ class SweptWhere(TypedDict, total=False):
 
 
 def indices_of_argument(name: str, given: Any) -> tuple[int, ...] | None:
-    """Return the indices ``given`` as an edit's argument ``name``, as a tuple; None is all. Refuse other things."""
+    """Return the indices of an edit's argument ``name``, as a tuple; None is all. Refuse other things."""
     if given is None:
         return None
     if not isinstance(given, Iterable):
@@ -81,11 +81,9 @@ class Part:
     @classmethod
     def of_site(cls, site: str, where: Where) -> "Part":
         """Make the part of a site that an edit's keyword arguments choose; an axis that is not given is whole."""
-        chosen = {
-            name: where.get(name) for name in ("layers", "positions", "heads", "units", "keys")
-        }
+        names = [f"{axis}s" for axis in AXES]
         return cls(
-            site=site, **{name: indices_of_argument(name, given) for name, given in chosen.items()}
+            site=site, **{name: indices_of_argument(name, where.get(name)) for name in names}
         )
 
     def indices_on(self, axis: str) -> Indices:
@@ -94,7 +92,7 @@ class Part:
 
     @property
     def indices_by_axis(self) -> tuple[Indices, ...]:
-        """The chosen indices on each axis of the site after the axis of sequences; None is the whole axis."""
+        """The chosen indices on each axis of the site after the axis of sequences."""
         return tuple(self.indices_on(axis) for axis in SITES[self.site].axis_names)
 
     @property
@@ -107,17 +105,15 @@ class Part:
 
     @property
     def n_tokens_needed(self) -> int:
-        """The number of tokens that a sequence needs to contain the part: one more than its last position or key."""
+        """One more than the last position or key of the part."""
         return 1 + max((*(self.positions or ()), *(self.keys or ())), default=-1)
 
     @property
     def words(self) -> str:
         """The chosen indices in words, such as ``layer 1, head 0-3``; empty if the part is the whole site."""
-        chosen = {axis: self.indices_on(axis) for axis in AXES}
+        chosen = ((axis, self.indices_on(axis)) for axis in AXES)
         return ", ".join(
-            f"{axis} {index_text(indices)}"
-            for axis, indices in chosen.items()
-            if indices is not None
+            f"{axis} {index_text(indices)}" for axis, indices in chosen if indices is not None
         )
 
     def select(self, values: "Shaped[Tensor, 'batch ...']") -> "Shaped[Tensor, 'batch ...']":
@@ -137,10 +133,9 @@ class Part:
 
         from ..models.memory import copy_to_device
 
-        names = ("sequence", *SITES[self.site].axis_names)
         vectors: list[Tensor | None] = [None]
         for name, indices, size in zip(
-            names[1:], self.indices_by_axis, tensor.shape[1:], strict=True
+            SITES[self.site].axis_names, self.indices_by_axis, tensor.shape[1:], strict=True
         ):
             first = begin if name == "position" else 0
             if indices is None or (averaged and size == 1):
@@ -148,24 +143,19 @@ class Part:
                 continue
             for index in (min(indices), max(indices)):
                 check_index(name, index - first, size)
-            if tuple(indices) == tuple(
-                range(indices[0], indices[-1] + 1)
-            ):  # made on the device, the others are copied
-                vector = torch.arange(indices[0], indices[-1] + 1, device=tensor.device)
+            run = range(indices[0], indices[-1] + 1)
+            if tuple(indices) == tuple(run):  # made on the device, the others are copied
+                vector = torch.arange(run.start, run.stop, device=tensor.device)
             else:
                 vector = copy_to_device(torch.tensor(indices), tensor.device)
             vectors.append(vector - first)
         if all(vector is None for vector in vectors):
             return None
-        whole = [torch.arange(size, device=tensor.device) for size in tensor.shape]
-        chosen = [
-            own if vector is None else vector for vector, own in zip(vectors, whole, strict=True)
-        ]
-        shapes = [
-            [-1 if other == axis else 1 for other in range(len(names))]
-            for axis in range(len(names))
-        ]
-        return tuple(vector.view(shape) for vector, shape in zip(chosen, shapes, strict=True))
+        found = []
+        for axis, (vector, size) in enumerate(zip(vectors, tensor.shape, strict=True)):
+            whole = torch.arange(size, device=tensor.device) if vector is None else vector
+            found.append(whole.view(-1, *[1] * (tensor.dim() - 1 - axis)))
+        return tuple(found)
 
     def __str__(self) -> str:
         return f"{self.site} ({self.words})" if self.words else self.site
@@ -179,10 +169,7 @@ def index_text(indices: Indices) -> int | str:
 
 
 def replace_full_axes_by_none(part: Part, *, sizes: Sequence[int]) -> Part:
-    """Copy a part, with None in place of the indices on each axis where it has all of them.
-
-    ``sizes``: the number of indices on each axis of the site after the axis of sequences.
-    """
+    """Copy a part, with None on each axis of which it has all indices; ``sizes`` are those of ``indices_by_axis``."""
     whole = {
         f"{axis}s": None
         for axis, size in zip(SITES[part.site].axis_names, sizes, strict=True)

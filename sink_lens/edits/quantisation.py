@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ..data.given import laid_by_text
+from ..data.given import Given, laid_by_text
 from ..errors import InputError, SiteError
 from ..models.families import FROM_LATENT
 from ..models.lens import LensModel
@@ -29,7 +29,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.packed import check_not_packed
 from ..models.sites import SITES
 from ..schema import QUANTISED_FORMATS, QuantisedFormat
-from .constructors import At, Edit, EditError, edit, kept_of_pass
+from .constructors import At, Change, Edit, EditError, edit, kept_of_pass
 
 _INTEGERS = {"int8": 127, "int4": 7}
 _FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -42,13 +42,12 @@ class Format:
     """A low-precision format: the type of its numbers, and the values that share one scale."""
 
     name: str
-    """One of ``QUANTISED_FORMATS``."""
     element: str
     """int8, int4, fp8_e4m3, fp8_e5m2 or fp4 (e2m1)."""
     scope: str
     """Values that share one scale: tensor (a sequence), token or group."""
     size: int = 0
-    """Channels in a group; 0 where the scope is none."""
+    """Channels in a group."""
 
 
 def look_up_format(name: str) -> Format:
@@ -85,7 +84,7 @@ def round_to_format(
 
 
 def _round_by_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
-    """Round values to a format; the scale of each group of values fits its ``largest`` magnitude."""
+    """Round values to a format; the scale of each group fits its ``largest`` magnitude."""
     if form.element in _INTEGERS:
         top = _INTEGERS[form.element]
         scale = _divide_exactly(largest, top)
@@ -163,10 +162,8 @@ def quantisation(
         InputError: there is no such format, or a channel is named twice.
         SiteError: there is no such site, or it has no token axis.
     """
-    chosen, fit = (
-        look_up_format(form),
-        [name for name, one in SITES.items() if one.by_token],
-    )
+    chosen = look_up_format(form)
+    fit = [name for name, one in SITES.items() if one.by_token]
     if site not in fit:
         raise SiteError(f"{site!r} cannot be quantised; need one of {', '.join(fit)}")
     if wrong := [one for one in channels or {} if not str(one).isdecimal()]:
@@ -188,8 +185,11 @@ def quantisation(
     made = edit(site, change, layers=layers, label=label or f"{site} in {form}")
     if tokens is None:
         return made
-    at: Any = {"site": site, "form": form, "channels": channels}
-    laid = lambda given: quantisation(**at, tokens=laid_by_text(tokens, given)).change  # noqa: E731
+
+    def laid(given: Given) -> Change:
+        own = laid_by_text(tokens, given)
+        return quantisation(site, form, channels=channels, tokens=own).change
+
     return replace(made, laid=laid)
 
 
@@ -213,7 +213,7 @@ def _unrounded_mask(
 
 
 def linear_layer_paths(lens: LensModel, site: str) -> tuple[str, ...]:
-    """Return the module paths, within a layer, of the linear layers that read a site; empty if there are none."""
+    """Return the module paths, within a layer, of the linear layers that read a site."""
     family = lens.family
     named = {
         "attn_in": (

@@ -14,9 +14,9 @@ from .mean_ablation import Averaged, tokens_to_average
 
 
 class References:
-    """The values that edits put in (a mean, another sequence's values), measured in the baseline run when asked for.
+    """Values that edits put in (a mean, another sequence's values), measured in the baseline run when asked for.
 
-    ``known`` holds values by site and layer that were measured before, so that they need no run.
+    ``known`` holds values by site and layer that were measured before.
     """
 
     def __init__(
